@@ -41,7 +41,7 @@ pub struct Agent {
     pub registry: Registry,
     /// What the configured QEMU programs report about themselves.
     pub qemu_cache: Arc<QemuCache>,
-    /// Measurements of the wires.
+    /// Measurements of the links.
     pub bench: Arc<bench::Host>,
     /// Where RDMA connections are taken, for migrations and measurements.
     pub(crate) rdma: RdmaPorts,

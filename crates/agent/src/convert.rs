@@ -52,7 +52,7 @@ fn hint(code: Code) -> &'static str {
         Code::ResourceMissing | Code::GuestDiffers => {
             "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older"
         }
-        Code::HypervisorFailed => "look into the log of that side's agent and of its QEMU, then try again",
+        Code::HypervisorFailed => "read the log of that side's agent and of its QEMU, then try again",
         Code::NoLink | Code::PeerLost => {
             "`linerate doctor` with the other host shows what is wrong with the links; else check cables, switch ports and `listen` of both agents"
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes read at a time; the protocol's cap of one piece.
 const PIECE_BYTES: usize = 256 << 10;
-/// Between two looks at the flag that ends it.
+/// Between two checks of the flag that ends it.
 const SLICE: Duration = Duration::from_millis(20);
 /// QEMU writes without pause; a silence this long means that it never will.
 const SILENCE_MAX: Duration = Duration::from_secs(30);

@@ -67,7 +67,7 @@ fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
     }
     let session = open.session;
     let either = format!("`linerate resolve {session} --resume-here` or `--give-up`");
-    error.with_hint(format!("bring the other host back; or look where the guest is and decide: {either}"))
+    error.with_hint(format!("start the other host again; or check where the guest is and decide: {either}"))
 }
 
 /// All guests of this host.
@@ -283,7 +283,7 @@ fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
     Err(ErrorBody::new("guest_exists", text).with_hint("`linerate vm list` shows it"))
 }
 
-/// Takes a QEMU into the list that somebody else started.
+/// Takes a QEMU into the list that another program started.
 pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let deadline = Instant::now() + QMP_WAIT;
     let found = match (request.pid, &request.qmp) {

@@ -342,7 +342,7 @@ phase_names!(
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened anew.
+    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened again.
     database: Mutex<Option<Database>>,
     next_order: AtomicU64,
     unwritten: Mutex<Unwritten>,
@@ -451,7 +451,7 @@ impl Journal {
         next
     }
 
-    /// Uses the database, opening it first if it has to be; after any failure it is opened anew the next time.
+    /// Uses the database, opening it first if it has to be; after any failure it is opened again the next time.
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
         let mut slot = self.database.lock();
         let database = match slot.take() {

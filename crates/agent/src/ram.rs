@@ -1,4 +1,4 @@
-//! Guest RAM as carriers see it: `linerate-memory`'s mapping behind `linerate-net`'s trait.
+//! Guest RAM as transports see it: `linerate-memory`'s mapping behind `linerate-net`'s trait.
 
 use std::io;
 use std::os::fd::BorrowedFd;

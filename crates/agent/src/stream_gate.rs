@@ -31,7 +31,7 @@ const PIECE_BYTES: usize = 256 << 10;
 const HELD_BYTES_MAX: u64 = 512 << 20;
 /// A migration has a main connection and one parallel one.
 const CONNECTIONS_MAX: usize = 8;
-/// Between two looks at whether it was close_reason.
+/// Between two checks whether the gate was closed.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Stream gates and libvirt jobs of this host, by their sockets.

@@ -223,7 +223,7 @@ impl From<&BenchError> for ErrorBody {
             code::BENCH_BUSY => "wait until it is over",
             code::MIGRATION_UNDER_WAY => "wait for the migration, or measure during it with --force",
             "no_link" => "check cables, switch ports and `listen` of both agents",
-            code::BENCH_FAILED => "look into the log of the other host's agent, then try again",
+            code::BENCH_FAILED => "read the log of the other host's agent, then try again",
             "protocol_violation" => "install the same version of linerate on both hosts",
             _ => "",
         };

@@ -50,7 +50,7 @@ pub struct Doctor {
     probing: Mutex<()>,
     /// How many connections take load now.
     sinks: AtomicUsize,
-    /// Answers datagrams, if somebody asked for it lately.
+    /// Answers datagrams, if a host asked for it lately.
     echo: Mutex<Option<Echo>>,
     lldp: OnceLock<Listener>,
     /// Drawn once: hosts may have one name, and one host several addresses.
@@ -58,7 +58,7 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// One that has not looked yet.
+    /// One without any result yet.
     pub fn new(
         config: Arc<Config>,
         qemu_cache: Arc<QemuCache>,
@@ -139,7 +139,7 @@ pub(crate) fn inventory_here(doctor: &Doctor, watch: Duration, names: Vec<String
     })
 }
 
-/// Ports and RDMA devices of this host: what can be looked at five times a second.
+/// Ports and RDMA devices of this host: what can be read five times a second.
 pub(crate) fn network_here(doctor: &Doctor) -> Inventory {
     network(&quick(doctor))
 }

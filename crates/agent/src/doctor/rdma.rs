@@ -115,7 +115,7 @@ mod tests {
         ([10, 0, 0, 2], 4791).into()
     }
 
-    fn wire(source: TestError) -> BenchError {
+    fn test_connection(source: TestError) -> BenchError {
         BenchError::TestConnection { link: "l0".into(), source }
     }
 
@@ -141,12 +141,12 @@ mod tests {
             here(lost()),
             here(RdmaError::TimedOut { what: "the route", milliseconds: 1 }),
             here(RdmaError::Call { what: "rdma_connect", source }),
-            wire(TestError::Rdma(lost())),
-            wire(TestError::Rdma(completion)),
-            wire(TestError::Rdma(RdmaError::RemoteAccess)),
-            wire(TestError::Rdma(RdmaError::DeviceGone)),
-            wire(TestError::Silent { waited }),
-            wire(TestError::TimedOut { limit: waited }),
+            test_connection(TestError::Rdma(lost())),
+            test_connection(TestError::Rdma(completion)),
+            test_connection(TestError::Rdma(RdmaError::RemoteAccess)),
+            test_connection(TestError::Rdma(RdmaError::DeviceGone)),
+            test_connection(TestError::Silent { waited }),
+            test_connection(TestError::TimedOut { limit: waited }),
         ] {
             assert!(is_blocked(&error), "{error:?}");
         }
@@ -176,13 +176,13 @@ mod tests {
             here(RdmaError::NoDevice(Errno::NODEV)),
             here(RdmaError::Rules("too long")),
             here(RdmaError::NotMapped { region: 0 }),
-            wire(TestError::Rdma(RdmaError::PeerClosed)),
-            wire(TestError::Rdma(RdmaError::ClosedHere)),
-            wire(TestError::Rdma(RdmaError::Refused(no()))),
-            wire(TestError::Closed),
-            wire(TestError::Socket(io())),
-            wire(TestError::Thread(io())),
-            wire(TestError::TooLarge { bytes: 1 }),
+            test_connection(TestError::Rdma(RdmaError::PeerClosed)),
+            test_connection(TestError::Rdma(RdmaError::ClosedHere)),
+            test_connection(TestError::Rdma(RdmaError::Refused(no()))),
+            test_connection(TestError::Closed),
+            test_connection(TestError::Socket(io())),
+            test_connection(TestError::Thread(io())),
+            test_connection(TestError::TooLarge { bytes: 1 }),
         ] {
             assert!(!is_blocked(&error), "{error:?}");
         }

@@ -79,7 +79,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
 fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
     let Some(_one_at_a_time) = doctor.probing.try_lock() else {
         return Answer::Refused {
-            why: "this host probes for somebody else; try again in some seconds".into(),
+            why: "this host probes for another host; try again in some seconds".into(),
         };
     };
     if targets.len() > TARGETS_MAX {

@@ -3,7 +3,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | here | what all threads of a session share |
-//! | `sessions` | all of them, who may join one, and what they need of this host |
+//! | `sessions` | all of them, which connections may join one, and what they need of this host |
 //! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
 //! | `session_loop` | the loop that gives events to the core and executes its actions |
 //! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |

@@ -41,7 +41,7 @@ pub enum Choice {
     Own(Option<String>),
 }
 
-/// Chooses. Where it can go from RAM to RAM, that has begun: the domain was looked at.
+/// Chooses. If the agents can copy the domain's RAM, the copy has begun: the domain was checked.
 pub async fn choose(
     needs: &Arc<Needs>,
     domain: &Target,

@@ -301,8 +301,8 @@ mod tests {
             let (asked, libvirt) = with(change);
             check(&asked, &libvirt).unwrap();
             usage(check_own(&asked, None));
-            let said = check_own(&asked, Some("it has none")).unwrap_err();
-            assert!(said.message.contains("it has none"), "{}", said.message);
+            let refused = check_own(&asked, Some("it has none")).unwrap_err();
+            assert!(refused.message.contains("it has none"), "{}", refused.message);
         }
         check_own(&request().0, None).unwrap();
     }

@@ -24,7 +24,7 @@ use crate::convert;
 use crate::journal::{JournalError, MovedDomain, Record, Role};
 use crate::session::identity::random;
 
-/// Lists what is in the journal, and looks after it in the background.
+/// Lists what is in the journal, and recovers it in the background.
 pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
     xml::clear(&needs.config.state_dir);
     let mut found = needs.journal.all()?;

@@ -1,5 +1,5 @@
-//! Domains as they shall be at the destination: looked at before anything of the migration begins. virsh reads them
-//! from files.
+//! Domains as they shall be at the destination: checked before anything of the migration begins. virsh reads them from
+//! files.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! Rule 6: write protection is applied only while block I/O is drained where a disk reads into pinned pages.
 //!
-//! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read
+//! The kernel writes what such a disk reads (`pinned` finds which ones do) into pages that it pinned when the read
 //! began. Protection that is applied meanwhile does not see that write, and the page would be lost. QMP's `stop`
 //! answers when all block I/O is done. [`DrainingTracker`] protects only for a caller that shows an [`IoDrained`], and
 //! only this module makes one.
@@ -120,7 +120,7 @@ mod tests {
 
         fn resume(&mut self) -> Result<(), &'static str> {
             self.in_flight = true;
-            self.seen.push("go on");
+            self.seen.push("resume");
             Ok(())
         }
 
@@ -142,12 +142,12 @@ mod tests {
     #[test]
     fn protection_is_applied_between_the_stop_and_the_going_on() {
         let mut guest = reading(true, false);
-        let look = |guest: &mut Reading, still: &IoDrained| {
+        let work = |guest: &mut Reading, still: &IoDrained| {
             assert!(!guest.in_flight, "a read is in flight while protection is applied");
             protect(guest, still)
         };
-        with_io_drained(&mut guest, look).unwrap();
-        assert_eq!(guest.seen, ["stop", "protect", "go on"]);
+        with_io_drained(&mut guest, work).unwrap();
+        assert_eq!(guest.seen, ["stop", "protect", "resume"]);
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
         let mut guest = reading(true, false);
         let failed = with_io_drained(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
-        assert_eq!(guest.seen, ["stop", "go on"]);
+        assert_eq!(guest.seen, ["stop", "resume"]);
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
     fn a_guest_that_its_operator_lets_run_meanwhile_is_drained_and_protected_once_more() {
         let mut guest = Reading { suspended: true, let_run: true, ..reading(true, false) };
         with_io_drained(&mut guest, protect).unwrap();
-        assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "go on"]);
+        assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "resume"]);
     }
 
     #[test]

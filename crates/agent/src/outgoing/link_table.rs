@@ -210,8 +210,8 @@ impl LinkTable {
 }
 
 fn sums(channels: &mut [ChannelStatus]) -> (Counters, u64) {
-    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::read).collect();
-    (looks.iter().map(|(counters, _)| *counters).sum(), looks.iter().map(|(_, resent)| resent).sum())
+    let figures: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::read).collect();
+    (figures.iter().map(|(counters, _)| *counters).sum(), figures.iter().map(|(_, resent)| resent).sum())
 }
 
 /// Packets that the RDMA port sent again.

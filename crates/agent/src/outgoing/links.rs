@@ -107,15 +107,15 @@ impl Session for Outgoing {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
         self.handle_now(Event::ChannelUp { channel, link });
         match self.channel_source() {
             Some(ChannelSource::Ram(ram)) => {
-                Ok(ChannelHandle::start(channel, carrier, self.clone(), ram_options(self, ram))?)
+                Ok(ChannelHandle::start(channel, ends, self.clone(), ram_options(self, ram))?)
             }
             Some(ChannelSource::Streams(streams)) => {
-                streams.transport.pump(channel, link, carrier, self.pacer.clone())
+                streams.transport.pump(channel, link, ends, self.pacer.clone())
             }
             None => Err(io::Error::other("the migration is over").into()),
         }

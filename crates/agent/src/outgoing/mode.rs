@@ -91,12 +91,12 @@ pub(super) fn stream_caution(guest: &GuestDescription) -> Option<String> {
 const EMULATION_TRIED: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this
-/// host could carry together. Two at least, so that finding zeros and sending go on side by side, and never more than
+/// host could carry together. Two at least, so that finding zeros and sending run at the same time, and never more than
 /// there are CPUs.
 pub(super) fn stream_channels(mbps: u64, cpus: usize) -> u16 {
     let cpus = u16::try_from(cpus).unwrap_or(CHANNELS_MAX);
-    let wires = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);
-    wires.max(2).min(cpus.max(1)).min(CHANNELS_MAX)
+    let channels = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);
+    channels.max(2).min(cpus.max(1)).min(CHANNELS_MAX)
 }
 
 const MBPS_PER_CHANNEL: u64 = 10_000;

@@ -117,6 +117,6 @@ mod tests {
         let file = fs::File::open("/proc/version").unwrap();
         assert!(on_other_file_systems(std::process::id() as i32));
         drop(file);
-        assert!(on_other_file_systems(-1), "a process that cannot be looked at");
+        assert!(on_other_file_systems(-1), "a process that cannot be checked");
     }
 }

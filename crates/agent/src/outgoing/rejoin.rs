@@ -1,5 +1,5 @@
-//! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which the
-//! destination was reached. Later each link looks after its own.
+//! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which
+//! the destination was reached. Later each link opens its own again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -200,14 +200,14 @@ impl SessionLoop {
             true => {}
             false if commits => {
                 let detail =
-                    "somebody let the guest run again, or reset it, at the source before it was committed";
+                    "the guest was resumed or reset at the source by another program before it was committed";
                 let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
                 self.handle(Event::Failed(fault));
             }
             false => {
                 tracing::error!(
                     session = %self.shared.session,
-                    "the guest's migration is not decided, and somebody lets it run here: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
+                    "the guest's migration is not decided, and it was resumed here by another program: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
                 );
                 if asks {
                     self.handle(Event::Unanswered);

@@ -22,7 +22,7 @@ pub struct Sessions {
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
     pub(super) gates: Arc<StreamGates>,
-    /// What a session cannot end itself is handed over to.
+    /// Takes sessions that cannot end themselves.
     pub(super) recovery: Arc<recovery::Sessions>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
 }

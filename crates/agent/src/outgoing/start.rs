@@ -239,7 +239,7 @@ fn resolve_own(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, F
     Ok(Found { record, description, qemu, mode, mode_reason })
 }
 
-/// A domain of libvirt: handed over. Its storage and the settings of its QEMU are libvirt's.
+/// A domain of libvirt, in mode Handover. Its storage and the settings of its QEMU are libvirt's.
 fn resolve_domain(
     sessions: &Sessions,
     request: &MigrateRequest,

@@ -1,5 +1,5 @@
 //! QEMU's own streams at the source: its connections become streams of the session, one after the other in the order in
-//! which they are made, because QEMU tells its connections apart by it.
+//! which they are made, because QEMU distinguishes its connections by it.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -123,7 +123,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     };
     assert!(open().is_ok());
     session_loop.execute(Action::RollBack);
-    assert!(open().is_err(), "they go on");
+    assert!(open().is_err(), "they are not reset");
     assert_eq!(jobs.recv().unwrap().name, "roll back");
 }
 

@@ -21,7 +21,7 @@ pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
         "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
     } else if machine.is_held() {
-        "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
+        "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
     } else {
         "what is left to do here is tried until it is done"
     }

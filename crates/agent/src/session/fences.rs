@@ -106,7 +106,7 @@ impl Fences {
     /// Shuts all of them.
     pub fn close_all(&self) {
         let known: Vec<ChannelId> = self.lock().known.keys().copied().collect();
-        known.into_iter().for_each(|channel| self.shut(channel));
+        known.into_iter().for_each(|channel| self.close(channel));
     }
 
     /// Applies what a new channel receives, in a thread of its own. Calls `ended` with the reason when the channel has
@@ -131,15 +131,15 @@ impl Fences {
             drop(fence);
             // Whether the peer ever asks for the fence or not: a long session keeps no connection for channels that
             // have ended.
-            channels.shut(channel);
+            channels.close(channel);
         })?;
         Ok(())
     }
 
-    fn shut(&self, channel: ChannelId) {
+    fn close(&self, channel: ChannelId) {
         let Some(Asked::Open(fence)) = self.ask(channel) else { return };
         if let Err(error) = self.close(channel, &fence) {
-            tracing::error!(channel, error = chain(&error), "a channel could not be shut");
+            tracing::error!(channel, error = chain(&error), "a channel could not be closed");
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Serves until it is shut.
+    /// Serves until it is closed.
     struct Long(std::sync::mpsc::Receiver<()>);
 
     impl Receiver for Long {

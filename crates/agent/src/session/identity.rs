@@ -1,4 +1,4 @@
-//! What names a session on both hosts, and who may join it.
+//! What names a session on both hosts, and which connections may join it.
 
 use linerate_core::{ChannelId, Code, Fault, LinkId, SessionId, Side, Step, Token};
 use linerate_wire::frame::{Hello, Role};

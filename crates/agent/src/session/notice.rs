@@ -14,7 +14,7 @@ pub(crate) enum Notice {
     Speak,
     /// The peer wants a stream to this service.
     Asked(StreamId, String),
-    /// The peer did not take a stream, for this reason.
+    /// The peer refused a stream, for this reason.
     Refused(StreamId, String),
     /// A channel that this side writes to is of no more use.
     ChannelLost(ChannelId, ChannelError),

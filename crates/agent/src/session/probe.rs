@@ -51,22 +51,22 @@ impl OpenError {
 }
 
 /// A connection that this side writes to, once bytes have moved over it for a proof.
-pub(crate) fn tcp_carrier(stream: &Stream) -> Result<ChannelEnds, OpenError> {
-    let mut carrier = ChannelEnds {
+pub(crate) fn tcp_ends(stream: &Stream) -> Result<ChannelEnds, OpenError> {
+    let mut ends = ChannelEnds {
         sender: Box::new(StreamSender::new(stream.clone())),
         acks: Box::new(StreamAcks::new(stream.clone())),
         closer: stream.closer(),
     };
-    probe(&mut carrier)?;
-    Ok(carrier)
+    probe(&mut ends)?;
+    Ok(ends)
 }
 
 /// Moves some bytes for a proof.
-pub(crate) fn probe(carrier: &mut ChannelEnds) -> Result<(), OpenError> {
-    let end = Instant::now() + carrier.acks.round_trip().opening(OPEN_WITHIN);
-    carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
+pub(crate) fn probe(ends: &mut ChannelEnds) -> Result<(), OpenError> {
+    let end = Instant::now() + ends.acks.round_trip().opening(OPEN_WITHIN);
+    ends.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
-        match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
+        match ends.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
             // A refused probe did not arrive as it was sent.
             Some(reply) if reply.through >= PROBE_SEQUENCE && reply.damaged.is_empty() => return Ok(()),
             _ => {}

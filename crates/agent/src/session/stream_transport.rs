@@ -22,7 +22,7 @@ use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::DAMAGED_MAX;
 
 use super::fences::Fences;
-use super::probe::{OpenError, tcp_carrier};
+use super::probe::{OpenError, tcp_ends};
 use crate::ram::Ram;
 
 /// What a migration's streams are opened to: the other side's hypervisor.
@@ -91,19 +91,19 @@ impl StreamTransport {
         &self,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
         pacer: Option<Arc<Pacer>>,
     ) -> Result<ChannelHandle, OpenError> {
         self.streams.channel_up(channel, link);
         let options =
             ChannelThreadOptions { pacer, ..ChannelThreadOptions::new(self.streams.sending_table()) };
-        Ok(ChannelHandle::start(channel, carrier, self.streams.clone(), options)?)
+        Ok(ChannelHandle::start(channel, ends, self.streams.clone(), options)?)
     }
 
     /// The peer connected a channel for this side to write to.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), OpenError> {
-        let carrier = tcp_carrier(stream)?;
-        self.keep(channel, || self.pump(channel, link, carrier, None))
+        let ends = tcp_ends(stream)?;
+        self.keep(channel, || self.pump(channel, link, ends, None))
     }
 
     /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and the handler of that loss
@@ -206,7 +206,7 @@ pub(crate) struct ReverseChannels {
 type Lost = Box<dyn Fn(String) + Send>;
 
 impl ReverseChannels {
-    /// None yet. `lost` is called when one has ended: the link has to be opened anew, or it carries nothing in this
+    /// None yet. `lost` is called when one has ended: the link has to be opened again, or it carries nothing in this
     /// direction.
     pub fn new(lost: impl Fn(String) + Send + 'static) -> ReverseChannels {
         ReverseChannels { streams: Vec::new(), lost: Arc::new(Mutex::new(Some(Box::new(lost)))) }

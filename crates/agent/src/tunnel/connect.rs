@@ -37,8 +37,8 @@ enum ConnectError {
 /// A stream that the peer asked for, and the service to connect it to.
 pub(super) type Asked = (StreamId, String);
 
-/// Connects the streams that are queued, one after the other, in a thread of its own: a hypervisor tells its
-/// connections apart by the order in which they are made. Ends with the last sender of the queue.
+/// Connects the streams that are queued, one after the other, in a thread of its own: a hypervisor distinguishes its
+/// connections by the order in which they are made. Ends with the last sender of the queue.
 pub(super) fn start(sessions: Arc<Sessions>, tunnel: Arc<Tunnel>) -> io::Result<Sender<Asked>> {
     let (asked, queue) = channel::<Asked>();
     std::thread::Builder::new().name("tunnel-connect".into()).spawn(move || {

@@ -37,9 +37,9 @@ impl Session for Tunnel {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
-        self.stream_transport.pump(channel, link, carrier, None)
+        self.stream_transport.pump(channel, link, ends, None)
     }
 
     fn is_ending(&self) -> bool {

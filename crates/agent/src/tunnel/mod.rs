@@ -10,7 +10,7 @@
 //! | `stale` | sockets that a killed agent or hypervisor left in the file system |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
-//! Both ends are the same but for who connects, who listens and whose numbers are even.
+//! The two ends differ only in which one connects, which one listens and which one has even numbers.
 
 mod connect;
 mod links;
@@ -61,7 +61,7 @@ enum Input {
     /// A channel of the peer applies nothing more.
     Fenced(ChannelId, Fenced),
     Asked(StreamId, String),
-    /// The peer did not take a stream, for this reason.
+    /// The peer refused a stream, for this reason.
     Refused(StreamId, String),
     End(Fault),
 }

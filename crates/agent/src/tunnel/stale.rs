@@ -103,7 +103,7 @@ mod tests {
         }
         assert!(std::fs::symlink_metadata(&link).is_ok());
         let asked = listener.accept().map(drop).map_err(|error| error.kind());
-        assert_eq!(asked, Err(io::ErrorKind::WouldBlock), "who listens was disturbed");
+        assert_eq!(asked, Err(io::ErrorKind::WouldBlock), "the listener was disturbed");
     }
 
     #[test]

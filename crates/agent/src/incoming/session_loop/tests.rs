@@ -53,7 +53,7 @@ fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
     };
     assert!(open().is_ok());
     session_loop.execute(Action::Discard);
-    assert!(open().is_err(), "they go on");
+    assert!(open().is_err(), "they are not reset");
     session_loop.worker.finish();
 }
 

@@ -89,7 +89,7 @@ impl OwnQemu {
     pub fn explain(&mut self, error: &MigrateError) -> Fault {
         match self.check_unchanged() {
             Err(changed) if changed.code == Code::GuestDiffers => {
-                Fault { detail: format!("{}; QEMU said: {}", changed.detail, chain(error)), ..changed }
+                Fault { detail: format!("{}; QEMU's message: {}", changed.detail, chain(error)), ..changed }
             }
             _ => qemu_fault(Step::Blackout, error),
         }

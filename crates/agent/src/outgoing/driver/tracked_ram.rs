@@ -60,9 +60,9 @@ pub(super) struct TrackedRam {
     tracker: Option<DrainingTracker>,
     /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
     must_pause: bool,
-    /// Rule 7: the guest may give memory back, so holes are looked for in the end.
+    /// Rule 7: the guest may free memory, so holes are searched for in the end.
     may_discard: bool,
-    /// All that was ever found populated, where holes have to be looked for.
+    /// All that was ever found populated, where holes have to be searched for.
     seen: Vec<Extent>,
 }
 
@@ -258,7 +258,7 @@ mod tests {
         Extent { region: 0, run: Run { offset: number * PAGE_BYTES, length: PAGE_BYTES } }
     }
 
-    /// What is sent again of four pages that were sent, when the guest gives the second and third back.
+    /// What is sent again of four pages that were sent, when the guest frees the second and third.
     fn sent_again(may_discard: bool) -> Vec<Extent> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
@@ -289,6 +289,6 @@ mod tests {
     fn pages_that_the_guest_gave_back_after_they_were_sent_are_sent_again_as_holes() {
         let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
         assert_eq!(sent_again(true), [Extent { region: 0, run }]);
-        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot give memory back");
+        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot free memory");
     }
 }

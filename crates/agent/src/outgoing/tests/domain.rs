@@ -113,7 +113,7 @@ pub(in crate::outgoing) fn guest_of(
     )
 }
 
-/// A domain of this hypervisor that is about to be handed over.
+/// A domain of this hypervisor before its switch-over.
 fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
     let sessions = crate::testing::agent(dir, &[]).outgoing.clone();
     let dir = dir.path();
@@ -149,7 +149,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
     }
     fake.set("finish-migrate", "pre-switchover");
     while !matches!(
-        inputs.recv_timeout(LONG).expect("it is handed over"),
+        inputs.recv_timeout(LONG).expect("it is stopped for the switch-over"),
         Input::Event(Event::PreSwitchover { .. })
     ) {}
     worker.finish();

@@ -12,7 +12,7 @@ use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 
-/// Something of a link is gone, so that all of it is opened anew.
+/// Something of a link is gone, so that all of it is opened again.
 #[derive(Clone, Debug)]
 pub(super) struct LinkLoss {
     /// The control connection that is lost; `None` if it is something else.
@@ -96,7 +96,7 @@ impl Losses {
         self.lose(LinkLoss::of_link(reason), |entry| entry.link.id == link);
     }
 
-    /// A control connection of a link is lost, so all of the link is, unless it has been opened anew.
+    /// A control connection of a link is lost, so all of the link is, unless it has been opened again.
     pub fn path_lost(&self, link: LinkId, path: PathId, reason: &str) {
         let loss = LinkLoss { path: Some(path), ..LinkLoss::of_link(reason) };
         self.lose(loss, |entry| entry.link.id == link);
@@ -104,7 +104,8 @@ impl Losses {
 
     /// A channel is lost, so all of its link is.
     pub fn channel_lost(&self, channel: ChannelId, error: &ChannelError) {
-        let loss = LinkLoss { of_transport: error.may_be_the_carriers(), ..LinkLoss::of_link(chain(error)) };
+        let loss =
+            LinkLoss { of_transport: error.may_be_the_transports(), ..LinkLoss::of_link(chain(error)) };
         self.lose(loss, |entry| entry.channels.contains(&channel));
     }
 

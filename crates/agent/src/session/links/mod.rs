@@ -1,6 +1,6 @@
 //! Links of a session at the host that asked for it: one thread each. It opens the control path and the channels, moves
 //! a few bytes for a proof, and does so again whenever any of it is lost. A link is one thing: if its path or one of
-//! its channels is lost, all of it is closed and opened anew.
+//! its channels is lost, all of it is closed and opened again.
 //!
 //! | file | what it has |
 //! |---|---|

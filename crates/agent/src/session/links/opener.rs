@@ -18,12 +18,12 @@ use super::losses::LinkLoss;
 use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
-use crate::session::probe::{OpenError, probe, tcp_carrier};
+use crate::session::probe::{OpenError, probe, tcp_ends};
 
 /// A channel that has moved its probe.
 pub(super) struct Opened {
     pub view: ChannelStatus,
-    pub carrier: ChannelEnds,
+    pub ends: ChannelEnds,
 }
 
 /// The RDMA side of a link's port at this host.
@@ -146,15 +146,15 @@ impl Opener {
         let options = dialler.rdma_options(self.round_trip);
         let (channel, connection) = dialler.connect_rdma(&route, self.link.id, &options)?;
         let (sender, acks, closer) = rdma::send::halves(connection, options);
-        let mut carrier = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
-        probe(&mut carrier)?;
-        Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })
+        let mut ends = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
+        probe(&mut ends)?;
+        Ok(Opened { view: ChannelStatus::new(channel, ends.sender.stats(), None), ends })
     }
 
     fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
         let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
-        let carrier = tcp_carrier(&stream)?;
-        let view = ChannelStatus::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
-        Ok(Opened { view, carrier })
+        let ends = tcp_ends(&stream)?;
+        let view = ChannelStatus::new(channel, ends.sender.stats(), TcpProgress::of(&stream));
+        Ok(Opened { view, ends })
     }
 }

@@ -31,7 +31,7 @@ pub(crate) trait Session: Send + Sync + 'static {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError>;
 
     /// All of it is about to end: what is lost now is not reported.

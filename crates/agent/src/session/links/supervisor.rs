@@ -123,14 +123,14 @@ impl<S: Session> Supervisor<S> {
         let opened = self.opener.open(session.dialler(), round_trip, fell_back)?;
         self.open_back(&mut open.back, &route, opened.len())?;
         open.path = Some(session.attach_path(control, Some(link))?);
-        let (views, carriers): (Vec<_>, Vec<_>) =
-            opened.into_iter().map(|Opened { view, carrier }| ((view.id, view), carrier)).unzip();
+        let (views, all_ends): (Vec<_>, Vec<_>) =
+            opened.into_iter().map(|Opened { view, ends }| ((view.id, view), ends)).unzip();
         let (ids, views): (Vec<ChannelId>, Vec<_>) = views.into_iter().unzip();
         session.opened(&self.link, views, self.opener.carries_rdma());
-        for (channel, carrier) in ids.into_iter().zip(carriers) {
+        for (channel, ends) in ids.into_iter().zip(carriers) {
             session.losses().carries(link, channel);
             open.channels.push(channel);
-            open.pumps.push(session.pump(channel, link, carrier)?);
+            open.pumps.push(session.pump(channel, link, ends)?);
         }
         Ok(())
     }
