@@ -31,9 +31,7 @@ use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, incoming, libvirt, outgoing, recovery, settings, tunnel};
 
-/// See the module.
 pub struct Agent {
-    /// The operator's configuration.
     pub config: Arc<Config>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
@@ -53,9 +51,7 @@ pub struct Agent {
     pub started: Instant,
     /// Guests whose migration is just beginning.
     starting: Mutex<BTreeSet<String>>,
-    /// Migrations that leave.
     pub outgoing: Arc<outgoing::Sessions>,
-    /// Incoming migrations.
     pub incoming: Arc<incoming::Sessions>,
     /// Sessions that are being brought to their end.
     pub recovery: Arc<recovery::Sessions>,
@@ -187,7 +183,6 @@ impl Agent {
         self.outgoing.all().into_iter().find(|one| one.session.to_string() == id)
     }
 
-    /// Incoming migrations.
     pub fn incoming_live(&self) -> Vec<Arc<Incoming>> {
         self.incoming.all()
     }

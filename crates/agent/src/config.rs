@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// Port that agents listen on unless the operator says otherwise.
 pub const DEFAULT_PORT: u16 = 7979;
 
-/// See the module.
+/// Everything that the operator configures of an agent.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -86,13 +86,13 @@ pub struct Config {
     pub rdma_type_of_service: Option<u8>,
 }
 
-/// A QEMU binary.
+/// A QEMU binary that the agent may start.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qemu {
     /// What specifications call it.
     pub name: String,
-    /// The program.
+    /// Path of the program.
     pub binary: PathBuf,
     /// Folders with its firmware (`-L`), if it is not installed in its usual place.
     #[serde(default)]
@@ -160,25 +160,25 @@ pub enum ConfigError {
         "cannot read the configuration {path}; create it (docs/operations.md has an example) or name another with --config"
     )]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure to read it.
         #[source]
         source: std::io::Error,
     },
     /// It is not TOML of this shape.
     #[error("the configuration {path} is wrong")]
     Parse {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Where and what.
+        /// Position and kind of the mistake.
         #[source]
         source: Box<toml::de::Error>,
     },
     /// A value cannot be used.
     #[error("the configuration {path} is wrong: {what}")]
     Value {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// What, and what to do.
         what: String,

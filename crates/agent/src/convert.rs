@@ -24,7 +24,7 @@ pub fn guest_state(state: GuestState) -> api::GuestState {
     api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::InDoubt)
 }
 
-/// `GuestUnknown` as `guest_unknown`.
+/// The API's name of a code: `GuestUnknown` is `guest_unknown`.
 pub fn code_name(code: Code) -> String {
     let camel = format!("{code:?}");
     let mut snake = String::with_capacity(camel.len() + 4);

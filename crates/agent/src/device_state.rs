@@ -41,7 +41,6 @@ impl Reader {
             .unwrap_or_else(|_| Err(io::Error::other("the reader of the device state panicked")))
     }
 
-    /// Ends it.
     pub fn abandon(self) {
         self.stop.store(true, Ordering::SeqCst);
         let _ = self.finish();
@@ -89,7 +88,6 @@ fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-/// The destination's end.
 #[derive(Debug)]
 pub struct Writer(UnixStream);
 
@@ -101,7 +99,6 @@ impl Writer {
         Ok(Writer(stream))
     }
 
-    /// Gives bytes on.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }

@@ -16,7 +16,6 @@ struct Log {
     finished: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct EventLog {
     began: Instant,

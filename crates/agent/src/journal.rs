@@ -49,7 +49,7 @@ pub enum JournalError {
          migrations, then move the file away", path.display()
     )]
     Format {
-        /// The journal.
+        /// Path of the journal file.
         path: PathBuf,
         /// 1 for a journal without a number.
         found: u64,
@@ -79,7 +79,7 @@ from_redb!(
 pub enum Role {
     /// The guest leaves this host.
     Source {
-        /// How it moves.
+        /// Mode in which the guest moves.
         #[serde(with = "mode_name")]
         mode: ModeTag,
         /// `started`, `commit_sent`, `taking_back`, `finished` or `rolled_back`.
@@ -94,7 +94,7 @@ pub enum Role {
         /// The guest's run state before QEMU was to stop it; none if it ran, or if that is not known.
         #[serde(default, rename = "stood")]
         run_state_before: Option<RunState>,
-        /// Shown when asking.
+        /// The session's token, which a question to the other host shows.
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
@@ -169,7 +169,7 @@ pub struct IncomingRecord {
     /// that has executed anything since has other figures.
     #[serde(default)]
     pub cpu_threads: Vec<i32>,
-    /// See `cpu_threads`.
+    /// CPU time of `cpu_threads` at commit, nanoseconds.
     #[serde(default)]
     pub cpu_run_ns: Option<u64>,
     /// Images that were copied into: when the guest runs with them, they are not stale any more.
@@ -197,7 +197,7 @@ impl IncomingRecord {
     }
 }
 
-/// A session.
+/// What the journal keeps of one session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the guest.
@@ -206,7 +206,7 @@ pub struct Record {
     pub order: u64,
     /// Milliseconds since 1970 of the last change; shown, and decides nothing.
     pub changed_unix_ms: u64,
-    /// The rest.
+    /// What depends on this host's side of the session.
     #[serde(flatten)]
     pub role: Role,
 }
@@ -498,13 +498,13 @@ impl Journal {
 
     /// The destination knows of a roll-back: a later agent need not notify it again.
     pub fn note_notified(&self, session: SessionId) {
-        if let Err(error) = self.destination_is_told(session) {
+        if let Err(error) = self.record_notified(session) {
             tracing::warn!(%session, error = chain(&error), "the next start of the agent notifies the destination again");
         }
     }
 
     /// The destination knows that the session was rolled back.
-    pub fn destination_is_told(&self, session: SessionId) -> Result<(), JournalError> {
+    pub fn record_notified(&self, session: SessionId) -> Result<(), JournalError> {
         let unwritten = self.unwritten.lock();
         let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
         match &mut record.role {

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_agent_with_the_same_guests_ends_at_once_and_says_why() {
+    fn a_second_agent_with_the_same_guests_ends_at_once_and_reports_why() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.toml");
         let folder = |name: &str| dir.path().join(name);

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_half_an_intent_it_is_said_what_became_of_each_port() {
+    fn half_an_intent_reports_the_state_of_each_port() {
         let (_folder, agent) = agent();
         let [first, second] = ports(["lo", "no-such-port"]);
         let third = PortPlan { port: "third".into(), ..second.clone() };

@@ -7,7 +7,6 @@ use linerate_core::Run;
 use linerate_memory::Mapping;
 use linerate_net::region::{Mapped, Region};
 
-/// A RAM block.
 #[derive(Debug)]
 pub struct Ram(Mapping);
 

@@ -17,7 +17,7 @@ use crate::{qos, trial};
 /// All ports of an intent, each with a link that may be slow to work again.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
 
-/// `linerate link set`.
+/// Executes `linerate link set` at the host that it names.
 pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     let Some(host) = &request.host else { return trial::set(trials, request) };
     match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
@@ -26,7 +26,7 @@ pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswe
     }
 }
 
-/// `linerate qos apply`.
+/// Executes `linerate qos apply` at the host that it names.
 pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
     let Some(host) = &request.host else { return qos::apply(trials, request) };
     match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
@@ -35,7 +35,7 @@ pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer
     }
 }
 
-/// `linerate link confirm`.
+/// Executes `linerate link confirm` at the host that it names.
 pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::confirm(trials, &request.port),
@@ -43,7 +43,7 @@ pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> 
     }
 }
 
-/// `linerate link put-back`.
+/// Executes `linerate link put-back` at the host that it names.
 pub fn put_back(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::put_back_now(trials, &request.port),
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_no_answer_is_true() {
+    fn hints_for_no_answer_are_true() {
         let broken = AskError::Broken {
             peer: ([10, 0, 0, 2], 7979).into(),
             source: std::io::ErrorKind::TimedOut.into(),

@@ -42,7 +42,6 @@ pub struct StreamGates {
 }
 
 impl StreamGates {
-    /// Adds a gate.
     pub fn add(&self, gate: Arc<StreamGate>) {
         self.streams.lock().insert(gate.path.clone(), gate);
     }
@@ -78,7 +77,6 @@ impl StreamGates {
 /// Takes the other end of a pair of sockets, over which a connection continues.
 pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
 
-/// See the module.
 pub struct StreamGate {
     path: PathBuf,
     /// Until it is opened: the socket, and what fills its queue.

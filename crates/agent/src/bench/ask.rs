@@ -60,13 +60,11 @@ pub struct OpenLink {
 }
 
 impl OpenLink {
-    /// For people.
     pub fn name(&self) -> String {
         name(&self.facts)
     }
 }
 
-/// For people.
 pub fn name(link: &BenchLink) -> String {
     format!("{} → {}", link.source.interface, link.destination.address)
 }
@@ -75,13 +73,9 @@ pub fn name(link: &BenchLink) -> String {
 pub struct BothResults {
     /// The connections, in their order.
     pub channels: Vec<Channel>,
-    /// On this side.
     pub ours: Vec<TestResult>,
-    /// On the other.
     pub theirs: Vec<TestResult>,
-    /// CPU time here.
     pub our_cpu: Duration,
-    /// CPU time there.
     pub their_cpu: Duration,
 }
 
@@ -95,7 +89,6 @@ pub struct Peer<'a> {
     claim: Claim,
 }
 
-/// All of it.
 pub fn measure(
     host: &Arc<Host>,
     request: &BenchRequest,

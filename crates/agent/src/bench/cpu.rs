@@ -78,7 +78,7 @@ fn read_nodes(folder: &Path, allowed: &[usize]) -> Vec<(i32, Vec<usize>)> {
     if nodes.is_empty() { vec![(0, allowed.to_vec())] } else { nodes }
 }
 
-/// `0-2,7`
+/// Numbers of a CPU list such as `0-2,7`.
 fn list(text: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_said_and_never_called_far() {
+    fn what_cannot_be_done_is_reported_and_never_called_far() {
         let one = Cpus(vec![(0, vec![0, 1])]);
         let far = one.choose(BenchCpu::Far, 0, 0).unwrap();
         assert!(far.cpu.is_none() && far.note.unwrap().contains("one NUMA node"));

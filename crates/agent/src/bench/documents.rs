@@ -31,11 +31,9 @@ const MESSAGE_SHOWN_BYTES: usize = 1024;
 /// How long an answer may take that needs no measuring.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// The asking side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerRequest {
-    /// First of all.
     Open {
         /// Also during a migration.
         force: bool,
@@ -55,9 +53,7 @@ pub enum PeerRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelPart {
-    /// Which.
     pub channel: u32,
-    /// What.
     pub part: PeerPart,
 }
 
@@ -66,13 +62,7 @@ pub struct ChannelPart {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerPart {
     /// Answers each message with one of the same size.
-    Answer {
-        /// Of a message.
-        bytes: u32,
-        /// How often.
-        repetitions: u32,
-    },
-    /// Sends blocks.
+    Answer { bytes: u32, repetitions: u32 },
     Send {
         /// For so many milliseconds.
         ms: u32,
@@ -81,11 +71,9 @@ pub enum PeerPart {
     Receive {},
 }
 
-/// The answering side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerReply {
-    /// To [`PeerRequest::Open`].
     Ready {
         /// Name of its host.
         name: String,
@@ -94,7 +82,6 @@ pub enum PeerReply {
     },
     /// To [`PeerRequest::Play`]: it begins.
     Playing {},
-    /// It is done.
     TestResult {
         /// Of each channel, as asked.
         channels: Vec<ChannelPlayed>,
@@ -104,15 +91,9 @@ pub enum PeerReply {
         notes: Vec<String>,
     },
     /// No, or not any more.
-    Refused {
-        /// For programs.
-        code: String,
-        /// For people.
-        message: String,
-    },
+    Refused { code: String, message: String },
 }
 
-/// An [`Endpoint`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {

@@ -22,7 +22,7 @@ use crate::session::offer::RdmaPorts;
 /// Conversations at a time; all but one of them are refused, as this host is busy.
 const CONVERSATIONS_MAX: usize = 8;
 
-/// See the module.
+/// A host as measurements see it: at most one of them is active.
 #[derive(Debug)]
 pub struct Host {
     /// Its name, for the other side.
@@ -37,7 +37,6 @@ pub struct Host {
 pub(super) struct Measurement {
     session: SessionId,
     token: Token,
-    /// Ends it.
     pub stop: Arc<Stop>,
     force: AtomicBool,
     /// Of its connections; `None` on the asking side, which takes none.
@@ -102,7 +101,6 @@ impl Host {
         }
     }
 
-    /// Takes the place.
     pub(super) fn claim(
         self: &Arc<Host>,
         (session, token): (SessionId, Token),

@@ -21,7 +21,6 @@ pub struct Attached {
     pub own: Option<SocketAddr>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub struct ConnectionSlots {
     /// Until the measurement is over: also while the connection is in use, or not there yet.

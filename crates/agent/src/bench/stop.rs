@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use linerate_net::channel::Closer;
 use linerate_net::lock::Mutex;
 
-/// Why.
+/// Why a measurement was ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Who asked for it does not want it any more.
@@ -17,7 +17,7 @@ pub enum Reason {
     Over,
 }
 
-/// See the module.
+/// Ends one measurement: closes its connections and keeps the reason.
 #[derive(Debug, Default)]
 pub struct Stop(Mutex<Inner>);
 

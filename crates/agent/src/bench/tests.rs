@@ -78,7 +78,7 @@ fn all_sizes_are_those_of_the_rules() {
 }
 
 #[test]
-fn a_stream_goes_there_back_and_both_ways() {
+fn a_stream_is_measured_out_in_and_in_both_directions() {
     let report = run(&BenchRequest { channels: 1, ..bandwidth(50) }).unwrap();
     let [out, back, both] = report.bandwidth.try_into().unwrap();
     assert!(out.sum.out_mbps > 0.0 && out.sum.in_mbps == 0.0 && out.links[0].in_bytes == 0);
@@ -87,7 +87,7 @@ fn a_stream_goes_there_back_and_both_ways() {
 }
 
 #[test]
-fn absurd_requests_are_refused_before_anybody_is_asked() {
+fn absurd_requests_are_refused_before_any_host_is_asked() {
     for bad in [
         pingpong(&[(4 << 20) + 1]),
         pingpong(&[0; 65]),
@@ -103,7 +103,7 @@ fn absurd_requests_are_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn cpus_are_pinned_or_it_is_said_why_not() {
+fn cpus_are_pinned_or_the_reason_is_reported() {
     let report = run(&BenchRequest { cpu: BenchCpu::Far, ..pingpong(&[4]) }).unwrap();
     // Loopback has no node: either there is one only, or it is not known which is near.
     assert!(report.notes.iter().any(|note| note.contains("not pinned")), "{:?}", report.notes);
@@ -153,7 +153,7 @@ fn refusal(answer: PeerReply) -> String {
 }
 
 #[test]
-fn one_measurement_at_a_time_and_none_beside_a_migration_unless_forced() {
+fn one_measurement_at_a_time_and_none_during_a_migration_unless_forced() {
     let (_host, listener) = answering(false);
     let (first, ready) = opened(&listener, 1, false);
     assert!(matches!(ready, PeerReply::Ready { .. }), "{ready:?}");
@@ -290,7 +290,7 @@ fn queue_pairs_are_as_many_as_a_migration_would_open() {
 }
 
 /// Begins a long stream and returns when it is in progress.
-fn under_way(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
+fn begin_measurement(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
     let stop = Arc::new(Stop::default());
     let asking = Arc::new(Host::new("alpha".into(), Vec::new()));
     let request = BenchRequest { to: listener.addresses()[0].to_string(), ..bandwidth(60_000) };
@@ -312,7 +312,7 @@ fn error_of(event: BenchEvent) -> ErrorBody {
 #[test]
 fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
     let (_host, listener) = answering(false);
-    let (_asking, stop, thread) = under_way(&listener);
+    let (_asking, stop, thread) = begin_measurement(&listener);
     stop.stop(Reason::Cancelled);
     assert_eq!(error_of(thread.join().unwrap()).code, "cancelled");
     let end = Instant::now() + LONG;
@@ -324,12 +324,12 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
 #[test]
 fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
     let (host, listener) = answering(false);
-    let (_asking, _stop, thread) = under_way(&listener);
+    let (_asking, _stop, thread) = begin_measurement(&listener);
     host.yield_to_migration();
     let error = error_of(thread.join().unwrap());
     assert!(error.code == code::MIGRATION_UNDER_WAY && error.message.starts_with("beta: "), "{error:?}");
     let (_host, listener) = answering(false);
-    let (asking, _stop, thread) = under_way(&listener);
+    let (asking, _stop, thread) = begin_measurement(&listener);
     asking.yield_to_migration();
     assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_UNDER_WAY);
 }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_way_does_is_blocked() {
+    fn what_the_path_causes_is_blocked() {
         let (remote, source) = (remote(), Errno::TIMEDOUT);
         let waited = Duration::from_secs(1);
         let lost = || RdmaError::Silent { retries: "retry exceeded".into() };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_the_way_is_not() {
+    fn what_shows_nothing_about_the_path_is_not() {
         let link = || "l0".to_owned();
         let denied = RdmaError::Register { bytes: 1, source: Errno::NOMEM };
         let io = || std::io::ErrorKind::NotFound.into();

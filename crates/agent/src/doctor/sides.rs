@@ -19,7 +19,6 @@ const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// How a host is asked.
 pub enum Side {
-    /// This host.
     Here(Arc<Doctor>),
     /// Another, at an address that answered.
     There(SocketAddr),
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_asked_for_once_and_a_look_at_every_address() {
+    fn a_change_is_asked_for_once_and_an_inventory_at_every_address() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let ((one, first_took), (other, other_took)) = (dying(), dying());
         let addresses = [closed, one.addresses()[0], other.addresses()[0]];

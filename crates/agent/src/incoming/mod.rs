@@ -88,7 +88,6 @@ enum ChannelTarget {
     Streams(StreamTransport),
 }
 
-/// An incoming migration.
 pub struct Incoming {
     /// Names it on both hosts.
     pub session: SessionId,

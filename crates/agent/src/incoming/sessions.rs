@@ -26,7 +26,6 @@ use crate::stream_gate::ArrivalCount;
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) journal: Arc<Journal>,
@@ -55,7 +54,6 @@ pub struct Needs {
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(needs: Needs) -> Sessions {
         let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery } = needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());

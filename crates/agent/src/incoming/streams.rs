@@ -43,7 +43,6 @@ impl From<Notice> for Input {
 
 /// Where the incoming QEMU takes its streams.
 pub(super) struct Services {
-    /// Its migration.
     pub state: PathBuf,
     /// The images of copied disks; none if there are none.
     pub disks: Option<PathBuf>,

@@ -46,7 +46,7 @@ fn refusal(session: &Incoming) -> String {
 }
 
 #[test]
-fn a_session_without_streams_takes_no_channel_back() {
+fn a_session_without_streams_takes_no_reverse_channel() {
     let (here, _there) = UnixStream::pair().unwrap();
     let error = session().0.attach_back(0, 0, &Stream::new(here).unwrap()).unwrap_err();
     assert_eq!(error, "this session has no streams");
@@ -106,7 +106,7 @@ fn mode_of_an_offer_agrees_with_the_guest_in_it() {
 }
 
 #[test]
-fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
+fn an_offer_of_ram_with_copied_disks_is_refused() {
     let offer = |copied: Vec<CopiedDisk>| {
         let guest = GuestDescription { copied, domain: false, ..domain::tests::waits() };
         let mode = Mode::Direct { regions: regions(&guest) };

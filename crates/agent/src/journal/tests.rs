@@ -31,7 +31,7 @@ fn source(phase: SourcePhase) -> Record {
 }
 
 #[test]
-fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
+fn a_record_is_there_after_reopening_and_sessions_continue_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let session = SessionId([7; 16]);
     let mut destination = record(9, DestinationPhase::Loaded);
@@ -111,7 +111,7 @@ fn an_end_that_waits_for_the_disk_never_overwrites_a_newer_record() {
 }
 
 #[test]
-fn a_destination_is_told_of_a_roll_back_until_it_knows() {
+fn a_destination_is_notified_of_a_roll_back_until_it_knows() {
     let dir = tempfile::tempdir().unwrap();
     let session = SessionId([7; 16]);
     let journal = Journal::open(dir.path()).unwrap();
@@ -120,7 +120,7 @@ fn a_destination_is_told_of_a_roll_back_until_it_knows() {
     *notice_due = true;
     assert!(!record.is_over());
     journal.put(session, &record).unwrap();
-    journal.destination_is_told(session).unwrap();
+    journal.record_notified(session).unwrap();
     assert_eq!(
         journal.get(session).unwrap().map(|record| record.role),
         Some(source(SourcePhase::RolledBack).role)

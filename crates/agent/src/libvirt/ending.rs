@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_paused_domain_may_run_at_the_destination_where_the_way_there_was_lost() {
+    fn a_paused_domain_may_run_at_the_destination_if_the_connection_was_lost() {
         for (state, cut_off, message) in [
             (Some("running"), true, GuestState::RunsAtSource),
             (Some("paused"), false, GuestState::PausedAtSource),

@@ -65,7 +65,6 @@ pub(crate) struct Needs {
     pub begin_copy: BeginCopy,
 }
 
-/// See [`Needs::begin_copy`].
 pub(crate) type BeginCopy = Box<dyn Fn(MigrateRequest) -> Result<Arc<Outgoing>, Fault> + Send + Sync>;
 
 /// All that a migration in progress has.

@@ -120,15 +120,13 @@ struct Known {
     note: Option<String>,
 }
 
-/// A migration.
 pub struct Move {
     id: MigrationId,
     guest: String,
     to: String,
     started_unix_ms: u64,
-    /// Its watchers.
     pub event_log: EventLog,
-    /// In direct mode.
+    /// The copy of RAM; none in other modes than direct.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
     /// How often its end was asked for.
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_life_of_the_agent_finds_what_has_not_ended() {
+    fn the_next_start_of_the_agent_finds_what_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
         let key = SessionId([7; 16]);

@@ -72,7 +72,6 @@ pub struct Plan {
     disks: Vec<String>,
     mib_per_s: Option<u64>,
     connections: Option<u32>,
-    /// As virsh's arguments.
     changes: Vec<String>,
     links: Vec<String>,
     link_timeout_s: u32,

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_memory_is_told_from_none() {
+    fn saved_memory_is_recognised() {
         assert!(has_saved_memory("Id:             -\nManaged save:   yes\n"));
         assert!(!has_saved_memory("Name:           yes\nManaged save:   no\n"));
     }

@@ -8,7 +8,6 @@ use linerate_api::{ErrorBody, Job, code};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// This host's libvirt.
 pub const HERE: &str = "qemu:///system";
 /// libvirt's number of a job that moves a domain to another host.
 const OUTGOING: u64 = 5;

@@ -64,7 +64,6 @@ impl DrainingTracker {
         DrainingTracker(tracker)
     }
 
-    /// Protects everything.
     pub fn protect(&self, _: &IoDrained) -> Result<Duration, TrackError> {
         self.0.protect()
     }
@@ -76,7 +75,6 @@ impl DrainingTracker {
         Ok(found)
     }
 
-    /// See [`Tracker::check_mapped`].
     pub fn check_mapped(&self) -> Result<(), TrackError> {
         self.0.check_mapped()
     }
@@ -140,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn protection_is_applied_between_the_stop_and_the_going_on() {
+    fn protection_is_applied_between_the_stop_and_the_resume() {
         let mut guest = reading(true, false);
         let work = |guest: &mut Reading, still: &IoDrained| {
             assert!(!guest.in_flight, "a read is in flight while protection is applied");
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_goes_on_although_protecting_failed() {
+    fn a_guest_is_resumed_although_protecting_failed() {
         let mut guest = reading(true, false);
         let failed = with_io_drained(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
@@ -166,21 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_somebody_suspended_does_not_go_on() {
+    fn a_guest_that_an_operator_suspended_is_not_resumed() {
         let mut guest = Reading { suspended: true, ..reading(true, false) };
         with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect"]);
     }
 
     #[test]
-    fn a_guest_that_its_operator_lets_run_meanwhile_is_drained_and_protected_once_more() {
+    fn a_guest_that_its_operator_resumes_meanwhile_is_drained_and_protected_again() {
         let mut guest = Reading { suspended: true, let_run: true, ..reading(true, false) };
         with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "resume"]);
     }
 
     #[test]
-    fn a_guest_whose_disks_need_it_not_is_not_stopped() {
+    fn a_guest_whose_disks_need_no_drain_is_not_stopped() {
         let mut guest = reading(false, false);
         with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["protect"]);

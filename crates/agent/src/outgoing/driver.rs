@@ -43,7 +43,6 @@ pub(super) trait Driver: Send {
         tasks.recv().ok()
     }
 
-    /// Starts the core.
     fn begin(&mut self) -> Done {
         self.guest().send(Event::Start);
         Ok(())

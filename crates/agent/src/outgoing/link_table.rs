@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_does_not_carry_says_why() {
+    fn a_link_that_does_not_carry_reports_why() {
         let table = table_of_a_link();
         let failure = || table.totals().first().and_then(|link| link.failure.clone());
         assert_eq!(failure().as_deref(), Some(STILL_OPENING));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+    fn what_lost_channels_carried_stays_counted_whether_their_loss_was_signalled_or_not() {
         let table = table_of_a_link();
         assert!(!table.up(1, vec![carried(0, 1000)], false));
         // The destination closes first when all is done: the link is opened once more without having been lost.

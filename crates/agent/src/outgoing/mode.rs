@@ -6,7 +6,6 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::verdict::{Reason, Verdict, judge_images, judge_streams};
 
-/// What copies RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RamChoice {
     /// Linerate, from RAM to RAM.
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_loses_writes_refuses_direct_mode_and_streams_go_on() {
+    fn a_kernel_that_loses_writes_refuses_direct_mode_and_not_stream_mode() {
         let mut guest = crate::incoming::domain::tests::waits();
         guest.run_state = RunState::Running;
         guest.traits.capabilities = ["pause-before-switchover", "events"].map(str::to_owned).to_vec();
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_follow_the_wires_and_the_cpus() {
+    fn channels_follow_the_ports_and_the_cpus() {
         for ((mbps, cpus), channels) in [
             ((0, 8), 2),
             ((10_000, 8), 2),

@@ -118,7 +118,6 @@ fn outcome(ending: &Ending) -> MigrationOutcome {
     }
 }
 
-/// The last event.
 pub(super) fn finished(
     shared: &Outgoing,
     ending: &Ending,
@@ -273,7 +272,7 @@ mod tests {
     use linerate_core::statistics::Round;
 
     #[test]
-    fn a_copy_that_was_broken_off_has_the_rate_of_what_it_carried() {
+    fn a_copy_that_was_aborted_has_the_rate_of_what_it_carried() {
         let mut statistics = Statistics::default();
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
         statistics.begin(at(1), Step::Copy);

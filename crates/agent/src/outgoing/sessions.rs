@@ -16,7 +16,6 @@ use crate::stream_gate::StreamGates;
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) journal: Arc<Journal>,
@@ -28,7 +27,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(
         config: Arc<Config>,
         journal: Arc<Journal>,
@@ -43,7 +41,7 @@ impl Sessions {
         self.live.lock()
     }
 
-    /// Ended ones too.
+    /// All migrations that leave, ended ones too.
     pub fn all(&self) -> Vec<Arc<Outgoing>> {
         self.lock().values().cloned().collect()
     }

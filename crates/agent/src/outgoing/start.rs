@@ -86,7 +86,7 @@ pub(super) fn authorise(
     Ok(OpenedSession { identity, peers: first(peer, peers), control })
 }
 
-/// The session's record.
+/// The source's first record of the session, in phase *started*.
 pub(super) fn record(
     sessions: &Sessions,
     request: &MigrateRequest,
@@ -321,7 +321,7 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 #[test]
-fn defaults_of_the_api_are_those_of_the_brain() {
+fn defaults_of_the_api_are_those_of_the_core() {
     let request = MigrateRequest::new("g", "beta");
     let machine = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
     assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), machine.limits.max_blackout);

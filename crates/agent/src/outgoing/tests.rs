@@ -76,7 +76,7 @@ fn violation(inputs: &Receiver<Input>) -> Option<Fault> {
 }
 
 #[test]
-fn a_destination_that_lies_ends_the_migration() {
+fn a_false_claim_of_the_destination_ends_the_migration() {
     let stop = |stream: StreamId| Message::Stream { stream, note: StreamNote::Stop };
     let open = StreamNote::Open { service: "x".into(), window: 1 };
     let lies = [stop(40), Message::Stream { stream: 1, note: open }, Message::Fence { channel: 4 }];

@@ -15,7 +15,6 @@ use super::storage;
 
 /// What the worker is asked to do.
 pub(super) struct Task {
-    /// For the log.
     pub name: &'static str,
     rolls_back: bool,
     run: Call,
@@ -31,7 +30,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread.
     pub fn start(driver: Box<dyn Driver>) -> std::io::Result<Worker> {
         let (tasks, inbox) = channel();
         let abandon = driver.guest().abandon.clone();

@@ -10,7 +10,6 @@ use linerate_net::lock::Mutex;
 use super::Unfinished;
 use crate::journal::Journal;
 
-/// See the module.
 pub struct Sessions {
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
@@ -18,7 +17,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(journal: Arc<Journal>, registry: Registry) -> Sessions {
         Sessions { journal, registry, live: Mutex::default() }
     }

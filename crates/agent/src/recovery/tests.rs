@@ -44,7 +44,7 @@ fn commit_sent(agent: &Agent) -> GuestRecord {
 }
 
 #[test]
-fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_anew() {
+fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_again() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let qemu = commit_sent(&agent);

@@ -103,10 +103,10 @@ impl Fences {
         Ok(fenced)
     }
 
-    /// Shuts all of them.
+    /// Closes all of them.
     pub fn close_all(&self) {
         let known: Vec<ChannelId> = self.lock().known.keys().copied().collect();
-        known.into_iter().for_each(|channel| self.close(channel));
+        known.into_iter().for_each(|channel| self.close_channel(channel));
     }
 
     /// Applies what a new channel receives, in a thread of its own. Calls `ended` with the reason when the channel has
@@ -131,12 +131,12 @@ impl Fences {
             drop(fence);
             // Whether the peer ever asks for the fence or not: a long session keeps no connection for channels that
             // have ended.
-            channels.close(channel);
+            channels.close_channel(channel);
         })?;
         Ok(())
     }
 
-    fn close(&self, channel: ChannelId) {
+    fn close_channel(&self, channel: ChannelId) {
         let Some(Asked::Open(fence)) = self.ask(channel) else { return };
         if let Err(error) = self.close(channel, &fence) {
             tracing::error!(channel, error = chain(&error), "a channel could not be closed");

@@ -126,7 +126,6 @@ impl Paths {
         self.0.iter().filter(|(_, (of, _))| *of == Some(link)).map(|(path, _)| *path).collect()
     }
 
-    /// Closes all.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -31,7 +31,7 @@ pub(crate) const QEMU_SERVICE: &str = "qemu";
 pub(crate) const DISKS_SERVICE: &str = "disks";
 /// Classes of a migration's streams.
 pub(crate) const MEMORY: Class = 0;
-/// Copied disks.
+/// Class of the streams of copied disks.
 pub(crate) const STORAGE: Class = 1;
 /// More than the connections of any hypervisor's migration, and of as many copied disks as are allowed.
 const MIGRATION_STREAMS_MAX: usize = 64;
@@ -65,7 +65,6 @@ const STREAMS_END: Duration = Duration::from_secs(10);
 pub(crate) struct StreamTransport {
     /// All streams of the session.
     pub streams: Arc<StreamSession>,
-    /// The peer's channels.
     pub fences: Arc<Fences>,
     /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is
     /// used.
@@ -212,7 +211,6 @@ impl ReverseChannels {
         ReverseChannels { streams: Vec::new(), lost: Arc::new(Mutex::new(Some(Box::new(lost)))) }
     }
 
-    /// One more.
     pub fn serve(
         &mut self,
         stream_transport: &StreamTransport,
@@ -330,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_back_with_a_used_number_is_refused() {
+    fn a_reverse_channel_with_a_used_number_is_refused() {
         let stream_transport = stream_transport();
         let (first, closes) = connection();
         stream_transport.attach_back(5, 0, &first).unwrap();
@@ -347,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_back_that_is_lost_at_once_is_found_by_whoever_is_told() {
+    fn a_reverse_channel_that_is_lost_at_once_is_found_by_the_handler_of_its_loss() {
         let stream_transport = stream_transport();
         let started = stream_transport.keep(5, || {
             assert!(

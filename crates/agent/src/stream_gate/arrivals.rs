@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libvirt_hears_nothing_as_long_as_a_domain_arrives() {
+    fn libvirt_receives_nothing_as_long_as_a_domain_arrives() {
         let arrivals = Arc::<ArrivalCount>::default();
         let (libvirt, mut daemon) = UnixStream::pair().unwrap();
         let mut other = arrivals.hold(libvirt).unwrap();

@@ -58,7 +58,6 @@ struct Shared {
     changed: Condvar,
 }
 
-/// See the module.
 pub struct LibvirtJob {
     pub(super) path: PathBuf,
     shared: Arc<Shared>,

@@ -39,7 +39,6 @@ pub(super) enum Ended {
     PutBack,
     /// Not as before, and why.
     Stuck(String),
-    /// It was confirmed.
     Confirmed,
 }
 

@@ -37,7 +37,6 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// None yet.
     pub fn new(doctor: Arc<Doctor>) -> Trials {
         Trials { doctor, all: Mutex::default(), ended: Condvar::new() }
     }

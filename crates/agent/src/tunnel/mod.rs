@@ -71,7 +71,6 @@ pub struct Tunnel {
     /// Names it on both hosts.
     pub session: SessionId,
     dialler: Dialler,
-    /// The other host.
     pub peer: SocketAddr,
     clock: Clock,
     stream_transport: Arc<StreamTransport>,

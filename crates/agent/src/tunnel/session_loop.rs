@@ -21,7 +21,6 @@ use crate::session::roll_back_notice;
 /// Where only events are waited for; any length would do.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// The first message.
 pub(super) enum Opening {
     /// The host that asked waits for the other's addresses.
     Ask,

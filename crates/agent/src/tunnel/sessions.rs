@@ -16,7 +16,6 @@ use crate::stream_gate::{ArrivalCount, StreamGates};
 /// Tunnels at a time: each has threads and connections.
 const TUNNELS_MAX: usize = 64;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) gates: Arc<StreamGates>,
@@ -26,7 +25,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet.
     pub(crate) fn new(
         config: Arc<Config>,
         gates: Arc<StreamGates>,
@@ -49,7 +47,6 @@ impl Sessions {
         self.lock().insert(tunnel.session, tunnel);
     }
 
-    /// It is over.
     pub(super) fn forget(&self, session: SessionId) {
         self.lock().remove(&session);
     }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_listens_on_goes_and_all_else_stays() {
+    fn sockets_without_a_listener_are_removed_and_all_else_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = |id: &str, kind: &str| dir.path().join(domain_socket(&id.repeat(32), kind));
         let left = path("1", "mig");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_by_its_name_goes_if_nobody_listens_and_a_full_queue_is_somebody() {
+    fn a_socket_by_its_name_is_removed_without_a_listener_and_a_full_queue_is_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         assert!(!clear(&path).unwrap(), "there is none");

@@ -92,7 +92,7 @@ fn takes(agent: &Arc<Agent>, accepted: Accepted) {
 }
 
 #[test]
-fn a_link_whose_channel_back_has_ended_is_opened_anew() {
+fn a_link_whose_reverse_channel_has_ended_is_opened_again() {
     let closed = AtomicBool::new(false);
     let mut stage = Stage::new(move |agent, accepted| {
         if accepted.hello.role == Role::ReverseData && !closed.swap(true, Ordering::SeqCst) {
@@ -108,7 +108,7 @@ fn a_link_whose_channel_back_has_ended_is_opened_anew() {
 }
 
 #[test]
-fn a_peer_that_wants_a_fence_of_what_nobody_opened_breaks_the_protocol() {
+fn a_peer_that_wants_a_fence_of_a_channel_never_opened_breaks_the_protocol() {
     let mut stage = Stage::new(takes);
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
     stage.theirs().send(Input::Fence(1_000_000));

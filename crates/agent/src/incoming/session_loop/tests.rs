@@ -39,7 +39,7 @@ fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
 }
 
 #[test]
-fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
+fn streams_are_reset_before_the_incoming_qemu_is_discarded() {
     let dir = tempfile::tempdir().unwrap();
     let peer = ([127, 0, 0, 1], 1).into();
     let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };

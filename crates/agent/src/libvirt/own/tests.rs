@@ -30,7 +30,6 @@ impl Stage {
         ended.map_err(|error| error.message).unwrap()
     }
 
-    /// Until virsh migrates.
     async fn begun(&self) {
         wait("virsh migrates", || self.here.asked("migrate") == 1).await;
     }

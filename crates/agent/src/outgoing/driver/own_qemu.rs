@@ -28,7 +28,7 @@ pub(super) struct OwnQemu {
     pub state_socket: PathBuf,
     /// In the images that are not copied, by which the destination knows them. They stay until this is dropped.
     marks: Marks,
-    /// [`OwnQemu::check_unchanged`] has passed.
+    /// Set once [`OwnQemu::check_unchanged`] has passed.
     is_unchanged: bool,
     downtime_ms: Option<u64>,
 }

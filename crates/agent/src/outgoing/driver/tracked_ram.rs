@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_guest_gave_back_after_they_were_sent_are_sent_again_as_holes() {
+    fn pages_that_the_guest_freed_after_they_were_sent_are_sent_again_as_holes() {
         let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
         assert_eq!(sent_again(true), [Extent { region: 0, run }]);
         assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot free memory");

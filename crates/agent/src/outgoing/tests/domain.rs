@@ -134,7 +134,7 @@ fn is_held(inputs: &Receiver<Input>) -> bool {
 }
 
 #[test]
-fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
+fn a_domain_that_an_operator_suspended_does_not_count_as_stopped_for_the_switch_over() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::default();
     fake.set("paused", "setup");
@@ -156,7 +156,7 @@ fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
 }
 
 #[test]
-fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_released() {
+fn what_is_held_of_a_domain_that_libvirt_resumes_is_not_released() {
     for (run_state, migration) in [("running", "completed"), ("paused", "failed")] {
         let dir = tempfile::tempdir().unwrap();
         let fake = Fake::default();
@@ -174,7 +174,7 @@ fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_released() {
 }
 
 #[test]
-fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
+fn each_state_of_qemu_during_the_switch_over_is_known() {
     for (run_state, migration) in
         [("finish-migrate", "pre-switchover"), ("finish-migrate", "device"), ("postmigrate", "completed")]
     {

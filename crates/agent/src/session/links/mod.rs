@@ -48,7 +48,6 @@ pub(crate) struct Links<S: Session> {
 }
 
 impl<S: Session> Links<S> {
-    /// None.
     pub fn none(session: &Arc<S>) -> Links<S> {
         Links { session: session.clone(), stop: Arc::default(), threads: Vec::new(), carrier_watch: None }
     }

@@ -40,7 +40,7 @@ impl RdmaHealth {
         self.reported = false;
     }
 
-    /// TCP for good.
+    /// Whether the link uses TCP for the rest of the migration.
     pub fn is_lost(&self) -> bool {
         self.failures >= FAILURES_MAX
     }

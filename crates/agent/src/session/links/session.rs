@@ -67,6 +67,5 @@ pub(crate) struct NotOpened<'a> {
     pub is_forgotten: bool,
     /// Not the reason of the try before.
     pub is_news: bool,
-    /// It carried before.
     pub was_up: bool,
 }

@@ -127,7 +127,7 @@ impl<S: Session> Supervisor<S> {
             opened.into_iter().map(|Opened { view, ends }| ((view.id, view), ends)).unzip();
         let (ids, views): (Vec<ChannelId>, Vec<_>) = views.into_iter().unzip();
         session.opened(&self.link, views, self.opener.carries_rdma());
-        for (channel, ends) in ids.into_iter().zip(carriers) {
+        for (channel, ends) in ids.into_iter().zip(all_ends) {
             session.losses().carries(link, channel);
             open.channels.push(channel);
             open.pumps.push(session.pump(channel, link, ends)?);
