@@ -112,7 +112,7 @@ pub enum Role {
         phase: DestinationPhase,
         /// What is known of the guest here.
         #[serde(flatten)]
-        waiting: IncomingRecord,
+        incoming: IncomingRecord,
     },
     /// A domain of libvirt leaves this host or arrives at it in mode Handover. One capability of its QEMU was set, and
     /// recovery ends nothing.
@@ -192,7 +192,7 @@ impl IncomingRecord {
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {
             Some((qemu, over)) => Role::Handover { qemu, over },
-            None => Role::Destination { phase, waiting: self },
+            None => Role::Destination { phase, incoming: self },
         }
     }
 }
@@ -234,7 +234,7 @@ impl Record {
     pub fn entry(&self, session: SessionId) -> Option<Entry> {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
-            Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
+            Role::Destination { phase, incoming } => (Phase::Destination(*phase), incoming.qemu.as_ref()),
             Role::Handover { .. } | Role::Libvirt { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
@@ -244,7 +244,7 @@ impl Record {
     pub fn mode(&self) -> Option<ModeTag> {
         match &self.role {
             Role::Source { mode, .. } => Some(*mode),
-            Role::Destination { waiting, .. } => waiting.mode,
+            Role::Destination { incoming, .. } => incoming.mode,
             Role::Handover { .. } => Some(ModeTag::Handover),
             Role::Libvirt { .. } => None,
         }

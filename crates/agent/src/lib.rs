@@ -138,8 +138,8 @@ fn open(config: Config) -> Result<Agent> {
     Ok(Agent::new(config, journal, registry))
 }
 
-/// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them, and
-/// none can see those of others.
+/// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them,
+/// and none can see those of others.
 fn make_socket_folders(config: &Config) -> Result<()> {
     for folder in config.tunnel_targets.iter().filter_map(TunnelAddress::folder) {
         let made = std::fs::create_dir_all(folder.parent().unwrap_or(folder)).and_then(|()| {
@@ -153,8 +153,8 @@ fn make_socket_folders(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those of others. A host
-/// without it does without direct mode for domains.
+/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those
+/// of others. A host without it does without direct mode for domains.
 fn make_domain_folder(config: &Config) {
     let folder = &config.domain_sockets;
     if folder.exists() {

@@ -65,7 +65,8 @@ fn allowed() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Nodes without a CPU to use are left out: memory alone runs nothing. Without NUMA in the kernel all CPUs are one node.
+/// Nodes without a CPU to use are left out: memory alone runs nothing. Without NUMA in the kernel all CPUs are one
+/// node.
 fn read_nodes(folder: &Path, allowed: &[usize]) -> Vec<(i32, Vec<usize>)> {
     let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
     let online = list(&text(&folder.join("online")));

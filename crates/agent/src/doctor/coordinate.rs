@@ -1,5 +1,5 @@
-//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one pair
-//! after the other so that they do not measure each other.
+//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one
+//! pair after the other so that they do not measure each other.
 
 use std::sync::Arc;
 use std::thread;
@@ -188,8 +188,8 @@ fn mark_received(to: &Host, before: &Echoing, probes: &mut [Probe]) {
     }
 }
 
-/// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that fits is enough: a
-/// machine that does other work measures less now and then, a slow link always.
+/// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that
+/// fits is enough: a machine that does other work measures less now and then, a slow link always.
 fn again(hosts: &[Host], survey: &mut Survey) {
     const TIMES: usize = 2;
     for _ in 0..TIMES {

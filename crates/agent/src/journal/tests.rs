@@ -35,8 +35,8 @@ fn a_record_is_there_after_reopening_and_sessions_continue_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let session = SessionId([7; 16]);
     let mut destination = record(9, DestinationPhase::Loaded);
-    let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
-    *waiting = IncomingRecord {
+    let Role::Destination { incoming, .. } = &mut destination.role else { panic!("{destination:?}") };
+    *incoming = IncomingRecord {
         mode: Some(ModeTag::Direct),
         qemu: Some(qemu()),
         token: "bb".into(),
@@ -135,9 +135,9 @@ fn a_domain_is_kept_until_its_capability_is_off() {
     assert!(!record.is_over());
     let Role::Handover { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
     // Whatever phase the session is in.
-    let waiting = |over| IncomingRecord { domain: Some((qemu.clone(), over)), ..IncomingRecord::default() };
-    assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
-    let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
+    let incoming = |over| IncomingRecord { domain: Some((qemu.clone(), over)), ..IncomingRecord::default() };
+    assert_eq!(incoming(false).role(DestinationPhase::Aborted), record.role);
+    let over = Record { role: incoming(true).role(DestinationPhase::Started), ..record };
     assert!(over.is_over());
 }
 
@@ -231,5 +231,14 @@ impl Journal {
             Ok(())
         })
         .unwrap();
+    }
+}
+
+/// Records of earlier versions must still be read.
+#[test]
+fn names_in_a_record_stay() {
+    let text = serde_json::to_string(&source(SourcePhase::ResumingHere)).unwrap();
+    for name in ["untold", "stood", "taking_back"] {
+        assert!(text.contains(&format!("\"{name}\"")), "{name}: {text}");
     }
 }

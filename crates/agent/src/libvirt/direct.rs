@@ -199,8 +199,8 @@ impl Waiting<'_> {
         }
     }
 
-    /// Ends the copy; once that has ended, asks libvirt. virsh is ended by the second request after that, as libvirt does
-    /// not answer.
+    /// Ends the copy; once that has ended, asks libvirt. virsh is ended by the second request after that, as libvirt
+    /// does not answer.
     async fn cancel(&mut self) {
         if !self.is_over {
             (self.cancel_copy)();

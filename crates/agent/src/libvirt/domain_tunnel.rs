@@ -33,7 +33,8 @@ impl DomainTunnel {
         DomainTunnel { begun: None, trouble: None, cut_off: false }
     }
 
-    /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an event.
+    /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an
+    /// event.
     pub async fn next(&mut self) -> TunnelEvent {
         let event = match &mut self.begun {
             Some(begun) if !self.cut_off => begun.events.recv().await,

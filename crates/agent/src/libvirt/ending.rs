@@ -113,7 +113,7 @@ pub fn place(found: &Result<Option<String>, ErrorBody>) -> String {
         Ok(Some(state)) => format!("the domain is {state} here"),
         Ok(None) => "this host's libvirt does not know the domain any more: check the destination's".into(),
         Err(dead) => format!(
-            "where the domain is is not known, as this host's libvirt does not answer: {}",
+            "the domain's place is not known, as this host's libvirt does not answer: {}",
             dead.message
         ),
     }

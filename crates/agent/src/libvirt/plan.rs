@@ -117,8 +117,8 @@ impl Plan {
         })
     }
 
-    /// The agents copy the domain's memory meanwhile: QEMU makes the connection and not libvirt, which would hold the domain's
-    /// monitor; and what bounds the bandwidth is not libvirt's.
+    /// The agents copy the domain's memory meanwhile: QEMU makes the connection and not libvirt, which would hold the
+    /// domain's monitor; and what bounds the bandwidth is not libvirt's.
     #[must_use]
     pub fn waiting(self) -> Plan {
         Plan { waits: true, connections: Some(1), mib_per_s: None, ..self }

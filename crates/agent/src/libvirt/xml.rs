@@ -68,7 +68,8 @@ impl Changes {
         self.0.iter().any(|(option, _)| *option == "--persistent-xml")
     }
 
-    /// Asks the libvirt that shall run it whether each is a domain: it makes QEMU's command line of it, and starts nothing.
+    /// Asks the libvirt that shall run it whether each is a domain: it makes QEMU's command line of it, and starts
+    /// nothing.
     pub async fn parse_at(&self, destination: &Virsh) -> Result<(), ErrorBody> {
         for (option, path) in &self.0 {
             let file = path.display().to_string();

@@ -14,7 +14,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use linerate_guest::description::{Disk, GuestDescription};
 use linerate_guest::procfs::proc_path;
 
-/// File systems whose reads without O_DIRECT copy from the page cache: tmpfs, hugetlbfs, ext2 to ext4, XFS, btrfs, F2FS, NFS.
+/// File systems whose reads without O_DIRECT copy from the page cache: tmpfs, hugetlbfs, ext2 to ext4, XFS, btrfs,
+/// F2FS, NFS.
 const BUFFERED: [i64; 7] = [0x0102_1994, 0x9584_58f6, 0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x6969];
 
 /// Drivers of QEMU's that copy what they read, by themselves or by a socket.

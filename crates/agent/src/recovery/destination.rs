@@ -55,16 +55,16 @@ impl Unfinished {
         matches!(&self.record.lock().role, Role::Destination { phase: DestinationPhase::Committed, .. })
     }
 
-    fn waiting(&self) -> IncomingRecord {
+    fn incoming(&self) -> IncomingRecord {
         match &self.record.lock().role {
-            Role::Destination { waiting, .. } => waiting.clone(),
+            Role::Destination { incoming, .. } => incoming.clone(),
             _ => IncomingRecord::default(),
         }
     }
 
     /// Ends an incoming QEMU that will never run: the very process of this session, and what was made for it.
     fn discard(&self, sessions: &Sessions) -> bool {
-        let Some(qemu) = self.waiting().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
+        let Some(qemu) = self.incoming().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
             return true;
         };
         let ours = is_registered(sessions, &qemu);
@@ -81,7 +81,7 @@ impl Unfinished {
                 true
             }
             Err(error) => {
-                self.failed(format!("the waiting guest could not be ended: {}", chain(&error)));
+                self.failed(format!("the incoming QEMU could not be ended: {}", chain(&error)));
                 false
             }
         }
@@ -89,8 +89,8 @@ impl Unfinished {
 
     /// Whether the committed guest runs, or ever ran.
     fn inspect(&self) -> Inspection {
-        let waiting = self.waiting();
-        let Some(qemu) = &waiting.qemu else { return Inspection::Ended };
+        let incoming = self.incoming();
+        let Some(qemu) = &incoming.qemu else { return Inspection::Ended };
         if !qemu.is_alive() {
             return Inspection::Ended;
         }
@@ -101,8 +101,8 @@ impl Unfinished {
         match status {
             Ok(status) if status.is_live() => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
-            Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
-            Ok(_) if waiting.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
+            Ok(_) if incoming.ran == Some(false) => Inspection::NeverRan,
+            Ok(_) if incoming.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
             Ok(_) => Inspection::MayHaveRun,
             Err(_) if !qemu.is_alive() => Inspection::Ended,
             Err(trouble) => {
@@ -113,8 +113,8 @@ impl Unfinished {
     }
 
     fn run_guest(&self, sessions: &Sessions) -> RunResult {
-        let waiting = self.waiting();
-        let Some(qemu) = &waiting.qemu else { return RunResult::Ended };
+        let incoming = self.incoming();
+        let Some(qemu) = &incoming.qemu else { return RunResult::Ended };
         let ours = is_registered(sessions, qemu);
         // Whatever becomes of it: its images are its own.
         if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
@@ -122,17 +122,17 @@ impl Unfinished {
         }
         let deadline = Instant::now() + QMP_WAIT;
         let mut destination = match process::connect(qemu, deadline) {
-            Ok(qmp) => DestinationQemu::recovered(qmp, waiting.settings.clone()),
+            Ok(qmp) => DestinationQemu::recovered(qmp, incoming.settings.clone()),
             Err(_) if !qemu.is_alive() => return RunResult::Ended,
             Err(error) => {
                 self.failed(chain(&error));
                 return RunResult::Unknown;
             }
         };
-        match destination.take_over(waiting.ran.unwrap_or(true), deadline) {
+        match destination.take_over(incoming.ran.unwrap_or(true), deadline) {
             TakeOverResult::Done => {
                 destination.settle(deadline);
-                for path in &waiting.copied {
+                for path in &incoming.copied {
                     if let Err(error) = stale::clear(path) {
                         tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
                     }

@@ -72,8 +72,8 @@ pub struct Unfinished {
     clock: Clock,
 }
 
-/// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each unfinished
-/// session is known to the agent, so that nothing else touches its guest.
+/// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each
+/// unfinished session is known to the agent, so that nothing else touches its guest.
 pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     match clear_unfinished(&sessions.registry) {
         Ok(cleared) if cleared.is_empty() => {}
@@ -102,13 +102,13 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own record
-/// names the session that started it.
+/// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own
+/// record names the session that started it.
 fn name_process(sessions: &Sessions, session: SessionId, record: &mut Record) {
-    let Role::Destination { waiting, .. } = &mut record.role else { return };
-    if waiting.qemu.is_none() {
+    let Role::Destination { incoming, .. } = &mut record.role else { return };
+    if incoming.qemu.is_none() {
         let found = sessions.registry.get(&record.guest).ok();
-        waiting.qemu = found.filter(|found| found.session == Some(session.to_string()));
+        incoming.qemu = found.filter(|found| found.session == Some(session.to_string()));
     }
 }
 
@@ -184,9 +184,9 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
 
 /// Most given-up sessions left nothing: their records stay to answer questions.
 fn is_gone_already(sessions: &Sessions, record: &Record, phase: DestinationPhase) -> bool {
-    let Role::Destination { waiting, .. } = &record.role else { return false };
+    let Role::Destination { incoming, .. } = &record.role else { return false };
     let over = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned);
-    over && waiting.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(sessions, qemu))
+    over && incoming.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(sessions, qemu))
 }
 
 fn phase_of(record: &Record, session: SessionId) -> Phase {
@@ -328,8 +328,8 @@ impl Unfinished {
         decides
     }
 
-    /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a process of its
-    /// own decides about that one only.
+    /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a
+    /// process of its own decides about that one only.
     pub fn decides_about(&self, guest: &str, process: Option<&Process>) -> bool {
         match &self.process {
             None => self.guest == guest,
@@ -351,7 +351,7 @@ impl Unfinished {
     pub fn knows(&self, token: &Token) -> bool {
         match &self.record.lock().role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
-            Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
+            Role::Destination { incoming, .. } => parse_token(&incoming.token) == *token,
             Role::Handover { .. } | Role::Libvirt { .. } => false,
         }
     }
@@ -431,9 +431,9 @@ impl Unfinished {
         record.set_phase(phase);
         match (&mut record.role, phase) {
             (Role::Source { notice_due, .. }, Phase::Source(SourcePhase::ResumingHere)) => *notice_due = true,
-            (Role::Destination { waiting, .. }, Phase::Destination(DestinationPhase::Committed)) => {
-                let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
-                waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
+            (Role::Destination { incoming, .. }, Phase::Destination(DestinationPhase::Committed)) => {
+                let pid = incoming.qemu.as_ref().map(|qemu| qemu.process.pid);
+                incoming.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &incoming.cpu_threads));
             }
             _ => {}
         }

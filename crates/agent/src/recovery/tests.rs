@@ -78,8 +78,8 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_answered_to_ask_a
     let qemu = arrived(&agent, ending.pid());
     let phases = [DestinationPhase::Running, DestinationPhase::Committed];
     for (id, phase) in (1..).zip(phases) {
-        let waiting = IncomingRecord { qemu: Some(qemu.clone()), ..IncomingRecord::default() };
-        let record = Record::new("g", agent.journal.next_order(), waiting.role(phase));
+        let incoming = IncomingRecord { qemu: Some(qemu.clone()), ..IncomingRecord::default() };
+        let record = Record::new("g", agent.journal.next_order(), incoming.role(phase));
         agent.journal.put(SessionId([id; 16]), &record).unwrap();
     }
     let asked = || [1, 2].map(|id| agent.incoming.outcome(SessionId([id; 16])));
