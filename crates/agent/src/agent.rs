@@ -53,7 +53,7 @@ pub struct Agent {
     starting: Mutex<BTreeSet<String>>,
     pub outgoing: Arc<outgoing::Sessions>,
     pub incoming: Arc<incoming::Sessions>,
-    /// Sessions that are being brought to their end.
+    /// Sessions that recovery is ending.
     pub recovery: Arc<recovery::Sessions>,
     pub tunnels: Arc<tunnel::Sessions>,
     /// Domains that libvirt is asked to move.
@@ -197,7 +197,7 @@ impl Agent {
         self.incoming.names_here()
     }
 
-    /// Sessions that are being brought to their end ([`crate::recovery`]).
+    /// Sessions that recovery is ending ([`crate::recovery`]).
     pub fn unfinished(&self) -> Vec<Arc<Unfinished>> {
         self.recovery.all()
     }
@@ -376,7 +376,7 @@ impl Agent {
 #[derive(Clone, Copy, Debug)]
 pub struct OpenSession {
     pub session: SessionId,
-    /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
+    /// The other host or an operator decides; otherwise recovery ends it by itself.
     pub in_doubt: bool,
 }
 

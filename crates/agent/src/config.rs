@@ -25,7 +25,7 @@ pub struct Config {
     /// migration may use, and no other. Traffic is not encrypted yet: name addresses of trusted networks only.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// UNIX socket of the local API. Whoever can open it can start and move guests.
+    /// UNIX socket of the local API. A program that can open it can start and move guests.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
     /// Journal. Must survive a reboot.

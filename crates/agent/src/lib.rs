@@ -7,7 +7,7 @@
 //! | `session` | what every session between two agents has: connections, links, channels, streams |
 //! | `outgoing`, `incoming` | the drivers of the core's two state machines |
 //! | [mod@bench] | measuring the links |
-//! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
+//! | `recovery` | sessions that have not ended: after a crash, or where a hypervisor does not answer |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
@@ -114,7 +114,8 @@ fn end_on_panic() {
     }));
 }
 
-/// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
+/// Two agents with one list of guests would end each other's guests while they are started. Released when it is
+/// dropped.
 fn alone(run_dir: &Path) -> Result<File> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("cannot make {}", run_dir.display()))?;
     let path = run_dir.join("agent.lock");

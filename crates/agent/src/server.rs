@@ -380,7 +380,7 @@ async fn feed<T: Send + Sync + 'static>(
     }
 }
 
-/// Measures, and streams what happens. When the client goes away, the measurement is stopped.
+/// Measures, and streams what happens. When the client closes the connection, the measurement is stopped.
 async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: BenchRequest = parse(&body)?;
     let (lines, received) = tokio::sync::mpsc::channel(16);
@@ -398,7 +398,7 @@ async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-/// Nobody behind it: the client's going is noticed elsewhere.
+/// An error means that the client is gone, which is noticed elsewhere.
 fn send_line(lines: &tokio::sync::mpsc::Sender<Bytes>, event: &BenchEvent) {
     if let Ok(mut line) = serde_json::to_vec(event) {
         line.push(b'\n');

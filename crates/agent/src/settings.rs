@@ -1,7 +1,7 @@
 //! Settings of ports, here or on another host: the same requests, and the same trials.
 //!
 //! Agents do not prove to each other who they are yet, so a host takes settings from others only if its configuration
-//! says so (`settings_from_agents`).
+//! allows it (`settings_from_agents`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -50,7 +50,7 @@ pub fn serve(
     serving.serve().map_err(|error| refuse(talk, error))
 }
 
-/// Tells the other side, if it still listens.
+/// Sends the error to the other side, if that still listens.
 fn refuse(talk: &DocumentChannel, error: BenchError) -> BenchError {
     let body = linerate_api::ErrorBody::from(&error);
     let _ = send(talk, &PeerReply::Refused { code: body.code, message: body.message });

@@ -9,7 +9,7 @@ use linerate_net::lock::Mutex;
 /// Why a measurement was ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Who asked for it does not want it any more.
+    /// The client that asked for it has cancelled it.
     Cancelled,
     /// A migration began on this host.
     Migration,

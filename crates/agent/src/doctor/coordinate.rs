@@ -245,7 +245,7 @@ fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     }
 }
 
-/// Everybody sends to one, on each network that at least two others share with it.
+/// All hosts send to one, on each network that at least two others share with it.
 fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
     let mut incasts = Vec::new();
     for to in hosts {

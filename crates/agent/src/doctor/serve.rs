@@ -1,8 +1,9 @@
 //! One question of another agent, and its answer.
 //!
-//! Whoever reaches the agent's port may ask (there is no authentication between agents yet). So no answer may harm
-//! others: probes go only to addresses on a network that this host shares by one of its listening addresses. An echo
-//! never answers with more than it got, and only to a peer that knows its token. Loads and their number are capped.
+//! Any program that reaches the agent's port may ask (there is no authentication between agents yet). So no answer may
+//! harm others: probes go only to addresses on a network that this host shares by one of its listening addresses. An
+//! echo never answers with more than it got, and only to a peer that knows its token. Loads and their number are
+//! capped.
 
 use std::sync::atomic::Ordering;
 use std::thread;

@@ -129,7 +129,7 @@ pub(super) fn check_offer(json: &str, guest: &str, mode: &Mode) -> Result<GuestD
         GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
     let agrees = match mode {
         Mode::Streams { .. } => !description.domain,
-        // Nobody would copy the disks.
+        // The disks would not be copied.
         _ if !description.copied.is_empty() => false,
         Mode::Direct { regions } => !description.domain && has_ram(&description, regions),
         Mode::Handover { regions } => description.domain && has_ram(&description, regions),

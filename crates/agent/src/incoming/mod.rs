@@ -104,7 +104,7 @@ pub struct Incoming {
     /// Set by the driver when the guest is admitted.
     target: OnceLock<ChannelTarget>,
     fences: Arc<Fences>,
-    /// Who connects them to the waiting hypervisor, once it waits.
+    /// The thread that connects them to the incoming QEMU, once that waits.
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
     domains: rdma::Domains,

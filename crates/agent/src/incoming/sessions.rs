@@ -99,7 +99,7 @@ impl Sessions {
         }
     }
 
-    /// Another session that brings this guest here and is not done.
+    /// Another session that moves this guest here and is not done.
     pub fn incoming_session_of(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
         let other = |one: &Arc<Incoming>| one.session != session && one.guest() == guest && !one.is_arrived();
         self.all().into_iter().find(other)

@@ -19,7 +19,7 @@ use crate::local::{CONNECT_WAIT, connect_unix};
 use crate::session::notice::{LoopSender, Notice};
 use crate::session::stream_transport::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 
-/// The streams of a session that brings a guest, at the destination.
+/// The streams of an incoming guest's session.
 pub(super) fn stream_transport(session: &Incoming) -> StreamTransport {
     let owner = LoopSender::new(session.inbox.clone());
     StreamTransport::new(

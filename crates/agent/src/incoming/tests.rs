@@ -114,7 +114,7 @@ fn an_offer_of_ram_with_copied_disks_is_refused() {
     };
     offer(Vec::new()).unwrap();
     let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Raw);
-    // Nobody would copy it, and the guest would run on an empty one.
+    // It would not be copied, and the guest would run on an empty one.
     let refused = offer(vec![CopiedDisk { id, path, format, size: 512, identity: None }]);
     assert_eq!(refused.map_err(|fault| fault.code).unwrap_err(), Code::ProtocolViolation);
 }

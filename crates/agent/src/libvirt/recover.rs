@@ -1,5 +1,5 @@
-//! Migrations during which the agent ended. libvirt gave them up or brought them to their end. Both libvirts are asked
-//! where the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
+//! Migrations during which the agent ended. libvirt has given them up or completed them. Both libvirts are asked where
+//! the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
 
 use std::cmp::Reverse;
 use std::sync::Arc;

@@ -99,7 +99,7 @@ impl LinkTable {
         });
     }
 
-    /// Its channels carry from now on. Says whether it had been lost before.
+    /// Its channels carry from now on. `true` if it had been lost before.
     pub fn up(&self, link: LinkId, channels: Vec<ChannelStatus>, rdma: bool) -> bool {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
@@ -197,7 +197,7 @@ impl LinkTable {
         inner.links.iter_mut().map(entry).collect()
     }
 
-    /// It is over: what was counted stays, what it was asked of is given back.
+    /// It is over: what was counted stays, the rest is freed.
     pub fn close(&self) {
         self.lock().links.iter_mut().for_each(LinkEntry::retire);
     }

@@ -122,7 +122,7 @@ pub struct Outgoing {
     mode: ModeTag,
     /// Where the mode was not the operator's choice.
     mode_reason: Option<String>,
-    /// Set by the driver, and given back when the migration is over.
+    /// Set by the driver, and freed when the migration is over.
     channel_source: Mutex<Option<ChannelSource>>,
     link_table: LinkTable,
     cancelling: AtomicBool,
@@ -153,7 +153,7 @@ impl Outgoing {
         self.channel_source.lock().clone()
     }
 
-    /// QEMU's streams, if RAM goes in them.
+    /// QEMU's streams, if they carry RAM.
     fn migration_streams(&self) -> Option<MigrationStreams> {
         match self.channel_source()? {
             ChannelSource::Streams(streams) => Some(streams),
@@ -165,13 +165,13 @@ impl Outgoing {
         self.migration_streams().map(|streams| streams.transport)
     }
 
-    /// Gives back what a migration that is over need not hold.
+    /// Frees what a migration that is over need not hold.
     fn release(&self) {
         let began = std::time::Instant::now();
         *self.channel_source.lock() = None;
         self.link_table.close();
         self.door.close();
-        tracing::debug!(took = ?began.elapsed(), "memory given back");
+        tracing::debug!(took = ?began.elapsed(), "memory freed");
     }
 
     /// When it was asked for, milliseconds since 1970.

@@ -74,7 +74,7 @@ fn refused(detail: String) -> Fault {
     Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail)
 }
 
-/// What the operator should know of a guest that goes by streams.
+/// What the operator should know of a guest that moves in stream mode.
 pub(super) fn stream_caution(guest: &GuestDescription) -> Option<String> {
     let doubtful = guest.accelerator == "tcg" && guest.qemu < EMULATION_TRIED;
     doubtful.then(|| {

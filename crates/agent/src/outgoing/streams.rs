@@ -143,7 +143,7 @@ impl Outgoing {
 /// What QEMU's connections are to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
-    /// The waiting QEMU's migration.
+    /// The incoming QEMU's migration.
     Migration,
     /// The images that it offers.
     Disks,

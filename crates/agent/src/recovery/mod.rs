@@ -57,7 +57,7 @@ enum Machine {
     Destination(DestinationRecovery),
 }
 
-/// A session that is being brought to its end.
+/// A session that recovery is ending.
 pub struct Unfinished {
     /// Names it on both hosts.
     pub session: SessionId,

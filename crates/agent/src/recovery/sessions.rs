@@ -1,4 +1,4 @@
-//! All sessions that are being brought to their end, and what that needs of this host.
+//! All sessions that recovery is ending, and what that needs of this host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -117,7 +117,7 @@ impl Paths {
         self.0.insert(path, (link, connection));
     }
 
-    /// Closes it. Says of which link it was, if it was of one and not closed before.
+    /// Closes it. Returns its link, if it had one and was not closed before.
     pub fn remove(&mut self, path: PathId) -> Option<LinkId> {
         self.0.remove(&path).and_then(|(link, _)| link)
     }
@@ -130,7 +130,7 @@ impl Paths {
         self.0.clear();
     }
 
-    /// Puts a frame on a connection, unless that is gone. Says whether the connection is of use.
+    /// Puts a frame on a connection, unless that is gone. `true` if the connection still works.
     pub fn send(&self, path: PathId, frame: Frame) -> bool {
         let Some((_, connection)) = self.0.get(&path) else { return true };
         tracing::trace!(path, what = name(&frame), "transmit");

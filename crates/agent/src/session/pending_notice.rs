@@ -38,7 +38,7 @@ impl PendingNotice {
         let path = folder.join(session.to_string());
         let unfinished = path.with_extension("new");
         let kept = Session { session: session.0, token: token.0, peers: peers.to_vec() };
-        // Nobody else may read the token.
+        // No other user may read the token.
         let options = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::WRONLY;
         let file =
             rustix::fs::open(&unfinished, options | rustix::fs::OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;

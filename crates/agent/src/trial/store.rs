@@ -16,7 +16,7 @@ use crate::doctor::Doctor;
 /// A change in progress, or that waits for its confirmation, or that could not be put back.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Trial {
-    /// Tells a later trial of the same port from this one.
+    /// Distinguishes this trial from a later one of the same port.
     pub(super) number: u64,
     /// What puts it back.
     pub(super) undo: Settings,

@@ -79,7 +79,7 @@ pub struct Tunnel {
     losses: Losses,
     /// All links may be gone for so long.
     link_timeout: Duration,
-    /// Who watches, at the host that asked.
+    /// The watcher's channel, at the host that asked.
     events: Mutex<Option<tokio::sync::mpsc::UnboundedSender<TunnelEvent>>>,
     over: AtomicBool,
     /// Where connections wait, at the host that asked.

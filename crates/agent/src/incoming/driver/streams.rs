@@ -1,4 +1,4 @@
-//! QEMU's own streams bring RAM, device state, and disks that are copied.
+//! QEMU's own streams carry RAM, device state, and disks that are copied.
 
 use std::sync::Arc;
 use std::time::Instant;

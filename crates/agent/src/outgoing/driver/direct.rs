@@ -1,4 +1,4 @@
-//! Linerate copies RAM. QEMU sends its device state only, which goes in the session.
+//! Linerate copies RAM. QEMU sends its device state only, which the session carries.
 
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

@@ -95,8 +95,9 @@ impl OwnQemu {
         }
     }
 
-    /// Commit may be sent for a guest that is still what the destination was prepared for. Nobody may have let it run
-    /// here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
+    /// Commit may be sent for a guest that is still what the destination was prepared for. No program may have let it
+    /// run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing
+    /// run.
     pub fn check_source_intact(&mut self) -> Done {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
@@ -185,7 +186,7 @@ impl OwnQemu {
         let (how, qmp) = (process::StopMethod::Quit, Some(qemu.qmp()));
         process::stop(&self.registry, record, qmp, how, Guest::deadline())
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
-        tracing::info!(guest = record.name, bytes = left.free(), "memory given back that the guest has left");
+        tracing::info!(guest = record.name, bytes = left.free(), "memory freed that the guest has left");
         self.guest.send(Event::CleanedUp);
         Ok(())
     }

@@ -80,7 +80,7 @@ impl<S: Session> Supervisor<S> {
         }
     }
 
-    /// Tells each reason once.
+    /// Reports each reason once.
     fn not_opened(&self, error: &OpenError, was_up: bool, last_reason: &mut String) {
         let reason = chain(error);
         let is_news = reason != *last_reason;
