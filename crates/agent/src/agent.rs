@@ -1,5 +1,5 @@
-//! The agent: it makes the modules and gives each what it needs, says who gets a connection from another agent, and
-//! answers what concerns sessions of all kinds.
+//! The agent: it makes the modules and gives each what it needs, decides which module gets a connection from another
+//! agent, and answers what concerns sessions of all kinds.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,28 +20,26 @@ use linerate_wire::negotiate;
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
-use crate::gate::{ArrivalCount, StreamGates};
 use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
 use crate::session::offer::RdmaPorts;
+use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, incoming, libvirt, outgoing, recovery, settings, tunnel};
 
-/// See the module.
 pub struct Agent {
-    /// The operator's configuration.
     pub config: Arc<Config>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
     /// Guests of this host.
     pub registry: Registry,
-    /// What the configured QEMU programs say of themselves.
+    /// What the configured QEMU programs report about themselves.
     pub qemu_cache: Arc<QemuCache>,
-    /// Measurements of the wires.
+    /// Measurements of the links.
     pub bench: Arc<bench::Host>,
     /// Where RDMA connections are taken, for migrations and measurements.
     pub(crate) rdma: RdmaPorts,
@@ -53,11 +51,9 @@ pub struct Agent {
     pub started: Instant,
     /// Guests whose migration is just beginning.
     starting: Mutex<BTreeSet<String>>,
-    /// Migrations that leave.
     pub outgoing: Arc<outgoing::Sessions>,
-    /// Migrations that come.
     pub incoming: Arc<incoming::Sessions>,
-    /// Sessions that are being brought to their end.
+    /// Sessions that recovery is ending.
     pub recovery: Arc<recovery::Sessions>,
     pub tunnels: Arc<tunnel::Sessions>,
     /// Domains that libvirt is asked to move.
@@ -90,8 +86,8 @@ impl Agent {
         }));
         let tunnels = Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone()));
         let moves = Arc::<Moves>::default();
-        let (leaving, coming, domains) = (outgoing.clone(), incoming.clone(), moves.clone());
-        let is_migrating = move || is_migrating(&leaving, &coming, &domains);
+        let (leaving, arriving, domains) = (outgoing.clone(), incoming.clone(), moves.clone());
+        let is_migrating = move || is_migrating(&leaving, &arriving, &domains);
         let doctor = Arc::new(Doctor::new(config.clone(), qemu_cache.clone(), bench.clone(), is_migrating));
         let trials = Arc::new(Trials::new(doctor.clone()));
         let (started, starting) = (Instant::now(), Mutex::default());
@@ -123,7 +119,7 @@ impl Agent {
         begin: impl FnOnce() -> Result<Arc<Outgoing>, Fault>,
     ) -> Result<Arc<Outgoing>, Fault> {
         self.claim(guest)?;
-        self.bench.give_way();
+        self.bench.yield_to_migration();
         let begun = begin();
         if let Ok(begun) = &begun {
             self.outgoing.add(begun.clone());
@@ -135,12 +131,12 @@ impl Agent {
     fn claim(&self, guest: &str) -> Result<(), Fault> {
         let mut starting = self.starting.lock();
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
-        let coming = self.coming().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
+        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         let here = self.registry.get(guest).ok().map(|record| process(&record));
         let unfinished = self.unfinished().into_iter().find(|one| one.decides_about(guest, here.as_ref()));
         let holder = outgoing
             .map(|one| one.session)
-            .or(coming.map(|one| one.session))
+            .or(incoming.map(|one| one.session))
             .or(unfinished.map(|one| one.session));
         let detail = match holder {
             Some(session) => format!("{guest}: migration {session}"),
@@ -150,25 +146,25 @@ impl Agent {
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
     }
 
-    /// The session that has to come to its end before this guest may be touched.
-    pub fn unsettled(&self, record: &GuestRecord) -> Option<OpenSession> {
+    /// The session that must end before this guest may be touched.
+    pub fn open_session_of(&self, record: &GuestRecord) -> Option<OpenSession> {
         let here = Some(process(record));
-        self.unsettled_of(&record.name, |one| one.process == here)
+        self.find_open_session(&record.name, |one| one.process == here)
     }
 
     /// The same for any guest of this name, also for one whose process has ended.
-    pub fn unsettled_name(&self, guest: &str) -> Option<OpenSession> {
-        self.unsettled_of(guest, |one| one.guest == guest)
+    pub fn open_session_of_name(&self, guest: &str) -> Option<OpenSession> {
+        self.find_open_session(guest, |one| one.guest == guest)
     }
 
-    fn unsettled_of(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<OpenSession> {
+    fn find_open_session(&self, guest: &str, of_guest: impl Fn(&Unfinished) -> bool) -> Option<OpenSession> {
         let unfinished = self.unfinished().into_iter().find(|one| of_guest(one));
         if let Some(one) = unfinished {
             return Some(OpenSession { session: one.session, in_doubt: one.is_in_doubt() });
         }
-        let coming = self.coming().into_iter().find(|one| one.guest() == guest && one.is_held());
+        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && one.is_held());
         let leaving = self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_in_doubt());
-        let session = coming.map(|one| one.session).or(leaving.map(|one| one.session))?;
+        let session = incoming.map(|one| one.session).or(leaving.map(|one| one.session))?;
         Some(OpenSession { session, in_doubt: true })
     }
 
@@ -187,13 +183,12 @@ impl Agent {
         self.outgoing.all().into_iter().find(|one| one.session.to_string() == id)
     }
 
-    /// Migrations that come.
-    pub fn coming(&self) -> Vec<Arc<Incoming>> {
+    pub fn incoming_live(&self) -> Vec<Arc<Incoming>> {
         self.incoming.all()
     }
 
-    /// Those that have come, or not.
-    pub fn came(&self) -> Vec<MigrationSummary> {
+    /// Incoming migrations that have ended.
+    pub fn past_incoming(&self) -> Vec<MigrationSummary> {
         self.incoming.past()
     }
 
@@ -202,7 +197,7 @@ impl Agent {
         self.incoming.names_here()
     }
 
-    /// Sessions that are being brought to their end ([`crate::recovery`]).
+    /// Sessions that recovery is ending ([`crate::recovery`]).
     pub fn unfinished(&self) -> Vec<Arc<Unfinished>> {
         self.recovery.all()
     }
@@ -231,7 +226,7 @@ impl Agent {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let handled = match hello.role {
             Purpose::Query => self.committed_again(accepted, true),
-            Purpose::RolledBack => self.withdrawn(accepted),
+            Purpose::RolledBack => self.roll_back_notice(accepted),
             Purpose::CommitAgain => self.committed_again(accepted, false),
             Purpose::Bench | Purpose::BenchData => {
                 bench::accept(&self.bench, accepted, self.is_migrating());
@@ -261,15 +256,15 @@ impl Agent {
         match self.tunnels.accept(&hello, accepted.peer) {
             Ok(tunnel) => join_tunnel(&tunnel, accepted),
             Err(fault) => {
-                let said = fault.to_string();
+                let message = fault.to_string();
                 accepted.refuse(fault).map_err(|error| chain(&error))?;
-                Err(said)
+                Err(message)
             }
         }
     }
 
-    /// A source that has committed asks how the session stands, and says commit once more: the message may never have
-    /// arrived. The core decides whether it counts. `copy`: it still has its own.
+    /// A source that has committed asks for the session's outcome, and so sends commit once more: the message may never
+    /// have arrived. The core decides whether it counts. `copy`: it still has its own.
     fn committed_again(&self, accepted: Accepted, copy: bool) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         let live = self.incoming.get(session);
@@ -279,7 +274,7 @@ impl Agent {
             && unfinished.as_ref().is_none_or(|one| one.knows(token));
         if !known {
             accepted.refuse(refusal(Code::NotAuthorised, "wrong token")).map_err(|error| chain(&error))?;
-            return Err("commit was said again with a wrong token".into());
+            return Err("commit was sent again with a wrong token".into());
         }
         if let Some(live) = live {
             live.commit_again(copy);
@@ -293,34 +288,37 @@ impl Agent {
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
-    /// A source that rolled back says so. The core decides whether it counts; what is over is the journal's
-    /// word.
-    fn withdrawn(&self, accepted: Accepted) -> Result<(), String> {
+    /// A source sends that it has rolled back. The core decides whether it counts; of an ended session the journal
+    /// decides.
+    fn roll_back_notice(&self, accepted: Accepted) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         let live = self.incoming.get(session);
         if let Some(live) = &live {
             if !live.knows(&accepted.hello.token) {
                 let fault = refusal(Code::NotAuthorised, "wrong token");
                 accepted.refuse(fault).map_err(|error| chain(&error))?;
-                return Err("a session was withdrawn with a wrong token".into());
+                return Err("a roll-back notice had a wrong token".into());
             }
-            live.withdraw();
+            live.rolled_back_at_source();
         }
         if let Some(unfinished) = self.recovery.get(session) {
             if !unfinished.knows(&accepted.hello.token) {
                 accepted
                     .refuse(refusal(Code::NotAuthorised, "wrong token"))
                     .map_err(|error| chain(&error))?;
-                return Err("a session was withdrawn with a wrong token".into());
+                return Err("a roll-back notice had a wrong token".into());
             }
-            unfinished.withdraw();
+            unfinished.rolled_back_at_source();
         }
         let tunnel = self.tunnels.get(session);
         if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.knows(&accepted.hello.token)) {
-            tunnel.end(refusal(Code::PeerLost, "the other host has ended it, and no link could say so"));
+            tunnel.end(refusal(
+                Code::PeerLost,
+                "the other host has ended it, and no link could carry that message",
+            ));
         }
         let outcome = self.incoming.outcome(session);
-        tracing::info!(%session, %peer, ?outcome, "withdrawn by its source");
+        tracing::info!(%session, %peer, ?outcome, "rolled back at its source");
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
@@ -329,9 +327,9 @@ impl Agent {
         let (session, version) = match self.agreed(&hello, accepted.peer) {
             Ok(joined) => joined,
             Err(fault) => {
-                let said = fault.to_string();
+                let message = fault.to_string();
                 accepted.refuse(fault).map_err(|error| chain(&error))?;
-                return Err(said);
+                return Err(message);
             }
         };
         let welcome = Welcome { version, control_received: session.received_through() };
@@ -356,8 +354,8 @@ impl Agent {
                 session.attach_rdma(accepted, welcome)
             }
             Err(fault) => {
-                let said = fault.to_string();
-                accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said))
+                let message = fault.to_string();
+                accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(message))
             }
         };
         if let Err(error) = handled {
@@ -374,18 +372,18 @@ impl Agent {
     }
 }
 
-/// A session that stands between a guest and whoever wants to do something with it.
+/// A session that must end before anything else may be done with its guest.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenSession {
     pub session: SessionId,
-    /// The other host or an operator decides; otherwise recovery brings it to its end by itself.
+    /// The other host or an operator decides; otherwise recovery ends it by itself.
     pub in_doubt: bool,
 }
 
 impl fmt::Display for OpenSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.in_doubt { "is in doubt" } else { "is being brought to its end" };
-        write!(f, "its migration {} {what}: `linerate migration list` says what it waits for", self.session)
+        write!(f, "its migration {} {what}: `linerate migration list` shows what it waits for", self.session)
     }
 }
 
@@ -400,9 +398,9 @@ fn join_tunnel(tunnel: &Tunnel, accepted: Accepted) -> Result<(), String> {
         Some(_) => None,
     };
     if let Some(fault) = refused {
-        let said = fault.to_string();
+        let message = fault.to_string();
         accepted.refuse(fault).map_err(|error| chain(&error))?;
-        return Err(said);
+        return Err(message);
     }
     let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
     let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;

@@ -9,7 +9,6 @@ use linerate_core::Time;
 pub struct Clock(Instant);
 
 impl Clock {
-    /// Starts at zero.
     pub fn start() -> Clock {
         Clock(Instant::now())
     }

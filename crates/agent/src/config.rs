@@ -1,7 +1,7 @@
 //! The agent's configuration file.
 //!
-//! TOML; unknown keys are refused. `linerate agent --check` reads it and says what is wrong. Every path has a default
-//! that suits a systemd service; `listen` has none, because it decides who can reach this host.
+//! TOML; unknown keys are refused. `linerate agent --check` reads it and reports what is wrong. Every path has a
+//! default that suits a systemd service; `listen` has none, because it decides who can reach this host.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
 use serde::Deserialize;
 
-/// Port that agents listen on unless the operator says otherwise.
+/// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
 
-/// See the module.
+/// Everything that the operator configures of an agent.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -25,7 +25,7 @@ pub struct Config {
     /// migration may use, and no other. Traffic is not encrypted yet: name addresses of trusted networks only.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// UNIX socket of the local API. Whoever can open it can start and move guests.
+    /// UNIX socket of the local API. A program that can open it can start and move guests.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
     /// Journal. Must survive a reboot.
@@ -45,37 +45,37 @@ pub struct Config {
     /// `/dev/mapper` would give every device of this host to any host that may send guests.
     #[serde(default = "default_file_roots")]
     pub file_roots: Vec<PathBuf>,
-    /// Path of a disk, kernel or flash file at the source to its path here, where they differ: `"/srv/a.img" = "/srv/b.img"`, or of
-    /// folders, both with a slash at the end. None by default.
+    /// Path of a disk, kernel or flash file at the source to its path here, where they differ: `"/srv/a.img" =
+    /// "/srv/b.img"`, or of folders, both with a slash at the end. None by default.
     #[serde(default)]
     pub paths: BTreeMap<String, String>,
     /// Whether an arriving guest may have QEMU's user-mode network, through which it reaches this host's loopback.
     #[serde(default)]
     pub allow_user_network: bool,
-    /// Leave the page cache of buffered disks alone when a guest arrives. Saves some 35 ms of blackout; right only where
-    /// storage is coherent or was never read on this host.
+    /// Leave the page cache of buffered disks alone when a guest arrives. Saves some 35 ms of blackout; right only
+    /// where storage is coherent or was never read on this host.
     #[serde(default)]
     pub keep_page_cache: bool,
     /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
     #[serde(default = "default_qemu")]
     pub qemu: Vec<Qemu>,
-    /// What a tunnel from another host may connect to here: `tcp:127.0.0.1:PORT`, `unix:/PATH`, or `unix:/FOLDER/` for all
-    /// sockets in a folder. Default none: whoever can reach `listen` could open what is named here.
+    /// What a tunnel from another host may connect to here: `tcp:127.0.0.1:PORT`, `unix:/PATH`, or `unix:/FOLDER/` for
+    /// all sockets in a folder. Default none: any program that can reach `listen` could open what is named here.
     #[serde(default)]
     pub tunnel_targets: Vec<TunnelAddress>,
-    /// Folder in which libvirt's domains have a QMP socket for the agent, `NAME.sock`; made at start. Tunnels must not lead there: who
-    /// reaches such a socket owns its guest. Default `/run/linerate-domains`.
+    /// Folder in which libvirt's domains have a QMP socket for the agent, `NAME.sock`; made at start. Tunnels must not
+    /// lead there: a program that reaches such a socket owns its guest. Default `/run/linerate-domains`.
     #[serde(default = "default_domain_sockets")]
     pub domain_sockets: PathBuf,
     /// Streams of one tunnel at a time, here and there. Default 64.
     #[serde(default = "default_tunnel_streams_max")]
     pub tunnel_streams_max: usize,
-    /// Memory of one stream in each direction, MiB; taken while bytes are under way. A stream moves at most this much in a
-    /// round trip. Default 8.
+    /// Memory of one stream in each direction, MiB; taken while bytes are in flight. A stream moves at most this much
+    /// in a round trip. Default 8.
     #[serde(default = "default_tunnel_window_mib")]
     pub tunnel_window_mib: u64,
-    /// Whether other hosts' agents may set ports of this one (`linerate doctor --fix`, `linerate link set --host`), on trial. Agents do
-    /// not prove who they are yet: whoever reaches `listen` could. Default no.
+    /// Whether other hosts' agents may set ports of this one (`linerate doctor --fix`, `linerate link set --host`), on
+    /// trial. Agents do not prove their identity yet: any program that reaches `listen` could. Default no.
     #[serde(default)]
     pub settings_from_agents: bool,
     /// Memory that incoming guests must leave free, MiB. Default 512.
@@ -87,13 +87,13 @@ pub struct Config {
     pub rdma_type_of_service: Option<u8>,
 }
 
-/// A QEMU binary.
+/// A QEMU binary that the agent may start.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qemu {
     /// What specifications call it.
     pub name: String,
-    /// The program.
+    /// Path of the program.
     pub binary: PathBuf,
     /// Folders with its firmware (`-L`), if it is not installed in its usual place.
     #[serde(default)]
@@ -159,25 +159,25 @@ pub enum ConfigError {
         "cannot read the configuration {path}; create it (docs/operations.md has an example) or name another with --config"
     )]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure to read it.
         #[source]
         source: std::io::Error,
     },
     /// It is not TOML of this shape.
     #[error("the configuration {path} is wrong")]
     Parse {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Where and what.
+        /// Position and kind of the mistake.
         #[source]
         source: Box<toml::de::Error>,
     },
     /// A value cannot be used.
     #[error("the configuration {path} is wrong: {what}")]
     Value {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// What, and what to do.
         what: String,

@@ -24,7 +24,7 @@ pub fn guest_state(state: GuestState) -> api::GuestState {
     api::GuestState::from_number(state as u8).unwrap_or(api::GuestState::InDoubt)
 }
 
-/// `GuestUnknown` as `guest_unknown`.
+/// The API's name of a code: `GuestUnknown` is `guest_unknown`.
 pub fn code_name(code: Code) -> String {
     let camel = format!("{code:?}");
     let mut snake = String::with_capacity(camel.len() + 4);
@@ -47,14 +47,14 @@ fn hint(code: Code) -> &'static str {
             "stop or rename the guest of that name at the destination, or remove what a crash left of it"
         }
         Code::GuestBusy => "`linerate migration list` shows the migration that has it",
-        Code::NotMigratable => "docs/guests.md says how to start a guest so that direct mode can move it",
+        Code::NotMigratable => "docs/guests.md shows how to start a guest so that direct mode can move it",
         Code::MemoryShort => "free memory at the destination or choose another one",
         Code::ResourceMissing | Code::GuestDiffers => {
             "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older"
         }
-        Code::HypervisorFailed => "look into the log of that side's agent and of its QEMU, then try again",
+        Code::HypervisorFailed => "read the log of that side's agent and of its QEMU, then try again",
         Code::NoLink | Code::PeerLost => {
-            "`linerate doctor` with the other host says what is wrong with the links; else check cables, switch ports and `listen` of both agents"
+            "`linerate doctor` with the other host shows what is wrong with the links; else check cables, switch ports and `listen` of both agents"
         }
         Code::NotConverging => {
             "allow a longer blackout (--max-blackout), let the guest be slowed down (--throttle), or add a link"

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes read at a time; the protocol's cap of one piece.
 const PIECE_BYTES: usize = 256 << 10;
-/// Between two looks at the flag that ends it.
+/// Between two checks of the flag that ends it.
 const SLICE: Duration = Duration::from_millis(20);
 /// QEMU writes without pause; a silence this long means that it never will.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -41,7 +41,6 @@ impl Reader {
             .unwrap_or_else(|_| Err(io::Error::other("the reader of the device state panicked")))
     }
 
-    /// Ends it.
     pub fn abandon(self) {
         self.stop.store(true, Ordering::SeqCst);
         let _ = self.finish();
@@ -64,7 +63,7 @@ fn read(listener: &UnixListener, stop: &AtomicBool, mut piece: impl FnMut(Vec<u8
             Err(error) if is_wait(&error) => {}
             Err(error) => return Err(error),
         }
-        // While QEMU holds at pre-switchover nothing comes; that wait has its own limit, by which this is stopped.
+        // While QEMU waits at pre-switchover it writes nothing; that wait has its own limit, by which this is stopped.
         if last.elapsed() > 20 * SILENCE_MAX {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "QEMU writes no device state"));
         }
@@ -89,7 +88,6 @@ fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-/// The destination's end.
 #[derive(Debug)]
 pub struct Writer(UnixStream);
 
@@ -101,7 +99,6 @@ impl Writer {
         Ok(Writer(stream))
     }
 
-    /// Gives bytes on.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }

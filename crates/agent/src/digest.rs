@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::ram::Ram;
 
-/// Digests all regions in order. A hole counts like a page of zeros, so both sides come to the same number.
+/// Digests all regions in order. A hole counts like a page of zeros, so both sides get the same number.
 pub fn of(regions: &[Arc<Ram>]) -> io::Result<u64> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     regions.iter().try_fold(0u64, |digest, ram| {

@@ -1,5 +1,5 @@
-//! The disks that a guest uses, at both ends of a migration: the ones of its command line when it begins. The same at
-//! the destination before it is committed ([`linerate_guest::graph`]).
+//! The disks that a guest uses, at both ends of a migration: those of its command line when it begins. The same at the
+//! destination before it is committed ([`linerate_guest::graph`]).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use linerate_guest::stale;
 use crate::faults::{chain, fault};
 
 /// Reads the source's disks at the beginning. The command line follows drives that have another image now, which are
-/// given back in words; all others must be as it says.
+/// returned as sentences; all others must be as it has them.
 pub(crate) fn at_start(
     qmp: &mut Qmp,
     guest: &mut GuestDescription,
@@ -47,13 +47,13 @@ fn read_here(qmp: &mut Qmp, guest: &GuestDescription, deadline: Instant) -> Resu
 /// What the guest loses by the migration: dirty bitmaps, and snapshots within images that are copied.
 pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
     let Some(graph) = &guest.graph else { return Vec::new() };
-    let said = |lost: Vec<String>, words: &dyn Fn(String) -> String| {
-        (!lost.is_empty()).then(|| words(lost.join(", ")))
+    let caution = |lost: Vec<String>, text: &dyn Fn(String) -> String| {
+        (!lost.is_empty()).then(|| text(lost.join(", ")))
     };
-    let bitmaps = said(graph.lost_bitmaps(&guest.copied), &|names| {
+    let bitmaps = caution(graph.lost_bitmaps(&guest.copied), &|names| {
         format!("dirty bitmaps stay behind ({names}): the next backup that uses them must be a full one")
     });
-    let snapshots = said(graph.lost_snapshots(&guest.copied), &|names| {
+    let snapshots = caution(graph.lost_snapshots(&guest.copied), &|names| {
         format!(
             "snapshots within copied images stay behind ({names}): they are in the image at the source only"
         )
@@ -62,7 +62,7 @@ pub(crate) fn cautions(guest: &GuestDescription) -> Vec<String> {
 }
 
 /// The source's disks at the beginning, as JSON. Empty for a domain of libvirt, whose disks are libvirt's.
-pub(crate) fn at_first(guest: &GuestDescription) -> Result<String, Fault> {
+pub(crate) fn initial_disks(guest: &GuestDescription) -> Result<String, Fault> {
     let Some(graph) = &guest.graph else { return Ok(String::new()) };
     graph.to_json().map_err(|error| fault(Code::NotMigratable, Step::Blackout, Side::Source, &error))
 }
@@ -80,20 +80,20 @@ pub(crate) fn check_unchanged(
     let Some(change) = before.change(&now) else { return Ok(()) };
     let detail = format!(
         "the guest's disks were changed during the migration: {change}. The destination has opened those of the beginning; \
-         start the migration again when nobody changes them"
+         start the migration again when they are not being changed"
     );
     Err(Fault::new(Code::GuestDiffers, Step::Blackout, Side::Source, detail))
 }
 
-/// The same with what the source says of its disks when its guest has stopped.
-pub(crate) fn check_told(
+/// The same with what the source reports of its disks when its guest has stopped.
+pub(crate) fn check_reported(
     qmp: &mut Qmp,
     guest: &GuestDescription,
-    told: &str,
+    reported: &str,
     paths: &BTreeMap<String, String>,
     deadline: Instant,
 ) -> Result<(), Fault> {
-    let source = DiskGraph::from_json(told)
+    let source = DiskGraph::from_json(reported)
         .map_err(|error| fault(Code::ProtocolViolation, Step::Blackout, Side::Source, &error))?;
     check_same(qmp, guest, &source, paths, Step::Blackout, deadline)
 }
@@ -127,12 +127,12 @@ fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
 }
 
 /// The guest runs elsewhere with copies of these disks: what is left here grows old.
-pub(crate) fn leave_stale(copied: &[PathBuf], guest: &str, to: &str) {
+pub(crate) fn mark_stale(copied: &[PathBuf], guest: &str, to: &str) {
     for path in copied {
         if let Err(error) = stale::mark(path, guest, to) {
             tracing::warn!(
                 path = %path.display(), %error,
-                "the image that is left here could not be marked as stale: nobody must start a guest with it"
+                "the image that is left here could not be marked as stale: no guest may be started with it"
             );
         }
     }
@@ -146,7 +146,7 @@ mod tests {
     use crate::incoming::domain::tests::waits;
 
     #[test]
-    fn what_stays_behind_is_said_before_the_guest_moves() {
+    fn what_stays_behind_is_reported_before_the_guest_moves() {
         let text = r#"{"drives": [{"name": "d", "device": "vd", "node": 0}], "unused": [], "jobs": [], "nodes": [
             {"name": "n", "driver": "qcow2", "path": "/srv/d", "read_only": false, "size": 512, "children": [],
              "bitmaps": [{"name": "nightly", "persistent": true}]}]}"#;
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(cautions(&shared), [""; 0]);
         let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Qcow2);
         let disk = CopiedDisk { id, path, format, size: 512, identity: None };
-        let said = cautions(&GuestDescription { copied: vec![disk], ..shared });
-        assert!(said[0].contains("d: nightly") && said[1].contains("(d: before, d: after)"), "{said:?}");
+        let texts = cautions(&GuestDescription { copied: vec![disk], ..shared });
+        assert!(texts[0].contains("d: nightly") && texts[1].contains("(d: before, d: after)"), "{texts:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Events of one migration, for everybody who watches it: what happened so far first, then what happens now.
+//! Events of one migration, for every watcher: what happened so far first, then what happens now.
 
 use std::sync::MutexGuard;
 use std::time::Instant;
@@ -16,7 +16,6 @@ struct Log {
     finished: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct EventLog {
     began: Instant,
@@ -43,7 +42,7 @@ impl EventLog {
         self.log.lock()
     }
 
-    /// Something happened. After [`EventKind::Finished`] nothing does.
+    /// Adds an event. After [`EventKind::Finished`] it does nothing.
     pub fn publish(&self, kind: EventKind) {
         let at_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut log = self.lock();
@@ -67,8 +66,8 @@ impl EventLog {
         EventCursor { history: 0, progress: 0, changed: self.changed.subscribe() }
     }
 
-    /// What is new since the last call, in order; and whether that was all for ever.
-    pub fn news(&self, cursor: &mut EventCursor) -> (Vec<Event>, bool) {
+    /// The events since the last call, in order; and whether the log has ended with them.
+    pub fn next_events(&self, cursor: &mut EventCursor) -> (Vec<Event>, bool) {
         cursor.changed.mark_unchanged();
         let log = self.lock();
         let mut events: Vec<Event> = log.history.iter().skip(cursor.history).cloned().collect();
@@ -78,7 +77,7 @@ impl EventLog {
         {
             cursor.progress = *number;
             let place = events.partition_point(|other| other.at_us <= event.at_us);
-            // Progress that was overtaken by the end is of no use to anybody.
+            // Progress that was overtaken by the end is of no use.
             if !log.finished || place < events.len() {
                 events.insert(place, event.clone());
             }
@@ -97,9 +96,9 @@ impl EventLog {
 }
 
 impl EventCursor {
-    /// Waits for news.
+    /// Waits for further events.
     pub async fn changed(&mut self) {
-        // An error means that the log is gone: then the next look says so.
+        // An error means that the log is gone: then the next read shows it.
         let _ = self.changed.changed().await;
     }
 }
@@ -118,18 +117,18 @@ mod tests {
 
     #[test]
     fn a_late_watcher_gets_everything_and_each_thing_once() {
-        let hub = EventLog::default();
-        hub.publish(warning("one"));
-        let mut cursor = hub.watch();
-        hub.publish(warning("two"));
-        let (events, over) = hub.news(&mut cursor);
+        let event_log = EventLog::default();
+        event_log.publish(warning("one"));
+        let mut cursor = event_log.watch();
+        event_log.publish(warning("two"));
+        let (events, over) = event_log.next_events(&mut cursor);
         assert_eq!(events.len(), 2);
         assert!(!over);
-        assert!(hub.news(&mut cursor).0.is_empty());
-        hub.publish(finished());
-        hub.publish(warning("after the end"));
-        let (events, over) = hub.news(&mut cursor);
+        assert!(event_log.next_events(&mut cursor).0.is_empty());
+        event_log.publish(finished());
+        event_log.publish(warning("after the end"));
+        let (events, over) = event_log.next_events(&mut cursor);
         assert_eq!(events.len(), 1);
-        assert!(over && hub.finished().is_some());
+        assert!(over && event_log.finished().is_some());
     }
 }

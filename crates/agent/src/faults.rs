@@ -1,4 +1,4 @@
-//! Errors of the modules below, as faults: which step, which side, and the whole chain of causes in words.
+//! Errors of the modules below, as faults: which step, which side, and the whole chain of causes as text.
 
 use std::error::Error;
 

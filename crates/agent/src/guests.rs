@@ -60,14 +60,14 @@ fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
     Err(ErrorBody { hint, ..ErrorBody::new("resource_missing", message) })
 }
 
-fn busy(name: &str, why: &str, unsettled: OpenSession) -> ErrorBody {
-    let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {unsettled}"));
-    if !unsettled.in_doubt {
-        return error.with_hint("try again when it has come to its end");
+fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
+    let error = ErrorBody::new("guest_busy", format!("{name}: {why}: {open}"));
+    if !open.in_doubt {
+        return error.with_hint("try again when it has ended");
     }
-    let session = unsettled.session;
+    let session = open.session;
     let either = format!("`linerate resolve {session} --resume-here` or `--give-up`");
-    error.with_hint(format!("bring the other host back; or look where the guest is and decide: {either}"))
+    error.with_hint(format!("start the other host again; or check where the guest is and decide: {either}"))
 }
 
 /// All guests of this host.
@@ -106,9 +106,9 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
         direct: api::Verdict { possible: false, reasons: vec![reason.clone()] },
         stream: api::Verdict { possible: false, reasons: vec![reason] },
     };
-    if let Some(unsettled) = agent.unsettled(record) {
-        let state = if unsettled.in_doubt { GuestRunState::InDoubt } else { GuestRunState::Recovering };
-        return (bare(state, unsettled.to_string()), None);
+    if let Some(open) = agent.open_session_of(record) {
+        let state = if open.in_doubt { GuestRunState::InDoubt } else { GuestRunState::Recovering };
+        return (bare(state, open.to_string()), None);
     }
     if !record.is_alive() {
         return (bare(GuestRunState::Stopped, "its QEMU has ended".into()), None);
@@ -116,9 +116,9 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
     if agent.outgoing().iter().any(|one| one.request.guest == record.name && !one.is_over()) {
         return (bare(GuestRunState::Migrating, "it is being migrated".into()), None);
     }
-    let coming = agent.coming().into_iter().find(|one| one.guest() == record.name);
-    if coming.is_some_and(|one| one.outcome() != linerate_core::Outcome::Committed) {
-        return (bare(GuestRunState::Incoming, "it is just coming".into()), None);
+    let incoming = agent.incoming_live().into_iter().find(|one| one.guest() == record.name);
+    if incoming.is_some_and(|one| one.outcome() != linerate_core::Outcome::Committed) {
+        return (bare(GuestRunState::Incoming, "it is just arriving".into()), None);
     }
     match read_now(record) {
         Ok((description, disks)) => (described(record, &description, disks), Some(description)),
@@ -126,7 +126,7 @@ fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDe
     }
 }
 
-/// The guest as a migration would find it, and what it would say against its disks.
+/// The guest as a migration would find it, and its warnings about the disks.
 fn read_now(record: &GuestRecord) -> Result<(GuestDescription, Option<Reason>), String> {
     let deadline = Instant::now() + QMP_WAIT;
     let mut qmp = process::connect(record, deadline).map_err(|error| chain(&error))?;
@@ -227,12 +227,8 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
-    if let Some(unsettled) = agent.unsettled_name(&spec.name) {
-        return Err(busy(
-            &spec.name,
-            "a guest of this name may run, or come back, on either host",
-            unsettled,
-        ));
+    if let Some(open) = agent.open_session_of_name(&spec.name) {
+        return Err(busy(&spec.name, "a guest of this name may run, or be resumed, on either host", open));
     }
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
@@ -275,8 +271,8 @@ fn ram_dir(agent: &Agent, spec: &GuestSpec) -> Answer<PathBuf> {
 /// One name for each process, and one process for each name: with two names, two migrations could have one guest.
 fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
     let records = agent.registry.list().map_err(|error| registry_error(&error))?;
-    let living = records.into_iter().filter(GuestRecord::is_alive);
-    let Some(known) = living.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
+    let alive = records.into_iter().filter(GuestRecord::is_alive);
+    let Some(known) = alive.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
         return Ok(());
     };
     if known.process.pid != pid {
@@ -287,7 +283,7 @@ fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
     Err(ErrorBody::new("guest_exists", text).with_hint("`linerate vm list` shows it"))
 }
 
-/// Takes a QEMU into the list that somebody else started.
+/// Takes a QEMU into the list that another program started.
 pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let deadline = Instant::now() + QMP_WAIT;
     let found = match (request.pid, &request.qmp) {
@@ -312,8 +308,8 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
 
 pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
-    if let Some(unsettled) = agent.unsettled(&record) {
-        return Err(busy(name, "it may be the only copy of the guest", unsettled));
+    if let Some(open) = agent.open_session_of(&record) {
+        return Err(busy(name, "it may be the only copy of the guest", open));
     }
     let (mut before, _) = summary(agent, &record);
     if matches!(before.state, GuestRunState::Migrating | GuestRunState::Incoming) {

@@ -3,8 +3,8 @@
 //! Each change of phase is one durable transaction (flushed before it returns). The phases and what follows from them
 //! are `linerate-core`'s; this module only keeps them, with what the drivers need to find its guest again.
 //!
-//! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); whoever asks meanwhile gets
-//! what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
+//! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); a question meanwhile
+//! gets what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub enum JournalError {
          migrations, then move the file away", path.display()
     )]
     Format {
-        /// The journal.
+        /// Path of the journal file.
         path: PathBuf,
         /// 1 for a journal without a number.
         found: u64,
@@ -79,7 +79,7 @@ from_redb!(
 pub enum Role {
     /// The guest leaves this host.
     Source {
-        /// How it moves.
+        /// Mode in which the guest moves.
         #[serde(with = "mode_name")]
         mode: ModeTag,
         /// `started`, `commit_sent`, `taking_back`, `finished` or `rolled_back`.
@@ -91,38 +91,38 @@ pub enum Role {
         peers: Vec<std::net::SocketAddr>,
         /// Whether the guest ran when the migration began.
         ran: bool,
-        /// The run state that the guest stood in before QEMU was to stop it; none if it ran, or if that is not known.
-        #[serde(default)]
-        stood: Option<RunState>,
-        /// Shown when asking.
+        /// The guest's run state before QEMU was to stop it; none if it ran, or if that is not known.
+        #[serde(default, rename = "stood")]
+        run_state_before: Option<RunState>,
+        /// The session's token, which a question to the other host shows.
         token: String,
         /// How its QEMU was set before.
         settings: Option<Settings>,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
-        /// It was rolled back, and the destination, which may hold the complete guest, has not been told yet.
-        #[serde(default)]
-        untold: bool,
+        /// It was rolled back, and the destination, which may hold the complete guest, has not been notified yet.
+        #[serde(default, rename = "untold")]
+        notice_due: bool,
     },
-    /// The guest comes to this host.
+    /// The guest arrives at this host.
     Destination {
         /// `started`, `loaded`, `committed`, `running`, `aborted`, `returned` or `finished`.
         #[serde(with = "destination_phase")]
         phase: DestinationPhase,
         /// What is known of the guest here.
         #[serde(flatten)]
-        waiting: Waiting,
+        incoming: IncomingRecord,
     },
-    /// A domain of libvirt leaves this host or comes to it in mode Handover. One capability of its QEMU was set, and recovery ends
-    /// nothing.
+    /// A domain of libvirt leaves this host or arrives at it in mode Handover. One capability of its QEMU was set, and
+    /// recovery ends nothing.
     Handover {
         /// Its QEMU and the way to ask it; of no registry.
         qemu: GuestRecord,
         /// The capability is off again.
         over: bool,
     },
-    /// libvirt is asked to move a domain away. What became of it both libvirts know.
+    /// libvirt is asked to move a domain away. Both libvirts know how that ended.
     Libvirt {
         /// What to ask them.
         domain: MovedDomain,
@@ -148,9 +148,9 @@ pub struct MovedDomain {
     pub links: Vec<String>,
 }
 
-/// What is known of a guest that comes, as the journal keeps it.
+/// What is known of an incoming guest, as the journal keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waiting {
+pub struct IncomingRecord {
     /// How it moves; none if no mode was offered that this agent knows.
     #[serde(with = "mode_name::optional")]
     pub mode: Option<ModeTag>,
@@ -169,7 +169,7 @@ pub struct Waiting {
     /// that has executed anything since has other figures.
     #[serde(default)]
     pub cpu_threads: Vec<i32>,
-    /// See `cpu_threads`.
+    /// CPU time of `cpu_threads` at commit, nanoseconds.
     #[serde(default)]
     pub cpu_run_ns: Option<u64>,
     /// Images that were copied into: when the guest runs with them, they are not stale any more.
@@ -180,8 +180,9 @@ pub struct Waiting {
     pub domain: Option<(GuestRecord, bool)>,
 }
 
-impl Waiting {
-    /// Whether the virtual CPUs of this process have executed anything since the guest was committed. `None`: nobody knows.
+impl IncomingRecord {
+    /// Whether the virtual CPUs of this process have executed anything since the guest was committed. `None`: it is not
+    /// known.
     pub fn ran_since_commit(&self, pid: i32) -> Option<bool> {
         let before = self.cpu_run_ns?;
         procfs::run_time_ns(pid, &self.cpu_threads).map(|now| now != before)
@@ -191,12 +192,12 @@ impl Waiting {
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {
             Some((qemu, over)) => Role::Handover { qemu, over },
-            None => Role::Destination { phase, waiting: self },
+            None => Role::Destination { phase, incoming: self },
         }
     }
 }
 
-/// A session.
+/// What the journal keeps of one session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the guest.
@@ -205,7 +206,7 @@ pub struct Record {
     pub order: u64,
     /// Milliseconds since 1970 of the last change; shown, and decides nothing.
     pub changed_unix_ms: u64,
-    /// The rest.
+    /// What depends on this host's side of the session.
     #[serde(flatten)]
     pub role: Role,
 }
@@ -219,7 +220,7 @@ impl Record {
     /// Nothing follows from it after a crash but an answer.
     fn is_over(&self) -> bool {
         match &self.role {
-            Role::Source { untold: true, .. } => false,
+            Role::Source { notice_due: true, .. } => false,
             Role::Source { phase, .. } => matches!(phase, SourcePhase::Finished | SourcePhase::RolledBack),
             Role::Destination { phase, .. } => !matches!(
                 phase,
@@ -233,7 +234,7 @@ impl Record {
     pub fn entry(&self, session: SessionId) -> Option<Entry> {
         let (phase, qemu) = match &self.role {
             Role::Source { phase, qemu, .. } => (Phase::Source(*phase), Some(qemu)),
-            Role::Destination { phase, waiting } => (Phase::Destination(*phase), waiting.qemu.as_ref()),
+            Role::Destination { phase, incoming } => (Phase::Destination(*phase), incoming.qemu.as_ref()),
             Role::Handover { .. } | Role::Libvirt { .. } => return None,
         };
         Some(Entry { session, order: self.order, phase, process: qemu.map(process) })
@@ -243,7 +244,7 @@ impl Record {
     pub fn mode(&self) -> Option<ModeTag> {
         match &self.role {
             Role::Source { mode, .. } => Some(*mode),
-            Role::Destination { waiting, .. } => waiting.mode,
+            Role::Destination { incoming, .. } => incoming.mode,
             Role::Handover { .. } => Some(ModeTag::Handover),
             Role::Libvirt { .. } => None,
         }
@@ -341,7 +342,7 @@ phase_names!(
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened anew.
+    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened again.
     database: Mutex<Option<Database>>,
     next_order: AtomicU64,
     unwritten: Mutex<Unwritten>,
@@ -406,7 +407,7 @@ impl Journal {
     }
 
     /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an
-    /// error is logged. The result says whether it is on disk already.
+    /// error is logged. `true` if it is on disk already.
     pub fn put_end(self: &Arc<Journal>, session: SessionId, record: &Record) -> Result<(), JournalError> {
         let mut unwritten = self.unwritten.lock();
         let done = self.put_newest(&mut unwritten, session, record);
@@ -450,7 +451,7 @@ impl Journal {
         next
     }
 
-    /// Uses the database, opening it first if it has to be; after any failure it is opened anew the next time.
+    /// Uses the database, opening it first if it has to be; after any failure it is opened again the next time.
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, JournalError>) -> Result<T, JournalError> {
         let mut slot = self.database.lock();
         let database = match slot.take() {
@@ -464,7 +465,7 @@ impl Journal {
         done
     }
 
-    /// Puts a record on disk unless the one that is there, or waits to be written, is `refused`; says whether it did.
+    /// Puts a record on disk unless the one that is there, or waits to be written, is `refused`; `true` if it did.
     pub fn put_unless(
         &self,
         session: SessionId,
@@ -495,19 +496,21 @@ impl Journal {
         Ok(())
     }
 
-    /// The destination knows of a roll-back: a later agent need not tell it once more.
-    pub fn note_told(&self, session: SessionId) {
-        if let Err(error) = self.destination_is_told(session) {
-            tracing::warn!(%session, error = chain(&error), "the next start of the agent tells the destination once more");
+    /// The destination knows of a roll-back: a later agent need not notify it again.
+    pub fn note_notified(&self, session: SessionId) {
+        if let Err(error) = self.record_notified(session) {
+            tracing::warn!(%session, error = chain(&error), "the next start of the agent notifies the destination again");
         }
     }
 
     /// The destination knows that the session was rolled back.
-    pub fn destination_is_told(&self, session: SessionId) -> Result<(), JournalError> {
+    pub fn record_notified(&self, session: SessionId) -> Result<(), JournalError> {
         let unwritten = self.unwritten.lock();
         let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
         match &mut record.role {
-            Role::Source { phase: SourcePhase::RolledBack, untold, .. } if *untold => *untold = false,
+            Role::Source { phase: SourcePhase::RolledBack, notice_due, .. } if *notice_due => {
+                *notice_due = false
+            }
             _ => return Ok(()),
         }
         self.insert(session, &record)

@@ -18,7 +18,7 @@ pub(crate) fn judge(guest: &GuestDescription) -> Verdict {
     }
 }
 
-/// Probes the kernel and says in the log what is wrong with it.
+/// Probes the kernel and logs what is wrong with it.
 pub(crate) fn probe() {
     if let Some(why) = unfit() {
         tracing::warn!("guests cannot be moved in direct mode: {why}");

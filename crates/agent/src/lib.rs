@@ -2,19 +2,19 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | [`config`], [`journal`] | what the operator says, what must be known after a crash |
-//! | `agent` | what all parts share; who is told about a connection from another agent |
+//! | [`config`], [`journal`] | what the operator configures, what must be known after a crash |
+//! | `agent` | what all parts share; which part gets a connection from another agent |
 //! | `session` | what every session between two agents has: connections, links, channels, streams |
 //! | `outgoing`, `incoming` | the drivers of the core's two state machines |
 //! | [mod@bench] | measuring the links |
-//! | `recovery` | sessions that were not brought to their end: after a crash, or where a hypervisor does not answer |
+//! | `recovery` | sessions that have not ended: after a crash, or where a hypervisor does not answer |
 //! | `doctor` | inventory and probes, for this host and for other agents |
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
-//! | `gate` | connections of such a session that wait, and bytes that are held back |
+//! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
@@ -29,7 +29,6 @@ mod disks;
 mod doctor;
 mod event_log;
 mod faults;
-mod gate;
 mod guests;
 mod incoming;
 pub mod journal;
@@ -45,6 +44,7 @@ mod recovery;
 mod server;
 mod session;
 mod settings;
+mod stream_gate;
 #[cfg(test)]
 mod testing;
 mod trial;
@@ -65,11 +65,11 @@ use crate::config::Config;
 use crate::journal::Journal;
 use crate::private_folder::private_folder;
 
-/// Where the configuration is if nothing else is said.
+/// Default path of the configuration.
 pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
 
-/// Runs the agent until it is told to end (SIGTERM, SIGINT). Guests and their QEMU live on. With `check` the
-/// configuration is read, and nothing else is done.
+/// Runs the agent until SIGTERM or SIGINT. Guests and their QEMU continue to run. With `check` the configuration is
+/// read, and nothing else is done.
 pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
@@ -80,8 +80,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let _alone = alone(&config.run_dir)?;
     end_on_panic();
     let agent = Arc::new(open(config)?);
-    // First: it waits for nobody, and what follows may.
-    session::kept::withdraw_left(&agent.config.state_dir);
+    // First: it does not block, and what follows may.
+    session::pending_notice::send_all(&agent.config.state_dir);
     recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
     trial::recover(&agent.trials);
     tunnel::clear_folders(&agent.config);
@@ -90,7 +90,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
     let _listener = if agent.config.listen.is_empty() {
-        tracing::warn!("`listen` names no address: guests can leave this host and none can come");
+        tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
         None
     } else {
         let options = ListenOptions::default();
@@ -106,8 +106,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// A defect ends the agent at once, also in a build without `panic = "abort"`: no thread goes on with what the one that
-/// panicked has left half changed. The next start recovers from the journal.
+/// A defect ends the agent at once, also in a build without `panic = "abort"`: no thread continues with what the one
+/// that panicked has left half changed. The next start recovers from the journal.
 fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panicked| {
@@ -116,7 +116,8 @@ fn end_on_panic() {
     }));
 }
 
-/// Two agents with one list of guests would end each other's guests while they are started. Let go when it is dropped.
+/// Two agents with one list of guests would end each other's guests while they are started. Released when it is
+/// dropped.
 fn alone(run_dir: &Path) -> Result<File> {
     private_folder(run_dir)?;
     let path = run_dir.join("agent.lock");
@@ -142,8 +143,8 @@ fn open(config: Config) -> Result<Agent> {
     Ok(Agent::new(config, journal, registry))
 }
 
-/// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them, and
-/// none can see those of others.
+/// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them,
+/// and none can see those of others.
 fn make_socket_folders(config: &Config) -> Result<()> {
     for folder in config.tunnel_targets.iter().filter_map(TunnelAddress::folder) {
         let made = std::fs::create_dir_all(folder.parent().unwrap_or(folder)).and_then(|()| {
@@ -157,8 +158,8 @@ fn make_socket_folders(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those of others. A host
-/// without it does without direct mode for domains.
+/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those
+/// of others. A host without it does without direct mode for domains.
 fn make_domain_folder(config: &Config) {
     let folder = &config.domain_sockets;
     if folder.exists() {
@@ -185,7 +186,7 @@ fn make_folder(folder: &Path, finish: impl FnOnce(&Path) -> std::io::Result<()>)
     std::fs::rename(unfinished, folder)
 }
 
-/// Asks the configured QEMU programs what they can, so that the first guest that comes need not wait for it.
+/// Asks the configured QEMU programs what they can, so that the first incoming guest need not wait for it.
 fn warm_up(agent: &Arc<Agent>) {
     let agent = agent.clone();
     let asking = move || {
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_agent_with_the_same_guests_ends_at_once_and_says_why() {
+    fn a_second_agent_with_the_same_guests_ends_at_once_and_reports_why() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.toml");
         let folder = |name: &str| dir.path().join(name);
@@ -231,8 +232,8 @@ mod tests {
         let (ends, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || ends.send(run(&path, false)));
         let second = ended.recv_timeout(std::time::Duration::from_secs(60)).expect("it runs");
-        let said = format!("{:#}", second.unwrap_err());
-        assert!(said.contains("agent.lock") && said.contains("another agent"), "{said}");
+        let message = format!("{:#}", second.unwrap_err());
+        assert!(message.contains("agent.lock") && message.contains("another agent"), "{message}");
         assert!(!folder("state").exists(), "it has touched nothing");
         drop(first);
         assert!(alone(&folder("run")).is_ok());
@@ -270,7 +271,7 @@ mod tests {
         if std::env::var_os(INSIDE).is_some() {
             end_on_panic();
             let panicked = std::thread::spawn(|| panic!("on purpose")).join();
-            println!("it goes on: {panicked:?}");
+            println!("it continues: {panicked:?}");
             return;
         }
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(ended.status.signal(), Some(abort), "{ended:?}");
         assert!(
             String::from_utf8_lossy(&ended.stderr).contains("on purpose"),
-            "the cause is told: {ended:?}"
+            "the cause is reported: {ended:?}"
         );
     }
 

@@ -9,14 +9,15 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// A local service takes a connection within this. Those that were asked for behind it wait meanwhile.
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(5);
 
-/// Connects to a UNIX socket. Where the queue of those who wait to be accepted is full, a place in it is waited for so long.
+/// Connects to a UNIX socket. Where the queue of connections that wait to be accepted is full, it waits for a place up
+/// to `wait`.
 pub(crate) fn connect_unix(path: &Path, wait: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A connect that does not block would fail at once there; one that blocks keeps to the time that a write may take.
     socket.set_write_timeout(Some(wait))?;
     socket.connect(&SockAddr::unix(path)?).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => {
-            let text = format!("nobody has accepted a connection to {} for {wait:?}", path.display());
+            let text = format!("no process has accepted a connection to {} for {wait:?}", path.display());
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,

@@ -1,4 +1,5 @@
-//! `linerate qos apply`: this host's ports become as an intent says, each on trial like those of `linerate link set`.
+//! `linerate qos apply`: this host's ports get the settings of an intent, each on trial like those of `linerate link
+//! set`.
 
 use std::sync::Arc;
 
@@ -11,9 +12,9 @@ use linerate_fabric::qos::plan::{HostPlan, PortPlan, host, port_plan};
 use crate::doctor::network_here;
 use crate::trial::{self, Begun, Trials};
 
-/// Does what the intent says; nothing at all if one port cannot have it.
+/// Sets what the intent has for this host; nothing at all if one port cannot have it.
 pub fn apply(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
-    trial::within(request.confirm_within_s)?;
+    trial::check_time_limit(request.confirm_within_s)?;
     let intent = intent::parse(&request.intent).map_err(|error| {
         trial::refuse(error.to_string()).with_hint("docs/qos.md describes the file, with an example")
     })?;
@@ -61,16 +62,16 @@ fn change(
     let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", trials.doctor.config.name));
     let port = inventory.port(&one.port).ok_or_else(|| missing(&one.port))?;
     // What the driver passed over in silence is seen here.
-    let look = || -> Result<(Port, String), ErrorBody> {
+    let read = || -> Result<(Port, String), ErrorBody> {
         let now = network_here(&trials.doctor);
         let port = now.port(&one.port).ok_or_else(|| missing(&one.port))?;
         Ok((port.clone(), left(&now, port, intent)))
     };
-    trial::change(trials, port, &one.plan, &look)
+    trial::change(trials, port, &one.plan, &read)
 }
 
 fn left(now: &Inventory, port: &Port, intent: &Intent) -> String {
-    port_plan(now, port, intent).map_or_else(|error| error.to_string(), |plan| trial::words(&plan))
+    port_plan(now, port, intent).map_or_else(|error| error.to_string(), |plan| trial::describe(&plan))
 }
 
 fn answer(one: &PortPlan, confirm_within_s: Option<u32>) -> LinkAnswer {
@@ -87,7 +88,7 @@ fn answer(one: &PortPlan, confirm_within_s: Option<u32>) -> LinkAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trial::tests::{agent, begin_nothing, under_way};
+    use crate::trial::tests::{agent, begin_nothing, on_trial};
 
     fn ports(names: [&str; 2]) -> [PortPlan; 2] {
         names.map(|name| PortPlan { port: name.into(), plan: Plan::default(), problem: None })
@@ -100,7 +101,7 @@ mod tests {
         all(&agent.trials, &[&first, &second], 1, |one| {
             if one.port == "other" {
                 std::thread::sleep(std::time::Duration::from_secs(3));
-                assert!(under_way(&agent.trials, "lo"), "put back while the next port was being set");
+                assert!(on_trial(&agent.trials, "lo"), "put back while the next port was being set");
             }
             Ok(begin_nothing(&agent.trials, &one.port))
         })
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_half_an_intent_it_is_said_what_became_of_each_port() {
+    fn half_an_intent_reports_the_state_of_each_port() {
         let (_folder, agent) = agent();
         let [first, second] = ports(["lo", "no-such-port"]);
         let third = PortPlan { port: "third".into(), ..second.clone() };
@@ -117,9 +118,12 @@ mod tests {
             name => Ok(begin_nothing(&agent.trials, name)),
         })
         .unwrap_err();
-        let said = error.message;
-        assert!(said.starts_with("third does not take it; lo was put back; "), "{said}");
-        assert!(said.contains("no-such-port could NOT be put back: there is no port no-such-port"), "{said}");
-        assert!(!under_way(&agent.trials, "lo"));
+        let message = error.message;
+        assert!(message.starts_with("third does not take it; lo was put back; "), "{message}");
+        assert!(
+            message.contains("no-such-port could NOT be put back: there is no port no-such-port"),
+            "{message}"
+        );
+        assert!(!on_trial(&agent.trials, "lo"));
     }
 }

@@ -1,4 +1,4 @@
-//! Guest RAM as carriers see it: `linerate-memory`'s mapping behind `linerate-net`'s trait.
+//! Guest RAM as transports see it: `linerate-memory`'s mapping behind `linerate-net`'s trait.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,6 @@ use linerate_core::Run;
 use linerate_memory::Mapping;
 use linerate_net::region::{Mapped, Region};
 
-/// A RAM block.
 #[derive(Debug)]
 pub struct Ram(Mapping);
 

@@ -7,14 +7,14 @@ use linerate_net::rdma::listen::Listener;
 
 use crate::agent::Agent;
 
-/// A device that came is found within this, and one that went is offered no longer than this.
-const LOOK: Duration = Duration::from_secs(2);
+/// A new device is found within this, and a removed one is offered no longer than this.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 struct Ports {
     agent: Arc<Agent>,
     listener: Option<Listener>,
-    /// Why there are none, if that was told.
-    said: String,
+    /// Why there are none, if that was reported.
+    reported: String,
 }
 
 /// As long as the agent runs. A host without RDMA does without.
@@ -22,27 +22,27 @@ pub(crate) fn listen(agent: &Arc<Agent>) {
     if agent.config.listen.is_empty() {
         return;
     }
-    let mut ports = Ports { agent: agent.clone(), listener: None, said: String::new() };
-    ports.look();
-    let looking = move || {
+    let mut ports = Ports { agent: agent.clone(), listener: None, reported: String::new() };
+    ports.refresh();
+    let checking = move || {
         loop {
-            std::thread::sleep(LOOK);
-            ports.look();
+            std::thread::sleep(POLL_INTERVAL);
+            ports.refresh();
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("rdma-ports".into()).spawn(looking) {
+    if let Err(error) = std::thread::Builder::new().name("rdma-ports".into()).spawn(checking) {
         tracing::error!(%error, "no thread to look for RDMA devices");
     }
 }
 
 impl Ports {
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         match &self.listener {
-            Some(listener) => listener.look_again(),
+            Some(listener) => listener.check_again(),
             None => self.start(),
         }
         let addresses = self.listener.as_ref().map(Listener::addresses).unwrap_or_default();
-        if self.agent.rdma.tell(&addresses) {
+        if self.agent.rdma.set(&addresses) {
             tracing::info!(?addresses, "RDMA connections are taken");
         }
     }
@@ -54,9 +54,9 @@ impl Ports {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => {
                 let error = error.to_string();
-                if error != self.said {
+                if error != self.reported {
                     tracing::info!("{error}");
-                    self.said = error;
+                    self.reported = error;
                 }
             }
         }

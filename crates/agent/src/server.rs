@@ -84,7 +84,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .with_state(agent)
 }
 
-/// A request's body; what is wrong with it is said in the API's own form.
+/// A request's body; an error in it is answered in the API's own form.
 fn parse<T: serde::de::DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal(ErrorBody::new(code::BAD_REQUEST, error.to_string())))
@@ -106,10 +106,11 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         agent.moves.all().into_iter().filter(|one| !one.is_over()).partition(|one| one.is_recovering());
     // A domain whose RAM is copied here is among those that leave.
     let by_libvirt = moving.iter().filter(|one| one.copied().is_some() || one.copy().is_none()).count();
-    let running = outgoing.iter().filter(|one| !one.is_over()).count() + agent.coming().len() + by_libvirt;
+    let running =
+        outgoing.iter().filter(|one| !one.is_over()).count() + agent.incoming_live().len() + by_libvirt;
     let unfinished = agent.unfinished();
     let in_doubt = outgoing.iter().filter(|one| one.is_in_doubt()).count()
-        + agent.coming().iter().filter(|one| one.is_held()).count()
+        + agent.incoming_live().iter().filter(|one| one.is_held()).count()
         + unfinished.iter().filter(|one| one.is_in_doubt()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Json(AgentStatus {
@@ -177,8 +178,8 @@ async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
     let unfinished = agent.unfinished();
     let goes_on = |id: &str| unfinished.iter().any(|one| one.session.to_string() == id);
     let mut all: Vec<MigrationSummary> = agent.outgoing().iter().map(|one| one.summary()).collect();
-    all.extend(agent.coming().iter().map(|one| one.summary()));
-    all.extend(agent.came());
+    all.extend(agent.incoming_live().iter().map(|one| one.summary()));
+    all.extend(agent.past_incoming());
     // What is left to do of it is what counts.
     all.retain(|one| !goes_on(&one.id.0));
     all.extend(unfinished.iter().map(|one| one.summary()));
@@ -213,24 +214,24 @@ async fn show_migration(
         let summary = unfinished.unwrap_or_else(|| detail.summary.clone());
         return Ok(Json(MigrationDetail { summary, ..detail }));
     }
-    let coming = agent.coming().into_iter().map(|one| one.summary());
-    let found = unfinished.or_else(|| coming.chain(agent.came()).find(|one| one.id.0 == id));
+    let incoming = agent.incoming_live().into_iter().map(|one| one.summary());
+    let found = unfinished.or_else(|| incoming.chain(agent.past_incoming()).find(|one| one.id.0 == id));
     let summary = found.ok_or_else(|| unknown(&id))?;
     Ok(Json(MigrationDetail { summary, report: None, error: None }))
 }
 
 async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
-    if let Some(coming) = agent.coming().into_iter().find(|one| one.session.to_string() == id) {
-        if !coming.cancel() {
+    if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
+        if !incoming.cancel() {
             let text = format!(
                 "too late to cancel: the guest {} is complete here, and this copy may be the only one",
-                coming.guest()
+                incoming.guest()
             );
             return Err(Refusal(ErrorBody::new(code::TOO_LATE, text).with_hint(
                 "cancel at the source; if its host is lost, see what runs there and decide here: linerate resolve",
             )));
         }
-        return Ok((StatusCode::ACCEPTED, Json(coming.summary())).into_response());
+        return Ok((StatusCode::ACCEPTED, Json(incoming.summary())).into_response());
     }
     if let Some(moving) = agent.moves.by_id(&id) {
         moving.cancel().map_err(Refusal)?;
@@ -255,12 +256,12 @@ async fn resolve(
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         return if unfinished.resolve(resume_here) { Ok(Json(unfinished.summary())) } else { Err(decided()) };
     }
-    if let Some(coming) = agent.coming().into_iter().find(|one| one.session.to_string() == id) {
-        if !coming.is_held() {
+    if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
+        if !incoming.is_held() {
             return Err(decided());
         }
-        coming.resolve(resume_here);
-        return Ok(Json(coming.summary()));
+        incoming.resolve(resume_here);
+        return Ok(Json(incoming.summary()));
     }
     let outgoing = find(&agent, &id)?;
     if !outgoing.is_in_doubt() {
@@ -297,7 +298,7 @@ async fn apply_qos(State(agent): Shared, body: Bytes) -> Result<Response, Refusa
     Ok(Json(blocking(move || settings::apply_qos(&agent.trials, &request)).await?).into_response())
 }
 
-/// Makes a tunnel that lives as long as its events are read.
+/// Makes a tunnel that is open as long as its events are read.
 async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: TunnelRequest = parse(&body)?;
     if request.pairs.is_empty() {
@@ -311,7 +312,7 @@ async fn make_tunnel(State(agent): Shared, body: Bytes) -> Result<Response, Refu
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-/// Until the tunnel ends or nobody reads any more, which ends it.
+/// Until the tunnel ends, or its events are not read any more, which ends it.
 async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<Bytes>) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
     let mut over = false;
@@ -336,7 +337,7 @@ async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<
 /// The event stream: a line each; an empty line when nothing happens for a while.
 async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
     let stream = match agent.moves.by_id(&id) {
-        Some(moving) => follow(moving, |moving| &moving.hub),
+        Some(moving) => follow(moving, |moving| &moving.event_log),
         None => follow(find(&agent, &id)?, |outgoing| &outgoing.event_log),
     };
     let stream = stream.map(Ok::<_, std::convert::Infallible>);
@@ -345,22 +346,22 @@ async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response
 
 type Lines = tokio_stream::wrappers::ReceiverStream<Bytes>;
 
-fn follow<T: Send + Sync + 'static>(of: Arc<T>, hub: fn(&T) -> &EventLog) -> Lines {
+fn follow<T: Send + Sync + 'static>(of: Arc<T>, event_log: fn(&T) -> &EventLog) -> Lines {
     let (lines, received) = tokio::sync::mpsc::channel(16);
-    let cursor = hub(&of).watch();
-    tokio::spawn(feed(of, hub, cursor, lines));
+    let cursor = event_log(&of).watch();
+    tokio::spawn(feed(of, event_log, cursor, lines));
     Lines::new(received)
 }
 
 async fn feed<T: Send + Sync + 'static>(
     of: Arc<T>,
-    hub: fn(&T) -> &EventLog,
+    event_log: fn(&T) -> &EventLog,
     mut cursor: EventCursor,
     lines: tokio::sync::mpsc::Sender<Bytes>,
 ) {
     let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
     loop {
-        let (events, over) = hub(&of).news(&mut cursor);
+        let (events, over) = event_log(&of).next_events(&mut cursor);
         for event in events {
             let Ok(mut line) = serde_json::to_vec(&event) else { continue };
             line.push(b'\n');
@@ -379,7 +380,7 @@ async fn feed<T: Send + Sync + 'static>(
     }
 }
 
-/// Measures, and streams what happens. When the client goes away, the measurement is stopped.
+/// Measures, and streams what happens. When the client closes the connection, the measurement is stopped.
 async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: BenchRequest = parse(&body)?;
     let (lines, received) = tokio::sync::mpsc::channel(16);
@@ -387,9 +388,9 @@ async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
     let stop = Arc::new(bench::Stop::default());
     tokio::spawn(watch_client(lines.clone(), stop.clone(), ended));
     tokio::task::spawn_blocking(move || {
-        let mut tell = |event: BenchEvent| send_line(&lines, &event);
+        let mut report = |event: BenchEvent| send_line(&lines, &event);
         let migrating = agent.is_migrating();
-        let last = bench::measure(&agent.bench, &request, migrating, &stop, &mut tell);
+        let last = bench::measure(&agent.bench, &request, migrating, &stop, &mut report);
         send_line(&lines, &last);
         drop(over);
     });
@@ -397,7 +398,7 @@ async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-/// Nobody behind it: the client's going is noticed elsewhere.
+/// An error means that the client is gone, which is noticed elsewhere.
 fn send_line(lines: &tokio::sync::mpsc::Sender<Bytes>, event: &BenchEvent) {
     if let Ok(mut line) = serde_json::to_vec(event) {
         line.push(b'\n');

@@ -1,7 +1,7 @@
 //! Settings of ports, here or on another host: the same requests, and the same trials.
 //!
-//! Agents do not prove to each other who they are yet, so a host takes settings from others only if its configuration says so
-//! (`settings_from_agents`).
+//! Agents do not prove to each other who they are yet, so a host takes settings from others only if its configuration
+//! allows it (`settings_from_agents`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::faults::chain;
 use crate::trial::Trials;
 use crate::{qos, trial};
 
-/// All ports of an intent, each with a link that may be slow to come back.
+/// All ports of an intent, each with a link that may be slow to work again.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
 
-/// `linerate link set`.
+/// Executes `linerate link set` at the host that it names.
 pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     let Some(host) = &request.host else { return trial::set(trials, request) };
     match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
@@ -26,7 +26,7 @@ pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswe
     }
 }
 
-/// `linerate qos apply`.
+/// Executes `linerate qos apply` at the host that it names.
 pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
     let Some(host) = &request.host else { return qos::apply(trials, request) };
     match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
@@ -35,7 +35,7 @@ pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer
     }
 }
 
-/// `linerate link confirm`.
+/// Executes `linerate link confirm` at the host that it names.
 pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::confirm(trials, &request.port),
@@ -43,7 +43,7 @@ pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> 
     }
 }
 
-/// `linerate link put-back`.
+/// Executes `linerate link put-back` at the host that it names.
 pub fn put_back(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::put_back_now(trials, &request.port),
@@ -59,7 +59,7 @@ pub fn asked_by_another(trials: &Arc<Trials>, change: Change) -> Changed {
             "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
         return Changed::Failed(ErrorBody::new("not_authorised", message).with_hint(hint));
     }
-    // Nothing goes on to a third host.
+    // Nothing is passed on to a third host.
     let changed = match change {
         Change::Link(request) => trial::set(trials, &request).map(Changed::Link),
         Change::Qos(request) => qos::apply(trials, &request).map(Changed::Qos),
@@ -79,7 +79,8 @@ fn done(host: &str, change: Change) -> Result<(), ErrorBody> {
 fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
     let confirms = matches!(change, Change::Confirm(_));
     let question = Question::Change { change: Box::new(change) };
-    let (_, answer) = find(host, &question, CHANGE_WAIT).map_err(|error| unheard(host, confirms, &error))?;
+    let (_, answer) =
+        find(host, &question, CHANGE_WAIT).map_err(|error| no_answer(host, confirms, &error))?;
     let Answer::Changed { changed } = answer else { return Err(mismatch(host)) };
     match *changed {
         Changed::Failed(error) => {
@@ -91,7 +92,7 @@ fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
 }
 
 /// No answer: that nothing was done, or that it may have been.
-fn unheard(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
+fn no_answer(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
     let (code, hint) = match (error.nothing_done(), confirms) {
         (true, false) => {
             ("no_link", "nothing was changed there; check the name, and that an agent runs there")
@@ -103,7 +104,7 @@ fn unheard(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
             (code::ANSWER_LOST, "what it may have changed is put back by its agent unless it is confirmed")
         }
         (false, true) => {
-            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there says which")
+            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there shows which")
         }
     };
     ErrorBody::new(code, format!("{host}: {}", chain(error))).with_hint(hint)
@@ -112,7 +113,7 @@ fn unheard(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
 fn mismatch(host: &str) -> ErrorBody {
     let message = format!("{host}: the other agent gave an answer that does not belong to the question");
     ErrorBody::new(code::ANSWER_LOST, message)
-        .with_hint("`linerate link show` there says how its ports are now")
+        .with_hint("`linerate link show` there shows how its ports are now")
 }
 
 #[cfg(test)]
@@ -122,19 +123,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_no_answer_is_true() {
+    fn hints_for_no_answer_are_true() {
         let broken = AskError::Broken {
             peer: ([10, 0, 0, 2], 7979).into(),
             source: std::io::ErrorKind::TimedOut.into(),
         };
         let (lost, nowhere) = (FindError::Ask(broken), FindError::NoAddress);
-        let said = |confirms, error| {
-            let body = unheard("beta", confirms, error);
+        let hint = |confirms, error| {
+            let body = no_answer("beta", confirms, error);
             format!("{}: {}", body.code, body.hint)
         };
-        assert!(said(false, &nowhere).starts_with("no_link: nothing was changed there"));
-        assert!(said(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
-        assert!(said(true, &lost).starts_with("answer_lost: it may stay or be put back"));
-        assert!(said(true, &nowhere).starts_with("no_link: what waits there is put back"));
+        assert!(hint(false, &nowhere).starts_with("no_link: nothing was changed there"));
+        assert!(hint(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
+        assert!(hint(true, &lost).starts_with("answer_lost: it may stay or be put back"));
+        assert!(hint(true, &nowhere).starts_with("no_link: what waits there is put back"));
     }
 }

@@ -15,7 +15,7 @@ use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
 
-/// An agent that has its files in a folder and that nobody has started.
+/// An agent that has its files in a folder and is not started.
 pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
     let path = |name: &str| dir.path().join(name);
     let file = path("agent.toml");

@@ -1,5 +1,5 @@
-//! Changes of ports on trial: everything is put back unless it is confirmed in time. What puts it back is on disk before anything
-//! changes, so that an agent that dies meanwhile puts it back when it begins again.
+//! Changes of ports on trial: everything is put back unless it is confirmed in time. What puts it back is on disk
+//! before anything changes, so that an agent that dies meanwhile puts it back at its next start.
 
 mod end;
 mod store;
@@ -23,14 +23,14 @@ use store::{Trial, save};
 
 /// A port that had a link must have it again within this, or all is put back at once.
 const LINK_WAIT: Duration = Duration::from_secs(8);
-const LINK_LOOK: Duration = Duration::from_millis(200);
+const LINK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const WITHIN_S_MAX: u32 = 3600;
 /// As many ports as an intent may name.
 const TRIALS_MAX: usize = 256;
 
-/// Does what was asked, on trial.
+/// Makes the requested change, on trial.
 pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
-    within(request.confirm_within_s)?;
+    check_time_limit(request.confirm_within_s)?;
     let port = find(state, &request.port)?;
     let requested = requested(request);
     let plan = plan(&port, &requested).map_err(|error| refuse(error.to_string()))?;
@@ -42,13 +42,13 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
         confirm_within_s: None,
     };
     if !request.dry_run && !plan.steps.is_empty() {
-        let look = || {
+        let read = || {
             let now = find(state, &port.name)?;
             let left =
-                self::plan(&now, &requested).map_or_else(|error| error.to_string(), |plan| words(&plan));
+                self::plan(&now, &requested).map_or_else(|error| error.to_string(), |plan| describe(&plan));
             Ok((now, left))
         };
-        let begun = change(state, &port, &plan, &look)?;
+        let begun = change(state, &port, &plan, &read)?;
         start(state, vec![begun], request.confirm_within_s)?;
         answer.applied = true;
         answer.confirm_within_s = Some(request.confirm_within_s);
@@ -57,7 +57,7 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
 }
 
 /// A trial has an end.
-pub(crate) fn within(seconds: u32) -> Result<(), ErrorBody> {
+pub(crate) fn check_time_limit(seconds: u32) -> Result<(), ErrorBody> {
     match seconds {
         1..=WITHIN_S_MAX => Ok(()),
         _ => Err(refuse(format!("confirm_within_s must be 1 to {WITHIN_S_MAX}"))),
@@ -70,15 +70,15 @@ pub fn confirm(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     let trial = trials.get(port).cloned().ok_or_else(|| nothing_waits(port))?;
     done(port, &trial)?;
     trials.remove(port);
-    state.tell_ended();
+    state.notify_ended();
     save(state, &trials)?;
     let Some(why) = trial.stuck else { return Ok(()) };
     let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
-    let hint = "it stays as it is now and the agent forgets it: look at it, and set by hand what is not as it should be";
+    let hint = "it stays as it is now and the agent forgets it: check it, and set by hand what is not as it should be";
     Err(ErrorBody::new(code::TOO_LATE, message).with_hint(hint))
 }
 
-/// A change that is just being made is nobody's yet: it would go on after it was put back.
+/// A change that is just being made cannot be ended yet: it would continue after it was put back.
 fn done(port: &str, trial: &Trial) -> Result<(), ErrorBody> {
     if trial.waits || trial.stuck.is_some() {
         return Ok(());
@@ -93,7 +93,7 @@ fn busy(message: String) -> ErrorBody {
 
 fn nothing_waits(port: &str) -> ErrorBody {
     let message = format!("{port} has no change that waits; it was put back, or confirmed before");
-    let hint = "`linerate link show` says how it is now; set it again, with a longer --within if the time was too short";
+    let hint = "`linerate link show` shows its settings; set it again, with a longer --within if the time was too short";
     ErrorBody::new(code::TOO_LATE, message).with_hint(hint)
 }
 
@@ -105,25 +105,25 @@ pub fn put_back_now(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     match end(state, &begun) {
         Ended::PutBack => Ok(()),
         Ended::Confirmed => Err(nothing_waits(port)),
-        stuck @ Ended::Stuck(_) => Err(failed(stuck.words(port))),
+        stuck @ Ended::Stuck(_) => Err(failed(stuck.describe(port))),
     }
 }
 
-/// Looks at a port: as it is now, and in words what is still not as requested.
-pub(crate) type Look<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
+/// Reads a port: its state, and a text of what is still not as requested.
+pub(crate) type Read<'a> = &'a dyn Fn() -> Result<(Port, String), ErrorBody>;
 
-/// A trial under way.
+/// A trial in progress.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) port: String,
     number: u64,
 }
 
-/// Does it, and looks whether it was done; if not it is put back. It goes on without an end until [`start`].
-pub(crate) fn change(state: &Trials, port: &Port, plan: &Plan, look: Look<'_>) -> Result<Begun, ErrorBody> {
+/// Makes the change and checks it; if that fails it is put back. It has no end until [`start`].
+pub(crate) fn change(state: &Trials, port: &Port, plan: &Plan, read: Read<'_>) -> Result<Begun, ErrorBody> {
     let begun = begin(state, &port.name, &plan.undo)?;
     let done = apply::apply(&port.name, port.index.unwrap_or(0), &plan.settings);
-    match done.map_err(|error| failed(chain(&error))).and_then(|()| look_again(port, look)) {
+    match done.map_err(|error| failed(chain(&error))).and_then(|()| check_again(port, read)) {
         Ok(()) => Ok(begun),
         Err(error) => Err(give_up(state, &[begun], error)),
     }
@@ -156,7 +156,8 @@ pub(crate) fn start(state: &Arc<Trials>, begun: Vec<Begun>, within_s: u32) -> Re
     }
 }
 
-/// Writes down what puts it back, unless a guest is on its way. One trial for a port at a time; one that could not be put back gives way.
+/// Writes down what puts it back, unless a guest is being migrated. One trial for a port at a time; one that could not
+/// be put back is replaced.
 fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody> {
     if state.doctor.is_migrating() {
         let name = &state.doctor.config.name;
@@ -184,40 +185,40 @@ fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody
     Ok(Begun { port: port.to_owned(), number })
 }
 
-/// The settings must be as requested, and a link that was there must come back.
-fn look_again(before: &Port, look: Look<'_>) -> Result<(), ErrorBody> {
+/// The settings must be as requested, and a link that was there must work again.
+fn check_again(before: &Port, read: Read<'_>) -> Result<(), ErrorBody> {
     let deadline = Instant::now() + LINK_WAIT;
     loop {
-        let (now, left) = look()?;
+        let (now, left) = read()?;
         let linked = now.carrier == Some(true) || before.carrier != Some(true);
         if left.is_empty() && linked {
             return Ok(());
         }
         if Instant::now() > deadline {
             let why = if left.is_empty() {
-                "the link did not come back".to_owned()
+                "the link is still down".to_owned()
             } else {
                 format!("the adapter did not take it: {left}")
             };
             return Err(failed(format!("{}: {why}", before.name)));
         }
-        std::thread::sleep(LINK_LOOK);
+        std::thread::sleep(LINK_POLL_INTERVAL);
     }
 }
 
 /// What a plan still has to change.
-pub(crate) fn words(plan: &Plan) -> String {
-    let words: Vec<String> =
+pub(crate) fn describe(plan: &Plan) -> String {
+    let texts: Vec<String> =
         plan.steps.iter().map(|step| format!("{} is {}, not {}", step.what, step.from, step.to)).collect();
-    words.join(", ")
+    texts.join(", ")
 }
 
 /// The port as it is now.
 fn find(state: &Trials, name: &str) -> Result<Port, ErrorBody> {
     let mut port = linked(name)?;
-    // What ethtool does not say, the plan says is missing.
+    // What ethtool does not report is missing in the plan.
     ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new()).map_err(|error| failed(chain(&error)))?;
-    port.neighbours = state.doctor.heard(name);
+    port.neighbours = state.doctor.neighbours(name);
     Ok(port)
 }
 
@@ -240,7 +241,7 @@ fn requested(request: &LinkRequest) -> RequestedSettings {
     }
 }
 
-/// A step as the API says it.
+/// A step in the API's form.
 pub(crate) fn step(step: &linerate_fabric::link::PortStep) -> LinkStep {
     LinkStep { what: step.what.clone(), from: step.from.clone(), to: step.to.clone() }
 }

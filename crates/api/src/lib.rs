@@ -52,7 +52,7 @@ pub use guest::{
 pub use libvirt::{DomainEvent, Job, LibvirtRequest};
 pub use link::{LinkAnswer, LinkConfirm, LinkRequest, LinkStep};
 pub use migration::{
-    Decision, Direction, DomainMove, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome,
+    Decision, Direction, DomainMigration, MigrateRequest, MigrationDetail, MigrationId, MigrationOutcome,
     MigrationStarted, MigrationState, MigrationSummary, ModeChoice, ResolveRequest, Transport,
 };
 pub use qos::{QosAnswer, QosRequest};

@@ -75,12 +75,12 @@ pub struct MigrateRequest {
     pub libvirt: Option<LibvirtRequest>,
     /// Added by the agent where it copies a domain's RAM while libvirt's own migration waits.
     #[serde(skip)]
-    pub domain: Option<DomainMove>,
+    pub domain: Option<DomainMigration>,
 }
 
 /// What belongs to the move of a domain whose RAM Linerate copies while libvirt's own migration waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DomainMove {
+pub struct DomainMigration {
     /// The socket here that libvirt's migration goes to: of a pair of a tunnel that waits.
     pub stream: PathBuf,
     /// The socket here by which libvirt drives it: of a pair of that tunnel that drives.

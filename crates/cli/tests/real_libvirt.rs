@@ -59,7 +59,7 @@ fn a_disk_may_have_another_path_at_the_destination() {
     for (flag, file, code, words) in [
         ("--xml", missing.as_str(), 2, "nobody.xml"),
         ("--persistent-xml", IMAGES, 2, "not a file"),
-        ("--xml", &other, 4, "libvirt says"),
+        ("--xml", &other, 4, "libvirt reports"),
         ("--persistent-xml", &other, 4, "does not take"),
     ] {
         let ended = stage.start(0, &[flag, file]).end();
@@ -256,7 +256,7 @@ fn what_cannot_work_is_refused_before_anything_is_touched() {
     assert!(code == Some(2) && text.contains("--verify"), "{code:?} {text}");
     // Without a copy of the disk libvirt itself refuses, since the disk is not shared.
     let (code, text) = run(&["--domain", "g"]);
-    assert!(code == Some(1) && text.contains("libvirt says"), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains("libvirt reports"), "{code:?} {text}");
     // A libvirt that does not listen, or may not be reached.
     let (code, text) =
         run(&["--domain", "g", "--copy-storage", "all", "--libvirt-socket", "/run/other.sock"]);

@@ -59,14 +59,14 @@ fn gone_there(stage: &Stage) {
 }
 
 /// Sessions that the second host's agent was told to give up.
-fn withdrawn(stage: &Stage) -> usize {
-    std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("withdrawn by its source").count()
+fn rolled_back(stage: &Stage) -> usize {
+    std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("rolled back at its source").count()
 }
 
 /// The agent that was started again has the other give up the tunnel and the copy, which the other would do by itself much later.
-fn wait_withdrawn(stage: &Stage, before: usize) {
+fn wait_rolled_back(stage: &Stage, before: usize) {
     let deadline = Instant::now() + LONG;
-    while withdrawn(stage) < before + 2 {
+    while rolled_back(stage) < before + 2 {
         assert!(Instant::now() < deadline, "the other host is not told");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -194,7 +194,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     for &host in hosts {
         let moving = stage.start_bare(0, &IMPATIENT);
         copies(&moving);
-        let before = withdrawn(&stage);
+        let before = rolled_back(&stage);
         stage.agents[host].kill().unwrap();
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
@@ -211,7 +211,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         stage.agents[host].restart().unwrap();
         assert_eq!(stage.sockets(host), [""; 0], "left behind at host {host} by its agent or QEMU");
         if host == 0 {
-            wait_withdrawn(&stage, before);
+            wait_rolled_back(&stage, before);
             assert_eq!(stage.wait_listed(0, "failed")["guest"], "g");
         }
         gone_there(&stage);

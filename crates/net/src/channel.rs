@@ -193,7 +193,7 @@ pub enum ChannelError {
 
 impl ChannelError {
     /// Whether the carrier may be what failed, when the link works: the peer did not end it, nor did this side.
-    pub fn may_be_the_carriers(&self) -> bool {
+    pub fn may_be_the_transports(&self) -> bool {
         !matches!(self, ChannelError::Closed | ChannelError::ClosedHere | ChannelError::Thread(_))
     }
 }

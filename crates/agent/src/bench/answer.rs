@@ -1,4 +1,4 @@
-//! The answering side: does what it is told, within its caps.
+//! The answering side: plays the parts that it is asked for, within its caps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use linerate_net::interfaces::{self, Interface};
 
 use super::cpu::Cpus;
 use super::documents::{
-    ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, Port, check_team, hear, say,
+    ANSWER_WAIT, ChannelPart, LIMIT_MS_MAX, PeerPart, PeerReply, PeerRequest, Port, check_team, receive, send,
 };
 use super::error::BenchError;
 use super::host::{Host, Measurement};
@@ -24,7 +24,7 @@ use crate::session::offer::endpoints;
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// From the first document to the end.
-pub fn converse(
+pub fn serve(
     host: &Arc<Host>,
     talk: &DocumentChannel,
     names: (SessionId, Token),
@@ -32,9 +32,9 @@ pub fn converse(
 ) -> Result<(), BenchError> {
     let claimed = host.claim(names, &Arc::new(Stop::default()), true);
     // Read before it is refused: closing with something unread would take the refusal back.
-    let force = match hear(talk, ANSWER_WAIT)? {
-        Ask::Open { force } => force,
-        Ask::Play { .. } => return Err(BenchError::Unexpected { asked: "nothing", got: "play" }),
+    let force = match receive(talk, ANSWER_WAIT)? {
+        PeerRequest::Open { force } => force,
+        PeerRequest::Play { .. } => return Err(BenchError::Unexpected { asked: "nothing", got: "play" }),
     };
     let claim = claimed.and_then(|claim| {
         claim.measurement.allow(force);
@@ -43,17 +43,17 @@ pub fn converse(
     let claim = claim.map_err(|error| refuse(talk, error))?;
     let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;
     let ports: Vec<Port> = endpoints(&ours, &host.listens(), &host.rdma).iter().map(Port::from).collect();
-    say(talk, &Answer::Ready { name: host.name.clone(), ports })?;
+    send(talk, &PeerReply::Ready { name: host.name.clone(), ports })?;
     let measurement = &claim.measurement;
     let Some(places) = &measurement.places else { return Ok(()) };
     let serving = Serving { talk, measurement, places, interfaces: ours, cpus: Cpus::read() };
     serving.serve().map_err(|error| refuse(talk, error))
 }
 
-/// Tells the other side, if it still listens.
+/// Sends the error to the other side, if that still listens.
 fn refuse(talk: &DocumentChannel, error: BenchError) -> BenchError {
     let body = linerate_api::ErrorBody::from(&error);
-    let _ = say(talk, &Answer::Refused { code: body.code, message: body.message });
+    let _ = send(talk, &PeerReply::Refused { code: body.code, message: body.message });
     error
 }
 
@@ -68,9 +68,9 @@ struct Serving<'a> {
 impl Serving<'_> {
     fn serve(&self) -> Result<(), BenchError> {
         loop {
-            match hear(self.talk, IDLE_MAX) {
-                Ok(Ask::Play { parts, cpu, limit_ms }) => self.play(&parts, cpu, limit_ms)?,
-                Ok(Ask::Open { .. }) => {
+            match receive(self.talk, IDLE_MAX) {
+                Ok(PeerRequest::Play { parts, cpu, limit_ms }) => self.play(&parts, cpu, limit_ms)?,
+                Ok(PeerRequest::Open { .. }) => {
                     return Err(BenchError::Unexpected { asked: "ready", got: "open" });
                 }
                 Err(BenchError::DocumentChannel(DocumentError::Closed)) => return Ok(()),
@@ -94,18 +94,18 @@ impl Serving<'_> {
             let choice = self.cpus.choose(cpu, numa, number)?;
             notes.extend(choice.note.map(str::to_owned));
             owners.push((one.channel, attached.own));
-            players.push(TestThread { wire: attached.wire, part, cpu: choice.cpu });
+            players.push(TestThread { wire: attached.connection, part, cpu: choice.cpu });
         }
         notes.dedup();
-        say(self.talk, &Answer::Playing {})?;
-        let (wires, score) = group::run(players, limit).map_err(|source| self.failed(source))?;
-        for ((channel, own), wire) in owners.into_iter().zip(wires) {
-            self.places.put(channel, Attached { wire, own });
+        send(self.talk, &PeerReply::Playing {})?;
+        let (connections, score) = group::run(players, limit).map_err(|source| self.failed(source))?;
+        for ((channel, own), connection) in owners.into_iter().zip(connections) {
+            self.places.put(channel, Attached { connection, own });
         }
         let cpu_us = u64::try_from(score.cpu.as_micros()).unwrap_or(u64::MAX);
-        say(
+        send(
             self.talk,
-            &Answer::TestResult { channels: score.played.iter().map(Into::into).collect(), cpu_us, notes },
+            &PeerReply::TestResult { channels: score.played.iter().map(Into::into).collect(), cpu_us, notes },
         )
     }
 

@@ -24,8 +24,8 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use super::cpu::Cpus;
 use super::documents::{
-    ANSWER_WAIT, Answer, Ask, ChannelPart, LIMIT_MS_MAX, PeerPart, check_connections, check_message,
-    check_time, endpoints, hear, say,
+    ANSWER_WAIT, ChannelPart, LIMIT_MS_MAX, PeerPart, PeerReply, PeerRequest, check_connections,
+    check_message, check_time, endpoints, receive, send,
 };
 use super::error::BenchError;
 use super::host::{Claim, Host};
@@ -35,17 +35,17 @@ use crate::clock::unix_ms;
 
 /// Most sizes of a ping-pong.
 const SIZES_MAX: usize = 64;
-/// How long the peer's own word about a connection that it closed is waited for.
-const WORD_WAIT: Duration = Duration::from_secs(2);
+/// How long the peer's own reason for a connection that it closed is waited for.
+const REASON_WAIT: Duration = Duration::from_secs(2);
 
-/// What tells how far it is.
-pub type Tell<'a> = &'a mut dyn FnMut(BenchEvent);
+/// Reports how far it is.
+pub type ReportProgress<'a> = &'a mut dyn FnMut(BenchEvent);
 
 /// A connection that is measured.
 pub struct Channel {
     /// Its number on both sides.
     pub number: u32,
-    wire: Box<dyn TestConnection>,
+    connection: Box<dyn TestConnection>,
     cpu: Option<usize>,
 }
 
@@ -60,13 +60,11 @@ pub struct OpenLink {
 }
 
 impl OpenLink {
-    /// For people.
     pub fn name(&self) -> String {
         name(&self.facts)
     }
 }
 
-/// For people.
 pub fn name(link: &BenchLink) -> String {
     format!("{} → {}", link.source.interface, link.destination.address)
 }
@@ -75,13 +73,9 @@ pub fn name(link: &BenchLink) -> String {
 pub struct BothResults {
     /// The connections, in their order.
     pub channels: Vec<Channel>,
-    /// On this side.
     pub ours: Vec<TestResult>,
-    /// On the other.
     pub theirs: Vec<TestResult>,
-    /// CPU time here.
     pub our_cpu: Duration,
-    /// CPU time there.
     pub their_cpu: Duration,
 }
 
@@ -95,7 +89,6 @@ pub struct Peer<'a> {
     claim: Claim,
 }
 
-/// All of it.
 pub fn measure(
     host: &Arc<Host>,
     request: &BenchRequest,
@@ -103,7 +96,7 @@ pub fn measure(
     migrating: bool,
     stop: &Arc<Stop>,
     directions: &[BenchDirection],
-    tell: Tell<'_>,
+    report: ReportProgress<'_>,
 ) -> Result<BenchReport, BenchError> {
     check(request)?;
     let started_unix_ms = unix_ms();
@@ -115,9 +108,9 @@ pub fn measure(
     }
     let talk = DocumentChannel::new(contact(&request.to, names)?);
     stop.add(talk.closer());
-    say(&talk, &Ask::Open { force: request.force })?;
-    let answer: Answer = hear(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
-    let Answer::Ready { name, ports } = answer.or_refusal(&request.to)? else {
+    send(&talk, &PeerRequest::Open { force: request.force })?;
+    let answer: PeerReply = receive(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
+    let PeerReply::Ready { name, ports } = answer.into_result(&request.to)? else {
         return Err(BenchError::Unexpected { asked: "open", got: "another document" });
     };
     let ports = endpoints(ports);
@@ -128,10 +121,11 @@ pub fn measure(
     let measured = match &request.test {
         BenchTest::Pingpong { sizes, repetitions, time_per_size_ms } => {
             let time = Duration::from_millis((*time_per_size_ms).into());
-            pingpong::measure(&mut peer, links, sizes, *repetitions, time, tell).map(|one| (one, Vec::new()))
+            pingpong::measure(&mut peer, links, sizes, *repetitions, time, report)
+                .map(|one| (one, Vec::new()))
         }
         BenchTest::Bandwidth { time_ms } => {
-            bandwidth::measure(&mut peer, links, directions, *time_ms, tell).map(|one| (Vec::new(), one))
+            bandwidth::measure(&mut peer, links, directions, *time_ms, report).map(|one| (Vec::new(), one))
         }
     };
     let mtus = || facts.iter().find_map(mtus_differ);
@@ -200,7 +194,7 @@ fn found(
     if links.is_empty() { Err(BenchError::NoLink { offered: offered.join(", ") }) } else { Ok(links) }
 }
 
-/// Every address by itself, without a port to bind to: between two addresses of one host the kernel decides the way.
+/// Every address by itself, without a port to bind to: between two addresses of one host the kernel decides the route.
 fn here(ports: &[linerate_core::Endpoint]) -> Vec<Link> {
     let link = |(number, port): (usize, &linerate_core::Endpoint)| Link {
         id: number as LinkId,
@@ -254,14 +248,14 @@ impl Peer<'_> {
             let mut channels = Vec::new();
             for number in numbers.by_ref().take(count * directions) {
                 let hello = hello(names, Role::BenchData, link.id, number);
-                let (wire, own) = self.connect(request.transport, link, &hello)?;
+                let (connection, own) = self.connect(request.transport, link, &hello)?;
                 let own = own.or(link.local);
                 let port = ports::own(&ours, own.unwrap_or_else(|| link.remote.ip()));
                 let choice = cpus.choose(self.cpu, port.numa, number as usize - 1)?;
                 self.notes.extend(choice.note.map(|note| format!("here {note}")));
                 source.get_or_insert(port);
-                self.stop.add(wire.closer());
-                channels.push(Channel { number, wire, cpu: choice.cpu });
+                self.stop.add(connection.closer());
+                channels.push(Channel { number, connection, cpu: choice.cpu });
             }
             let destination = ports::other(ports, link.remote);
             let source = source.unwrap_or_else(|| ports::own(&ours, link.remote.ip()));
@@ -280,12 +274,12 @@ impl Peer<'_> {
         link: &Link,
         hello: &Hello,
     ) -> Result<(Box<dyn TestConnection>, Option<IpAddr>), BenchError> {
-        let failed = |error| self.wire_error(&link.remote.to_string(), error);
+        let failed = |error| self.connection_error(&link.remote.to_string(), error);
         match transport {
             BenchTransport::Tcp => {
                 let (stream, _) = connect(&Route::from(link), hello, &TcpOptions::default())?;
                 let own = stream.own_address().map(|own| own.ip());
-                Ok((super::wire(stream).map_err(failed)?, own))
+                Ok((super::tcp_test_connection(stream).map_err(failed)?, own))
             }
             BenchTransport::Rdma => {
                 let remote = link.rdma.ok_or_else(|| BenchError::NoRdma { link: link.remote.to_string() })?;
@@ -293,7 +287,7 @@ impl Peer<'_> {
                 let options = RdmaOptions::default();
                 let (connection, _) =
                     rdma::connect::connect(&route, hello, &options, &self.claim.measurement.domains)?;
-                Ok((super::rdma_wire(connection).map_err(failed)?, None))
+                Ok((super::rdma_test_connection(connection).map_err(failed)?, None))
             }
         }
     }
@@ -303,7 +297,7 @@ impl Peer<'_> {
             self.notes.extend(mtus_differ(link));
             if link.speed_mbps == 0 {
                 self.notes.insert(format!(
-                    "{}: no port says what it carries; --speed tells, for the percentage",
+                    "{}: no port has a known speed; give --speed for the percentage",
                     name(link)
                 ));
             }
@@ -321,29 +315,29 @@ impl Peer<'_> {
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(LIMIT_MS_MAX);
         let parts =
             jobs.iter().map(|(channel, _, part)| ChannelPart { channel: channel.number, part: *part });
-        let ask = Ask::Play { parts: parts.collect(), cpu: self.cpu, limit_ms };
-        let said = say(&self.talk, &ask).and_then(|()| self.hear(&ask, ANSWER_WAIT * 2));
-        match said.map_err(|error| stopped(self.stop).unwrap_or(error))? {
-            Answer::Playing {} => {}
+        let ask = PeerRequest::Play { parts: parts.collect(), cpu: self.cpu, limit_ms };
+        let answer = send(&self.talk, &ask).and_then(|()| self.receive(&ask, ANSWER_WAIT * 2));
+        match answer.map_err(|error| stopped(self.stop).unwrap_or(error))? {
+            PeerReply::Playing {} => {}
             other => return Err(BenchError::Unexpected { asked: ask.name(), got: other.name() }),
         }
         let owners: Vec<(u32, Option<usize>)> = jobs.iter().map(|(one, ..)| (one.number, one.cpu)).collect();
         let players =
-            jobs.into_iter().map(|(one, part, _)| TestThread { wire: one.wire, part, cpu: one.cpu });
-        let (wires, score) =
-            group::run(players.collect(), limit).map_err(|error| self.wire_error(what, error))?;
+            jobs.into_iter().map(|(one, part, _)| TestThread { wire: one.connection, part, cpu: one.cpu });
+        let (connections, score) =
+            group::run(players.collect(), limit).map_err(|error| self.connection_error(what, error))?;
         let answer =
-            self.hear(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
-        let Answer::TestResult { channels: theirs, cpu_us, notes } = answer else {
+            self.receive(&ask, limit + ANSWER_WAIT).map_err(|error| stopped(self.stop).unwrap_or(error))?;
+        let PeerReply::TestResult { channels: theirs, cpu_us, notes } = answer else {
             return Err(BenchError::Unexpected { asked: ask.name(), got: answer.name() });
         };
         if theirs.len() != owners.len() {
             return Err(BenchError::Unexpected { asked: ask.name(), got: "other channels" });
         }
         self.notes.extend(notes.iter().take(4).map(|note| format!("there {}", super::documents::cut(note))));
-        let channel = |((number, cpu), wire)| Channel { number, wire, cpu };
+        let channel = |((number, cpu), connection)| Channel { number, connection, cpu };
         Ok(BothResults {
-            channels: owners.into_iter().zip(wires).map(channel).collect(),
+            channels: owners.into_iter().zip(connections).map(channel).collect(),
             ours: score.played,
             theirs: theirs.iter().map(Into::into).collect(),
             our_cpu: score.cpu,
@@ -351,20 +345,20 @@ impl Peer<'_> {
         })
     }
 
-    fn hear(&self, ask: &Ask, wait: Duration) -> Result<Answer, BenchError> {
-        let answer: Answer = hear(&self.talk, wait)?;
+    fn receive(&self, ask: &PeerRequest, wait: Duration) -> Result<PeerReply, BenchError> {
+        let answer: PeerReply = receive(&self.talk, wait)?;
         tracing::trace!(asked = ask.name(), got = answer.name(), "the peer answers");
-        answer.or_refusal(&self.name)
+        answer.into_result(&self.name)
     }
 
-    /// Why a wire is of no more use: what stopped it here, the peer's word if it closed, or what was seen of it.
-    fn wire_error(&self, what: &str, source: TestError) -> BenchError {
+    /// Why a connection is of no more use: what stopped it here, the peer's reason if it closed, or its own error.
+    fn connection_error(&self, what: &str, source: TestError) -> BenchError {
         if let Some(error) = stopped(self.stop) {
             return error;
         }
         if matches!(source, TestError::Closed)
             && let Ok(Err(error)) =
-                hear::<Answer>(&self.talk, WORD_WAIT).map(|answer| answer.or_refusal(&self.name))
+                receive::<PeerReply>(&self.talk, REASON_WAIT).map(|answer| answer.into_result(&self.name))
         {
             return error;
         }

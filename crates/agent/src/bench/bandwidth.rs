@@ -6,7 +6,7 @@ use linerate_api::{Bandwidth, BenchDirection, BenchEvent, BenchLink, LinkBandwid
 use linerate_net::bench::role::{TestResult, TestRole};
 
 use super::BenchError;
-use super::ask::{Channel, OpenLink, Peer, Tell, name, same};
+use super::ask::{Channel, OpenLink, Peer, ReportProgress, name, same};
 use super::documents::{PeerPart, check_team};
 
 /// Allowed beyond what a measurement should take: what is in flight when its time is over has to arrive.
@@ -25,7 +25,7 @@ pub fn measure(
     links: Vec<OpenLink>,
     directions: &[BenchDirection],
     time_ms: u32,
-    tell: Tell<'_>,
+    report: ReportProgress<'_>,
 ) -> Result<Vec<Bandwidth>, BenchError> {
     let facts: Vec<BenchLink> = links.iter().map(|link| link.facts.clone()).collect();
     let mut lanes: Vec<Direction> =
@@ -35,7 +35,12 @@ pub fn measure(
     for (number, direction) in directions.iter().copied().enumerate() {
         let step = directions.len() as f64;
         let (fraction, until) = (number as f64 / step, (number + 1) as f64 / step);
-        tell(BenchEvent::Progress { fraction, until, expected_ms: time_ms, doing: doing(direction).into() });
+        report(BenchEvent::Progress {
+            fraction,
+            until,
+            expected_ms: time_ms,
+            doing: doing(direction).into(),
+        });
         let wanted = |lane: &Direction| match direction {
             BenchDirection::Out => lane.out,
             BenchDirection::In => !lane.out,

@@ -14,7 +14,7 @@ const NODES: &str = "/sys/devices/system/node";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(Vec<(i32, Vec<usize>)>);
 
-/// Where a thread goes, and what there is to say about it.
+/// The CPU of a thread, and a note about it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CpuChoice {
     /// The only CPU, if it is to have one.
@@ -24,7 +24,7 @@ pub struct CpuChoice {
 }
 
 impl Cpus {
-    /// As sysfs and the scheduler say.
+    /// As sysfs and the scheduler report.
     pub fn read() -> Cpus {
         Cpus(read_nodes(Path::new(NODES), &allowed()))
     }
@@ -40,9 +40,11 @@ impl Cpus {
                 return if there { Ok(chosen) } else { Err(BenchError::Cpu { cpu }) };
             }
             (BenchCpu::Near, [only]) => Some(only),
-            (BenchCpu::Far, [_]) => return Ok(note("there is one NUMA node, so no CPU is far: not pinned")),
+            (BenchCpu::Far, [_]) => {
+                return Ok(not_pinned("there is one NUMA node, so no CPU is far: not pinned"));
+            }
             (_, nodes) if !nodes.iter().any(|node| near(&node)) => {
-                return Ok(note("the NUMA node of a port is not known: not pinned"));
+                return Ok(not_pinned("the NUMA node of a port is not known: not pinned"));
             }
             (BenchCpu::Near, nodes) => nodes.iter().find(near),
             (BenchCpu::Far, nodes) => nodes.iter().find(|node| !near(node)),
@@ -54,7 +56,7 @@ impl Cpus {
     }
 }
 
-fn note(note: &'static str) -> CpuChoice {
+fn not_pinned(note: &'static str) -> CpuChoice {
     CpuChoice { cpu: None, note: Some(note) }
 }
 
@@ -63,7 +65,8 @@ fn allowed() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Nodes without a CPU to use are left out: memory alone runs nothing. Without NUMA in the kernel all CPUs are one node.
+/// Nodes without a CPU to use are left out: memory alone runs nothing. Without NUMA in the kernel all CPUs are one
+/// node.
 fn read_nodes(folder: &Path, allowed: &[usize]) -> Vec<(i32, Vec<usize>)> {
     let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
     let online = list(&text(&folder.join("online")));
@@ -76,7 +79,7 @@ fn read_nodes(folder: &Path, allowed: &[usize]) -> Vec<(i32, Vec<usize>)> {
     if nodes.is_empty() { vec![(0, allowed.to_vec())] } else { nodes }
 }
 
-/// `0-2,7`
+/// Numbers of a CPU list such as `0-2,7`.
 fn list(text: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_said_and_never_called_far() {
+    fn what_cannot_be_done_is_reported_and_never_called_far() {
         let one = Cpus(vec![(0, vec![0, 1])]);
         let far = one.choose(BenchCpu::Far, 0, 0).unwrap();
         assert!(far.cpu.is_none() && far.note.unwrap().contains("one NUMA node"));

@@ -1,4 +1,4 @@
-//! What the two sides of a measurement say to each other: JSON, unknown fields refused, every number within a cap.
+//! The messages between the two sides of a measurement: JSON, unknown fields refused, every number within a cap.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -31,13 +31,11 @@ const MESSAGE_SHOWN_BYTES: usize = 1024;
 /// How long an answer may take that needs no measuring.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// The asking side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
-    /// First of all.
+pub enum PeerRequest {
     Open {
-        /// Also beside a migration.
+        /// Also during a migration.
         force: bool,
     },
     /// All of these at once.
@@ -55,9 +53,7 @@ pub enum Ask {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelPart {
-    /// Which.
     pub channel: u32,
-    /// What.
     pub part: PeerPart,
 }
 
@@ -66,13 +62,7 @@ pub struct ChannelPart {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PeerPart {
     /// Answers each message with one of the same size.
-    Answer {
-        /// Of a message.
-        bytes: u32,
-        /// How often.
-        repetitions: u32,
-    },
-    /// Sends blocks.
+    Answer { bytes: u32, repetitions: u32 },
     Send {
         /// For so many milliseconds.
         ms: u32,
@@ -81,20 +71,17 @@ pub enum PeerPart {
     Receive {},
 }
 
-/// The answering side.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Answer {
-    /// To [`Ask::Open`].
+pub enum PeerReply {
     Ready {
         /// Name of its host.
         name: String,
         /// Where it takes connections.
         ports: Vec<Port>,
     },
-    /// To [`Ask::Play`]: it begins.
+    /// To [`PeerRequest::Play`]: it begins.
     Playing {},
-    /// It is done.
     TestResult {
         /// Of each channel, as asked.
         channels: Vec<ChannelPlayed>,
@@ -104,15 +91,9 @@ pub enum Answer {
         notes: Vec<String>,
     },
     /// No, or not any more.
-    Refused {
-        /// For programs.
-        code: String,
-        /// In words.
-        message: String,
-    },
+    Refused { code: String, message: String },
 }
 
-/// An [`Endpoint`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
@@ -137,28 +118,28 @@ pub struct ChannelPlayed {
     elapsed_ns: u64,
 }
 
-impl Ask {
+impl PeerRequest {
     pub fn name(&self) -> &'static str {
         match self {
-            Ask::Open { .. } => "open",
-            Ask::Play { .. } => "play",
+            PeerRequest::Open { .. } => "open",
+            PeerRequest::Play { .. } => "play",
         }
     }
 }
 
-impl Answer {
+impl PeerReply {
     pub fn name(&self) -> &'static str {
         match self {
-            Answer::Ready { .. } => "ready",
-            Answer::Playing {} => "playing",
-            Answer::TestResult { .. } => "played",
-            Answer::Refused { .. } => "refused",
+            PeerReply::Ready { .. } => "ready",
+            PeerReply::Playing {} => "playing",
+            PeerReply::TestResult { .. } => "played",
+            PeerReply::Refused { .. } => "refused",
         }
     }
 
     /// A refusal of the other side becomes an error of that host.
-    pub fn or_refusal(self, host: &str) -> Result<Answer, BenchError> {
-        let Answer::Refused { code, message } = self else { return Ok(self) };
+    pub fn into_result(self, host: &str) -> Result<PeerReply, BenchError> {
+        let PeerReply::Refused { code, message } = self else { return Ok(self) };
         let plain = code.len() <= 40 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         let code = if plain { code } else { linerate_api::code::BENCH_FAILED.to_owned() };
         let message = cut(&message).to_owned();
@@ -281,12 +262,12 @@ impl From<&ChannelPlayed> for TestResult {
     }
 }
 
-pub fn say(talk: &DocumentChannel, document: &impl Serialize) -> Result<(), BenchError> {
+pub fn send(talk: &DocumentChannel, document: &impl Serialize) -> Result<(), BenchError> {
     let bytes = serde_json::to_vec(document)?;
     Ok(talk.send(&bytes, Instant::now() + ANSWER_WAIT)?)
 }
 
-pub fn hear<T: DeserializeOwned>(talk: &DocumentChannel, wait: Duration) -> Result<T, BenchError> {
+pub fn receive<T: DeserializeOwned>(talk: &DocumentChannel, wait: Duration) -> Result<T, BenchError> {
     let bytes = talk.receive(Instant::now() + wait)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
@@ -296,14 +277,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_what_the_protocol_page_says() {
+    fn a_document_has_the_form_of_the_protocol_page() {
         let text = r#"{"say":"play","parts":[{"channel":3,"part":{"answer":{"bytes":4,"repetitions":10}}},
             {"channel":4,"part":{"send":{"ms":500}}},{"channel":5,"part":{"receive":{}}}],"cpu":"near","limit_ms":30000}"#;
-        let Ask::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else { panic!() };
+        let PeerRequest::Play { parts, cpu, limit_ms } = serde_json::from_str(text).unwrap() else {
+            panic!()
+        };
         assert_eq!((parts.len(), cpu, limit_ms), (3, BenchCpu::Near, 30_000));
         assert_eq!(parts[0].part, PeerPart::Answer { bytes: 4, repetitions: 10 });
         for bad in [r#"{"say":"open"}"#, r#"{"say":"open","force":false,"fast":true}"#, r#"{"say":"jump"}"#] {
-            assert!(serde_json::from_str::<Ask>(bad).is_err(), "{bad}");
+            assert!(serde_json::from_str::<PeerRequest>(bad).is_err(), "{bad}");
         }
     }
 
@@ -339,10 +322,10 @@ mod tests {
     #[test]
     fn a_refusal_keeps_to_what_can_be_shown() {
         let refused =
-            |code: &str, message: &str| Answer::Refused { code: code.into(), message: message.into() };
-        let error = refused("bench_busy", "busy").or_refusal("beta").unwrap_err();
+            |code: &str, message: &str| PeerReply::Refused { code: code.into(), message: message.into() };
+        let error = refused("bench_busy", "busy").into_result("beta").unwrap_err();
         assert_eq!((error.code(), error.to_string().as_str()), ("bench_busy", "beta: busy"));
-        let error = refused("\x1b[2J", &"ü".repeat(5000)).or_refusal("beta").unwrap_err();
+        let error = refused("\x1b[2J", &"ü".repeat(5000)).into_result("beta").unwrap_err();
         assert_eq!(error.code(), "bench_failed");
         assert!(error.to_string().len() < 1100);
     }

@@ -1,4 +1,4 @@
-//! Why a measurement did not come to its end.
+//! Why a measurement failed.
 
 use linerate_api::{ErrorBody, code};
 use linerate_net::bench::document_channel::DocumentError;
@@ -12,31 +12,31 @@ use linerate_net::tcp::listen::ListenError;
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, QUEUE_PAIRS_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
 use crate::faults::chain;
 
-/// See the module.
+/// Why a measurement failed or was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// A message that is too long.
     #[error("messages of {bytes} bytes; at most {MESSAGE_BYTES_MAX} are sent")]
     Size {
-        /// As asked for.
+        /// Bytes of a message that was asked for.
         bytes: u64,
     },
     /// No or too many repetitions.
     #[error("{count} repetitions; between 1 and {REPETITIONS_MAX} can be asked for")]
     Repetitions {
-        /// As asked for.
+        /// Repetitions that were asked for.
         count: u32,
     },
     /// No or too much time.
     #[error("{ms} ms; between 1 ms and {} s can be asked for", STREAM_MS_MAX / 1000)]
     Time {
-        /// As asked for.
+        /// Time that was asked for, milliseconds.
         ms: u32,
     },
     /// No or too many connections.
     #[error("{connections} connections; between 1 and {CONNECTIONS_MAX} can be used")]
     Channels {
-        /// As asked for.
+        /// Connections that were asked for.
         connections: usize,
     },
     /// Too many connections with messages so long.
@@ -45,7 +45,7 @@ pub enum BenchError {
         bytes >> 20, MEMORY_BYTES_MAX >> 20
     )]
     Memory {
-        /// In all.
+        /// Bytes that all messages need together.
         bytes: usize,
     },
     /// Too many connections by RDMA.
@@ -54,7 +54,7 @@ pub enum BenchError {
         rdma::test_connection::MEMORY_BYTES >> 20
     )]
     QueuePairs {
-        /// As asked for.
+        /// Connections that were asked for.
         connections: usize,
     },
     /// `--links` cannot be read.
@@ -63,21 +63,21 @@ pub enum BenchError {
     /// The host's name leads nowhere.
     #[error("cannot find the host {host}: {source}")]
     Host {
-        /// As asked for.
+        /// Name of the host that the error concerns.
         host: String,
-        /// Why.
+        /// Cause of the failed name lookup.
         source: std::io::Error,
     },
     /// One at a time.
-    #[error("a measurement is under way on {host}; there is one at a time")]
+    #[error("a measurement is in progress on {host}; there is one at a time")]
     Busy {
-        /// Which host.
+        /// Name of the host that the error concerns.
         host: String,
     },
     /// It would slow a guest down.
     #[error("a guest is being migrated from or to {host}, and a measurement would take its links")]
     Migration {
-        /// Which host.
+        /// Name of the host that the error concerns.
         host: String,
     },
     /// The operator, or a client that went away.
@@ -90,42 +90,42 @@ pub enum BenchError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The conversation was cut.
-    #[error("the conversation with the other agent broke off: {0}")]
+    #[error("the conversation with the other agent failed: {0}")]
     DocumentChannel(#[from] DocumentError),
-    /// It says what cannot be understood.
-    #[error("the other agent said what cannot be understood; are both of the same version? {0}")]
+    /// Its message cannot be understood.
+    #[error("the other agent's message cannot be understood; are both of the same version? {0}")]
     Document(#[from] serde_json::Error),
-    /// It says what it may not, or not now.
+    /// Its message is not allowed, or not now.
     #[error("the other agent answered {got} to {asked}")]
     Unexpected {
-        /// What was asked.
+        /// Name of the request.
         asked: &'static str,
-        /// What came.
+        /// Name of the reply, or what was wrong with it.
         got: &'static str,
     },
-    /// It says no, or that it failed.
+    /// It refuses, or has failed.
     #[error("{host}: {message}")]
     Peer {
         /// Its name, or its address.
         host: String,
-        /// For programs.
+        /// The error code of the other side.
         code: String,
-        /// In words.
+        /// The other side's sentence for the operator.
         message: String,
     },
     /// The ports of this host cannot be listed.
     #[error("the ports of this host cannot be listed: {0}")]
     Ports(#[from] NetlinkError),
-    /// Nothing pairs.
+    /// No address of the other host pairs with a port of this one.
     #[error("no link: the other host listens on {offered}; none of it pairs with a port of this host")]
     NoLink {
-        /// Where it listens.
+        /// Addresses at which the other host listens.
         offered: String,
     },
     /// RDMA was asked for.
     #[error("{link}: RDMA was asked for, and the other host's port has none")]
     NoRdma {
-        /// Which.
+        /// Name of the link, as the report shows it.
         link: String,
     },
     /// RDMA was asked for and cannot be had here.
@@ -134,12 +134,12 @@ pub enum BenchError {
     /// A link cannot be connected over by RDMA.
     #[error(transparent)]
     ConnectRdma(#[from] rdma::connect::ConnectError),
-    /// A link failed.
+    /// A connection failed while it was measured.
     #[error("{link}: {source}")]
     TestConnection {
-        /// Which.
+        /// Name of the link, as the report shows it.
         link: String,
-        /// Why.
+        /// Failure of the connection.
         source: TestError,
     },
     /// A link failed whose ports differ.
@@ -147,32 +147,31 @@ pub enum BenchError {
     LongPackets {
         /// Of which link, and what they are.
         mtus: String,
-        /// How it failed.
+        /// Failure of the attempt over RDMA.
         source: Box<BenchError>,
     },
-    /// Both sides count.
+    /// The two sides counted different numbers of bytes.
     #[error("{link}: {sent} bytes were sent and {received} arrived")]
     Lost {
-        /// Which link.
+        /// Name of the link, as the report shows it.
         link: String,
-        /// Bytes.
+        /// Bytes by the sender's count.
         sent: u64,
-        /// Bytes.
+        /// Bytes by the receiver's count.
         received: u64,
     },
-    /// No such CPU.
+    /// A thread cannot run on the CPU that was asked for.
     #[error("CPU {cpu} is not there, or not for this process to use")]
     Cpu {
-        /// Which.
+        /// Number of the CPU.
         cpu: u32,
     },
-    /// No session number.
+    /// The kernel gave no random number for the session.
     #[error("no random numbers: {0}")]
     Random(getrandom::Error),
 }
 
 impl BenchError {
-    /// For programs.
     pub(super) fn code(&self) -> &str {
         match self {
             BenchError::Size { .. }
@@ -206,7 +205,7 @@ impl BenchError {
 }
 
 impl BenchError {
-    /// The same with this said, if it is of a link.
+    /// The same with this text, if it is of a link.
     pub(super) fn of_links_with(self, mtus: Option<String>) -> BenchError {
         match (self, mtus) {
             (source @ (BenchError::TestConnection { .. } | BenchError::Peer { .. }), Some(mtus)) => {
@@ -221,9 +220,9 @@ impl From<&BenchError> for ErrorBody {
     fn from(error: &BenchError) -> ErrorBody {
         let hint = match error.code() {
             code::BENCH_BUSY => "wait until it is over",
-            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure beside it with --force",
+            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure during it with --force",
             "no_link" => "check cables, switch ports and `listen` of both agents",
-            code::BENCH_FAILED => "look into the log of the other host's agent, then try again",
+            code::BENCH_FAILED => "read the log of the other host's agent, then try again",
             "protocol_violation" => "install the same version of linerate on both hosts",
             _ => "",
         };

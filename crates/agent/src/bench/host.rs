@@ -19,10 +19,10 @@ use super::{BenchError, answer};
 use crate::faults::chain;
 use crate::session::offer::RdmaPorts;
 
-/// Conversations at a time; all but one of them wait to be told that this host is busy.
+/// Conversations at a time; all but one of them are refused, as this host is busy.
 const CONVERSATIONS_MAX: usize = 8;
 
-/// See the module.
+/// A host as measurements see it: at most one of them is active.
 #[derive(Debug)]
 pub struct Host {
     /// Its name, for the other side.
@@ -37,7 +37,6 @@ pub struct Host {
 pub(super) struct Measurement {
     session: SessionId,
     token: Token,
-    /// Ends it.
     pub stop: Arc<Stop>,
     force: AtomicBool,
     /// Of its connections; `None` on the asking side, which takes none.
@@ -52,7 +51,7 @@ impl std::fmt::Debug for Measurement {
     }
 }
 
-/// The place is taken as long as this lives.
+/// The place is taken until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     host: Arc<Host>,
@@ -94,15 +93,14 @@ impl Host {
     }
 
     /// A migration begins: a measurement that was not forced ends.
-    pub fn give_way(&self) {
+    pub fn yield_to_migration(&self) {
         let active = self.active.lock().clone();
         if let Some(measurement) = active.filter(|one| !one.force.load(Ordering::SeqCst)) {
-            tracing::info!(?measurement, "a measurement gives way to a migration");
+            tracing::info!(?measurement, "a measurement is ended for a migration");
             measurement.stop.stop(Reason::Migration);
         }
     }
 
-    /// Takes the place.
     pub(super) fn claim(
         self: &Arc<Host>,
         (session, token): (SessionId, Token),
@@ -125,8 +123,8 @@ impl Host {
         Ok(Claim { host: Arc::clone(self), measurement })
     }
 
-    /// A slot in the measurement in progress for whoever knows it, and the version that both speak. `memory` is what
-    /// the connection will take for messages as long as it is there.
+    /// A slot in the measurement in progress for a peer that knows it, and the version that both speak. `memory` is
+    /// what the connection will take for messages as long as it is there.
     pub(super) fn admit(&self, hello: &Hello, memory: usize) -> Result<(Reserved, u16), Fault> {
         let refusal = |code, detail: &str| Fault::new(code, Step::Connect, Side::Destination, detail);
         let active = self.active.lock().clone().filter(|one| one.session == hello.session);
@@ -143,7 +141,7 @@ impl Host {
 }
 
 impl Measurement {
-    /// Whether it goes on beside a migration.
+    /// Whether it continues during a migration.
     pub fn allow(&self, force: bool) {
         self.force.store(force, Ordering::SeqCst);
     }
@@ -153,19 +151,18 @@ impl Measurement {
     }
 }
 
-/// Takes a connection with a role of a measurement, and serves it until it is over. `migrating` says whether guests
-/// move from or to this host.
+/// Takes a connection with a role of a measurement, and serves it until it is over. `migrating`: guests move from or to
+/// this host.
 pub fn accept(host: &Arc<Host>, accepted: Accepted, migrating: bool) {
     let (peer, role) = (accepted.peer, accepted.hello.role);
-    let served =
-        if role == Role::Bench { converse(host, accepted, migrating) } else { attach(host, accepted) };
+    let served = if role == Role::Bench { serve(host, accepted, migrating) } else { attach(host, accepted) };
     match served {
         Ok(()) => tracing::debug!(%peer, ?role, "a connection of a measurement is done"),
         Err(error) => tracing::warn!(%peer, ?role, error, "a connection of a measurement ended"),
     }
 }
 
-fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), String> {
+fn serve(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), String> {
     struct Seat<'a>(&'a AtomicUsize);
     impl Drop for Seat<'_> {
         fn drop(&mut self) {
@@ -175,7 +172,7 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
     let before = host.conversations.fetch_add(1, Ordering::SeqCst);
     let _seat = Seat(&host.conversations);
     if before >= CONVERSATIONS_MAX {
-        return Err("too many ask for measurements".into());
+        return Err("too many peers ask for measurements".into());
     }
     let hello = accepted.hello.clone();
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
@@ -183,14 +180,14 @@ fn converse(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(),
         return accepted.refuse(fault).map_err(|error| chain(&error));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    answer::converse(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
+    answer::serve(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
         .map_err(|error| chain(&error))
 }
 
-/// Tells the other side why it gets no place; the sentence for the log.
-fn refuse<E: std::error::Error + 'static>(fault: Fault, tell: impl FnOnce(Fault) -> Result<(), E>) -> String {
-    let said = fault.to_string();
-    tell(fault).map_or_else(|error| chain(&error), |()| said)
+/// Refuses the other side a place; returns the sentence for the log.
+fn refuse<E: std::error::Error + 'static>(fault: Fault, send: impl FnOnce(Fault) -> Result<(), E>) -> String {
+    let message = fault.to_string();
+    send(fault).map_or_else(|error| chain(&error), |()| message)
 }
 
 fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
@@ -202,13 +199,13 @@ fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
     place.closes(stream.closer());
     let own = stream.own_address();
-    let wire = super::wire(stream).map_err(|error| chain(&error))?;
-    place.fill(Attached { wire, own });
+    let connection = super::tcp_test_connection(stream).map_err(|error| chain(&error))?;
+    place.fill(Attached { connection, own });
     Ok(())
 }
 
-/// Takes a queue pair of the measurement in progress. The two ends tell each other where they can be written to, so
-/// that this waits for the peer: in a thread of its own, once it has a place.
+/// Takes a queue pair of the measurement in progress. The two ends exchange where they can be written to, so that this
+/// waits for the peer: in a thread of its own, once it has a place.
 pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
     let peer = accepted.peer;
     let not_taken = move |error: String| {
@@ -232,7 +229,7 @@ fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Res
         .map_err(|error| chain(&error))?;
     // Before it waits for the peer: it does so no longer than there is a measurement.
     place.closes(rdma::receive::closer(&connection));
-    let wire = super::rdma_wire(connection).map_err(|error| chain(&error))?;
-    place.fill(Attached { wire, own });
+    let connection = super::rdma_test_connection(connection).map_err(|error| chain(&error))?;
+    place.fill(Attached { connection, own });
     Ok(())
 }

@@ -2,14 +2,14 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | [`Host`] | one measurement at a time, whichever side of it this host is; gives way to migrations |
+//! | [`Host`] | one measurement at a time, whichever side of it this host is; ended for migrations |
 //! | `ask` | the side that was asked by its operator: finds the links, opens the connections |
 //! | `pingpong`, `bandwidth` | the two measurements, seen from that side |
-//! | `answer` | the other side: does what it is told, within its caps |
+//! | `answer` | the other side: plays the parts that it is asked for, within its caps |
 //! | `places` | slots for its connections, given before anything is spent on one |
-//! | `documents` | what the two sides say to each other |
+//! | `documents` | the messages between the two sides |
 //! | `ports`, `cpu` | what is known of a connection's port; where its thread runs |
-//! | `stop`, `error` | the way to end it from outside; why it did not come to its end |
+//! | `stop`, `error` | ending it from outside; why it failed |
 //!
 //! It shares no state with migrations: [`local`] runs both sides in one process, without an agent.
 
@@ -55,15 +55,15 @@ pub(crate) enum PeerKind {
     Local,
 }
 
-/// Measures, and tells how far it is. Blocks; `stop` ends it.
+/// Measures, and reports how far it is. Blocks; `stop` ends it.
 pub fn measure(
     host: &Arc<Host>,
     request: &BenchRequest,
     migrating: bool,
     stop: &Arc<Stop>,
-    tell: &mut dyn FnMut(BenchEvent),
+    report: &mut dyn FnMut(BenchEvent),
 ) -> BenchEvent {
-    finished(ask::measure(host, request, &PeerKind::Agent, migrating, stop, &DIRECTIONS, tell))
+    finished(ask::measure(host, request, &PeerKind::Agent, migrating, stop, &DIRECTIONS, report))
 }
 
 /// A stream from here over all links that the request names, and nothing else. Blocks; `stop` ends it.
@@ -80,16 +80,16 @@ pub fn local(
     addresses: &[SocketAddr],
     request: &BenchRequest,
     stop: &Arc<Stop>,
-    tell: &mut dyn FnMut(BenchEvent),
+    report: &mut dyn FnMut(BenchEvent),
 ) -> BenchEvent {
-    finished(both_sides(addresses, request, stop, tell))
+    finished(both_sides(addresses, request, stop, report))
 }
 
 fn both_sides(
     addresses: &[SocketAddr],
     request: &BenchRequest,
     stop: &Arc<Stop>,
-    tell: &mut dyn FnMut(BenchEvent),
+    report: &mut dyn FnMut(BenchEvent),
 ) -> Result<BenchReport, BenchError> {
     let name = crate::config::host_name();
     let answering = Arc::new(Host::new(name.clone(), Vec::new()));
@@ -104,7 +104,7 @@ fn both_sides(
     let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
     let asking = Arc::new(Host::new(name, Vec::new()));
     let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
-    ask::measure(&asking, &request, &PeerKind::Local, false, stop, &DIRECTIONS, tell)
+    ask::measure(&asking, &request, &PeerKind::Local, false, stop, &DIRECTIONS, report)
 }
 
 /// Takes RDMA connections for a measurement in this process.
@@ -112,7 +112,7 @@ fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::liste
     let other = Arc::clone(host);
     let listener = rdma::listen::Listener::start(addresses, move |accepted| accept_rdma(&other, accepted))
         .map_err(BenchError::Rdma)?;
-    host.rdma.tell(&listener.addresses());
+    host.rdma.set(&listener.addresses());
     Ok(listener)
 }
 
@@ -123,12 +123,12 @@ fn finished(measured: Result<BenchReport, BenchError>) -> BenchEvent {
     }
 }
 
-/// The two places where a connection becomes a wire, the same on both sides.
-fn rdma_wire(connection: Arc<rdma::Connection>) -> Result<Box<dyn TestConnection>, TestError> {
+/// The two places where a connection becomes a test connection, the same on both sides.
+fn rdma_test_connection(connection: Arc<rdma::Connection>) -> Result<Box<dyn TestConnection>, TestError> {
     Ok(Box::new(RdmaTestConnection::new(connection, SILENCE)?))
 }
 
-fn wire(stream: Stream) -> Result<Box<dyn TestConnection>, TestError> {
+fn tcp_test_connection(stream: Stream) -> Result<Box<dyn TestConnection>, TestError> {
     Ok(Box::new(TcpTestConnection::new(stream, SILENCE).map_err(TestError::Socket)?))
 }
 

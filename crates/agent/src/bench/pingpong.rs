@@ -8,7 +8,7 @@ use linerate_net::bench::role::TestRole;
 use linerate_net::bench::rules::{by_time, by_volume, sizes as all_sizes, warm_up};
 
 use super::BenchError;
-use super::ask::{BothResults, Channel, OpenLink, Peer, Tell, same};
+use super::ask::{BothResults, Channel, OpenLink, Peer, ReportProgress, same};
 use super::documents::{PeerPart, check_team};
 
 /// Allowed beyond what a measurement should take.
@@ -27,7 +27,7 @@ pub fn measure(
     sizes: &[u32],
     repetitions: u32,
     time: Duration,
-    tell: Tell<'_>,
+    report: ReportProgress<'_>,
 ) -> Result<Vec<PingPong>, BenchError> {
     let limits = PingPongLimits { repetitions, time };
     let all = all_sizes(MESSAGE_BYTES_MAX).into_iter().filter_map(|size| u32::try_from(size).ok()).collect();
@@ -44,7 +44,7 @@ pub fn measure(
         for (index, &bytes) in sizes.iter().enumerate() {
             let fraction = (number * sizes.len() + index) as f64 / steps;
             let doing = format!("{}, {bytes} bytes", link.name());
-            tell(BenchEvent::Progress { fraction, until: fraction, expected_ms: 0, doing });
+            report(BenchEvent::Progress { fraction, until: fraction, expected_ms: 0, doing });
             let row = size(peer, &mut link, bytes, before, &limits)?;
             // Longer messages are never repeated more often than shorter ones.
             before = if sizes.is_sorted() { row.repetitions } else { repetitions };

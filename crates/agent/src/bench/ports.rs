@@ -32,7 +32,7 @@ pub fn other(endpoints: &[Endpoint], address: SocketAddr) -> BenchPort {
     }
 }
 
-/// What a link of these two carries, megabits per second: the slower port's word, or the only one there is.
+/// What a link of these two carries, megabits per second: the slower port's speed, or the only one that is known.
 pub fn speed(source: &BenchPort, destination: &BenchPort) -> u32 {
     match (source.speed_mbps, destination.speed_mbps) {
         (0, known) | (known, 0) => known,

@@ -1,5 +1,5 @@
 //! Places of the answering side's connections, by channel. A place is taken before anything is spent on a connection, a
-//! thread or memory, so that whoever asks for more than is given costs nothing.
+//! thread or memory, so that a peer that asks for more than it gets costs nothing.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,23 +16,22 @@ use super::stop::Ticket;
 
 /// A connection that is measured, at the answering side.
 pub struct Attached {
-    pub wire: Box<dyn TestConnection>,
+    pub connection: Box<dyn TestConnection>,
     /// Address of this end.
     pub own: Option<SocketAddr>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub struct ConnectionSlots {
-    /// Until the measurement is over: also while the connection is in use, or still to come.
+    /// Until the measurement is over: also while the connection is in use, or not there yet.
     taken: Mutex<BTreeMap<u32, ConnectionSlot>>,
-    came: Condvar,
+    arrived: Condvar,
 }
 
 struct ConnectionSlot {
     /// What the connection takes for messages as long as it is there.
     memory: usize,
-    /// It has come and is not in use.
+    /// It is connected and not in use.
     attached: Option<Attached>,
 }
 
@@ -80,15 +79,15 @@ impl ConnectionSlots {
         if let Some(slot) = self.lock().get_mut(&channel) {
             slot.attached = Some(attached);
         }
-        self.came.notify_all();
+        self.arrived.notify_all();
     }
 
-    /// A connection, to be used. It may come a moment later than the request to use it, over another connection.
+    /// A connection, to be used. It may arrive a moment later than the request to use it, which has another connection.
     pub fn take(&self, channel: u32, wait: Duration) -> Option<Attached> {
         let absent = |taken: &mut BTreeMap<u32, ConnectionSlot>| {
             taken.get(&channel).is_none_or(|slot| slot.attached.is_none())
         };
-        let (mut taken, _) = self.came.wait_timeout_while(self.lock(), wait, absent);
+        let (mut taken, _) = self.arrived.wait_timeout_while(self.lock(), wait, absent);
         taken.get_mut(&channel)?.attached.take()
     }
 }
@@ -108,7 +107,7 @@ impl Reserved {
         Ok(Reserved { measurement, channel, ticket: None, filled: false })
     }
 
-    /// How the connection is cut off when the measurement is over, from now on.
+    /// How the connection is closed when the measurement is over, from now on.
     pub fn closes(&mut self, closer: Closer) {
         self.ticket = self.measurement.stop.add(closer);
     }

@@ -1,4 +1,4 @@
-//! Ending a measurement from outside: connections are cut, and whoever waits on one learns why.
+//! Ending a measurement from outside: connections are closed, and a thread that waits on one gets the reason.
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
@@ -6,10 +6,10 @@ use std::sync::MutexGuard;
 use linerate_net::channel::Closer;
 use linerate_net::lock::Mutex;
 
-/// Why.
+/// Why a measurement was ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Who asked for it does not want it any more.
+    /// The client that asked for it has cancelled it.
     Cancelled,
     /// A migration began on this host.
     Migration,
@@ -17,7 +17,7 @@ pub enum Reason {
     Over,
 }
 
-/// See the module.
+/// Ends one measurement: closes its connections and keeps the reason.
 #[derive(Debug, Default)]
 pub struct Stop(Mutex<Inner>);
 
@@ -28,7 +28,7 @@ struct Inner {
     next: Ticket,
 }
 
-/// For what is to be cut off no more.
+/// Number of a connection that is not to be closed any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
@@ -44,7 +44,7 @@ impl Stop {
         std::mem::take(&mut inner.closers).into_values().for_each(|closer| closer.close());
     }
 
-    /// To be cut off too. `None` if it was at once.
+    /// Adds a connection to be closed. `None` if it was closed at once.
     pub(super) fn add(&self, closer: Closer) -> Option<Ticket> {
         let mut inner = self.lock();
         if inner.reason.is_some() {

@@ -15,7 +15,7 @@ use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
-use super::documents::{Answer, QUEUE_PAIRS_MAX, hear};
+use super::documents::{PeerReply, QUEUE_PAIRS_MAX, receive};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -78,7 +78,7 @@ fn all_sizes_are_those_of_the_rules() {
 }
 
 #[test]
-fn a_stream_goes_there_back_and_both_ways() {
+fn a_stream_is_measured_out_in_and_in_both_directions() {
     let report = run(&BenchRequest { channels: 1, ..bandwidth(50) }).unwrap();
     let [out, back, both] = report.bandwidth.try_into().unwrap();
     assert!(out.sum.out_mbps > 0.0 && out.sum.in_mbps == 0.0 && out.links[0].in_bytes == 0);
@@ -87,7 +87,7 @@ fn a_stream_goes_there_back_and_both_ways() {
 }
 
 #[test]
-fn absurd_requests_are_refused_before_anybody_is_asked() {
+fn absurd_requests_are_refused_before_any_host_is_asked() {
     for bad in [
         pingpong(&[(4 << 20) + 1]),
         pingpong(&[0; 65]),
@@ -103,7 +103,7 @@ fn absurd_requests_are_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn cpus_are_pinned_or_it_is_said_why_not() {
+fn cpus_are_pinned_or_the_reason_is_reported() {
     let report = run(&BenchRequest { cpu: BenchCpu::Far, ..pingpong(&[4]) }).unwrap();
     // Loopback has no node: either there is one only, or it is not known which is near.
     assert!(report.notes.iter().any(|note| note.contains("not pinned")), "{:?}", report.notes);
@@ -134,47 +134,47 @@ fn try_dial(listener: &Listener, number: u8, role: Role, channel: u32) -> Result
     connect(&route, &hello(number, role, channel), &TcpOptions::default()).map(|(stream, _)| stream)
 }
 
-fn opened(listener: &Listener, number: u8, force: bool) -> (DocumentChannel, Answer) {
+fn opened(listener: &Listener, number: u8, force: bool) -> (DocumentChannel, PeerReply) {
     let talk = DocumentChannel::new(dial(listener, number, Role::Bench, 0));
-    say(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
-    let answer = hear(&talk, LONG).unwrap();
+    send(&talk, &format!(r#"{{"say":"open","force":{force}}}"#));
+    let answer = receive(&talk, LONG).unwrap();
     (talk, answer)
 }
 
-fn say(talk: &DocumentChannel, text: &str) {
+fn send(talk: &DocumentChannel, text: &str) {
     talk.send(text.as_bytes(), Instant::now() + LONG).unwrap();
 }
 
-fn refusal(answer: Answer) -> String {
+fn refusal(answer: PeerReply) -> String {
     match answer {
-        Answer::Refused { code, .. } => code,
+        PeerReply::Refused { code, .. } => code,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn one_measurement_at_a_time_and_none_beside_a_migration_unless_forced() {
+fn one_measurement_at_a_time_and_none_during_a_migration_unless_forced() {
     let (_host, listener) = answering(false);
     let (first, ready) = opened(&listener, 1, false);
-    assert!(matches!(ready, Answer::Ready { .. }), "{ready:?}");
+    assert!(matches!(ready, PeerReply::Ready { .. }), "{ready:?}");
     assert_eq!(refusal(opened(&listener, 2, true).1), code::BENCH_BUSY);
     drop(first);
     // The place is free as soon as the other side has seen the end.
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
+    while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
     }
     let (_host, listener) = answering(true);
     assert_eq!(refusal(opened(&listener, 1, false).1), code::MIGRATION_UNDER_WAY);
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 2, true).1, Answer::Ready { .. }) {
+    while !matches!(opened(&listener, 2, true).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
     }
 }
 
 #[test]
 fn the_answering_side_refuses_what_is_absurd() {
-    for (part, words) in [
+    for (part, wanted) in [
         (r#"{"answer":{"bytes":4194305,"repetitions":1}}"#, "4194305 bytes"),
         (r#"{"answer":{"bytes":1,"repetitions":100001}}"#, "100001 repetitions"),
         (r#"{"send":{"ms":300001}}"#, "300001 ms"),
@@ -182,16 +182,16 @@ fn the_answering_side_refuses_what_is_absurd() {
         let (_host, listener) = answering(false);
         let (talk, _) = opened(&listener, 1, false);
         let _data = dial(&listener, 1, Role::BenchData, 7);
-        say(
+        send(
             &talk,
             &format!(
                 r#"{{"say":"play","parts":[{{"channel":7,"part":{part}}}],"cpu":"any","limit_ms":1000}}"#
             ),
         );
-        let Answer::Refused { code, message } = hear(&talk, LONG).unwrap() else { panic!("{part}") };
-        assert!(code == code::BAD_REQUEST && message.contains(words), "{code}: {message}");
+        let PeerReply::Refused { code, message } = receive(&talk, LONG).unwrap() else { panic!("{part}") };
+        assert!(code == code::BAD_REQUEST && message.contains(wanted), "{code}: {message}");
         assert!(matches!(
-            hear::<Answer>(&talk, LONG),
+            receive::<PeerReply>(&talk, LONG),
             Err(BenchError::DocumentChannel(DocumentError::Closed))
         ));
     }
@@ -207,7 +207,8 @@ fn data_connections_without_the_token_are_refused() {
     assert!(error.contains("refused who we are"), "{error}");
 }
 
-/// The channel of a place is taken until the measurement is over, whether its connection is to come, idle or in use.
+/// The channel of a place is taken until the measurement is over, whether its connection is not there yet, idle or in
+/// use.
 #[test]
 fn a_channel_has_one_connection_also_while_that_is_in_use() {
     let (_host, listener) = answering(false);
@@ -216,13 +217,13 @@ fn a_channel_has_one_connection_also_while_that_is_in_use() {
     let again = || try_dial(&listener, 1, Role::BenchData, 7).map(drop).map_err(|error| error.to_string());
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
     let part = r#"{"say":"play","parts":[{"channel":7,"part":{"receive":{}}}],"cpu":"any","limit_ms":60000}"#;
-    say(&talk, part);
-    assert!(matches!(hear(&talk, LONG).unwrap(), Answer::Playing {}));
+    send(&talk, part);
+    assert!(matches!(receive(&talk, LONG).unwrap(), PeerReply::Playing {}));
     assert!(again().unwrap_err().contains("a number twice"), "{:?}", again());
 }
 
-/// What a queue pair costs is given with a place only, and the place is there again when nothing came of it. Both
-/// carriers go by this way.
+/// What a queue pair costs is reserved with its place only, and the place is free again if the connection fails. Both
+/// transports are admitted like this.
 #[test]
 fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     let (host, listener) = answering(false);
@@ -233,7 +234,7 @@ fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
         Err(fault) => fault.detail,
     };
     let first = ask(0).unwrap();
-    // None of them has come yet, and each waits for its peer in a thread of its own.
+    // None of them is connected yet, and each waits for its peer in a thread of its own.
     assert!((0..1000).all(|_| refused(0).contains("a number twice")));
     let others: Vec<_> = (1..QUEUE_PAIRS_MAX as u32).map(|channel| ask(channel).unwrap()).collect();
     assert!((1000..2000).all(|channel| refused(channel).contains("256 MiB")));
@@ -242,10 +243,9 @@ fn a_flood_of_requests_gets_no_more_than_there_is_room_for() {
     assert!((0..QUEUE_PAIRS_MAX as u32).all(|channel| ask(channel).is_ok()));
 }
 
-/// A connection that is still being made is cut off with the measurement, and one of which nothing came is kept by
-/// nobody.
+/// A connection that is still being made is closed with the measurement, and one that failed is not kept.
 #[test]
-fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fails() {
+fn a_connection_being_made_ends_with_the_measurement_and_is_dropped_if_it_fails() {
     let (host, listener) = answering(false);
     let (talk, _) = opened(&listener, 1, false);
     let connection = Arc::new(AtomicBool::new(false));
@@ -257,8 +257,8 @@ fn a_connection_that_is_to_come_ends_with_the_measurement_and_is_let_go_if_it_fa
     failed.closes(closer());
     drop(failed);
     assert_eq!(Arc::strong_count(&connection), 1);
-    let (mut coming, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
-    coming.closes(closer());
+    let (mut pending, _) = host.admit(&hello(1, Role::BenchData, 1), MEMORY_BYTES).unwrap();
+    pending.closes(closer());
     drop(talk);
     let end = Instant::now() + LONG;
     while !connection.load(Ordering::SeqCst) {
@@ -290,15 +290,15 @@ fn queue_pairs_are_as_many_as_a_migration_would_open() {
 }
 
 /// Begins a long stream and returns when it is in progress.
-fn under_way(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
+fn begin_measurement(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
     let stop = Arc::new(Stop::default());
     let asking = Arc::new(Host::new("alpha".into(), Vec::new()));
     let request = BenchRequest { to: listener.addresses()[0].to_string(), ..bandwidth(60_000) };
     let (begun, beginning) = channel();
     let (host, stopping) = (Arc::clone(&asking), Arc::clone(&stop));
     let thread = std::thread::spawn(move || {
-        let mut tell = |_| begun.send(()).unwrap_or_default();
-        measure(&host, &request, false, &stopping, &mut tell)
+        let mut report = |_| begun.send(()).unwrap_or_default();
+        measure(&host, &request, false, &stopping, &mut report)
     });
     beginning.recv_timeout(LONG).unwrap();
     (asking, stop, thread)
@@ -312,24 +312,24 @@ fn error_of(event: BenchEvent) -> ErrorBody {
 #[test]
 fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
     let (_host, listener) = answering(false);
-    let (_asking, stop, thread) = under_way(&listener);
+    let (_asking, stop, thread) = begin_measurement(&listener);
     stop.stop(Reason::Cancelled);
     assert_eq!(error_of(thread.join().unwrap()).code, "cancelled");
     let end = Instant::now() + LONG;
-    while !matches!(opened(&listener, 3, false).1, Answer::Ready { .. }) {
-        assert!(Instant::now() < end, "the other side goes on");
+    while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
+        assert!(Instant::now() < end, "the other side continues");
     }
 }
 
 #[test]
 fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
     let (host, listener) = answering(false);
-    let (_asking, _stop, thread) = under_way(&listener);
-    host.give_way();
+    let (_asking, _stop, thread) = begin_measurement(&listener);
+    host.yield_to_migration();
     let error = error_of(thread.join().unwrap());
     assert!(error.code == code::MIGRATION_UNDER_WAY && error.message.starts_with("beta: "), "{error:?}");
     let (_host, listener) = answering(false);
-    let (asking, _stop, thread) = under_way(&listener);
-    asking.give_way();
+    let (asking, _stop, thread) = begin_measurement(&listener);
+    asking.yield_to_migration();
     assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_UNDER_WAY);
 }

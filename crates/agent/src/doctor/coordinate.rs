@@ -1,5 +1,5 @@
-//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one pair
-//! after the other so that they do not measure each other.
+//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one
+//! pair after the other so that they do not measure each other.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +17,8 @@ use crate::faults::chain;
 
 /// Hosts of one request.
 const HOSTS_MAX: usize = 64;
-/// How long an inventory may take beside the watching: on a host whose QEMUs do not answer, some times as long as for one of them.
+/// How long an inventory may take besides the watching: on a host whose QEMUs do not answer, some times as long as for
+/// one of them.
 const INVENTORY_WAIT: Duration = Duration::from_secs(60);
 /// How long the probes of one question may take: every link dead, far or with black holes included.
 const PROBES_WAIT: Duration = Duration::from_secs(120);
@@ -133,12 +134,12 @@ fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
     let mut probes = Vec::new();
     for to in hosts {
         for from in hosts.iter().filter(|from| from.inventory.host != to.inventory.host) {
-            // Asked for each host anew: an echo does not live as long as a large room takes.
+            // Asked for each host anew: an echo is shorter than a large room takes.
             let Some(echoing) = echo(to, hosts.len()) else { continue };
             let links = targets(&from.inventory, &to.inventory, &echoing);
             let links = links.into_iter().flat_map(|link| probe(from, vec![link], Depth::Full));
             let mut own: Vec<Probe> = links.collect();
-            tell_heard(to, &echoing, &mut own);
+            mark_received(to, &echoing, &mut own);
             probes.extend(own);
         }
     }
@@ -159,7 +160,7 @@ fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
     .flatten()
     .collect();
     for (to, before) in hosts.iter().zip(&echoing) {
-        before.iter().for_each(|before| tell_heard(to, before, &mut probes));
+        before.iter().for_each(|before| mark_received(to, before, &mut probes));
     }
     probes
 }
@@ -174,8 +175,8 @@ fn at_once<'a, T: Send>(hosts: &'a [Host], ask: impl Fn(&'a Host) -> T + Sync) -
     })
 }
 
-/// Of probes to a host that had no reply: whether the requests came. It tells which direction is at fault.
-fn tell_heard(to: &Host, before: &Echoing, probes: &mut [Probe]) {
+/// Marks, of probes to a host that had no reply, whether the requests arrived. That shows which direction is at fault.
+fn mark_received(to: &Host, before: &Echoing, probes: &mut [Probe]) {
     let silent = |probe: &&mut Probe| probe.to.host == to.inventory.host && probe.reachable == Some(false);
     if !probes.iter_mut().any(|probe| silent(&probe)) {
         return;
@@ -187,8 +188,8 @@ fn tell_heard(to: &Host, before: &Echoing, probes: &mut [Probe]) {
     }
 }
 
-/// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that fits is enough: a
-/// machine that does other work measures less now and then, a slow link always.
+/// Throughputs that do not fit each other are measured again, in turn with what they are compared with. One time that
+/// fits is enough: a machine that does other work measures less now and then, a slow link always.
 fn again(hosts: &[Host], survey: &mut Survey) {
     const TIMES: usize = 2;
     for _ in 0..TIMES {
@@ -225,7 +226,7 @@ fn echo(host: &Host, hosts: usize) -> Option<Echoing> {
     }
 }
 
-/// Sends probes from a host. One that cannot send them says so in each.
+/// Sends probes from a host. If it cannot send them, each has the error.
 fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     if targets.is_empty() {
         return Vec::new();
@@ -244,7 +245,7 @@ fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     }
 }
 
-/// Everybody sends to one, on each network that at least two others share with it.
+/// All hosts send to one, on each network that at least two others share with it.
 fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
     let mut incasts = Vec::new();
     for to in hosts {

@@ -50,7 +50,7 @@ pub struct Doctor {
     probing: Mutex<()>,
     /// How many connections take load now.
     sinks: AtomicUsize,
-    /// Answers datagrams, if somebody asked for it lately.
+    /// Answers datagrams, if a host asked for it lately.
     echo: Mutex<Option<Echo>>,
     lldp: OnceLock<Listener>,
     /// Drawn once: hosts may have one name, and one host several addresses.
@@ -58,7 +58,7 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// One that has not looked yet.
+    /// One without any result yet.
     pub fn new(
         config: Arc<Config>,
         qemu_cache: Arc<QemuCache>,
@@ -87,14 +87,14 @@ impl Doctor {
     fn instance(&self) -> String {
         let draw = || {
             let mut bytes = [0; 16];
-            // Without random numbers hosts are told apart by name.
+            // Without random numbers hosts are distinguished by name.
             let drawn = getrandom::fill(&mut bytes).is_ok();
             if drawn { bytes.iter().map(|byte| format!("{byte:02x}")).collect() } else { String::new() }
         };
         self.instance.get_or_init(draw).clone()
     }
 
-    /// Hears what switches say from now on. Without the privilege that stays unknown.
+    /// Receives LLDP of the switches from now on. Without the privilege that stays unknown.
     pub fn begin_to_listen(&self) {
         match Listener::start() {
             Ok(listener) => {
@@ -104,8 +104,8 @@ impl Doctor {
         }
     }
 
-    /// What was heard by LLDP on a port.
-    pub fn heard(&self, port: &str) -> Vec<Neighbour> {
+    /// The neighbours of a port, by LLDP.
+    pub fn neighbours(&self, port: &str) -> Vec<Neighbour> {
         let all = self.lldp.get().map(Listener::neighbours).unwrap_or_default();
         all.into_iter().filter(|(name, _)| name == port).map(|(_, neighbour)| neighbour).collect()
     }
@@ -139,7 +139,7 @@ pub(crate) fn inventory_here(doctor: &Doctor, watch: Duration, names: Vec<String
     })
 }
 
-/// Ports and RDMA devices of this host: what can be looked at five times a second.
+/// Ports and RDMA devices of this host: what can be read five times a second.
 pub(crate) fn network_here(doctor: &Doctor) -> Inventory {
     network(&quick(doctor))
 }

@@ -37,8 +37,8 @@ pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) 
     }
 }
 
-/// RDMA does not get through. Whatever else keeps a measurement from being made (a guest that moves, another
-/// measurement, too little memory that may be locked, a no of the other agent) says nothing of the way.
+/// RDMA packets are lost. Other reasons why a measurement cannot be made show nothing about the path: a guest that
+/// moves, another measurement, too little memory that may be locked, a refusal of the other agent.
 fn is_blocked(error: &BenchError) -> bool {
     match error {
         BenchError::ConnectRdma(ConnectError::Here { source, .. }) => is_lost(source),
@@ -47,7 +47,7 @@ fn is_blocked(error: &BenchError) -> bool {
             | ConnectError::Unreachable { .. }
             | ConnectError::Rejected { .. }
             | ConnectError::NoWelcome { .. } => true,
-            // Its agent's no came by RDMA.
+            // Its agent's refusal arrived by RDMA.
             ConnectError::Here { .. } | ConnectError::Refused { .. } => false,
         },
         BenchError::TestConnection { source, .. } => match source {
@@ -59,7 +59,7 @@ fn is_blocked(error: &BenchError) -> bool {
     }
 }
 
-/// The adapters did not hear each other, or not understand.
+/// The adapters got no answer from each other, or a wrong one.
 fn is_lost(error: &RdmaError) -> bool {
     match error {
         // The limit of locked memory, by another call.
@@ -93,7 +93,7 @@ fn measure(doctor: &Doctor, target: &Target) -> Result<u64, BenchError> {
     };
     let report = bench::send(&doctor.bench, &request, &Arc::new(Stop::default()))?;
     let rate = report.bandwidth.first().map(|one| one.sum.out_mbps);
-    // From a rate that is no number comes 0.
+    // A rate that is no number becomes 0.
     Ok(rate.unwrap_or_default() as u64)
 }
 
@@ -115,7 +115,7 @@ mod tests {
         ([10, 0, 0, 2], 4791).into()
     }
 
-    fn wire(source: TestError) -> BenchError {
+    fn test_connection(source: TestError) -> BenchError {
         BenchError::TestConnection { link: "l0".into(), source }
     }
 
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_way_does_is_blocked() {
+    fn what_the_path_causes_is_blocked() {
         let (remote, source) = (remote(), Errno::TIMEDOUT);
         let waited = Duration::from_secs(1);
         let lost = || RdmaError::Silent { retries: "retry exceeded".into() };
@@ -141,19 +141,19 @@ mod tests {
             here(lost()),
             here(RdmaError::TimedOut { what: "the route", milliseconds: 1 }),
             here(RdmaError::Call { what: "rdma_connect", source }),
-            wire(TestError::Rdma(lost())),
-            wire(TestError::Rdma(completion)),
-            wire(TestError::Rdma(RdmaError::RemoteAccess)),
-            wire(TestError::Rdma(RdmaError::DeviceGone)),
-            wire(TestError::Silent { waited }),
-            wire(TestError::TimedOut { limit: waited }),
+            test_connection(TestError::Rdma(lost())),
+            test_connection(TestError::Rdma(completion)),
+            test_connection(TestError::Rdma(RdmaError::RemoteAccess)),
+            test_connection(TestError::Rdma(RdmaError::DeviceGone)),
+            test_connection(TestError::Silent { waited }),
+            test_connection(TestError::TimedOut { limit: waited }),
         ] {
             assert!(is_blocked(&error), "{error:?}");
         }
     }
 
     #[test]
-    fn what_says_nothing_of_the_way_is_not() {
+    fn what_shows_nothing_about_the_path_is_not() {
         let link = || "l0".to_owned();
         let denied = RdmaError::Register { bytes: 1, source: Errno::NOMEM };
         let io = || std::io::ErrorKind::NotFound.into();
@@ -176,13 +176,13 @@ mod tests {
             here(RdmaError::NoDevice(Errno::NODEV)),
             here(RdmaError::Rules("too long")),
             here(RdmaError::NotMapped { region: 0 }),
-            wire(TestError::Rdma(RdmaError::PeerClosed)),
-            wire(TestError::Rdma(RdmaError::ClosedHere)),
-            wire(TestError::Rdma(RdmaError::Refused(no()))),
-            wire(TestError::Closed),
-            wire(TestError::Socket(io())),
-            wire(TestError::Thread(io())),
-            wire(TestError::TooLarge { bytes: 1 }),
+            test_connection(TestError::Rdma(RdmaError::PeerClosed)),
+            test_connection(TestError::Rdma(RdmaError::ClosedHere)),
+            test_connection(TestError::Rdma(RdmaError::Refused(no()))),
+            test_connection(TestError::Closed),
+            test_connection(TestError::Socket(io())),
+            test_connection(TestError::Thread(io())),
+            test_connection(TestError::TooLarge { bytes: 1 }),
         ] {
             assert!(!is_blocked(&error), "{error:?}");
         }

@@ -1,8 +1,9 @@
 //! One question of another agent, and its answer.
 //!
-//! Whoever reaches the agent's port may ask (there is no authentication between agents yet). So no answer may harm
-//! others: probes go only to addresses on a network that this host shares by one of its listening addresses. An echo
-//! never answers with more than it got, and only to whoever knows its token. Loads and their number are capped.
+//! Any program that reaches the agent's port may ask (there is no authentication between agents yet). So no answer may
+//! harm others: probes go only to addresses on a network that this host shares by one of its listening addresses. An
+//! echo never answers with more than it got, and only to a peer that knows its token. Loads and their number are
+//! capped.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -27,8 +28,8 @@ const AT_ONCE: usize = 16;
 const SINKS_MAX: usize = 64;
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// Takes the connection, answers its one question. `change` does what the other host wants changed here. What goes
-/// wrong is said in words, for the log.
+/// Takes the connection, answers its one question. `change` does what the other host wants changed here. The error is a
+/// sentence for the log.
 pub fn serve(
     doctor: &Doctor,
     accepted: Accepted,
@@ -40,10 +41,10 @@ pub fn serve(
     };
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    converse(doctor, &stream, peer, change).map_err(|error| chain(&error))
+    serve_question(doctor, &stream, peer, change).map_err(|error| chain(&error))
 }
 
-fn converse(
+fn serve_question(
     doctor: &Doctor,
     stream: &Stream,
     peer: std::net::SocketAddr,
@@ -79,7 +80,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
 fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
     let Some(_one_at_a_time) = doctor.probing.try_lock() else {
         return Answer::Refused {
-            why: "this host probes for somebody else; try again in some seconds".into(),
+            why: "this host probes for another host; try again in some seconds".into(),
         };
     };
     if targets.len() > TARGETS_MAX {

@@ -19,14 +19,13 @@ const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// How a host is asked.
 pub enum Side {
-    /// This host.
     Here(Arc<Doctor>),
     /// Another, at an address that answered.
     There(SocketAddr),
 }
 
 impl Side {
-    /// Asks, and waits at most `wait` for the answer. Errors in words, for the operator.
+    /// Asks, and waits at most `wait` for the answer. Errors are sentences for the operator.
     pub fn ask(&self, question: Question, wait: Duration) -> Result<Answer, String> {
         match self {
             Side::Here(doctor) => match super::serve::answer(doctor, question) {
@@ -68,7 +67,7 @@ pub fn find(name: &str, question: &Question, wait: Duration) -> Result<(Side, An
 }
 
 fn first(addresses: &[SocketAddr], question: &Question, wait: Duration) -> Result<(Side, Answer), FindError> {
-    // What changes something is not asked twice: whoever was connected to may have done it.
+    // What changes something is not asked twice: the host that was connected to may have done it.
     let once = matches!(question, Question::Change { .. });
     let mut last = FindError::NoAddress;
     for address in addresses {
@@ -114,19 +113,21 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_asked_for_once_and_a_look_at_every_address() {
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    fn a_change_is_asked_for_once_and_an_inventory_at_every_address() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let ((one, first_took), (other, other_took)) = (dying(), dying());
-        let addresses = [nobody, one.addresses()[0], other.addresses()[0]];
+        let addresses = [closed, one.addresses()[0], other.addresses()[0]];
         let wait = Duration::from_secs(20);
         let change = Change::Confirm(LinkConfirm { port: "l0".into(), host: None });
         let asked = first(&addresses, &Question::Change { change: Box::new(change) }, wait);
-        let error = asked.err().expect("nobody answers");
+        let error = asked.err().expect("an answer");
         assert!(!error.nothing_done(), "{error}");
         let took = || (first_took.load(Ordering::SeqCst), other_took.load(Ordering::SeqCst));
         assert_eq!(took(), (1, 0), "not connected: the next one; asked: no other");
         assert!(first(&addresses, &Question::Echo { for_ms: 1 }, wait).is_err());
         assert_eq!(took(), (2, 1));
-        assert!(first(&[nobody], &Question::Echo { for_ms: 1 }, wait).err().expect("nobody").nothing_done());
+        assert!(
+            first(&[closed], &Question::Echo { for_ms: 1 }, wait).err().expect("an answer").nothing_done()
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Step 3: may the guest come here? Its description comes from another host. So the incoming QEMU's command line is
-//! made from this host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it
+//! Step 3: may the guest run here? Its description was received from another host. So the incoming QEMU's command line
+//! is made from this host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it
 //! needs.
 
 use std::path::{Path, PathBuf};
@@ -22,15 +22,15 @@ use super::{Sessions, storage};
 use crate::faults::fault;
 
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
-/// An orphaned session ends its guest and gives its place up.
+/// An orphaned session ends its guest and frees its place within this.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
-/// Between two looks at whether it has.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Between two checks whether it has.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is reserved for a guest that may come.
+/// What is reserved for an admitted guest.
 pub(super) struct Admitted {
     pub qemu: QemuBinary,
-    pub twin: IncomingQemu,
+    pub incoming_qemu: IncomingQemu,
     pub folder: PathBuf,
     /// The guest at the source.
     pub description: GuestDescription,
@@ -48,28 +48,28 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
     fault(code, Step::Admit, Side::Destination, error)
 }
 
-/// Another session may hold this guest's place. One whose source is gone gives way (it was not committed, and the guest
-/// is being offered again), one that lives does not.
+/// Another session may hold this guest's place. It is given up if its source is gone: it was not committed, and the
+/// guest is being offered again. One with a source that answers is not.
 pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
     let (sessions, session) = (&context.sessions, context.shared.session);
     let begun = Instant::now();
     let end = begun + ROOM_WAIT;
     while sessions.is_going(guest) && Instant::now() < end {
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    while let Some(other) = sessions.comes_already(guest, session) {
+    while let Some(other) = sessions.incoming_session_of(guest, session) {
         let orphaned = other.is_orphaned();
         if orphaned {
             tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
             other.cancel();
         }
-        // One that is complete waits for its source's word, which may be on its way.
+        // One that is complete waits for its source's decision, which may be in flight.
         let patience = if orphaned || other.is_held() { end } else { begun + other.orphaned_within() };
         if Instant::now() >= patience {
-            let detail = format!("migration {} brings {guest} here already", other.session);
+            let detail = format!("migration {} is moving {guest} here already", other.session);
             return Err(refuse(Code::GuestBusy, detail));
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -84,13 +84,15 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(sessions, &description)?;
     let folder = reserve(sessions, &description.name)?;
     let checked = check(sessions, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|(twin, images, proved)| match make_ram(&folder, regions, &twin) {
-        Ok(ram) => Ok((ram, twin, images, proved)),
-        Err(fault) => Err(undone(images, fault)),
+    let made = checked.and_then(|(incoming_qemu, images, proved)| {
+        match make_ram(&folder, regions, &incoming_qemu) {
+            Ok(ram) => Ok((ram, incoming_qemu, images, proved)),
+            Err(fault) => Err(undone(images, fault)),
+        }
     });
     match made {
-        Ok((ram, twin, images, proved)) => {
-            Ok((Admitted { qemu, twin, folder, description, images, proved }, ram))
+        Ok((ram, incoming_qemu, images, proved)) => {
+            Ok((Admitted { qemu, incoming_qemu, folder, description, images, proved }, ram))
         }
         Err(fault) => {
             let _ = leftovers::remove_reserved(&sessions.registry, &description.name);
@@ -100,19 +102,24 @@ pub(super) fn admit(
 }
 
 /// RAM is made here and not by the hypervisor, so that copying need not wait for it.
-fn make_ram(folder: &Path, regions: &[RegionInfo], twin: &IncomingQemu) -> Result<Vec<Mapping>, Fault> {
-    let files: Vec<PathBuf> = twin.ram_files.iter().map(|file| file.path.clone()).collect();
+fn make_ram(
+    folder: &Path,
+    regions: &[RegionInfo],
+    incoming_qemu: &IncomingQemu,
+) -> Result<Vec<Mapping>, Fault> {
+    let files: Vec<PathBuf> = incoming_qemu.ram_files.iter().map(|file| file.path.clone()).collect();
     let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
-    leftovers::announce(folder, &twin.pid_file, &files).map_err(|error| failed(&error))?;
+    leftovers::announce(folder, &incoming_qemu.pid_file, &files).map_err(|error| failed(&error))?;
     // What a crash left behind must not give the new guest old memory.
     for file in files.iter().filter(|file| file.exists()) {
         std::fs::remove_file(file).map_err(|error| failed(&error))?;
     }
-    regions.iter().map(|region| make_region(region, twin)).collect()
+    regions.iter().map(|region| make_region(region, incoming_qemu)).collect()
 }
 
-fn make_region(region: &RegionInfo, twin: &IncomingQemu) -> Result<Mapping, Fault> {
-    let file = twin.ram_file(&region.name).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
+fn make_region(region: &RegionInfo, incoming_qemu: &IncomingQemu) -> Result<Mapping, Fault> {
+    let file =
+        incoming_qemu.ram_file(&region.name).map_err(|error| refuse_error(Code::NotMigratable, &error))?;
     Mapping::make(&file.path, region.size).map_err(|error| refuse_error(Code::MemoryFailed, &error))
 }
 
@@ -122,7 +129,7 @@ pub(super) fn check_offer(json: &str, guest: &str, mode: &Mode) -> Result<GuestD
         GuestDescription::from_json(json).map_err(|error| refuse_error(Code::ProtocolViolation, &error))?;
     let agrees = match mode {
         Mode::Streams { .. } => !description.domain,
-        // Nobody would copy the disks.
+        // The disks would not be copied.
         _ if !description.copied.is_empty() => false,
         Mode::Direct { regions } => !description.domain && has_ram(&description, regions),
         Mode::Handover { regions } => description.domain && has_ram(&description, regions),
@@ -199,13 +206,13 @@ fn check(
     };
     let (made, refused) = attempt(description, &options);
     if !refused.is_empty() {
-        let words: Vec<String> = refused.iter().map(ToString::to_string).collect();
-        return Err(refuse(Code::NotMigratable, words.join("; ")));
+        let reasons: Vec<String> = refused.iter().map(ToString::to_string).collect();
+        return Err(refuse(Code::NotMigratable, reasons.join("; ")));
     }
     for note in &made.notes {
-        tracing::info!(guest = description.name, note, "the twin differs");
+        tracing::info!(guest = description.name, note, "the incoming QEMU differs");
     }
-    // Before the host is looked at: what is missing is made, and is looked at with the rest.
+    // Before the host is checked: what is missing is made, and is checked with the rest.
     leftovers::announce(&folder, &made.pid_file, &[])
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let images =
@@ -239,8 +246,8 @@ fn check(
         Problem::NameTaken { .. } | Problem::UuidTaken { .. } => Code::GuestExists,
         _ => Code::ResourceMissing,
     };
-    let words: Vec<String> = fatal.iter().map(ToString::to_string).collect();
-    Err(undone(images, refuse(code, words.join("; "))))
+    let reasons: Vec<String> = fatal.iter().map(ToString::to_string).collect();
+    Err(undone(images, refuse(code, reasons.join("; "))))
 }
 
 /// Images that were made go before the claim to them does: another guest must not find one that is about to be removed.

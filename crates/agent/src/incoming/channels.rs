@@ -1,4 +1,4 @@
-//! Channels of the source: what comes over them is applied to the guest's RAM, or to the rings of its streams.
+//! Channels of the source: what they receive is applied to the guest's RAM, or to the rings of its streams.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::faults::chain;
 /// Serves a TCP connection.
 pub(super) fn attach(shared: &Arc<Incoming>, channel: ChannelId, stream: Stream) -> io::Result<()> {
     match shared.target.get().ok_or_else(not_admitted)? {
-        ChannelTarget::Streams(carriage) => carriage.serve(channel, stream, count(shared)),
+        ChannelTarget::Streams(stream_transport) => stream_transport.serve(channel, stream, count(shared)),
         ChannelTarget::Ram(regions) => {
             let (closer, receiver) = (stream.closer(), StreamReceiver::new(stream));
             let stats = receiver.stats();
@@ -35,7 +35,9 @@ pub(super) fn attach_rdma(
     connection: Arc<rdma::Connection>,
 ) -> io::Result<()> {
     match shared.target.get().ok_or_else(not_admitted)? {
-        ChannelTarget::Streams(carriage) => carriage.serve_rdma(channel, connection, count(shared)),
+        ChannelTarget::Streams(stream_transport) => {
+            stream_transport.serve_rdma(channel, connection, count(shared))
+        }
         ChannelTarget::Ram(regions) => {
             let (closer, receiver) = (rdma::receive::closer(&connection), RdmaReceiver::new(connection));
             let stats = receiver.stats();
@@ -48,7 +50,7 @@ fn not_admitted() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "a data channel before the guest was admitted")
 }
 
-/// Counts what came over a channel.
+/// Counts what a channel received.
 fn count(shared: &Arc<Incoming>) -> impl FnOnce(u64) + Send + use<> {
     let session = shared.clone();
     move |bytes| {
@@ -56,7 +58,7 @@ fn count(shared: &Arc<Incoming>) -> impl FnOnce(u64) + Send + use<> {
     }
 }
 
-/// Applies what comes to the guest's RAM.
+/// Applies what is received to the guest's RAM.
 fn fill(
     shared: &Arc<Incoming>,
     regions: &Arc<RegionTable>,
@@ -71,17 +73,17 @@ fn fill(
             // No other channel could do better, and a link that is opened again and again would hide it.
             let fault =
                 Fault::new(Code::MemoryFailed, session.machine().step(), Side::Destination, chain(error));
-            session.tell(Event::ReceivingFailed(session.ram_folder.explain(fault)));
+            session.send(Event::ReceivingFailed(session.ram_folder.explain(fault)));
         }
         session.received_bytes.fetch_add(stats.counters().data_bytes, Ordering::Relaxed);
     };
     shared.fences.serve(channel, closer, receiver, regions.clone(), ended)
 }
 
-/// Fences a channel, and tells the core.
+/// Fences a channel, and reports it to the core.
 pub(super) fn fence(shared: &Arc<Incoming>, channel: ChannelId) {
     let session = shared.clone();
     shared.fences.fence(channel, move |fenced| {
-        session.tell(Event::Fenced { channel, applied: fenced.applied, damaged: fenced.damaged });
+        session.send(Event::Fenced { channel, applied: fenced.applied, damaged: fenced.damaged });
     });
 }

@@ -1,14 +1,15 @@
-//! What every driver of a guest needs: its session, this host, and what the journal is told.
+//! What every driver of a guest needs: its session, this host, and what goes into the journal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_core::Fault;
+use linerate_net::lock::Mutex;
 
 use super::{Incoming, Sessions};
 use crate::clock::cpu_time;
-use crate::journal::Waiting;
+use crate::journal::IncomingRecord;
 use crate::session::identity::token_text;
 
 /// See the module. Clones share everything.
@@ -18,25 +19,25 @@ pub(super) struct Context {
     pub shared: Arc<Incoming>,
     cpu_before: Duration,
     abandon: Arc<AtomicBool>,
-    waiting: Arc<Mutex<Waiting>>,
+    record: Arc<Mutex<IncomingRecord>>,
 }
 
 impl Context {
     pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> Context {
         let token = token_text(&shared.identity.token);
-        let waiting = Arc::new(Mutex::new(Waiting { token, ..Waiting::default() }));
-        Context { sessions, shared, cpu_before: cpu_time(), abandon: Arc::default(), waiting }
+        let record = Arc::new(Mutex::new(IncomingRecord { token, ..IncomingRecord::default() }));
+        Context { sessions, shared, cpu_before: cpu_time(), abandon: Arc::default(), record }
     }
 
     /// The incoming QEMU, for the journal.
-    pub fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn record(&self) -> MutexGuard<'_, IncomingRecord> {
+        self.record.lock()
     }
 
     /// Writes what the next start of this agent must know, to end the incoming QEMU or to put its settings back.
     pub fn write_journal(&self) -> Result<(), Fault> {
         let shared = &self.shared;
-        self.sessions.note_waiting(shared.session, &shared.guest(), shared.order, &self.waiting)
+        self.sessions.note_incoming(shared.session, &shared.guest(), shared.order, &self.record)
     }
 
     /// The session is given up: every wait of its driver ends.

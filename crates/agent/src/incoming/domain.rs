@@ -1,4 +1,4 @@
-//! A domain that comes to this host: libvirt has started its QEMU, which waits. It is found by the domain's name.
+//! An incoming domain: libvirt has started its QEMU, which waits. It is found by the domain's name.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

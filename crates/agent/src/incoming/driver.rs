@@ -1,5 +1,5 @@
-//! What a migration asks of the guest at the destination. How it is done depends on how the guest moves: each mode is a
-//! driver, and a new mode is one more. The driver is made when the guest is admitted, and has the state of its mode.
+//! The core's tasks for the guest at the destination. How they are done depends on how the guest moves: each mode is a
+//! driver. The driver is made when the guest is admitted, and has the state of its mode.
 //!
 //! | module | what it has |
 //! |---|---|
@@ -36,7 +36,7 @@ pub(super) type Done = Result<(), Fault>;
 pub(super) trait Driver: Send {
     fn context(&self) -> &Context;
 
-    /// The next task. What is to be done meanwhile is done here.
+    /// The next task. A driver does here what is due while it waits.
     fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
         tasks.recv().ok()
     }
@@ -64,7 +64,7 @@ pub(super) trait Driver: Send {
         not_this_way("check disks")
     }
 
-    /// The journal says that the guest is ours. `ran`: it ran at the source until it was stopped.
+    /// The journal has committed the guest to this host. `ran`: it ran at the source until it was stopped.
     fn run(&mut self, _ran: bool) -> Done {
         not_this_way("run")
     }
@@ -74,7 +74,7 @@ pub(super) trait Driver: Send {
         not_this_way("restore the hypervisor")
     }
 
-    /// Nothing of the guest stays here. Channels are closed before, and that it is done is told behind it.
+    /// Nothing of the guest stays here. Channels are closed before; the event that it is done follows.
     fn discard(self: Box<Self>);
 }
 
@@ -87,7 +87,7 @@ pub(super) fn admit(
 ) -> Result<Box<dyn Driver>, Fault> {
     make_room(context, guest)?;
     let description = check_offer(description, guest, &mode)?;
-    context.waiting().mode = Some(mode.tag());
+    context.record().mode = Some(mode.tag());
     let context = context.clone();
     Ok(match mode {
         Mode::Direct { regions } => Box::new(Direct::admit(context, description, &regions)?),
@@ -96,7 +96,7 @@ pub(super) fn admit(
     })
 }
 
-/// Before a guest is admitted there is nothing to do anything with.
+/// Before a guest is admitted no task is possible.
 pub(super) struct NotAdmitted(pub Context);
 
 impl Driver for NotAdmitted {
@@ -108,7 +108,7 @@ impl Driver for NotAdmitted {
 }
 
 fn not_this_way(what: &str) -> Done {
-    Err(internal(&format!("a defect in the agent: a guest that moves this way does not {what}")))
+    Err(internal(&format!("a defect in the agent: a guest in this mode does not {what}")))
 }
 
 pub(super) fn here(code: Code, step: Step, error: &(dyn std::error::Error + 'static)) -> Fault {

@@ -1,17 +1,17 @@
-//! Migrations that come to this host: the driver of `linerate-core`'s destination.
+//! Incoming migrations: the driver of `linerate-core`'s destination.
 //!
 //! | module | what it has |
 //! |---|---|
 //! | here | what all threads of a session share |
-//! | `sessions` | all of them, who may join one, and what they need of this host |
+//! | `sessions` | all of them, which connections may join one, and what they need of this host |
 //! | `steps` | actions of the core, in the order of the ten steps, and where each is done |
 //! | `session_loop` | the loop that gives events to the core and executes its actions |
 //! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
 //! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
-//! | `admit` | may it come here: memory, names, QEMU, disks, networks |
+//! | `admit` | admission: memory, names, QEMU, disks, networks |
 //! | `domain` | finds the QEMU that libvirt has started |
 //! | `streams` | streams of the session are connected to the incoming QEMU |
-//! | `channels` | what comes over the channels of the source |
+//! | `channels` | channels of the source |
 
 mod admit;
 mod channels;
@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
@@ -41,6 +41,7 @@ use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlOptions, ControlPath};
+use linerate_net::lock::Mutex;
 use linerate_net::rdma::{self, listen::Accepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::table::RegionTable;
@@ -58,8 +59,8 @@ use crate::session::stream_transport::StreamTransport;
 
 pub use sessions::{Needs, Sessions};
 
-/// What an operator is told of a guest that is held.
-const HELD: &str = "the guest is complete here and paused; its source may have handed it over and is not heard: it waits for the source's word, or for yours (`linerate resolve`)";
+/// What an operator reads of a guest that is held.
+const HELD: &str = "the guest is complete here and paused; its source may have committed it and does not answer: it waits for the source's decision, or for yours (`linerate resolve`)";
 
 /// After the last control connection was silent for too long, the session knows that its source is gone.
 const ORPHANED_AFTER: Duration = Duration::from_millis(1100);
@@ -87,7 +88,6 @@ enum ChannelTarget {
     Streams(StreamTransport),
 }
 
-/// A migration that comes to this host.
 pub struct Incoming {
     /// Names it on both hosts.
     pub session: SessionId,
@@ -104,7 +104,7 @@ pub struct Incoming {
     /// Set by the driver when the guest is admitted.
     target: OnceLock<ChannelTarget>,
     fences: Arc<Fences>,
-    /// Who connects them to the waiting hypervisor, once it waits.
+    /// The thread that connects them to the incoming QEMU, once that waits.
     connector: OnceLock<Sender<(StreamId, String)>>,
     /// Keys and registered memory of this session on every RDMA device.
     domains: rdma::Domains,
@@ -123,8 +123,8 @@ impl Incoming {
     ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
         let order = sessions.journal.next_order();
-        let told = inbox.clone();
-        let door = Door::open(move |event| drop(told.send(Input::Event(event.into()))))?;
+        let events = inbox.clone();
+        let door = Door::open(move |event| drop(events.send(Input::Event(event.into()))))?;
         let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
         let session_loop = session_loop::SessionLoop::new(sessions.clone(), shared.clone())?;
         std::thread::Builder::new()
@@ -158,18 +158,18 @@ impl Incoming {
     }
 
     fn machine(&self) -> MutexGuard<'_, Destination> {
-        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+        self.machine.lock()
     }
 
-    /// The hypervisor's streams, if RAM comes in them.
-    fn carriage(&self) -> Option<&StreamTransport> {
+    /// The hypervisor's streams, if they carry RAM.
+    fn stream_transport(&self) -> Option<&StreamTransport> {
         match self.target.get()? {
-            ChannelTarget::Streams(carriage) => Some(carriage),
+            ChannelTarget::Streams(stream_transport) => Some(stream_transport),
             ChannelTarget::Ram(_) => None,
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         let _ = self.inbox.send(Input::Event(event));
     }
 
@@ -180,20 +180,20 @@ impl Incoming {
 
     /// Name of the guest, once it is known.
     pub fn guest(&self) -> String {
-        self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.guest.lock().clone()
     }
 
-    /// What a source that asks is told.
+    /// The answer to a source that asks.
     pub fn outcome(&self) -> Outcome {
         self.machine().outcome()
     }
 
-    /// Highest control message received; said in a WELCOME.
+    /// Highest control message received; it goes into a WELCOME.
     pub fn received_through(&self) -> u64 {
         self.machine().received_through()
     }
 
-    /// Its source cannot be heard, and cannot have committed.
+    /// Its source does not answer, and cannot have committed.
     pub fn is_orphaned(&self) -> bool {
         let machine = self.machine();
         machine.paths() == 0 && !machine.is_committed() && !machine.is_held()
@@ -211,23 +211,23 @@ impl Incoming {
 
     /// The operator of this host decides over a guest that is held.
     pub fn resolve(&self, run: bool) {
-        self.tell(Event::Resolve(run));
+        self.send(Event::Resolve(run));
     }
 
     /// Its source sends commit on a connection of its own. `copy`: it still has its own.
     pub fn commit_again(&self, copy: bool) {
-        self.tell(Event::CommitAgain { copy });
+        self.send(Event::CommitAgain { copy });
     }
 
-    /// The operator of this host wants it to end. Says whether it is not too late.
+    /// The operator of this host wants it to end. `true` if it is not too late.
     pub fn cancel(&self) -> bool {
-        self.tell(Event::Cancel);
+        self.send(Event::Cancel);
         !self.machine().is_complete()
     }
 
     /// Its source has rolled back.
-    pub fn withdraw(&self) {
-        self.tell(Event::RolledBackAtSource);
+    pub fn rolled_back_at_source(&self) {
+        self.send(Event::RolledBackAtSource);
     }
 
     /// A line about it.
@@ -260,8 +260,8 @@ impl Incoming {
 
     /// A data connection for this side to write to was welcomed.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), String> {
-        let carriage = self.carriage().ok_or("this session has no streams")?;
-        carriage.attach_back(channel, link, stream).map_err(|error| chain(&error))
+        let stream_transport = self.stream_transport().ok_or("this session has no streams")?;
+        stream_transport.attach_back(channel, link, stream).map_err(|error| chain(&error))
     }
 
     /// A request for a queue pair is taken: its writes are applied from now on.
@@ -283,10 +283,10 @@ impl Incoming {
     }
 
     fn round_trips(&self) -> MutexGuard<'_, BTreeMap<LinkId, RoundTrip>> {
-        self.round_trips.lock().unwrap_or_else(PoisonError::into_inner)
+        self.round_trips.lock()
     }
 
-    /// If its source is gone, [`Incoming::is_orphaned`] says so after this long.
+    /// If its source is gone, [`Incoming::is_orphaned`] is true after this long.
     pub fn orphaned_within(&self) -> Duration {
         let near = ControlOptions::default().silence_max;
         let silences = self.round_trips().values().map(|one| one.silence(near)).max();

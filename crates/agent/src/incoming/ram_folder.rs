@@ -1,5 +1,5 @@
-//! The tmpfs that holds guests' RAM may be filled by something else while a guest comes. What fails then has other
-//! names: a bad address for who copies, a signal for QEMU, a broken pipe for who writes to it.
+//! The tmpfs that holds guests' RAM may be filled by something else while a guest arrives. That fails under other
+//! names: a bad address for the thread that copies, a signal for QEMU, a broken pipe for a writer to QEMU.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ const FULL_BYTES: u64 = 2 << 20;
 pub(super) struct RamFolder(OnceLock<PathBuf>);
 
 impl RamFolder {
-    /// Says where it is: beside the first of these files.
+    /// Sets where it is: the folder of the first of these files.
     pub fn set(&self, file: Option<&Path>) {
         if let Some(folder) = file.and_then(Path::parent) {
             let _ = self.0.set(folder.to_owned());

@@ -35,7 +35,7 @@ impl SessionLoop {
         Ok(SessionLoop { sessions, shared, worker, paths: Paths::default(), over: false })
     }
 
-    /// Runs until the core says that it is over.
+    /// Runs until the core ends the session.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
             let now = self.shared.clock.now();
@@ -49,8 +49,8 @@ impl SessionLoop {
             }
             self.act();
         }
-        if let Some(carriage) = self.shared.carriage() {
-            carriage.end(self.shared.session);
+        if let Some(stream_transport) = self.shared.stream_transport() {
+            stream_transport.end(self.shared.session);
         }
         self.shared.fences.close_all();
         self.paths.clear();
@@ -72,7 +72,8 @@ impl SessionLoop {
             }
             Input::StreamsSpeak => {
                 let shared = self.shared.clone();
-                let notes = shared.carriage().map(|carriage| carriage.streams.take_notes());
+                let notes =
+                    shared.stream_transport().map(|stream_transport| stream_transport.streams.take_notes());
                 for (stream, note) in notes.unwrap_or_default() {
                     self.handle(Event::SendStreamMessage(Message::Stream { stream, note }));
                 }
@@ -80,11 +81,11 @@ impl SessionLoop {
             Input::ChannelLost(channel, error) => {
                 tracing::debug!(channel, error = chain(&error), "a channel is lost");
                 let shared = self.shared.clone();
-                let Some(carriage) = shared.carriage() else { return };
-                if carriage.streams.channel_gone(channel) {
+                let Some(stream_transport) = shared.stream_transport() else { return };
+                if stream_transport.streams.channel_gone(channel) {
                     self.handle(Event::SendStreamMessage(Message::Fence { channel }));
                 }
-                carriage.remove_pump(channel);
+                stream_transport.remove_pump(channel);
             }
             Input::Asked(stream, service) => self.shared.asked(stream, service),
             Input::Refused(stream) => {
@@ -110,7 +111,7 @@ impl SessionLoop {
         }
     }
 
-    /// A copy is given up only for a guest that runs: the word that it does is held back if its QEMU is ending.
+    /// A copy is given up only for a guest that runs: the message that it runs is held back if its QEMU is ending.
     pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
         if frame.says_running() && self.is_gone() {
             let detail = "its QEMU ended after it was committed";
@@ -123,8 +124,8 @@ impl SessionLoop {
 
     pub(super) fn discard(&self) {
         // First: a QEMU that waits for its streams may not answer.
-        if let Some(carriage) = self.shared.carriage() {
-            carriage.streams.fail_all();
+        if let Some(stream_transport) = self.shared.stream_transport() {
+            stream_transport.streams.fail_all();
         }
         self.worker.discard();
     }
@@ -133,14 +134,14 @@ impl SessionLoop {
         let session = self.shared.session;
         match fault {
             None => tracing::info!(%session, guest = self.shared.guest(), "the guest is here"),
-            Some(fault) => tracing::warn!(%session, %fault, "the guest did not come"),
+            Some(fault) => tracing::warn!(%session, %fault, "the guest did not arrive"),
         }
         self.over = true;
     }
 
     /// Whether the guest's process here has ended or is ending, if it is known.
     fn has_ended(&self) -> bool {
-        self.worker.waiting().qemu.is_some_and(|qemu| !qemu.can_run())
+        self.worker.record().qemu.is_some_and(|qemu| !qemu.can_run())
     }
 
     /// Whether a guest that was committed has ended or is ending, and has not moved on.
@@ -151,13 +152,13 @@ impl SessionLoop {
 
     pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
         let name = self.shared.machine().guest().to_owned();
-        *self.shared.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
-        let mut waiting = self.worker.waiting();
+        *self.shared.guest.lock() = name;
+        let mut record = self.worker.record();
         let machine = self.shared.machine();
-        (waiting.ran, waiting.mode) = (machine.was_running(), machine.mode());
+        (record.ran, record.mode) = (machine.was_running(), machine.mode());
         drop(machine);
         if phase == DestinationPhase::Committed && self.has_ended() {
-            let detail = "its QEMU ended before it was handed over";
+            let detail = "its QEMU ended before it was committed";
             return self.handle(Event::Failed(Fault::new(
                 Code::GuestGone,
                 Step::Commit,
@@ -166,11 +167,11 @@ impl SessionLoop {
             )));
         }
         if phase == DestinationPhase::Committed {
-            let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
-            waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
-            self.worker.note_run_time(waiting.cpu_run_ns);
+            let pid = record.qemu.as_ref().map(|qemu| qemu.process.pid);
+            record.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &record.cpu_threads));
+            self.worker.note_run_time(record.cpu_run_ns);
         }
-        let record = Record::new(&self.shared.guest(), self.shared.order, waiting.role(phase));
+        let record = Record::new(&self.shared.guest(), self.shared.order, record.role(phase));
         let (journal, session) = (&self.sessions.journal, self.shared.session);
         let put = match phase {
             DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed => {

@@ -1,8 +1,8 @@
-//! All migrations that come, and what they need of this host.
+//! All incoming migrations, and what they need of this host.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use linerate_api::MigrationSummary;
 use linerate_core::journal::{DestinationPhase, ProcessFate, outcome};
@@ -11,21 +11,21 @@ use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
 use linerate_guest::registry::Registry;
+use linerate_net::lock::Mutex;
 use linerate_wire::frame::{Hello, Role};
 
 use super::Incoming;
 use crate::bench;
 use crate::config::Config;
 use crate::faults::{chain, fault};
-use crate::gate::ArrivalCount;
-use crate::journal::{Journal, Record, Waiting};
-use crate::recovery::{self, can_run, lives};
+use crate::journal::{IncomingRecord, Journal, Record};
+use crate::recovery::{self, can_run, is_alive};
 use crate::session::identity::Identity;
+use crate::stream_gate::ArrivalCount;
 
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) journal: Arc<Journal>,
@@ -33,16 +33,16 @@ pub struct Sessions {
     /// Images that guests which are arriving copy into.
     pub(super) image_claims: Claims,
     pub(super) qemu_cache: Arc<QemuCache>,
-    /// Measurements give way to a guest that comes.
+    /// Measurements are ended for an incoming guest.
     pub(super) bench: Arc<bench::Host>,
-    /// Domains whose stream goes through to this host.
+    /// Domains whose stream is released to this host.
     pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }
 
-/// What migrations that come need of this host.
+/// What incoming migrations need of this host.
 pub struct Needs {
     pub config: Arc<Config>,
     pub journal: Arc<Journal>,
@@ -53,12 +53,7 @@ pub struct Needs {
     pub recovery: Arc<recovery::Sessions>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Sessions {
-    /// None yet.
     pub fn new(needs: Needs) -> Sessions {
         let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery } = needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
@@ -77,35 +72,35 @@ impl Sessions {
     }
 
     pub fn all(&self) -> Vec<Arc<Incoming>> {
-        lock(&self.live).values().cloned().collect()
+        self.live.lock().values().cloned().collect()
     }
 
     pub fn get(&self, session: SessionId) -> Option<Arc<Incoming>> {
-        lock(&self.live).get(&session).cloned()
+        self.live.lock().get(&session).cloned()
     }
 
     /// Those that have ended.
     pub fn past(&self) -> Vec<MigrationSummary> {
-        lock(&self.past).clone()
+        self.past.lock().clone()
     }
 
-    /// Recovery of an earlier session is removing what it left of this guest.
+    /// Whether recovery of an earlier session is removing what that left of this guest.
     pub(super) fn is_going(&self, guest: &str) -> bool {
         self.recovery.is_going(guest)
     }
 
-    /// A migration that comes has ended.
+    /// An incoming migration has ended.
     pub fn forget(&self, session: SessionId) {
-        if let Some(ended) = lock(&self.live).remove(&session) {
-            let mut past = lock(&self.past);
+        if let Some(ended) = self.live.lock().remove(&session) {
+            let mut past = self.past.lock();
             past.push(ended.summary());
             let surplus = past.len().saturating_sub(ENDED_SHOWN);
             past.drain(..surplus);
         }
     }
 
-    /// Another session that brings this guest here and is not done.
-    pub fn comes_already(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
+    /// Another session that moves this guest here and is not done.
+    pub fn incoming_session_of(&self, guest: &str, session: SessionId) -> Option<Arc<Incoming>> {
         let other = |one: &Arc<Incoming>| one.session != session && one.guest() == guest && !one.is_arrived();
         self.all().into_iter().find(other)
     }
@@ -117,14 +112,14 @@ impl Sessions {
     }
 
     /// The incoming QEMU's process goes into the journal, so that a restarted agent ends it and no other.
-    pub fn note_waiting(
+    pub fn note_incoming(
         &self,
         session: SessionId,
         guest: &str,
         order: u64,
-        waiting: &Mutex<Waiting>,
+        incoming: &Mutex<IncomingRecord>,
     ) -> Result<(), Fault> {
-        let role = lock(waiting).clone().role(DestinationPhase::Started);
+        let role = incoming.lock().clone().role(DestinationPhase::Started);
         let record = Record::new(guest, order, role);
         let failed = |error| fault(Code::JournalFailed, Step::Prepare, Side::Destination, &error);
         // The loop may have given the session up while the QEMU was being started.
@@ -146,7 +141,7 @@ impl Sessions {
         hello: &Hello,
         peer: SocketAddr,
     ) -> Result<Arc<Incoming>, Fault> {
-        let mut live = lock(&self.live);
+        let mut live = self.live.lock();
         match (live.get(&hello.session), hello.role) {
             (Some(session), _) if !session.knows(&hello.token) => {
                 Err(refusal(Code::NotAuthorised, "wrong token"))
@@ -161,7 +156,7 @@ impl Sessions {
                 if known.is_some() {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
-                self.bench.give_way();
+                self.bench.yield_to_migration();
                 let session =
                     Incoming::start(self, Identity { session: hello.session, token: hello.token }, peer)
                         .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
@@ -172,9 +167,9 @@ impl Sessions {
         }
     }
 
-    /// What a source that asks is told: the live session knows best, then recovery, then the journal.
+    /// The answer to a source that asks: of the live session first, then of recovery, then of the journal.
     pub fn outcome(&self, session: SessionId) -> Outcome {
-        let live = lock(&self.live).get(&session).map(|live| live.outcome());
+        let live = self.live.lock().get(&session).map(|live| live.outcome());
         if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
             return outcome;
         }
@@ -195,8 +190,8 @@ impl Sessions {
     }
 }
 
-/// What the journal says of a session. `live`: what a live session says of itself; whether its process lives is looked
-/// at here.
+/// A session's outcome by the journal. `live`: the live session's own outcome; whether its process is alive is checked
+/// here.
 fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome {
     let Phase::Destination(phase) = entry.phase else { return Outcome::Unknown };
     let fate = process_fate(entry, all, can_run);
@@ -207,7 +202,7 @@ fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome 
     };
     match found {
         // It does not run any more, and still has its files.
-        Outcome::Gone if entry.process.as_ref().is_some_and(lives) => Outcome::Pending,
+        Outcome::Gone if entry.process.as_ref().is_some_and(is_alive) => Outcome::Pending,
         found => found,
     }
 }

@@ -6,12 +6,12 @@ use super::channels;
 use super::session_loop::SessionLoop;
 
 impl SessionLoop {
-    /// Has an action of the core executed. What the worker does comes back as an event.
+    /// Has an action of the core executed. What the worker does is answered by an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
             // All steps: what the core sends to the source.
             Action::Transmit(path, frame) => self.transmit(path, frame),
-            Action::DeliverStreamMessage(message) => self.shared.heard(message),
+            Action::DeliverStreamMessage(message) => self.shared.deliver(message),
             Action::Fence(channel) => channels::fence(&self.shared, channel),
             Action::Journal(phase) => self.write_journal(phase),
             // 3 admit

@@ -9,26 +9,26 @@ use linerate_guest::shared::{self, Proof, Proved};
 use crate::faults::fault;
 
 /// Refuses disks that are not shared, or that something else on this host writes.
-pub(super) fn check(guest: &GuestDescription, twin: &IncomingQemu) -> Result<Vec<Proved>, Fault> {
+pub(super) fn check(guest: &GuestDescription, incoming_qemu: &IncomingQemu) -> Result<Vec<Proved>, Fault> {
     let refuse = |detail: String| Fault::new(Code::ResourceMissing, Step::Admit, Side::Destination, detail);
-    let proved = shared::check(guest, twin).map_err(|refused| {
-        let words: Vec<String> = refused.iter().map(ToString::to_string).collect();
-        refuse(words.join("; "))
+    let proved = shared::check(guest, incoming_qemu).map_err(|refused| {
+        let reasons: Vec<String> = refused.iter().map(ToString::to_string).collect();
+        refuse(reasons.join("; "))
     })?;
     for one in &proved {
         let (disk, path, by) = (&one.disk, one.path.display(), one.by);
         match by {
             Proof::OperatorAsserted => {
-                tracing::warn!(guest = guest.name, disk, %path, "shared storage on the operator's word")
+                tracing::warn!(guest = guest.name, disk, %path, "shared storage by the operator's assertion")
             }
             by => tracing::info!(guest = guest.name, disk, %path, ?by, "shared storage"),
         }
     }
-    in_use::check_shared(guest, twin).map_err(|error| refuse(error.to_string()))?;
+    in_use::check_shared(guest, incoming_qemu).map_err(|error| refuse(error.to_string()))?;
     Ok(proved)
 }
 
-/// Whether the waiting QEMU has opened what was proved, and it is still so.
+/// Whether the incoming QEMU has opened what was proved, and it is still so.
 pub(super) fn recheck(proved: &[Proved], pid: i32, step: Step) -> Result<(), Fault> {
     shared::recheck(proved, Some(pid))
         .map_err(|error| fault(Code::GuestDiffers, step, Side::Destination, &error))

@@ -1,5 +1,5 @@
-//! QEMU's own streams at the destination: what the source's QEMU connected is connected to the waiting one, one after
-//! the other in the order in which it was asked for.
+//! QEMU's own streams at the destination: each connection of the source's QEMU is connected to the incoming one, one
+//! after the other in the order in which they were asked for.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use linerate_net::stream::endpoint::Socket;
 use super::{Incoming, Input};
 use crate::faults::chain;
 use crate::local::{CONNECT_WAIT, connect_unix};
-use crate::session::notice::{Notice, ToLoop};
+use crate::session::notice::{LoopSender, Notice};
 use crate::session::stream_transport::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 
-/// The streams of a session that brings a guest, at the destination.
-pub(super) fn carriage(session: &Incoming) -> StreamTransport {
-    let owner = ToLoop::new(session.inbox.clone());
+/// The streams of an incoming guest's session.
+pub(super) fn stream_transport(session: &Incoming) -> StreamTransport {
+    let owner = LoopSender::new(session.inbox.clone());
     StreamTransport::new(
         End::Destination,
         migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
@@ -41,9 +41,8 @@ impl From<Notice> for Input {
     }
 }
 
-/// Where the waiting QEMU takes what comes for it.
+/// Where the incoming QEMU takes its streams.
 pub(super) struct Services {
-    /// Its migration.
     pub state: PathBuf,
     /// The images of copied disks; none if there are none.
     pub disks: Option<PathBuf>,
@@ -59,7 +58,7 @@ impl Services {
     }
 }
 
-/// Connects streams to the waiting QEMU, in a thread of its own that ends when nobody can ask any more.
+/// Connects streams to the incoming QEMU, in a thread of its own that ends when no stream can be asked for any more.
 pub(super) fn connector(
     streams: Arc<StreamSession>,
     services: Services,
@@ -87,13 +86,13 @@ pub(super) fn connector(
 }
 
 impl Incoming {
-    /// What the source's streams said.
-    pub(super) fn heard(&self, message: Message) {
-        let Some(carriage) = self.carriage() else { return };
-        if let Err(violation) = carriage.heard(message) {
+    /// Takes a message of the source's streams.
+    pub(super) fn deliver(&self, message: Message) {
+        let Some(stream_transport) = self.stream_transport() else { return };
+        if let Err(violation) = stream_transport.deliver(message) {
             let step = self.machine().step();
             let fault = Fault::new(Code::ProtocolViolation, step, Side::Source, violation.to_string());
-            self.tell(Event::ReceivingFailed(fault));
+            self.send(Event::ReceivingFailed(fault));
         }
     }
 
@@ -101,8 +100,8 @@ impl Incoming {
     pub(super) fn asked(&self, stream: StreamId, service: String) {
         let connector = self.connector.get();
         let asked = connector.is_some_and(|connector| connector.send((stream, service)).is_ok());
-        if let Some(carriage) = self.carriage().filter(|_| !asked) {
-            carriage.streams.refuse(stream, "no hypervisor waits for it");
+        if let Some(stream_transport) = self.stream_transport().filter(|_| !asked) {
+            stream_transport.streams.refuse(stream, "no hypervisor waits for it");
         }
     }
 }

@@ -22,12 +22,12 @@ fn session() -> (Arc<Incoming>, Receiver<Input>) {
     (Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed())), inputs)
 }
 
-/// A session whose guest comes in streams, of which the source has opened the first.
+/// A session whose guest arrives in streams, of which the source has opened the first.
 fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
     let (session, inputs) = session();
-    session.target.set(ChannelTarget::Streams(streams::carriage(&session))).ok().unwrap();
+    session.target.set(ChannelTarget::Streams(streams::stream_transport(&session))).ok().unwrap();
     let note = StreamNote::Open { service: "qemu".into(), window: 1 << 20 };
-    session.heard(Message::Stream { stream: 0, note });
+    session.deliver(Message::Stream { stream: 0, note });
     (session, inputs)
 }
 
@@ -35,8 +35,8 @@ fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
 fn refusal(session: &Incoming) -> String {
     let end = Instant::now() + LONG;
     loop {
-        let said = session.carriage().unwrap().streams.take_notes().into_iter().next();
-        if let Some((stream, note)) = said {
+        let note = session.stream_transport().unwrap().streams.take_notes().into_iter().next();
+        if let Some((stream, note)) = note {
             let StreamNote::Refused { reason } = note else { panic!("stream {stream}: {note:?}") };
             return reason;
         }
@@ -46,7 +46,7 @@ fn refusal(session: &Incoming) -> String {
 }
 
 #[test]
-fn a_session_without_streams_takes_no_channel_back() {
+fn a_session_without_streams_takes_no_reverse_channel() {
     let (here, _there) = UnixStream::pair().unwrap();
     let error = session().0.attach_back(0, 0, &Stream::new(here).unwrap()).unwrap_err();
     assert_eq!(error, "this session has no streams");
@@ -67,7 +67,7 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
     let _qemu = UnixListener::bind(&socket).unwrap();
     for service in ["/run/other", DISKS_SERVICE] {
         let (session, _inputs) = with_streams();
-        let streams = session.carriage().unwrap().streams.clone();
+        let streams = session.stream_transport().unwrap().streams.clone();
         // No disk of this guest is copied.
         let services = Services { state: socket.clone(), disks: None };
         let connector = streams::connector(streams, services).unwrap();
@@ -98,7 +98,7 @@ fn mode_of_an_offer_agrees_with_the_guest_in_it() {
     assert_eq!(refused(&guest, handover(&regions)), violation, "libvirt has not started it");
     assert_eq!(refused(&domain, direct(&regions)), violation, "libvirt's guest is not run by this agent");
     assert_eq!(refused(&domain, Mode::Streams { channels: 1 }), violation);
-    // No list of RAM blocks stands for another mode.
+    // No list of RAM blocks selects another mode.
     assert_eq!(refused(&guest, direct(&[])), violation);
     assert_eq!(refused(&domain, handover(&[])), violation);
     let none = GuestDescription { ram: Vec::new(), ..guest };
@@ -106,7 +106,7 @@ fn mode_of_an_offer_agrees_with_the_guest_in_it() {
 }
 
 #[test]
-fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
+fn an_offer_of_ram_with_copied_disks_is_refused() {
     let offer = |copied: Vec<CopiedDisk>| {
         let guest = GuestDescription { copied, domain: false, ..domain::tests::waits() };
         let mode = Mode::Direct { regions: regions(&guest) };
@@ -114,7 +114,7 @@ fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
     };
     offer(Vec::new()).unwrap();
     let (id, path, format) = ("d".into(), "/srv/d".into(), ImageFormat::Raw);
-    // Nobody would copy it, and the guest would run on an empty one.
+    // It would not be copied, and the guest would run on an empty one.
     let refused = offer(vec![CopiedDisk { id, path, format, size: 512, identity: None }]);
     assert_eq!(refused.map_err(|fault| fault.code).unwrap_err(), Code::ProtocolViolation);
 }
@@ -122,10 +122,10 @@ fn an_offer_of_ram_with_disks_that_go_along_is_refused() {
 #[test]
 fn a_source_that_breaks_the_rules_of_streams_is_no_failed_action() {
     let (session, inputs) = with_streams();
-    session.heard(Message::Stream { stream: 40, note: StreamNote::Stop });
-    let told = inputs.try_iter().find_map(|input| match input {
+    session.deliver(Message::Stream { stream: 40, note: StreamNote::Stop });
+    let failure = inputs.try_iter().find_map(|input| match input {
         Input::Event(Event::ReceivingFailed(fault)) => Some((fault.code, fault.side)),
         _ => None,
     });
-    assert_eq!(told, Some((Code::ProtocolViolation, Side::Source)));
+    assert_eq!(failure, Some((Code::ProtocolViolation, Side::Source)));
 }

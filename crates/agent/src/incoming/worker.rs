@@ -1,5 +1,5 @@
-//! The one thread that deals with the incoming QEMU. Tasks come as the core wants them done, and answer by events. To
-//! discard the guest, nobody waits for the task in progress: a flag is raised that every wait looks at. How a task is
+//! The one thread that deals with the incoming QEMU. The core's tasks are done in order, and answer by events.
+//! Discarding the guest does not wait for the task in progress: a flag is set that every wait checks. How a task is
 //! done is the driver's.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use linerate_core::destination::Event;
 use super::context::Context;
 use super::driver::{self, Done, Driver, NotAdmitted};
 use super::{Incoming, Sessions};
-use crate::journal::Waiting;
+use crate::journal::IncomingRecord;
 use crate::session::offer::offered;
 
 /// What the worker is asked to do.
@@ -51,7 +51,7 @@ impl Worker {
             *driver = driver::admit(driver.context(), &guest, &description, mode)?;
             let Context { sessions, shared, .. } = driver.context();
             let endpoints = offered(&sessions.config.listen, &sessions.bench.rdma)?;
-            shared.tell(Event::Admitted(endpoints));
+            shared.send(Event::Admitted(endpoints));
             Ok(())
         });
         self.send("admit", false, admit);
@@ -64,7 +64,7 @@ impl Worker {
             let context = driver.context().clone();
             context.shared.fences.close_all();
             std::mem::replace(driver, Box::new(NotAdmitted(context.clone()))).discard();
-            context.shared.tell(Event::Discarded);
+            context.shared.send(Event::Discarded);
             Ok(())
         });
         self.send("discard", true, discard);
@@ -75,18 +75,18 @@ impl Worker {
     }
 
     /// The incoming QEMU, for the journal.
-    pub fn waiting(&self) -> Waiting {
-        self.context.waiting().clone()
+    pub fn record(&self) -> IncomingRecord {
+        self.context.record().clone()
     }
 
     /// For how long the guest's virtual CPUs have run when it is committed.
     pub fn note_run_time(&self, cpu_run_ns: Option<u64>) {
-        self.context.waiting().cpu_run_ns = cpu_run_ns;
+        self.context.record().cpu_run_ns = cpu_run_ns;
     }
 
     #[cfg(test)]
-    pub fn set_waiting(&self, waiting: Waiting) {
-        *self.context.waiting() = waiting;
+    pub fn set_record(&self, record: IncomingRecord) {
+        *self.context.record() = record;
     }
 
     /// Waits for the thread's end, after the last task.
@@ -108,7 +108,7 @@ fn work(mut driver: Box<dyn Driver>, tasks: &Receiver<Task>) {
         tracing::debug!(task = name, took = ?began.elapsed(), ok = done.is_ok(), "guest task");
         if let Err(fault) = done {
             let shared = &driver.context().shared;
-            shared.tell(Event::Failed(shared.ram_folder.explain(fault)));
+            shared.send(Event::Failed(shared.ram_folder.explain(fault)));
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn record(order: u64, phase: DestinationPhase) -> Record {
-    Record::new("web", order, Waiting::default().role(phase))
+    Record::new("web", order, IncomingRecord::default().role(phase))
 }
 
 fn qemu() -> GuestRecord {
@@ -21,29 +21,29 @@ fn source(phase: SourcePhase) -> Record {
         qemu: qemu(),
         peers: vec!["10.0.0.2:7979".parse().unwrap()],
         ran: true,
-        stood: None,
+        run_state_before: None,
         token: "aa".into(),
         settings: Some(serde_json::from_str(SETTINGS).unwrap()),
         copied: vec!["/srv/db.img".into()],
-        untold: false,
+        notice_due: false,
     };
     Record { changed_unix_ms: 7, ..Record::new("db", 4, role) }
 }
 
 #[test]
-fn a_record_is_there_after_reopening_and_sessions_go_on_in_order() {
+fn a_record_is_there_after_reopening_and_sessions_continue_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let session = SessionId([7; 16]);
     let mut destination = record(9, DestinationPhase::Loaded);
-    let Role::Destination { waiting, .. } = &mut destination.role else { panic!("{destination:?}") };
-    *waiting = Waiting {
+    let Role::Destination { incoming, .. } = &mut destination.role else { panic!("{destination:?}") };
+    *incoming = IncomingRecord {
         mode: Some(ModeTag::Direct),
         qemu: Some(qemu()),
         token: "bb".into(),
         ran: Some(false),
         cpu_threads: vec![11, 12],
         cpu_run_ns: Some(77),
-        ..Waiting::default()
+        ..IncomingRecord::default()
     };
     let journal = Journal::open(dir.path()).unwrap();
     journal.put(session, &source(SourcePhase::CommitSent)).unwrap();
@@ -111,16 +111,16 @@ fn an_end_that_waits_for_the_disk_never_overwrites_a_newer_record() {
 }
 
 #[test]
-fn a_destination_is_told_of_a_roll_back_until_it_knows() {
+fn a_destination_is_notified_of_a_roll_back_until_it_knows() {
     let dir = tempfile::tempdir().unwrap();
     let session = SessionId([7; 16]);
     let journal = Journal::open(dir.path()).unwrap();
     let mut record = source(SourcePhase::RolledBack);
-    let Role::Source { untold, .. } = &mut record.role else { panic!("{record:?}") };
-    *untold = true;
+    let Role::Source { notice_due, .. } = &mut record.role else { panic!("{record:?}") };
+    *notice_due = true;
     assert!(!record.is_over());
     journal.put(session, &record).unwrap();
-    journal.destination_is_told(session).unwrap();
+    journal.record_notified(session).unwrap();
     assert_eq!(
         journal.get(session).unwrap().map(|record| record.role),
         Some(source(SourcePhase::RolledBack).role)
@@ -135,9 +135,9 @@ fn a_domain_is_kept_until_its_capability_is_off() {
     assert!(!record.is_over());
     let Role::Handover { qemu, .. } = record.role.clone() else { panic!("{record:?}") };
     // Whatever phase the session is in.
-    let waiting = |over| Waiting { domain: Some((qemu.clone(), over)), ..Waiting::default() };
-    assert_eq!(waiting(false).role(DestinationPhase::Aborted), record.role);
-    let over = Record { role: waiting(true).role(DestinationPhase::Started), ..record };
+    let incoming = |over| IncomingRecord { domain: Some((qemu.clone(), over)), ..IncomingRecord::default() };
+    assert_eq!(incoming(false).role(DestinationPhase::Aborted), record.role);
+    let over = Record { role: incoming(true).role(DestinationPhase::Started), ..record };
     assert!(over.is_over());
 }
 
@@ -195,7 +195,7 @@ fn pruning_keeps_what_is_not_over() {
         id[..8].copy_from_slice(&n.to_le_bytes());
         let phase = if n < 3 { DestinationPhase::Started } else { DestinationPhase::Aborted };
         let json = serde_json::to_vec(&record(n, phase)).unwrap();
-        // Not through `put`: a thousand flushes take their time.
+        // Not by `put`: a thousand flushes take their time.
         journal.write_for_test(&id, &json);
     }
     assert_eq!(journal.prune().unwrap(), 2);
@@ -231,5 +231,14 @@ impl Journal {
             Ok(())
         })
         .unwrap();
+    }
+}
+
+/// Records of earlier versions must still be read.
+#[test]
+fn names_in_a_record_stay() {
+    let text = serde_json::to_string(&source(SourcePhase::ResumingHere)).unwrap();
+    for name in ["untold", "stood", "taking_back"] {
+        assert!(text.contains(&format!("\"{name}\"")), "{name}: {text}");
     }
 }

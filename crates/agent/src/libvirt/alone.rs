@@ -1,4 +1,4 @@
-//! For a command that watches and has lost the agent: what this host's libvirt says of the domain.
+//! For a command that watches and has lost the agent: the domain's state by this host's libvirt.
 
 use linerate_api::{ErrorBody, Side, Step, code};
 
@@ -15,11 +15,11 @@ const PUT_BACK: &str = concat!(
 const DO_NOT_SAVE: &str =
     "Do not save this domain before the agent was started again: it would be saved without its RAM";
 
-/// Waits for libvirt, which gives the migration up without the agent's tunnel, and says where the domain is. In direct
-/// mode it takes back what the agent had set in QEMU. `lost` is what the command knows of the agent.
-pub async fn left_alone(uuid: &str, direct: bool, lost: &str, say: impl FnMut(&str)) -> ErrorBody {
+/// Waits for libvirt, which gives the migration up without the agent's tunnel, and returns where the domain is. In
+/// direct mode it puts back what the agent had set in QEMU. `lost` is what the command knows of the agent.
+pub async fn left_alone(uuid: &str, direct: bool, lost: &str, notify: impl FnMut(&str)) -> ErrorBody {
     let here = Virsh::new(HERE);
-    let found = here.find_at_rest(uuid, say).await;
+    let found = here.find_at_rest(uuid, notify).await;
     let setting = if direct { format!(". {}", put_back(&here, uuid).await) } else { String::new() };
     let text = format!("{lost}{setting}; {}", place(&found));
     ErrorBody {

@@ -1,39 +1,39 @@
-//! Domains that go from RAM to RAM: libvirt's own migration waits while the agents copy, and is let through when all of
-//! RAM is at the destination.
+//! Domains whose RAM the agents copy: libvirt's own migration waits meanwhile, and is released when all of RAM is at
+//! the destination.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::{
-    DomainMove, ErrorBody, EventKind, LibvirtRequest, MigrateRequest, MigrationOutcome, ModeChoice, Step,
+    DomainMigration, ErrorBody, EventKind, LibvirtRequest, MigrateRequest, MigrationOutcome, ModeChoice, Step,
 };
 use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::Needs;
+use super::domain_tunnel::DomainTunnel;
 use super::ending::{Broken, Ended, SEE_THERE, arrived, failed};
 use super::moves::Copied;
-use super::own::{LOOK, said};
+use super::own::{POLL_INTERVAL, error_text};
 use super::plan::Plan;
 use super::target::{Target, check_there};
 use super::virsh::Virsh;
-use super::way::Way;
 use super::{Job, Move};
 use crate::convert;
 use crate::outgoing::Outgoing;
 
-/// What the copy says of a domain that cannot go this way, and has not touched.
+/// Error codes of the copy for a domain that cannot move in direct mode, and was not touched.
 const NOT_THIS_WAY: [&str; 4] = ["not_migratable", "hypervisor_failed", "tracking_failed", "memory_failed"];
-/// The agents see by themselves that libvirt gave up, and why the copy ended.
+/// The agents find out by themselves that libvirt gave up, and why the copy ended.
 const VERDICT_WAIT: Duration = Duration::from_secs(5);
 
 /// Where libvirt has ended and the agents wait for what it does with the domain.
-const LOOK_AT_BOTH: &str = "It does not say where the domain runs: look at both hosts with `virsh domstate`. Where the \
+const CHECK_BOTH: &str = "That does not show where the domain runs: check both hosts with `virsh domstate`. Where the \
 destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's does not know it, \
 `virsh resume` it here";
 
-/// Which way it goes.
+/// How the domain moves.
 pub enum Choice {
     /// The agents copy, in a migration that has begun and waits for libvirt's.
     Direct(Arc<Outgoing>),
@@ -41,7 +41,7 @@ pub enum Choice {
     Own(Option<String>),
 }
 
-/// Chooses. Where it can go from RAM to RAM, that has begun: the domain was looked at.
+/// Chooses. If the agents can copy the domain's RAM, the copy has begun: the domain was checked.
 pub async fn choose(
     needs: &Arc<Needs>,
     domain: &Target,
@@ -59,7 +59,7 @@ pub async fn choose(
     if let Some(reason) = own {
         return Ok(Choice::Own(reason));
     }
-    let stream = DomainMove { stream: plan.stream(), job: plan.job(), uuid: domain.uuid.clone() };
+    let stream = DomainMigration { stream: plan.stream(), job: plan.job(), uuid: domain.uuid.clone() };
     let inner = MigrateRequest {
         guest: domain.name.clone(),
         mode: ModeChoice::Direct,
@@ -83,11 +83,11 @@ async fn begin(needs: &Arc<Needs>, request: MigrateRequest) -> Result<Arc<Outgoi
     begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))?
 }
 
-/// How libvirt's part ended. The tunnel stands as long as this lives.
+/// How libvirt's part ended. The tunnel is open until this is dropped.
 struct Driven {
-    way: Way,
-    /// What libvirt said, if it failed.
-    said: Option<String>,
+    tunnel: DomainTunnel,
+    /// libvirt's message, if it failed.
+    message: Option<String>,
     /// The copy had not ended by itself.
     first: bool,
 }
@@ -112,19 +112,19 @@ impl Job {
             over.notify_one();
         };
         let ((), driven) = tokio::join!(watching, self.drive_beside(copy, &over));
-        let Driven { way, said, first } = driven?;
+        let Driven { tunnel, message, first } = driven?;
         let warn = |text: &str| self.shared.warn(text);
-        let Some(said) = said else {
+        let Some(message) = message else {
             let there = Virsh::new(self.plan.destination());
             return Ok(arrived(&there, &self.domain, self.fault(), warn).await);
         };
         match self.shared.copied() {
             Some(copied) if !first && copied.outcome != MigrationOutcome::Completed => {
-                Ok(with_words(copied, &said, way.cut_off))
+                Ok(with_message(copied, &message, tunnel.cut_off))
             }
             _ => {
-                let (trouble, cut_off) = (way.trouble(), way.cut_off);
-                let broken = Broken { said: &said, trouble: &trouble, asked: false, cut_off };
+                let (trouble, cut_off) = (tunnel.trouble(), tunnel.cut_off);
+                let broken = Broken { message: &message, trouble: &trouble, asked: false, cut_off };
                 Ok(failed(&self.here, &self.domain, broken, warn).await)
             }
         }
@@ -143,18 +143,18 @@ impl Job {
         if ours {
             // If it is over already, all the better.
             copy.cancel();
-            if let Ok(Driven { said: Some(said), .. }) = &driven
+            if let Ok(Driven { message: Some(message), .. }) = &driven
                 && timeout(VERDICT_WAIT, over.notified()).await.is_err()
             {
-                self.shared.warn(&format!("{said}. {LOOK_AT_BOTH}"));
+                self.shared.warn(&format!("{message}. {CHECK_BOTH}"));
             }
         }
         driven
     }
 
     async fn drive_waiting(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
-        let mut way = Way::open(&self.needs, self.plan.tunnel()).await?;
-        way.ready(|_| ()).await?;
+        let mut tunnel = DomainTunnel::open(&self.needs, self.plan.tunnel()).await?;
+        tunnel.ready(|_| ()).await?;
         let there = Virsh::new(self.plan.destination());
         check_there(&self.domain, &there).await?;
         self.changes.parse_at(&there).await?;
@@ -162,27 +162,27 @@ impl Job {
         let cancel_copy = || copy.cancel();
         let mut waiting =
             Waiting { job: self, child, cancel_copy: &cancel_copy, is_over: false, asked: false };
-        let Some(said) = waiting.watch(&mut way, over).await else {
-            return Ok(Driven { way, said: None, first: false });
+        let Some(message) = waiting.watch(&mut tunnel, over).await else {
+            return Ok(Driven { tunnel, message: None, first: false });
         };
-        // Where libvirt's job has not even begun, the agents wait for nothing that could come.
+        // Where libvirt's job has not even begun, there is no verdict that the agents could wait for.
         let wait = if copy.summary().step == Step::Resolve { Duration::ZERO } else { VERDICT_WAIT };
         let first = !waiting.is_over && timeout(wait, over.notified()).await.is_err();
-        // The word of the tunnel's end may still be on its way here.
-        while !way.cut_off && timeout(LOOK, way.next()).await.is_ok() {}
-        Ok(Driven { way, said: Some(said), first })
+        // The event of the tunnel's end may still be in flight.
+        while !tunnel.cut_off && timeout(POLL_INTERVAL, tunnel.next()).await.is_ok() {}
+        Ok(Driven { tunnel, message: Some(message), first })
     }
 }
 
 impl Waiting<'_> {
-    /// Until libvirt has ended. What it said, if it failed.
-    async fn watch(&mut self, way: &mut Way, over: &Notify) -> Option<String> {
+    /// Until libvirt has ended. Its message, if it failed.
+    async fn watch(&mut self, tunnel: &mut DomainTunnel, over: &Notify) -> Option<String> {
         let uuid = &self.job.domain.uuid;
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,
                 // What becomes of the tunnel is seen by its end; the copy has its own links.
-                _ = way.next() => {}
+                _ = tunnel.next() => {}
                 () = over.notified(), if !self.is_over => {
                     self.is_over = true;
                     // Where the domain has moved, libvirt has no job any more. Where it has not, libvirt's job need not
@@ -194,13 +194,13 @@ impl Waiting<'_> {
         };
         match status {
             Ok(status) if status.success() => None,
-            Ok(_) => Some(said(&mut self.child).await + &way.trouble()),
+            Ok(_) => Some(error_text(&mut self.child).await + &tunnel.trouble()),
             Err(error) => Some(format!("virsh cannot be waited for: {error}")),
         }
     }
 
-    /// Ends the copy; once that has ended, asks libvirt. virsh is ended by the second request after that, as libvirt does
-    /// not answer.
+    /// Ends the copy; once that has ended, asks libvirt. virsh is ended by the second request after that, as libvirt
+    /// does not answer.
     async fn cancel(&mut self) {
         if !self.is_over {
             (self.cancel_copy)();
@@ -214,14 +214,14 @@ impl Waiting<'_> {
     }
 }
 
-/// What the copy says becomes the migration's, until its end.
+/// Events of the copy become the migration's, until its end.
 async fn follow(copy: &Outgoing, shared: &Move) {
     let mut cursor = copy.event_log.watch();
     loop {
-        let (events, over) = copy.event_log.news(&mut cursor);
+        let (events, over) = copy.event_log.next_events(&mut cursor);
         for event in events {
             if !matches!(event.kind, EventKind::Finished { .. }) {
-                shared.hub.publish(event.kind);
+                shared.event_log.publish(event.kind);
             }
         }
         if over {
@@ -231,12 +231,12 @@ async fn follow(copy: &Outgoing, shared: &Move) {
     }
 }
 
-/// The copy's own end, and libvirt's words.
-fn with_words(copied: Copied, said: &str, cut_off: bool) -> Ended {
+/// The copy's own end, with libvirt's message.
+fn with_message(copied: Copied, message: &str, cut_off: bool) -> Ended {
     let Copied { outcome, error, .. } = copied;
     let given_up = || ErrorBody::new("internal", "the copy was given up");
     let mut error = error.map_or_else(given_up, |error| *error);
-    error.message = format!("{}; {said}", error.message);
+    error.message = format!("{}; {message}", error.message);
     if cut_off {
         error.hint =
             if error.hint.is_empty() { SEE_THERE.into() } else { format!("{}; {SEE_THERE}", error.hint) };

@@ -1,12 +1,12 @@
-//! What both libvirts say of the domain when a migration has ended.
+//! The domain's state by both libvirts when a migration has ended.
 
 use linerate_api::{ErrorBody, GuestState, Job, MigrationOutcome, Side, Step, code};
 
 use super::target::Target;
 use super::virsh::Virsh;
 
-/// Where the way to the other libvirt was lost.
-pub const SEE_THERE: &str = "this host's libvirt did not hear how it ended there: see that the destination's does not \
+/// Where the connection to the other libvirt was lost.
+pub const SEE_THERE: &str = "this host's libvirt got no answer how it ended there: see that the destination's does not \
 run the domain too (`virsh domstate`) before you try again";
 
 /// The domain as the destination's libvirt has it.
@@ -30,14 +30,14 @@ impl Ended {
 }
 
 impl Target {
-    /// What it does as long as nobody has moved it.
+    /// Its state as long as it was not moved.
     pub fn guest_state(&self) -> GuestState {
         if self.paused { GuestState::PausedAtSource } else { GuestState::RunsAtSource }
     }
 }
 
-/// libvirt says that it has moved the domain. It is a success only if the destination's libvirt has it in the state that
-/// it had, and if there is no `fault` of the copy.
+/// libvirt reports that it has moved the domain. It is a success only if the destination's libvirt has it in the state
+/// that it had, and if there is no `fault` of the copy.
 pub async fn arrived(
     there: &Virsh,
     domain: &Target,
@@ -56,7 +56,7 @@ pub async fn arrived(
     };
     if let Some(trouble) = &trouble {
         warn(&format!(
-            "libvirt says that it has moved the domain, but {trouble}: look at both with `virsh domstate {}`",
+            "libvirt reports that it has moved the domain, but {trouble}: check both with `virsh domstate {}`",
             domain.uuid
         ));
     }
@@ -77,22 +77,21 @@ pub async fn arrived(
     Ended { outcome, error, arrived: Some(Outcome { state, job }) }
 }
 
-/// How it went wrong: `said` by libvirt, `asked` for by the operator, or `cut_off` from the other host.
+/// How it failed: libvirt's `message`, `asked` for by the operator, or `cut_off` from the other host.
 pub struct Broken<'a> {
-    pub said: &'a str,
+    pub message: &'a str,
     pub trouble: &'a str,
     pub asked: bool,
     pub cut_off: bool,
 }
 
-/// What became of it, and of the domain, by this host's libvirt.
+/// How the migration ended, and where the domain is, by this host's libvirt.
 pub async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, warn: impl FnMut(&str)) -> Ended {
-    let Broken { said, trouble, asked, cut_off } = broken;
+    let Broken { message, trouble, asked, cut_off } = broken;
     let found = here.find(&domain.uuid, warn).await;
     let guest = guest_state(found.as_ref().ok().and_then(|state| state.as_deref()), cut_off);
     let place = place(&found);
-    let hint =
-        if cut_off { SEE_THERE } else { "`virsh domstate` on both hosts; libvirt's own log says more" };
+    let hint = if cut_off { SEE_THERE } else { "`virsh domstate` on both hosts; libvirt's own log has more" };
     let error = ErrorBody {
         step: Some(Step::Copy),
         side: Some(Side::Source),
@@ -100,7 +99,7 @@ pub async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, warn: imp
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },
-            format!("{said}{trouble}; {place}"),
+            format!("{message}{trouble}; {place}"),
         )
         .with_hint(hint)
     };
@@ -108,20 +107,20 @@ pub async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, warn: imp
     Ended::failed(error, if is_cancelled { MigrationOutcome::Cancelled } else { MigrationOutcome::Failed })
 }
 
-/// Where this host's libvirt says that the domain is.
+/// Where the domain is by this host's libvirt.
 pub fn place(found: &Result<Option<String>, ErrorBody>) -> String {
     match found {
         Ok(Some(state)) => format!("the domain is {state} here"),
-        Ok(None) => "this host's libvirt does not know the domain any more: look at the destination's".into(),
+        Ok(None) => "this host's libvirt does not know the domain any more: check the destination's".into(),
         Err(dead) => format!(
-            "where the domain is cannot be said, as this host's libvirt does not answer: {}",
+            "the domain's place is not known, as this host's libvirt does not answer: {}",
             dead.message
         ),
     }
 }
 
-/// What the domain does if this host's libvirt says that it is in this state. libvirt leaves it paused here if it did
-/// not hear that it runs at the destination.
+/// The guest's state if this host's libvirt has the domain in this state. libvirt leaves it paused here if it got no
+/// answer that it runs at the destination.
 pub fn guest_state(state: Option<&str>, cut_off: bool) -> GuestState {
     match state {
         Some("running") => GuestState::RunsAtSource,
@@ -135,15 +134,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_paused_domain_may_run_at_the_destination_where_the_way_there_was_lost() {
-        for (state, cut_off, said) in [
+    fn a_paused_domain_may_run_at_the_destination_if_the_connection_was_lost() {
+        for (state, cut_off, message) in [
             (Some("running"), true, GuestState::RunsAtSource),
             (Some("paused"), false, GuestState::PausedAtSource),
             (Some("paused"), true, GuestState::Unknown),
             (Some("shut off"), false, GuestState::Unknown),
             (None, true, GuestState::Unknown),
         ] {
-            assert_eq!(guest_state(state, cut_off), said, "{state:?} {cut_off}");
+            assert_eq!(guest_state(state, cut_off), message, "{state:?} {cut_off}");
         }
     }
 }

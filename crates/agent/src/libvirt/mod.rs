@@ -1,23 +1,24 @@
-//! Domains of libvirt that leave this host. The agent has libvirt move them, and each of libvirt's sockets comes out at
-//! the other host through a tunnel over all links. `docs/libvirt.md` has the reasons.
+//! Domains of libvirt that leave this host. The agent has libvirt move them, and a tunnel over all links connects each
+//! of libvirt's sockets to the other host. `docs/libvirt.md` has the reasons.
 //!
 //! | module | contents |
 //! |---|---|
 //! | here | from the request to the end of a migration |
 //! | `moves` | what is known of each migration; one at a time for a domain |
 //! | `own` | libvirt's own migration |
-//! | `direct` | from RAM to RAM, while libvirt's own migration waits |
-//! | `ending` | what both libvirts say of the domain afterwards |
+//! | `direct` | the agents copy RAM, while libvirt's own migration waits |
+//! | `ending` | the domain's state by both libvirts afterwards |
 //! | `recover` | migrations during which the agent ended |
 //! | `alone` | for a command that watches and has lost the agent |
 //! | `virsh` | libvirt's client as a child process |
 //! | `plan` | what is asked of libvirt and of the tunnel |
 //! | `xml` | the domain as it shall be at the destination, where that is different |
 //! | `target` | which domain is meant, and what it must be like |
-//! | `way` | the tunnel of a migration |
+//! | `domain_tunnel` | the tunnel of a migration |
 
 mod alone;
 mod direct;
+mod domain_tunnel;
 mod ending;
 mod moves;
 mod own;
@@ -25,7 +26,6 @@ mod plan;
 mod recover;
 mod target;
 mod virsh;
-mod way;
 mod xml;
 
 use std::sync::Arc;
@@ -65,10 +65,9 @@ pub(crate) struct Needs {
     pub begin_copy: BeginCopy,
 }
 
-/// See [`Needs::begin_copy`].
 pub(crate) type BeginCopy = Box<dyn Fn(MigrateRequest) -> Result<Arc<Outgoing>, Fault> + Send + Sync>;
 
-/// All that a migration under way has.
+/// All that a migration in progress has.
 struct Job {
     needs: Arc<Needs>,
     shared: Arc<Move>,
@@ -81,7 +80,7 @@ struct Job {
     claim: Claim,
 }
 
-/// Begins a migration. On an error the domain was not touched. It goes on if the client does not wait for the answer.
+/// Begins a migration. On an error the domain was not touched. It continues if the client does not wait for the answer.
 pub(crate) async fn begin(
     needs: Arc<Needs>,
     request: MigrateRequest,
@@ -114,7 +113,7 @@ async fn prepare(
     let choice = direct::choose(&needs, &domain, &plan, (&request, &libvirt)).await?;
     if let Choice::Own(reason) = &choice {
         plan::check_own(&request, reason.as_deref())?;
-        needs.bench.give_way();
+        needs.bench.yield_to_migration();
     }
     let (copy, reason) = match choice {
         Choice::Direct(copy) => (Some(copy), None),
@@ -140,7 +139,7 @@ async fn prepare(
     let shared = Arc::new(Move::new(&domain.name, &moved, copy));
     needs.moves.add(shared.clone());
     let mode = if shared.copy().is_some() { Mode::Direct } else { Mode::Stream };
-    shared.tell(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
+    shared.publish(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
     if persistent && changes.only_live() {
         shared.warn(
             "the definition that stays at the destination is as it is here: --persistent-xml changes that, too",
@@ -163,7 +162,7 @@ impl Job {
         let Job { shared, kept, claim, domain, changes, .. } = self;
         tracing::info!(id = %shared.id(), domain = domain.name, outcome = ?ended.outcome, "libvirt's migration has ended");
         kept.close();
-        // Whoever hears of the end may ask for the next migration.
+        // A client that gets the end may ask for the next migration.
         drop((claim, changes));
         shared.finish(ended);
     }
@@ -179,12 +178,12 @@ fn not_begun(domain: &Target) -> Ended {
 }
 
 impl Move {
-    fn tell(&self, event: DomainEvent) {
-        self.hub.publish(EventKind::Domain(event));
+    fn publish(&self, event: DomainEvent) {
+        self.event_log.publish(EventKind::Domain(event));
     }
 
     fn warn(&self, text: &str) {
-        self.tell(DomainEvent::Warning { text: text.to_owned() });
+        self.publish(DomainEvent::Warning { text: text.to_owned() });
     }
 
     /// The last event, after what was found out of a domain that arrived.
@@ -192,10 +191,10 @@ impl Move {
         let Ended { outcome, error, arrived } = ended;
         if let Some(Outcome { state, job }) = arrived {
             let (domain, to) = (self.guest().to_owned(), self.to().to_owned());
-            self.tell(DomainEvent::Completed { domain, to, state, job });
+            self.publish(DomainEvent::Completed { domain, to, state, job });
         }
         let report = self.copied().and_then(|copied| copied.report);
-        self.hub.publish(EventKind::Finished { outcome, error: error.map(Box::new), report });
+        self.event_log.publish(EventKind::Finished { outcome, error: error.map(Box::new), report });
     }
 }
 

@@ -65,7 +65,7 @@ impl Moves {
         all.push(one);
     }
 
-    /// All of them, ended ones too.
+    /// All migrations, ended ones too.
     pub fn all(&self) -> Vec<Arc<Move>> {
         self.all.lock().clone()
     }
@@ -90,7 +90,7 @@ impl Kept {
         Ok(Kept::again(needs, key, record))
     }
 
-    /// One of an earlier life.
+    /// One of an earlier agent process.
     pub fn again(needs: &Needs, key: SessionId, record: Record) -> Kept {
         Kept { journal: needs.journal.clone(), key, record }
     }
@@ -120,15 +120,13 @@ struct Known {
     note: Option<String>,
 }
 
-/// A migration.
 pub struct Move {
     id: MigrationId,
     guest: String,
     to: String,
     started_unix_ms: u64,
-    /// Who watches.
-    pub hub: EventLog,
-    /// In direct mode.
+    pub event_log: EventLog,
+    /// The copy of RAM; none in other modes than direct.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
     /// How often its end was asked for.
@@ -143,7 +141,7 @@ impl Move {
             guest: name.to_owned(),
             to: domain.to.clone(),
             started_unix_ms: unix_ms(),
-            hub: EventLog::default(),
+            event_log: EventLog::default(),
             copy,
             known: Mutex::new(Known { step: Step::Resolve, job: Job::new(), recovering: false, note: None }),
             asked: AtomicU32::new(0),
@@ -184,16 +182,16 @@ impl Move {
     }
 
     pub fn is_over(&self) -> bool {
-        self.hub.finished().is_some()
+        self.event_log.finished().is_some()
     }
 
-    /// Whether it is of an earlier life of the agent, and not over.
+    /// Whether it is of an earlier agent process, and not over.
     pub fn is_recovering(&self) -> bool {
         self.known.lock().recovering && !self.is_over()
     }
 
-    /// Asks for its end. It has ended when the last event says so. Refused once it is over, and after a restart of the
-    /// agent: libvirt's part has ended then.
+    /// Asks for its end. It has ended with the last event. Refused once it is over, and after a restart of the agent:
+    /// libvirt's part has ended then.
     pub fn cancel(&self) -> Result<(), ErrorBody> {
         let id = &self.id.0;
         if self.is_over() {
@@ -222,13 +220,13 @@ impl Move {
         self.known.lock().job.clone_from(job);
     }
 
-    /// What keeps it from its end.
+    /// Why it has not ended.
     pub fn set_note(&self, note: String) {
         self.known.lock().note = Some(note);
     }
 
     fn state(&self, known: &Known) -> MigrationState {
-        match self.hub.finished() {
+        match self.event_log.finished() {
             Some(EventKind::Finished { outcome, .. }) => match outcome {
                 MigrationOutcome::Completed => MigrationState::Completed,
                 MigrationOutcome::Cancelled => MigrationState::Cancelled,
@@ -268,7 +266,7 @@ impl Move {
 
     /// All that is known of it.
     pub fn detail(&self) -> MigrationDetail {
-        let (report, error) = match self.hub.finished() {
+        let (report, error) = match self.event_log.finished() {
             Some(EventKind::Finished { report, error, .. }) => (report, error),
             _ => (None, None),
         };
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_life_of_the_agent_finds_what_has_not_ended() {
+    fn the_next_start_of_the_agent_finds_what_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
         let key = SessionId([7; 16]);
@@ -326,13 +324,17 @@ mod tests {
         assert!(one.cancel().is_ok());
         assert_eq!(state("a1"), Some(MigrationState::Cancelling));
         let error = Some(Box::new(ErrorBody::new("cancelled", "no")));
-        one.hub.publish(EventKind::Finished { outcome: MigrationOutcome::Cancelled, error, report: None });
+        one.event_log.publish(EventKind::Finished {
+            outcome: MigrationOutcome::Cancelled,
+            error,
+            report: None,
+        });
         assert_eq!(state("a1"), Some(MigrationState::Cancelled));
         assert_eq!(one.detail().error.map(|error| error.code).as_deref(), Some("cancelled"));
         assert_eq!(one.cancel().unwrap_err().code, code::TOO_LATE, "it is over");
         for number in 0..=ENDED_SHOWN {
             let more = Move::new("web", &moved(&number.to_string()), None);
-            more.hub.publish(one.hub.finished().unwrap());
+            more.event_log.publish(one.event_log.finished().unwrap());
             moves.add(Arc::new(more));
         }
         assert_eq!(state("a1"), None, "the oldest goes first");

@@ -7,14 +7,14 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Child;
 use tokio::time::timeout;
 
+use super::domain_tunnel::DomainTunnel;
 use super::ending::{Broken, Ended, arrived, failed};
 use super::target::check_there;
-use super::virsh::{Virsh, words};
-use super::way::Way;
+use super::virsh::{Virsh, describe};
 use super::{Job, not_begun};
 
 /// How often libvirt is asked for the job's numbers.
-pub const LOOK: Duration = Duration::from_millis(500);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// virsh, while it waits for libvirt.
 struct Driving<'a> {
@@ -22,24 +22,24 @@ struct Driving<'a> {
     child: Child,
     /// Set once libvirt has a job to set it for.
     max_blackout_ms: Option<u32>,
-    /// The operator was told why it is not cancelled yet.
+    /// The operator was warned why it is not cancelled yet.
     warned: bool,
 }
 
 impl Job {
     fn show(&self, event: TunnelEvent) {
-        self.shared.hub.publish(EventKind::Tunnel(event));
+        self.shared.event_log.publish(EventKind::Tunnel(event));
     }
 
-    /// From the tunnel to what libvirt says of the end. On an error the domain was not touched.
+    /// From the tunnel to libvirt's answer about the end. On an error the domain was not touched.
     pub(super) async fn drive(&self) -> Result<Ended, ErrorBody> {
-        let mut way = Way::open(&self.needs, self.plan.tunnel()).await?;
-        way.ready(|event| self.show(event)).await?;
-        self.drive_through(&mut way, &Virsh::new(self.plan.destination())).await
+        let mut tunnel = DomainTunnel::open(&self.needs, self.plan.tunnel()).await?;
+        tunnel.ready(|event| self.show(event)).await?;
+        self.drive_through(&mut tunnel, &Virsh::new(self.plan.destination())).await
     }
 
-    /// The same with a tunnel that stands, and the destination's libvirt behind it.
-    async fn drive_through(&self, way: &mut Way, there: &Virsh) -> Result<Ended, ErrorBody> {
+    /// The same with a tunnel that is ready, and the destination's libvirt behind it.
+    async fn drive_through(&self, tunnel: &mut DomainTunnel, there: &Virsh) -> Result<Ended, ErrorBody> {
         check_there(&self.domain, there).await?;
         self.changes.parse_at(there).await?;
         if self.shared.is_asked() {
@@ -49,12 +49,12 @@ impl Job {
         self.shared.set_step(Step::Copy);
         let mut driving = Driving { job: self, child, max_blackout_ms: self.max_blackout_ms, warned: false };
         let warn = |text: &str| self.shared.warn(text);
-        Ok(match driving.watch(way).await {
-            // The tunnel still stands: the destination's libvirt knows how it went, and where the domain is.
+        Ok(match driving.watch(tunnel).await {
+            // The tunnel is still open: the destination's libvirt knows how it went, and where the domain is.
             None => arrived(there, &self.domain, None, warn).await,
-            Some(said) => {
-                let (asked, cut_off) = (self.shared.is_asked(), way.cut_off);
-                let broken = Broken { said: &said, trouble: &way.trouble(), asked, cut_off };
+            Some(message) => {
+                let (asked, cut_off) = (self.shared.is_asked(), tunnel.cut_off);
+                let broken = Broken { message: &message, trouble: &tunnel.trouble(), asked, cut_off };
                 failed(&self.here, &self.domain, broken, warn).await
             }
         })
@@ -62,15 +62,15 @@ impl Job {
 }
 
 impl Driving<'_> {
-    /// Until libvirt has ended. What it said, if it failed.
-    async fn watch(&mut self, way: &mut Way) -> Option<String> {
-        let mut tick = tokio::time::interval(LOOK);
+    /// Until libvirt has ended. Its message, if it failed.
+    async fn watch(&mut self, tunnel: &mut DomainTunnel) -> Option<String> {
+        let mut tick = tokio::time::interval(POLL_INTERVAL);
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,
-                event = way.next() => self.job.show(event),
+                event = tunnel.next() => self.job.show(event),
                 () = self.job.shared.cancelled.notified() => self.abort().await,
-                _ = tick.tick() => self.look().await,
+                _ = tick.tick() => self.poll_job().await,
             }
         };
         match status {
@@ -78,14 +78,14 @@ impl Driving<'_> {
             Ok(_) => {}
             Err(error) => return Some(format!("virsh cannot be waited for: {error}")),
         }
-        // Why a connection was refused may still be on its way here.
-        while let (false, Ok(event)) = (way.cut_off, timeout(LOOK, way.next()).await) {
+        // The reason why a connection was refused may still be in flight.
+        while let (false, Ok(event)) = (tunnel.cut_off, timeout(POLL_INTERVAL, tunnel.next()).await) {
             self.job.show(event);
         }
-        Some(said(&mut self.child).await)
+        Some(error_text(&mut self.child).await)
     }
 
-    async fn look(&mut self) {
+    async fn poll_job(&mut self) {
         if self.job.shared.is_asked() {
             self.abort().await;
         }
@@ -98,10 +98,10 @@ impl Driving<'_> {
             }
         }
         self.job.shared.set_job(&job);
-        self.job.shared.tell(DomainEvent::Progress { job });
+        self.job.shared.publish(DomainEvent::Progress { job });
     }
 
-    /// Asks libvirt for the job's end. Where that does not work, it is asked again with the next look.
+    /// Asks libvirt for the job's end. Where that does not work, it is asked again with the next poll.
     async fn abort(&mut self) {
         if let Err(refused) = self.job.here.abort_migration(&self.job.domain.uuid).await
             && !std::mem::replace(&mut self.warned, true)
@@ -111,14 +111,14 @@ impl Driving<'_> {
     }
 }
 
-/// What virsh said before it ended, for the end of a sentence.
-pub async fn said(child: &mut Child) -> String {
+/// virsh's message before it ended, for the end of a sentence.
+pub async fn error_text(child: &mut Child) -> String {
     let mut text = Vec::new();
     if let Some(errors) = &mut child.stderr {
-        // What was said up to its end is all that there is.
+        // If reading fails, the text up to there is used.
         let _ = errors.read_to_end(&mut text).await;
     }
-    format!("libvirt says: {}", words(&text))
+    format!("libvirt reports: {}", describe(&text))
 }
 
 #[cfg(test)]

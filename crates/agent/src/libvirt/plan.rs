@@ -13,7 +13,7 @@ use super::xml::Changes;
 /// Sockets of migrations, at the same path on both hosts, because libvirt has one name for both ends.
 pub const FOLDER: &str = "/run/linerate-libvirt";
 
-/// Refuses what there is no place for, whichever way the domain goes, instead of leaving it out in silence.
+/// Refuses options that neither way to move the domain can use, instead of ignoring them.
 pub fn check(request: &MigrateRequest, libvirt: &LibvirtRequest) -> Result<(), ErrorBody> {
     let direct = request.mode == ModeChoice::Direct;
     refuse(
@@ -72,7 +72,6 @@ pub struct Plan {
     disks: Vec<String>,
     mib_per_s: Option<u64>,
     connections: Option<u32>,
-    /// As virsh is told of them.
     changes: Vec<String>,
     links: Vec<String>,
     link_timeout_s: u32,
@@ -118,8 +117,8 @@ impl Plan {
         })
     }
 
-    /// The agents copy the domain's memory meanwhile: QEMU makes the connection and not libvirt, which would hold the domain's
-    /// monitor; and what bounds the bandwidth is not libvirt's.
+    /// The agents copy the domain's memory meanwhile: QEMU makes the connection and not libvirt, which would hold the
+    /// domain's monitor; and what bounds the bandwidth is not libvirt's.
     #[must_use]
     pub fn waiting(self) -> Plan {
         Plan { waits: true, connections: Some(1), mib_per_s: None, ..self }
@@ -139,7 +138,7 @@ impl Plan {
         uri(&self.socket("rpc"))
     }
 
-    /// The same for libvirt itself, which drives. Where its migration waits, it waits too, as nobody else does.
+    /// The same for libvirt itself, which drives. Where its migration waits, it waits on a socket of its own.
     fn driving(&self) -> String {
         uri(&self.socket(if self.waits { "job" } else { "rpc" }))
     }
@@ -150,30 +149,30 @@ impl Plan {
     }
 
     /// What virsh is to do. libvirt itself drives (`--p2p`): if the agent dies, the tunnel goes with it, and libvirt
-    /// goes on at the source.
+    /// continues at the source.
     pub fn arguments(&self) -> Vec<String> {
         let stream = format!("unix://{}", self.socket("mig"));
-        let mut words: Vec<String> = ["migrate", "--live", "--p2p", &self.uuid].map(str::to_owned).into();
-        words.extend(["--desturi".to_owned(), self.driving(), "--migrateuri".to_owned(), stream]);
+        let mut line: Vec<String> = ["migrate", "--live", "--p2p", &self.uuid].map(str::to_owned).into();
+        line.extend(["--desturi".to_owned(), self.driving(), "--migrateuri".to_owned(), stream]);
         if self.persistent {
-            words.extend(["--persistent", "--undefinesource"].map(str::to_owned));
+            line.extend(["--persistent", "--undefinesource"].map(str::to_owned));
         }
         if let Some(storage) = self.storage {
             let disks = format!("unix://{}", self.socket("nbd"));
-            words.extend([storage.to_owned(), "--disks-uri".to_owned(), disks]);
+            line.extend([storage.to_owned(), "--disks-uri".to_owned(), disks]);
             if !self.disks.is_empty() {
-                words.extend(["--migrate-disks".to_owned(), self.disks.join(",")]);
+                line.extend(["--migrate-disks".to_owned(), self.disks.join(",")]);
             }
         }
         if let Some(rate) = self.mib_per_s {
-            words.extend(["--bandwidth".to_owned(), rate.to_string()]);
+            line.extend(["--bandwidth".to_owned(), rate.to_string()]);
         }
         if let Some(connections) = self.connections {
-            words.extend(["--parallel", "--parallel-connections"].map(str::to_owned));
-            words.push(connections.to_string());
+            line.extend(["--parallel", "--parallel-connections"].map(str::to_owned));
+            line.push(connections.to_string());
         }
-        words.extend(self.changes.iter().cloned());
-        words
+        line.extend(self.changes.iter().cloned());
+        line
     }
 
     /// libvirt's own protocol, the migration and the disks, each at the same path on both hosts but the first.
@@ -218,11 +217,11 @@ mod tests {
         asked.1.connections = Some(4);
         let planned = plan(&asked, true);
         let tunnel = planned.tunnel();
-        let words = planned.arguments().join(" ");
+        let line = planned.arguments().join(" ");
         assert_eq!(tunnel.pairs.len(), 3);
         for pair in &tunnel.pairs {
             let TunnelAddress::Unix(path) = &pair.listen else { panic!("{pair:?}") };
-            assert!(words.contains(path.to_str().unwrap()), "{words} lacks {path:?}");
+            assert!(line.contains(path.to_str().unwrap()), "{line} lacks {path:?}");
         }
         assert_eq!(tunnel.pairs[0].connect.to_string(), "unix:/run/libvirt/libvirt-sock");
         assert_eq!(tunnel.pairs[1].connect, tunnel.pairs[1].listen);
@@ -234,7 +233,7 @@ mod tests {
             // Never by its name, which may become another domain's.
             &format!("--p2p {}", target().uuid),
         ] {
-            assert!(words.contains(wanted), "{words} lacks {wanted}");
+            assert!(line.contains(wanted), "{line} lacks {wanted}");
         }
         let transient = plan(&asked, false).arguments().join(" ");
         assert!(!transient.contains("--persistent"), "{transient}");
@@ -242,19 +241,19 @@ mod tests {
 
     #[test]
     fn disks_by_name_are_virshs_migrate_disks() {
-        let words = |all: bool, disks: &[&str], above: bool| {
+        let line = |all: bool, disks: &[&str], above: bool| {
             let mut asked = request();
             asked.0.copy_storage = all;
             asked.0.copy_disks = disks.iter().map(|disk| (*disk).to_owned()).collect();
             asked.1.above_backing_files = above;
             plan(&asked, true).arguments().join(" ")
         };
-        let named = words(false, &["vda", "vdb"], false);
+        let named = line(false, &["vda", "vdb"], false);
         assert!(named.contains("--copy-storage-all --disks-uri"), "{named}");
         assert!(named.contains("--migrate-disks vda,vdb"), "{named}");
-        let above = words(false, &["vda"], true);
+        let above = line(false, &["vda"], true);
         assert!(above.contains("--copy-storage-inc") && above.contains("--migrate-disks vda"), "{above}");
-        assert!(!words(true, &[], false).contains("--migrate-disks"));
+        assert!(!line(true, &[], false).contains("--migrate-disks"));
     }
 
     #[test]
@@ -265,12 +264,12 @@ mod tests {
         let changes = Changes::write(&libvirt, state.path(), ID).unwrap();
         let plan = |persistent| Plan::new(&target(), (&asked, &libvirt), &changes, persistent, ID);
         assert_eq!(plan(false).unwrap_err().code, code::REFUSED);
-        let words = plan(true).unwrap().arguments().join(" ");
-        assert!(words.contains("--persistent-xml /"), "{words}");
+        let line = plan(true).unwrap().arguments().join(" ");
+        assert!(line.contains("--persistent-xml /"), "{line}");
     }
 
     #[test]
-    fn what_there_is_no_place_for_is_refused() {
+    fn options_that_cannot_be_used_are_refused() {
         let usage = |refused: Result<(), ErrorBody>| assert_eq!(refused.unwrap_err().code, code::USAGE);
         let with = |change: Change<'_>| {
             let (mut asked, mut libvirt) = request();
@@ -301,8 +300,8 @@ mod tests {
             let (asked, libvirt) = with(change);
             check(&asked, &libvirt).unwrap();
             usage(check_own(&asked, None));
-            let said = check_own(&asked, Some("it has none")).unwrap_err();
-            assert!(said.message.contains("it has none"), "{}", said.message);
+            let refused = check_own(&asked, Some("it has none")).unwrap_err();
+            assert!(refused.message.contains("it has none"), "{}", refused.message);
         }
         check_own(&request().0, None).unwrap();
     }
@@ -319,15 +318,15 @@ mod tests {
         assert!(linerate_api::is_domain_socket(name.file_name().unwrap().to_str().unwrap()), "{name:?}");
         assert_eq!(pairs.iter().map(|pair| pair.waits).collect::<Vec<_>>(), [false, true, false]);
         assert_eq!(pairs.iter().map(|pair| pair.drives).collect::<Vec<_>>(), [false, false, true]);
-        // libvirt drives by the one that nobody else uses, and reaches the same at the other host.
+        // libvirt drives by a socket of its own, and reaches the same one at the other host.
         assert_eq!(pairs[2].listen, TunnelAddress::Unix(planned.job()));
         assert_eq!(pairs[2].connect, pairs[0].connect);
         assert_eq!(pairs[1].listen, TunnelAddress::Unix(planned.stream()));
-        let words = planned.arguments().join(" ");
+        let line = planned.arguments().join(" ");
         assert!(
-            words.contains(&format!("--desturi qemu+unix:///system?socket={}", planned.job().display())),
-            "{words}"
+            line.contains(&format!("--desturi qemu+unix:///system?socket={}", planned.job().display())),
+            "{line}"
         );
-        assert!(words.contains("--parallel-connections 1") && !words.contains("--bandwidth"), "{words}");
+        assert!(line.contains("--parallel-connections 1") && !line.contains("--bandwidth"), "{line}");
     }
 }

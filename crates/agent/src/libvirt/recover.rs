@@ -1,5 +1,5 @@
-//! Migrations during which the agent ended. libvirt gave them up or brought them to their end. Both libvirts are asked
-//! where the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
+//! Migrations during which the agent ended. libvirt has given them up or completed them. Both libvirts are asked where
+//! the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use linerate_core::recovery::{
 };
 
 use super::Needs;
+use super::domain_tunnel::DomainTunnel;
 use super::ending::{Ended, SEE_THERE};
 use super::moves::{Claim, Kept, Move};
 use super::virsh::{HERE, Virsh, moves_away};
-use super::way::Way;
 use super::{plan, xml};
 use crate::clock::Clock;
 use crate::convert;
 use crate::journal::{JournalError, MovedDomain, Record, Role};
 use crate::session::identity::random;
 
-/// Lists what is in the journal, and looks after it in the background.
+/// Lists what is in the journal, and recovers it in the background.
 pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
     xml::clear(&needs.config.state_dir);
     let mut found = needs.journal.all()?;
@@ -43,7 +43,7 @@ pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
             "the agent ended while libvirt moved this domain: asking both libvirts where it is"
         );
         let shared = Arc::new(Move::recovering(&record.guest, &domain, &record));
-        recovering.push((key, record, Seeing { needs: needs.clone(), shared, domain, claim }));
+        recovering.push((key, record, DomainSearch { needs: needs.clone(), shared, domain, claim }));
     }
     for (key, record, seeing) in recovering.into_iter().rev() {
         needs.moves.add(seeing.shared.clone());
@@ -52,7 +52,7 @@ pub(crate) fn recover(needs: &Arc<Needs>) -> Result<(), JournalError> {
     Ok(())
 }
 
-struct Seeing {
+struct DomainSearch {
     needs: Arc<Needs>,
     shared: Arc<Move>,
     domain: MovedDomain,
@@ -61,22 +61,22 @@ struct Seeing {
 
 /// The last answers, for people.
 #[derive(Default)]
-struct Heard {
+struct Answers {
     here: Answer,
     there: Answer,
 }
 
-/// The domain's state in libvirt's words, or why it cannot be asked.
+/// The domain's state as libvirt names it, or why it cannot be asked.
 #[derive(Default)]
 struct Answer {
     state: Option<String>,
     trouble: String,
 }
 
-impl Seeing {
+impl DomainSearch {
     async fn run(self, key: SessionId, record: Record) {
         let ended = self.see(&Virsh::new(HERE)).await;
-        let Seeing { needs, shared, claim, domain } = self;
+        let DomainSearch { needs, shared, claim, domain } = self;
         tracing::info!(id = domain.id, outcome = ?ended.outcome, "it is known where this domain is");
         Kept::again(&needs, key, record).close();
         drop(claim);
@@ -84,42 +84,42 @@ impl Seeing {
     }
 
     async fn see(&self, here: &Virsh) -> Ended {
-        let (clock, mut heard) = (Clock::start(), Heard::default());
+        let (clock, mut answers) = (Clock::start(), Answers::default());
         let mut machine = DomainRecovery::new(clock.now(), self.domain.paused);
         loop {
             if let Some(end) = machine.end() {
-                return ended(end, &heard.here);
+                return ended(end, &answers.here);
             }
             let wait = machine.timeout().map(|due| due.since(clock.now()));
             tokio::time::sleep(wait.unwrap_or_default()).await;
             let Some(action) = machine.poll_action(clock.now()) else { continue };
             let event = match action {
-                DomainAction::AskSource => DomainEvent::Source(self.ask_here(here, &mut heard.here).await),
+                DomainAction::AskSource => DomainEvent::Source(self.ask_here(here, &mut answers.here).await),
                 DomainAction::AskDestination => {
                     let found = self.ask_there().await;
-                    DomainEvent::Destination(note_answer(found, &mut heard.there))
+                    DomainEvent::Destination(note_answer(found, &mut answers.there))
                 }
             };
             machine.handle(clock.now(), event);
             if let Some(doubt) = machine.doubt() {
-                self.shared.set_note(note(doubt, &heard));
+                self.shared.set_note(describe(doubt, &answers));
             }
         }
     }
 
-    async fn ask_here(&self, here: &Virsh, heard: &mut Answer) -> SourceAnswer {
+    async fn ask_here(&self, here: &Virsh, answers: &mut Answer) -> SourceAnswer {
         let uuid = &self.domain.uuid;
         let waits = |text: &str| self.shared.set_note(text.to_owned());
         if let Err(dead) = here.find(uuid, waits).await {
-            heard.trouble = dead.message;
+            answers.trouble = dead.message;
             return SourceAnswer::Silent;
         }
         if here.job(uuid, false).await.is_some_and(|job| moves_away(&job)) {
             return SourceAnswer::Migrating;
         }
-        // Only now: a migration that ended since the first look may have moved it.
+        // Only now: a migration that ended since the first question may have moved it.
         let found = here.look_up(uuid).await.map_err(|dead| dead.message);
-        note_answer(found, heard).map_or(SourceAnswer::Silent, SourceAnswer::At)
+        note_answer(found, answers).map_or(SourceAnswer::Silent, SourceAnswer::At)
     }
 
     async fn ask_there(&self) -> Result<Option<String>, String> {
@@ -136,26 +136,26 @@ impl Seeing {
             links: self.domain.links.clone(),
             link_timeout_s: LINK_TIMEOUT_S,
         };
-        let mut way = Way::open(&self.needs, request).await.map_err(|error| error.message)?;
-        way.ready(|_| ()).await.map_err(|error| error.message)?;
+        let mut tunnel = DomainTunnel::open(&self.needs, request).await.map_err(|error| error.message)?;
+        tunnel.ready(|_| ()).await.map_err(|error| error.message)?;
         let there = Virsh::new(plan::uri(&listen));
         let found = there.look_up(&self.domain.uuid).await;
-        found.map_err(|error| format!("{}{}", error.message, way.trouble()))
+        found.map_err(|error| format!("{}{}", error.message, tunnel.trouble()))
     }
 }
 
 /// How long all links may be gone while the destination's libvirt is asked.
 const LINK_TIMEOUT_S: u32 = 10;
 
-/// What a libvirt says of the domain; none without an answer.
-fn note_answer(found: Result<Option<String>, String>, heard: &mut Answer) -> Option<DomainState> {
+/// The domain's state by a libvirt; none without an answer.
+fn note_answer(found: Result<Option<String>, String>, answers: &mut Answer) -> Option<DomainState> {
     match found {
         Ok(state) => {
-            heard.state = state;
-            Some(domain_state(heard.state.as_deref()))
+            answers.state = state;
+            Some(domain_state(answers.state.as_deref()))
         }
         Err(trouble) => {
-            heard.trouble = trouble;
+            answers.trouble = trouble;
             None
         }
     }
@@ -172,16 +172,16 @@ fn domain_state(state: Option<&str>) -> DomainState {
 }
 
 /// Why it is not known yet where the domain is, and what an operator can do.
-fn note(doubt: DomainDoubt, heard: &Heard) -> String {
+fn describe(doubt: DomainDoubt, answers: &Answers) -> String {
     let state = |of: &Answer| of.state.clone().unwrap_or_else(|| "not".into());
-    let (here, there) = (state(&heard.here), state(&heard.there));
+    let (here, there) = (state(&answers.here), state(&answers.there));
     match doubt {
-        DomainDoubt::SourceSilent => format!("this host's libvirt cannot be asked: {}", heard.here.trouble),
+        DomainDoubt::SourceSilent => format!("this host's libvirt cannot be asked: {}", answers.here.trouble),
         DomainDoubt::SourceMigrating => {
             "this host's libvirt still has a migration of the domain; `virsh domjobinfo` shows it".into()
         }
         DomainDoubt::DestinationSilent => {
-            let trouble = &heard.there.trouble;
+            let trouble = &answers.there.trouble;
             format!("the domain is {here} here; the destination's libvirt cannot be asked: {trouble}")
         }
         DomainDoubt::OtherStateThere => {

@@ -10,7 +10,7 @@ pub struct Target {
     pub name: String,
     /// By which libvirt is asked: a name or an ID may become another domain's.
     pub uuid: String,
-    /// It stands, and shall stand at the destination.
+    /// It is paused, and shall be paused at the destination.
     pub paused: bool,
 }
 
@@ -19,7 +19,7 @@ impl Target {
     pub async fn look_up(asked: &str, here: &Virsh) -> Result<(String, String), ErrorBody> {
         let known = domains(&here.run(&["list", "--all", "--uuid", "--name"]).await?);
         let by_id = match asked.parse::<u32>() {
-            // Who has this ID. A name is looked for only where nobody has it.
+            // The domain with this ID. A name is looked for only where there is none.
             Ok(_) => here.run(&["domuuid", asked]).await.ok(),
             Err(_) => None,
         };
@@ -74,7 +74,7 @@ fn choose(
         }
         _ => {
             let text = format!("this host's libvirt knows no domain {asked}");
-            Err(ErrorBody::new(code::REFUSED, text).with_hint("`virsh list --all` says which there are"))
+            Err(ErrorBody::new(code::REFUSED, text).with_hint("`virsh list --all` shows them"))
         }
     }
 }
@@ -82,7 +82,7 @@ fn choose(
 /// By libvirt's numbers of what it may be doing.
 fn busy(name: &str, job: &Job) -> ErrorBody {
     let what = match job.get("operation") {
-        Some(4) => "comes here by a migration",
+        Some(4) => "is arriving here by a migration",
         Some(5) => "is already moved by a migration",
         Some(6 | 7) => "is being saved",
         _ => "is busy with another job of libvirt",
@@ -92,14 +92,14 @@ fn busy(name: &str, job: &Job) -> ErrorBody {
     ErrorBody::new("guest_busy", text).with_hint(hint)
 }
 
-/// Refuses where old memory waits for the next start at the destination: it would run on disks that went on without it.
+/// Refuses where old memory waits for the next start at the destination: it would run on disks that were written since.
 pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody> {
     for known_as in [&target.uuid, &target.name] {
         // It is not known there, most likely.
         let Ok(text) = there.run(&["dominfo", known_as]).await else { continue };
         if has_saved_memory(&text) {
             let text = format!(
-                "the destination's libvirt holds a managed save of {known_as}: its next start there would bring back that memory, over \
+                "the destination's libvirt holds a managed save of {known_as}: its next start there would restore that memory, over \
                  disks that have changed since"
             );
             let hint =
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_memory_is_told_from_none() {
+    fn saved_memory_is_recognised() {
         assert!(has_saved_memory("Id:             -\nManaged save:   yes\n"));
         assert!(!has_saved_memory("Name:           yes\nManaged save:   no\n"));
     }

@@ -1,4 +1,4 @@
-//! What tests of this room need: a domain, and a libvirt that says what the test wants.
+//! What tests of this module need: a domain, and a libvirt that answers what the test sets.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -45,9 +45,10 @@ pub fn moved(id: &str) -> MovedDomain {
     }
 }
 
-/// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what it
-/// does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain is
-/// gone once its state was asked for. `dead`: nobody answers. `busy`: it does not tell the state. `asked` has what was asked.
+/// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what
+/// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain is gone once
+/// its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has what was
+/// asked.
 pub struct FakeLibvirt(TempDir);
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -55,7 +56,7 @@ cd "$3" || exit 9
 shift 3
 echo "$*" >> asked
 fail() { echo "error: $1" >&2; exit 1; }
-test ! -e dead || fail "nobody listens"
+test ! -e dead || fail "no process listens"
 case "$*" in list*|*UUID*) ;; *) fail "not asked by UUID: $*" ;; esac
 case $1 in
   list)
@@ -85,10 +86,10 @@ impl FakeLibvirt {
     /// It has the domain in this state; none if it does not know it.
     pub fn new(state: Option<&str>) -> FakeLibvirt {
         let fake = FakeLibvirt(tempfile::tempdir().unwrap());
-        fake.says("virsh", &SCRIPT.replace("UUID", &target().uuid));
+        fake.set("virsh", &SCRIPT.replace("UUID", &target().uuid));
         let program = fake.0.path().join("virsh");
         std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        state.iter().for_each(|state| fake.says("state", state));
+        state.iter().for_each(|state| fake.set("state", state));
         fake
     }
 
@@ -97,17 +98,17 @@ impl FakeLibvirt {
     }
 
     /// At once, as a whole.
-    pub fn says(&self, file: &str, text: &str) {
+    pub fn set(&self, file: &str, text: &str) {
         let made = self.0.path().join("new");
         std::fs::write(&made, text).unwrap();
         std::fs::rename(made, self.0.path().join(file)).unwrap();
     }
 
     pub fn leaves_after_first_look(&self) {
-        self.says("leaves", "");
+        self.set("leaves", "");
     }
 
-    pub fn forgets(&self, file: &str) {
+    pub fn remove(&self, file: &str) {
         std::fs::remove_file(self.0.path().join(file)).unwrap();
     }
 
@@ -133,7 +134,7 @@ pub async fn wait(what: &str, is: impl Fn() -> bool) {
     assert!(tokio::time::timeout(LONG, waiting).await.is_ok(), "waited in vain until {what}");
 }
 
-/// A migration that nobody drives yet.
+/// A migration that is not driven yet.
 pub fn job(needs: &Arc<Needs>, domain: Target, here: &FakeLibvirt) -> Arc<Job> {
     let (request, libvirt) = request();
     let (key, changes) = (SessionId([7; 16]), Changes::default());
@@ -153,9 +154,9 @@ pub fn job(needs: &Arc<Needs>, domain: Target, here: &FakeLibvirt) -> Arc<Job> {
     })
 }
 
-/// What the operator was told.
+/// The warnings to the operator.
 pub fn warnings(of: &Move) -> Vec<String> {
-    let (events, _) = of.hub.news(&mut of.hub.watch());
+    let (events, _) = of.event_log.next_events(&mut of.event_log.watch());
     let texts = events.into_iter().filter_map(|event| match event.kind {
         EventKind::Domain(DomainEvent::Warning { text }) => Some(text),
         _ => None,

@@ -1,4 +1,4 @@
-//! A migration from the request to its record in the journal, with a libvirt that says what the test wants.
+//! A migration from the request to its record in the journal, with a libvirt that answers what the test sets.
 
 use linerate_api::{MigrationState, ModeChoice};
 
@@ -21,7 +21,7 @@ async fn nothing_is_begun_that_is_not_in_the_journal() {
     assert_eq!(ask(&needs, &here).await.unwrap_err().code, "journal_failed");
     assert!(needs.moves.all().is_empty() && here.asked("migrate") == 0);
     agent.journal.mend_disk();
-    // The domain is free again. The next one ends too, as there is no way to the other host, and frees it as well.
+    // The domain is free again. The next one ends too, as the other host cannot be reached, and frees it as well.
     let id = ask(&needs, &here).await.map_err(|error| error.message).unwrap();
     let one = needs.moves.by_id(&id.0).unwrap();
     wait("it is over", || one.is_over()).await;
@@ -39,10 +39,10 @@ async fn a_domain_that_libvirt_moves_already_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
-    here.says("job", super::testing::MIGRATES);
+    here.set("job", super::testing::MIGRATES);
     assert_eq!(ask(&needs, &here).await.unwrap_err().code, "guest_busy");
     assert!(agent.journal.all().unwrap().is_empty() && here.asked("migrate") == 0);
-    here.forgets("job");
-    here.says("state", "crashed");
+    here.remove("job");
+    here.set("state", "crashed");
     assert_eq!(ask(&needs, &here).await.unwrap_err().code, code::REFUSED);
 }

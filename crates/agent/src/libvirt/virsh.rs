@@ -1,4 +1,4 @@
-//! libvirt's own client as a child process: a host without libvirt runs the same binary, and errors are libvirt's words.
+//! libvirt's own client as a child process: a host without libvirt runs the same binary, and errors are libvirt's own.
 
 use std::ffi::OsString;
 use std::process::{Output, Stdio};
@@ -8,12 +8,11 @@ use linerate_api::{ErrorBody, Job, code};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// This host's libvirt.
 pub const HERE: &str = "qemu:///system";
 /// libvirt's number of a job that moves a domain to another host.
 const OUTGOING: u64 = 5;
 
-/// A daemon that answers nothing for so long hangs; the longest answers come while it migrates, within seconds.
+/// A daemon that answers nothing for so long hangs; the longest answers are those while it migrates, and take seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A libvirt that is started again answers within this, unless it has trouble.
@@ -48,7 +47,7 @@ impl Virsh {
         command
     }
 
-    /// What a command printed; if it failed, what libvirt said.
+    /// What a command printed; if it failed, libvirt's message.
     pub async fn run(&self, arguments: &[&str]) -> Result<String, ErrorBody> {
         let asked = timeout(ANSWER_LIMIT, self.command(arguments).output()).await;
         let Output { status, stdout, stderr } =
@@ -56,7 +55,7 @@ impl Virsh {
         if status.success() {
             return Ok(String::from_utf8_lossy(&stdout).trim().to_owned());
         }
-        Err(ErrorBody::new(code::REFUSED, format!("libvirt says: {}", words(&stderr))))
+        Err(ErrorBody::new(code::REFUSED, format!("libvirt reports: {}", describe(&stderr))))
     }
 
     /// Starts a command that takes long; its errors can be read from the child.
@@ -73,7 +72,7 @@ impl Virsh {
         self.run(&["domstate", domain]).await
     }
 
-    /// State of a domain; none if libvirt answers and does not know it. An error tells that libvirt does not answer.
+    /// State of a domain; none if libvirt answers and does not know it. An error means that libvirt does not answer.
     pub async fn look_up(&self, uuid: &str) -> Result<Option<String>, ErrorBody> {
         let refused = match self.state(uuid).await {
             Ok(state) => return Ok(Some(state)),
@@ -83,16 +82,16 @@ impl Virsh {
         if known.lines().any(|line| line.trim() == uuid) { Err(refused) } else { Ok(None) }
     }
 
-    /// The same, of a libvirt that may be on its way back: `say` is told when it is waited for.
-    pub async fn find(&self, uuid: &str, mut say: impl FnMut(&str)) -> Result<Option<String>, ErrorBody> {
+    /// The same, of a libvirt that may be restarting: `notify` is called when it is waited for.
+    pub async fn find(&self, uuid: &str, mut notify: impl FnMut(&str)) -> Result<Option<String>, ErrorBody> {
         let until = Instant::now() + PATIENCE;
-        let mut told = false;
+        let mut notified = false;
         loop {
             match self.look_up(uuid).await {
                 Err(dead) if Instant::now() >= until => return Err(dead),
                 Err(dead) => {
-                    if !std::mem::replace(&mut told, true) {
-                        say(&format!(
+                    if !std::mem::replace(&mut notified, true) {
+                        notify(&format!(
                             "libvirt at {} does not answer ({}); it is asked again for up to {} s",
                             self.uri,
                             dead.message,
@@ -116,12 +115,16 @@ impl Virsh {
     }
 
     /// The same once libvirt has no migration of the domain, for as long as one may take to be given up.
-    pub async fn find_at_rest(&self, uuid: &str, say: impl FnMut(&str)) -> Result<Option<String>, ErrorBody> {
+    pub async fn find_at_rest(
+        &self,
+        uuid: &str,
+        notify: impl FnMut(&str),
+    ) -> Result<Option<String>, ErrorBody> {
         let until = Instant::now() + PATIENCE;
         while self.job(uuid, false).await.is_some_and(|job| moves_away(&job)) && Instant::now() < until {
             tokio::time::sleep(AGAIN_AFTER).await;
         }
-        self.find(uuid, say).await
+        self.find(uuid, notify).await
     }
 
     /// Asks libvirt to end its migration of a domain. Another job of the domain is left alone, and none is no error.
@@ -137,7 +140,7 @@ impl Virsh {
         let mut arguments = vec!["domjobinfo", domain, "--rawstats"];
         arguments.extend(completed.then_some("--completed"));
         let numbers = numbers(&self.run(&arguments).await.ok()?);
-        // Without a job there is a line that says so, and no times.
+        // Without a job there is one line, and no times.
         numbers.contains_key("time_elapsed").then_some(numbers)
     }
 }
@@ -153,8 +156,8 @@ fn numbers(text: &str) -> Job {
     pairs.filter_map(|(key, value)| Some((key.trim().to_owned(), value.trim().parse().ok()?))).collect()
 }
 
-/// What virsh said, without its own prefix.
-pub fn words(stderr: &[u8]) -> String {
+/// virsh's message, without its own prefix.
+pub fn describe(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let lines =
         text.lines().map(|line| line.trim().trim_start_matches("error: ")).filter(|line| !line.is_empty());
@@ -164,7 +167,7 @@ pub fn words(stderr: &[u8]) -> String {
 fn silent(uri: &str) -> ErrorBody {
     let text = format!("libvirt at {uri} did not answer for {} s", ANSWER_LIMIT.as_secs());
     ErrorBody::new(code::LIBVIRT_FAILED, text)
-        .with_hint("`systemctl status libvirtd` (or virtqemud) there; `virsh list` says whether it answers")
+        .with_hint("`systemctl status libvirtd` (or virtqemud) there; `virsh list` shows whether it answers")
 }
 
 fn absent(error: &std::io::Error) -> ErrorBody {
@@ -179,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_and_words_are_left_out() {
+    fn numbers_are_read_and_text_is_left_out() {
         let job = numbers("operation: 5\ntime_elapsed: 1021\nerrmsg: x\nmemory_total: 285736960\n");
         assert_eq!(job.get("memory_total"), Some(&285_736_960));
         assert_eq!(job.len(), 3);
@@ -192,19 +195,19 @@ mod tests {
         let (fake, uuid) = (FakeLibvirt::new(None), target().uuid);
         let virsh = fake.virsh();
         assert_eq!(virsh.look_up(&uuid).await.ok(), Some(None));
-        fake.says("state", "running");
+        fake.set("state", "running");
         assert_eq!(virsh.look_up(&uuid).await.ok(), Some(Some("running".to_owned())));
         for trouble in ["busy", "dead"] {
-            fake.says(trouble, "");
+            fake.set(trouble, "");
             assert!(virsh.look_up(&uuid).await.is_err(), "{trouble}");
-            fake.forgets(trouble);
+            fake.remove(trouble);
         }
     }
 
     #[test]
-    fn what_libvirt_said_is_one_sentence() {
+    fn libvirts_message_is_one_sentence() {
         assert_eq!(
-            words(b"error: operation failed: job aborted\n\nerror: late\n"),
+            describe(b"error: operation failed: job aborted\n\nerror: late\n"),
             "operation failed: job aborted; late"
         );
     }

@@ -1,5 +1,5 @@
-//! Domains as they shall be at the destination: looked at before anything of the migration begins. virsh reads them
-//! from files.
+//! Domains as they shall be at the destination: checked before anything of the migration begins. virsh reads them from
+//! files.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ impl Drop for Changes {
     }
 }
 
-/// Removes the files that an earlier life of the agent has left.
+/// Removes the files that an earlier agent process has left.
 pub fn clear(state: &Path) {
     match fs::remove_dir_all(state.join(FOLDER)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -68,7 +68,8 @@ impl Changes {
         self.0.iter().any(|(option, _)| *option == "--persistent-xml")
     }
 
-    /// Asks the libvirt that shall run it whether each is a domain: it makes QEMU's command line of it, and starts nothing.
+    /// Asks the libvirt that shall run it whether each is a domain: it makes QEMU's command line of it, and starts
+    /// nothing.
     pub async fn parse_at(&self, destination: &Virsh) -> Result<(), ErrorBody> {
         for (option, path) in &self.0 {
             let file = path.display().to_string();
@@ -103,10 +104,10 @@ mod tests {
         };
         let live = write(Some("<domain/>"), None, "a");
         assert!(live.only_live() && !live.persistent());
-        let words: Vec<String> = live.arguments().collect();
-        assert_eq!(words.first().map(String::as_str), Some("--xml"));
-        assert_eq!(fs::read_to_string(&words[1]).unwrap(), "<domain/>");
-        assert_eq!(fs::metadata(&words[1]).unwrap().permissions().mode() & 0o777, 0o600);
+        let arguments: Vec<String> = live.arguments().collect();
+        assert_eq!(arguments.first().map(String::as_str), Some("--xml"));
+        assert_eq!(fs::read_to_string(&arguments[1]).unwrap(), "<domain/>");
+        assert_eq!(fs::metadata(&arguments[1]).unwrap().permissions().mode() & 0o777, 0o600);
 
         let both = write(Some("1"), Some("2"), "b");
         assert!(!both.only_live() && both.persistent());

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use linerate_api::{DomainMove, MigrateRequest, ModeChoice};
+use linerate_api::{DomainMigration, MigrateRequest, ModeChoice};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::domain::{self, DomainError};
@@ -27,7 +27,7 @@ pub(super) fn open(sessions: &Sessions, name: &str, deadline: Instant) -> Result
 /// Whether libvirt can hand it over, apart from its memory and devices.
 pub(super) fn check(
     request: &MigrateRequest,
-    domain: &DomainMove,
+    domain: &DomainMigration,
     description: &GuestDescription,
 ) -> Result<(), Fault> {
     let name = &request.guest;

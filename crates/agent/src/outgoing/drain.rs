@@ -1,6 +1,6 @@
 //! Rule 6: write protection is applied only while block I/O is drained where a disk reads into pinned pages.
 //!
-//! The kernel writes what such a disk reads (`pinned` says which ones do) into pages that it pinned when the read
+//! The kernel writes what such a disk reads (`pinned` finds which ones do) into pages that it pinned when the read
 //! began. Protection that is applied meanwhile does not see that write, and the page would be lost. QMP's `stop`
 //! answers when all block I/O is done. [`DrainingTracker`] protects only for a caller that shows an [`IoDrained`], and
 //! only this module makes one.
@@ -27,8 +27,8 @@ pub(super) trait Pausable {
     fn stayed_paused(&mut self) -> Result<bool, Self::Error>;
 }
 
-/// Runs `work` while no block I/O is in flight. Returns how long the guest was paused for it. Whatever comes of the
-/// work, the guest is resumed, if it ran before. If its operator lets it run meanwhile, the work is done once more.
+/// Runs `work` while no block I/O is in flight. Returns how long the guest was paused for it. The guest is resumed, if
+/// it ran before, also if the work fails. If its operator resumes it meanwhile, the work is done once more.
 pub(super) fn with_io_drained<G: Pausable>(
     guest: &mut G,
     mut work: impl FnMut(&mut G, &IoDrained) -> Result<(), G::Error>,
@@ -64,7 +64,6 @@ impl DrainingTracker {
         DrainingTracker(tracker)
     }
 
-    /// Protects everything.
     pub fn protect(&self, _: &IoDrained) -> Result<Duration, TrackError> {
         self.0.protect()
     }
@@ -76,7 +75,6 @@ impl DrainingTracker {
         Ok(found)
     }
 
-    /// See [`Tracker::check_mapped`].
     pub fn check_mapped(&self) -> Result<(), TrackError> {
         self.0.check_mapped()
     }
@@ -120,7 +118,7 @@ mod tests {
 
         fn resume(&mut self) -> Result<(), &'static str> {
             self.in_flight = true;
-            self.seen.push("go on");
+            self.seen.push("resume");
             Ok(())
         }
 
@@ -140,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn protection_is_applied_between_the_stop_and_the_going_on() {
+    fn protection_is_applied_between_the_stop_and_the_resume() {
         let mut guest = reading(true, false);
-        let look = |guest: &mut Reading, still: &IoDrained| {
+        let work = |guest: &mut Reading, still: &IoDrained| {
             assert!(!guest.in_flight, "a read is in flight while protection is applied");
             protect(guest, still)
         };
-        with_io_drained(&mut guest, look).unwrap();
-        assert_eq!(guest.seen, ["stop", "protect", "go on"]);
+        with_io_drained(&mut guest, work).unwrap();
+        assert_eq!(guest.seen, ["stop", "protect", "resume"]);
     }
 
     #[test]
@@ -158,29 +156,29 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_goes_on_although_protecting_failed() {
+    fn a_guest_is_resumed_although_protecting_failed() {
         let mut guest = reading(true, false);
         let failed = with_io_drained(&mut guest, |_, _| Err("no memory"));
         assert_eq!(failed.unwrap_err(), "no memory");
-        assert_eq!(guest.seen, ["stop", "go on"]);
+        assert_eq!(guest.seen, ["stop", "resume"]);
     }
 
     #[test]
-    fn a_guest_that_somebody_suspended_does_not_go_on() {
+    fn a_guest_that_an_operator_suspended_is_not_resumed() {
         let mut guest = Reading { suspended: true, ..reading(true, false) };
         with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["stop", "protect"]);
     }
 
     #[test]
-    fn a_guest_that_its_operator_lets_run_meanwhile_is_drained_and_protected_once_more() {
+    fn a_guest_that_its_operator_resumes_meanwhile_is_drained_and_protected_again() {
         let mut guest = Reading { suspended: true, let_run: true, ..reading(true, false) };
         with_io_drained(&mut guest, protect).unwrap();
-        assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "go on"]);
+        assert_eq!(guest.seen, ["stop", "protect", "stop", "protect", "resume"]);
     }
 
     #[test]
-    fn a_guest_whose_disks_need_it_not_is_not_stopped() {
+    fn a_guest_whose_disks_need_no_drain_is_not_stopped() {
         let mut guest = reading(false, false);
         with_io_drained(&mut guest, protect).unwrap();
         assert_eq!(guest.seen, ["protect"]);

@@ -1,11 +1,11 @@
-//! What a migration asks of the guest at the source. How it is done depends on how the guest moves: each mode is a
-//! driver, and a new mode is one more. The driver is made when the migration begins, and has the state of its mode.
+//! The core's tasks for the guest at the source. How they are done depends on how the guest moves: each mode is a
+//! driver. The driver is made when the migration begins, and has the state of its mode.
 //!
 //! | module | what it has |
 //! |---|---|
 //! | here | the actions, and the choice |
 //! | `direct`, `streams`, `handover` | one driver each |
-//! | `own_qemu` | a guest that this agent lets run again or ends: of `direct` and `streams` |
+//! | `own_qemu` | a guest that this agent resumes or ends: of `direct` and `streams` |
 //! | `tracked_ram` | RAM that Linerate copies: of `direct` and `handover` |
 
 mod direct;
@@ -38,12 +38,11 @@ pub(super) type Done = Result<(), Fault>;
 pub(super) trait Driver: Send {
     fn guest(&self) -> &Guest;
 
-    /// The next task. What is to be done meanwhile is done here.
+    /// The next task. A driver does here what is due while it waits.
     fn next(&mut self, tasks: &Receiver<Task>) -> Option<Task> {
         tasks.recv().ok()
     }
 
-    /// Starts the core.
     fn begin(&mut self) -> Done {
         self.guest().send(Event::Start);
         Ok(())
@@ -92,7 +91,7 @@ pub(super) trait Driver: Send {
         not_this_way("check the source's guest")
     }
 
-    /// Rule 2: the guest does what it did before. Each part is tried whatever became of the others.
+    /// Rule 2: the guest does what it did before. Each part is tried, also if another has failed.
     fn roll_back(&mut self) -> Done;
 
     /// Nothing of the guest stays here.
@@ -140,7 +139,7 @@ pub(super) fn of(sessions: &Sessions, guest: Guest, mode: ModeParts) -> Result<B
 }
 
 fn not_this_way(what: &str) -> Done {
-    let detail = format!("a defect in the agent: a guest that moves this way does not {what}");
+    let detail = format!("a defect in the agent: a guest in this mode does not {what}");
     Err(Fault::new(Code::Internal, Step::Copy, Side::Source, detail))
 }
 

@@ -99,7 +99,7 @@ impl LinkTable {
         });
     }
 
-    /// Its channels carry from now on. Says whether it had been lost before.
+    /// Its channels carry from now on. `true` if it had been lost before.
     pub fn up(&self, link: LinkId, channels: Vec<ChannelStatus>, rdma: bool) -> bool {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return false };
@@ -145,7 +145,7 @@ impl LinkTable {
         entry.lost_count += 1;
     }
 
-    /// All links, for displays; their rates are the scheduler's to say.
+    /// All links, for displays; their rates are the scheduler's.
     pub fn progress(&self) -> Vec<LinkProgress> {
         let mut inner = self.lock();
         let entry = |entry: &mut LinkEntry| {
@@ -197,7 +197,7 @@ impl LinkTable {
         inner.links.iter_mut().map(entry).collect()
     }
 
-    /// It is over: what was counted stays, what it was asked of is given back.
+    /// It is over: what was counted stays, the rest is freed.
     pub fn close(&self) {
         self.lock().links.iter_mut().for_each(LinkEntry::retire);
     }
@@ -210,8 +210,8 @@ impl LinkTable {
 }
 
 fn sums(channels: &mut [ChannelStatus]) -> (Counters, u64) {
-    let looks: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::look).collect();
-    (looks.iter().map(|(counters, _)| *counters).sum(), looks.iter().map(|(_, resent)| resent).sum())
+    let figures: Vec<(Counters, u64)> = channels.iter_mut().map(ChannelStatus::read).collect();
+    (figures.iter().map(|(counters, _)| *counters).sum(), figures.iter().map(|(_, resent)| resent).sum())
 }
 
 /// Packets that the RDMA port sent again.
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_does_not_carry_says_why() {
+    fn a_link_that_does_not_carry_reports_why() {
         let table = table_of_a_link();
         let failure = || table.totals().first().and_then(|link| link.failure.clone());
         assert_eq!(failure().as_deref(), Some(STILL_OPENING));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gone_channels_carried_stays_counted_whether_their_loss_was_told_or_not() {
+    fn what_lost_channels_carried_stays_counted_whether_their_loss_was_signalled_or_not() {
         let table = table_of_a_link();
         assert!(!table.up(1, vec![carried(0, 1000)], false));
         // The destination closes first when all is done: the link is opened once more without having been lost.

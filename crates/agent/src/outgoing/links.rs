@@ -1,4 +1,5 @@
-//! Links of a migration, as [`crate::session::links`] opens them; and what is asked of the destination beside them.
+//! Links of a migration, as [`crate::session::links`] opens them; and questions to the destination on a connection of
+//! their own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,8 +22,8 @@ use crate::ram::Ram;
 use crate::session::contact::{ask_any, commit_any};
 use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
+use crate::session::roll_back_notice;
 use crate::session::stream_transport::StreamTransport;
-use crate::session::withdraw;
 
 /// Opens the links of a migration. Where none can be, the core gets the fault.
 pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outgoing> {
@@ -33,7 +34,8 @@ pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outg
 }
 
 /// Asks the destination for the session's outcome, in a thread of its own; the answer goes to the core if there is one.
-/// The question is commit once more, for the message may not have come, and whether this host still has its copy.
+/// The question repeats commit, since the message may not have arrived, and carries whether this host still has its
+/// copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (asked, peers) = (shared.clone(), peers(shared, record));
     let has_copy = matches!(&record.role, Role::Source { qemu, .. } if qemu.is_alive());
@@ -51,8 +53,8 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
 /// Sends the roll-back notice on a connection of its own. `held`: the destination may have the guest complete.
 pub(super) fn send_roll_back_notice(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
     let (journal, session) = (journal.clone(), shared.session);
-    withdraw::withdraw(peers(shared, record), shared.dialler.identity, held, move || {
-        journal.note_told(session);
+    roll_back_notice::send(peers(shared, record), shared.dialler.identity, held, move || {
+        journal.note_notified(session);
     });
 }
 
@@ -105,15 +107,15 @@ impl Session for Outgoing {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
         self.handle_now(Event::ChannelUp { channel, link });
         match self.channel_source() {
             Some(ChannelSource::Ram(ram)) => {
-                Ok(ChannelHandle::start(channel, carrier, self.clone(), ram_options(self, ram))?)
+                Ok(ChannelHandle::start(channel, ends, self.clone(), ram_options(self, ram))?)
             }
             Some(ChannelSource::Streams(streams)) => {
-                streams.transport.pump(channel, link, carrier, self.pacer.clone())
+                streams.transport.pump(channel, link, ends, self.pacer.clone())
             }
             None => Err(io::Error::other("the migration is over").into()),
         }

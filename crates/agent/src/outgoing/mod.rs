@@ -92,7 +92,7 @@ pub(crate) enum Input {
 /// What the channels of a migration send.
 #[derive(Clone)]
 enum ChannelSource {
-    /// RAM of the guest, by the number of its region: the core says what of it.
+    /// RAM of the guest, by the number of its region: the core decides what of it.
     Ram(Vec<Arc<Ram>>),
     /// The streams of its QEMU.
     Streams(MigrationStreams),
@@ -122,7 +122,7 @@ pub struct Outgoing {
     mode: ModeTag,
     /// Where the mode was not the operator's choice.
     mode_reason: Option<String>,
-    /// Set by the driver, and given back when the migration is over.
+    /// Set by the driver, and freed when the migration is over.
     channel_source: Mutex<Option<ChannelSource>>,
     link_table: LinkTable,
     cancelling: AtomicBool,
@@ -133,7 +133,7 @@ impl Outgoing {
         self.machine.lock()
     }
 
-    /// Puts an event into the inbox. After the end nobody reads it, which is as well.
+    /// Puts an event into the inbox. After the session's end the inbox has no reader, and none is needed.
     fn send(&self, event: Event) {
         let _ = self.inbox.send(Input::Event(event));
     }
@@ -153,7 +153,7 @@ impl Outgoing {
         self.channel_source.lock().clone()
     }
 
-    /// QEMU's streams, if RAM goes in them.
+    /// QEMU's streams, if they carry RAM.
     fn migration_streams(&self) -> Option<MigrationStreams> {
         match self.channel_source()? {
             ChannelSource::Streams(streams) => Some(streams),
@@ -165,13 +165,13 @@ impl Outgoing {
         self.migration_streams().map(|streams| streams.transport)
     }
 
-    /// Gives back what a migration that is over need not hold.
+    /// Frees what a migration that is over need not hold.
     fn release(&self) {
         let began = std::time::Instant::now();
         *self.channel_source.lock() = None;
         self.link_table.close();
         self.door.close();
-        tracing::debug!(took = ?began.elapsed(), "memory given back");
+        tracing::debug!(took = ?began.elapsed(), "memory freed");
     }
 
     /// When it was asked for, milliseconds since 1970.
@@ -227,7 +227,7 @@ impl Outgoing {
 }
 
 /// Has the core ask for the fences of a link's channels. The streams know by `gone` that each is lost before the core's
-/// lock is released. The answer to a fence may come at once, and is of no use to streams that take the channel for
+/// lock is released. The answer to a fence may arrive at once, and is of no use to streams that take the channel for
 /// active.
 fn lose_link(machine: &Mutex<Source>, now: Time, link: LinkId, mut gone: impl FnMut(ChannelId)) {
     let mut machine = machine.lock();

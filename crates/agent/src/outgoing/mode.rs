@@ -6,7 +6,6 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::verdict::{Reason, Verdict, judge_images, judge_streams};
 
-/// What copies RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RamChoice {
     /// Linerate, from RAM to RAM.
@@ -15,7 +14,7 @@ pub(super) enum RamChoice {
     Streams { reason: Option<String> },
 }
 
-/// Chooses, or says why the guest cannot go the way that was asked for.
+/// Chooses, or returns why the guest cannot move as was asked for.
 pub(super) fn choose(
     request: &MigrateRequest,
     guest: &GuestDescription,
@@ -75,7 +74,7 @@ fn refused(detail: String) -> Fault {
     Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail)
 }
 
-/// What the operator should know of a guest that goes by streams.
+/// What the operator should know of a guest that moves in stream mode.
 pub(super) fn stream_caution(guest: &GuestDescription) -> Option<String> {
     let doubtful = guest.accelerator == "tcg" && guest.qemu < EMULATION_TRIED;
     doubtful.then(|| {
@@ -91,12 +90,12 @@ pub(super) fn stream_caution(guest: &GuestDescription) -> Option<String> {
 const EMULATION_TRIED: QemuVersion = QemuVersion { major: 10, minor: 0, micro: 0 };
 
 /// Parallel channels that QEMU's stream is to have: one thread of QEMU's for each 10 Gb/s of what the ports of this
-/// host could carry together. Two at least, so that finding zeros and sending go on side by side, and never more than
+/// host could carry together. Two at least, so that finding zeros and sending run at the same time, and never more than
 /// there are CPUs.
 pub(super) fn stream_channels(mbps: u64, cpus: usize) -> u16 {
     let cpus = u16::try_from(cpus).unwrap_or(CHANNELS_MAX);
-    let wires = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);
-    wires.max(2).min(cpus.max(1)).min(CHANNELS_MAX)
+    let channels = u16::try_from(mbps.div_ceil(MBPS_PER_CHANNEL)).unwrap_or(CHANNELS_MAX);
+    channels.max(2).min(cpus.max(1)).min(CHANNELS_MAX)
 }
 
 const MBPS_PER_CHANNEL: u64 = 10_000;
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_loses_writes_refuses_direct_mode_and_streams_go_on() {
+    fn a_kernel_that_loses_writes_refuses_direct_mode_and_not_stream_mode() {
         let mut guest = crate::incoming::domain::tests::waits();
         guest.run_state = RunState::Running;
         guest.traits.capabilities = ["pause-before-switchover", "events"].map(str::to_owned).to_vec();
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_follow_the_wires_and_the_cpus() {
+    fn channels_follow_the_ports_and_the_cpus() {
         for ((mbps, cpus), channels) in [
             ((0, 8), 2),
             ((10_000, 8), 2),

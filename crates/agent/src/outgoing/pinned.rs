@@ -2,7 +2,7 @@
 //!
 //! * A disk open with O_DIRECT.
 //! * A device: commands that a guest sends to a SCSI device (`device='lun'`, scsi-block, scsi-generic) move their data by
-//!   DMA into the guest's pages, whatever the cache mode says.
+//!   DMA into the guest's pages, whatever the cache mode is.
 //! * A file on a file system that may go past the page cache by itself: FUSE with direct I/O, 9p, CIFS, Ceph, ZFS.
 //! * A driver of QEMU's that is not known to copy.
 //!
@@ -14,7 +14,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use linerate_guest::description::{Disk, GuestDescription};
 use linerate_guest::procfs::proc_path;
 
-/// File systems whose reads without O_DIRECT copy from the page cache: tmpfs, hugetlbfs, ext2 to ext4, XFS, btrfs, F2FS, NFS.
+/// File systems whose reads without O_DIRECT copy from the page cache: tmpfs, hugetlbfs, ext2 to ext4, XFS, btrfs,
+/// F2FS, NFS.
 const BUFFERED: [i64; 7] = [0x0102_1994, 0x9584_58f6, 0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x6969];
 
 /// Drivers of QEMU's that copy what they read, by themselves or by a socket.
@@ -28,19 +29,20 @@ pub(super) fn reads_into_pinned_pages(guest: &GuestDescription) -> bool {
     guest.disks.iter().any(pins) || on_other_file_systems(guest.process.pid)
 }
 
-/// As far as QEMU's own words tell.
+/// As far as QEMU's own description shows.
 fn pins(disk: &Disk) -> bool {
     let copies = disk.protocol == "file" || COPYING.contains(&disk.protocol.as_str());
     disk.direct || !copies || disk.path.starts_with("iser:")
 }
 
-/// Whether the process has a file open that is not on one of the file systems that copy, or a SCSI device. The descriptors
-/// are looked at, because names mean something else in another mount namespace. What cannot be looked at counts too.
+/// Whether the process has a file open that is not on one of the file systems that copy, or a SCSI device. The
+/// descriptors are checked, because names mean something else in another mount namespace. What cannot be checked counts
+/// too.
 fn on_other_file_systems(pid: i32) -> bool {
     let Ok(open) = fs::read_dir(proc_path(pid, "fd")) else { return true };
     open.flatten().any(|descriptor| {
         let path = descriptor.path();
-        // The link's own permissions say how the file is open: a log, which is only written, reads into no page.
+        // The link's own permissions show how the file is open: a log, which is only written, reads into no page.
         let read = fs::symlink_metadata(&path).is_ok_and(|link| link.permissions().mode() & 0o400 != 0);
         let Some(about) = read.then(|| fs::metadata(&path).ok()).flatten() else { return false };
         let kind = about.file_type();
@@ -84,7 +86,7 @@ mod tests {
             assert!(!pins(&disk(copying, false)), "{copying}");
             assert!(pins(&disk(copying, true)), "{copying} with O_DIRECT");
         }
-        // A passed-through LUN is a host device with any cache mode.
+        // A LUN that is passed to the guest is a host device with any cache mode.
         for pinning in ["host_device", "host_cdrom", "io_uring", "of-next-year"] {
             assert!(pins(&disk(pinning, false)), "{pinning}");
         }
@@ -112,10 +114,10 @@ mod tests {
         assert!(!on_other_file_systems(reader.id() as i32), "it has only /dev/null open");
         reader.kill().unwrap();
         reader.wait().unwrap();
-        // Nobody vouches for /proc as a file system.
+        // /proc is not a file system that is known to copy.
         let file = fs::File::open("/proc/version").unwrap();
         assert!(on_other_file_systems(std::process::id() as i32));
         drop(file);
-        assert!(on_other_file_systems(-1), "a process that cannot be looked at");
+        assert!(on_other_file_systems(-1), "a process that cannot be checked");
     }
 }

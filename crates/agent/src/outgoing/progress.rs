@@ -118,7 +118,6 @@ fn outcome(ending: &Ending) -> MigrationOutcome {
     }
 }
 
-/// The last event.
 pub(super) fn finished(
     shared: &Outgoing,
     ending: &Ending,
@@ -179,13 +178,13 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
     }
 }
 
-/// Bytes per second of the copy, also of one that was broken off.
+/// Bytes per second of the copy, also of one that was aborted.
 fn goodput(statistics: &Statistics, acknowledged: u64) -> u64 {
     let copy = statistics.span(Step::Copy);
     let ended = copy.ended.or(statistics.ended);
     let time = copy.began.zip(ended).map_or(Duration::ZERO, |(began, ended)| ended - began);
     let seconds = time.saturating_sub(statistics.disks_only_phase).as_secs_f64();
-    // Of a round that was broken off only a part was carried.
+    // Of a round that was aborted only a part was carried.
     let carried = statistics.rounds.iter().map(|round| round.bytes).sum::<u64>().min(acknowledged);
     if seconds > 0.0 { (carried as f64 / seconds) as u64 } else { 0 }
 }
@@ -236,7 +235,7 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 }
 
 /// What an operator reads while the destination does not answer.
-const IN_DOUBT: &str = "the guest is paused here until the destination says whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
+const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
 /// All that is known of it now.
 pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
@@ -273,7 +272,7 @@ mod tests {
     use linerate_core::statistics::Round;
 
     #[test]
-    fn a_copy_that_was_broken_off_has_the_rate_of_what_it_carried() {
+    fn a_copy_that_was_aborted_has_the_rate_of_what_it_carried() {
         let mut statistics = Statistics::default();
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
         statistics.begin(at(1), Step::Copy);

@@ -1,5 +1,5 @@
-//! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which the
-//! destination was reached. Later each link looks after its own.
+//! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which
+//! the destination was reached. Later each link opens its own again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{Input, Outgoing};
 use crate::session::contact::{join_any, keep};
 use crate::session::links::Session;
 
-/// Between two tries.
+/// Between two attempts to open it again.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// Tries in a thread of its own until it is joined, refused or over; the machine's link time-out bounds it.

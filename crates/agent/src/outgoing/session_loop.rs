@@ -65,7 +65,7 @@ impl SessionLoop {
         }
     }
 
-    /// Runs until the core says that it is over.
+    /// Runs until the core ends the session.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while self.ending.is_none() {
             self.wait(inbox);
@@ -147,13 +147,13 @@ impl SessionLoop {
     /// An operator or an I/O error paused the guest during the copy: no agent resumes it, a later one neither. The
     /// guest does not run, so nothing waits while this is written.
     fn note_prior_run_state(&mut self, state: Option<RunState>) {
-        let Role::Source { ran, stood, .. } = &mut self.record.role else { return };
-        if *stood == state && *ran == state.is_none() {
+        let Role::Source { ran, run_state_before, .. } = &mut self.record.role else { return };
+        if *run_state_before == state && *ran == state.is_none() {
             return;
         }
-        (*ran, *stood) = (state.is_none(), state);
+        (*ran, *run_state_before) = (state.is_none(), state);
         if let Err(error) = self.sessions.journal.put(self.shared.session, &self.record) {
-            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would let the guest do what it did when the migration began: it was paused or resumed since");
+            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would put the guest into the run state that it had when the migration began: it was paused or resumed since");
         }
     }
 
@@ -171,7 +171,7 @@ impl SessionLoop {
             }
             self.execute(action);
         }
-        // New work, a stop, or a fence that gave extents back: whoever waits looks.
+        // New work, a stop, or a fence that returned extents: waiting threads check.
         self.shared.work.notify_all();
     }
 
@@ -183,7 +183,7 @@ impl SessionLoop {
     }
 
     pub(super) fn roll_back(&self) {
-        // First: a QEMU whose connections nobody reads may not answer, and holds its guest.
+        // First: a QEMU whose connections are not read may not answer, and holds its guest.
         if let Some(transport) = self.shared.stream_transport() {
             transport.streams.fail_all();
         }
@@ -200,14 +200,14 @@ impl SessionLoop {
             true => {}
             false if commits => {
                 let detail =
-                    "somebody let the guest run again, or reset it, at the source before it was committed";
+                    "the guest was resumed or reset at the source by another program before it was committed";
                 let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
                 self.handle(Event::Failed(fault));
             }
             false => {
                 tracing::error!(
                     session = %self.shared.session,
-                    "the guest's migration is not decided, and somebody lets it run here: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
+                    "the guest's migration is not decided, and it was resumed here by another program: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
                 );
                 if asks {
                     self.handle(Event::Unanswered);
@@ -224,11 +224,11 @@ impl SessionLoop {
 
     /// Whether a later agent is to send the destination the roll-back notice.
     pub(super) fn notice_due(&mut self, is: bool) {
-        if let Role::Source { untold, .. } = &mut self.record.role {
-            *untold = is;
+        if let Role::Source { notice_due, .. } = &mut self.record.role {
+            *notice_due = is;
         }
         if !is {
-            self.sessions.journal.note_told(self.shared.session);
+            self.sessions.journal.note_notified(self.shared.session);
         }
     }
 
@@ -269,7 +269,7 @@ impl SessionLoop {
             transport.end(self.shared.session);
         }
         if ending.unfinished {
-            recovery::hand_over(
+            recovery::continue_session(
                 &self.sessions.recovery,
                 self.shared.session,
                 self.record.clone(),

@@ -9,26 +9,24 @@ use linerate_net::lock::Mutex;
 
 use super::Outgoing;
 use crate::config::Config;
-use crate::gate::StreamGates;
 use crate::journal::Journal;
 use crate::recovery;
+use crate::stream_gate::StreamGates;
 
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
     pub(super) gates: Arc<StreamGates>,
-    /// What a session cannot end itself is handed over to.
+    /// Takes sessions that cannot end themselves.
     pub(super) recovery: Arc<recovery::Sessions>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(
         config: Arc<Config>,
         journal: Arc<Journal>,
@@ -43,7 +41,7 @@ impl Sessions {
         self.live.lock()
     }
 
-    /// Ended ones too.
+    /// All migrations that leave, ended ones too.
     pub fn all(&self) -> Vec<Arc<Outgoing>> {
         self.lock().values().cloned().collect()
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use linerate_api::{DomainMove, EventKind, MigrateRequest};
+use linerate_api::{DomainMigration, EventKind, MigrateRequest};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Source};
@@ -37,11 +37,11 @@ use crate::faults::fault;
 use crate::journal::{Record, Role};
 use crate::kernel;
 use crate::session::address;
-use crate::session::contact::first_contact;
+use crate::session::contact::open_session;
 use crate::session::identity::{Identity, token_text};
-use crate::session::kept::PendingNotice;
 use crate::session::links::{Dialler, Losses, Session};
 use crate::session::paths::Door;
+use crate::session::pending_notice::PendingNotice;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
@@ -82,11 +82,11 @@ pub(super) fn authorise(
             domain.keep_notice(notice.map_err(|error| here(Code::JournalFailed, &error))?);
         }
     }
-    let (control, peer) = first_contact(&peers, Purpose::ControlNew, &identity)?;
+    let (control, peer) = open_session(&peers, Purpose::ControlNew, &identity)?;
     Ok(OpenedSession { identity, peers: first(peer, peers), control })
 }
 
-/// The session's record.
+/// The source's first record of the session, in phase *started*.
 pub(super) fn record(
     sessions: &Sessions,
     request: &MigrateRequest,
@@ -105,11 +105,11 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             qemu,
             peers: opened.peers.clone(),
             ran: found.qemu.ran(),
-            stood: found.qemu.stands().cloned(),
+            run_state_before: found.qemu.stands().cloned(),
             token: token_text(&opened.identity.token),
             settings: found.qemu.found().cloned(),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
-            untold: false,
+            notice_due: false,
         },
         ModeParts::Handover { .. } => Role::Handover { qemu, over: false },
     }
@@ -239,11 +239,11 @@ fn resolve_own(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, F
     Ok(Found { record, description, qemu, mode, mode_reason })
 }
 
-/// A domain of libvirt: handed over. Its storage and the settings of its QEMU are libvirt's.
+/// A domain of libvirt, in mode Handover. Its storage and the settings of its QEMU are libvirt's.
 fn resolve_domain(
     sessions: &Sessions,
     request: &MigrateRequest,
-    domain: &DomainMove,
+    domain: &DomainMigration,
 ) -> Result<Found, Fault> {
     let deadline = Instant::now() + QMP_WAIT;
     let (record, mut qmp) = domain::open(sessions, &request.guest, deadline)?;
@@ -321,7 +321,7 @@ fn first(peer: SocketAddr, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 #[test]
-fn defaults_of_the_api_are_those_of_the_brain() {
+fn defaults_of_the_api_are_those_of_the_core() {
     let request = MigrateRequest::new("g", "beta");
     let machine = source::Config::new("g", String::new(), Mode::Streams { channels: 0 });
     assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), machine.limits.max_blackout);

@@ -1,8 +1,8 @@
 //! A migration from top to bottom: its ten steps as the source takes them. Each line leads to the file that does the
 //! work.
 //!
-//! [`start`] takes the first two. Then the core (`linerate-core`) says what is next, and [`SessionLoop::execute`] has it
-//! done. Its arms are in the order of the steps. `incoming/steps.rs` is the same for the destination.
+//! [`start`] takes the first two. Then the core (`linerate-core`) decides what is next, and [`SessionLoop::execute`]
+//! has it done. Its arms are in the order of the steps. `incoming/steps.rs` is the same for the destination.
 //!
 //! | | step | source | destination |
 //! |---|---|---|---|
@@ -48,7 +48,7 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
     let ends = (inbox, door);
     let shared = Arc::new(outgoing(sessions, request, &found, &opened, began.elapsed(), ends)?);
     warn_of(&shared, &found.description);
-    // 3 to 10: the loop, by what the core says
+    // 3 to 10: the loop, by the core's actions
     run(sessions, &shared, found, opened.control, record, receiver)?;
     let (session, mode) = (shared.session, shared.mode);
     tracing::info!(%session, guest = shared.request.guest, to = shared.request.to, %mode, "migration begins");
@@ -56,7 +56,7 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
 }
 
 impl SessionLoop {
-    /// Has an action of the core executed. What the worker does comes back as an event.
+    /// Has an action of the core executed. What the worker does is answered by an event.
     pub(super) fn execute(&mut self, action: Action) {
         match action {
             // All steps: what the core sends to the destination.

@@ -48,7 +48,7 @@ pub(super) fn caution(request: &MigrateRequest) -> Option<String> {
     let named = request.shared_storage.join(", ");
     (!named.is_empty()).then(|| {
         format!(
-            "that both hosts share {named} is your word (--shared-storage). If it is wrong, the guest loses what is \
+            "that both hosts share {named} is your assertion (--shared-storage). If it is wrong, the guest loses what is \
              on it"
         )
     })

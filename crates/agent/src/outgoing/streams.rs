@@ -1,5 +1,5 @@
 //! QEMU's own streams at the source: its connections become streams of the session, one after the other in the order in
-//! which they come, because QEMU tells its connections apart by it.
+//! which they are made, because QEMU distinguishes its connections by it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
 use crate::faults::chain;
-use crate::session::notice::{Notice, ToLoop};
+use crate::session::notice::{LoopSender, Notice};
 use crate::session::stream_transport::{
     DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, StreamTransport, migration_streams,
 };
@@ -39,13 +39,13 @@ pub(super) struct MigrationStreams {
 impl MigrationStreams {
     /// QEMU has not connected yet.
     pub fn new(inbox: Sender<Input>, storage_percent: u8, disks: usize) -> MigrationStreams {
-        let owner = Box::new(ToLoop::new(inbox));
+        let owner = Box::new(LoopSender::new(inbox));
         let transport =
             StreamTransport::new(End::Source, migration_streams(storage_percent), owner, Arc::default());
         MigrationStreams { transport: Arc::new(transport), disks, disk_bytes: Arc::default() }
     }
 
-    /// What QEMU says of its copying, and what the links have carried of it.
+    /// What QEMU reports about its copying, and what the links have carried of it.
     pub fn streamed(&self, progress: StreamProgress) -> Streamed {
         let streams = &self.transport.streams;
         Streamed {
@@ -116,7 +116,7 @@ impl Outgoing {
         let Some(transport) = self.stream_transport() else { return };
         match message {
             Message::Fence { channel } if !self.dialler.has_opened(channel) => {
-                self.violated(format!("it asks for a fence of channel {channel}, which nobody has opened"));
+                self.violated(format!("it asks for a fence of channel {channel}, which was never opened"));
             }
             Message::Fence { channel } => {
                 let session = self.clone();
@@ -126,7 +126,7 @@ impl Outgoing {
                 });
             }
             message => {
-                if let Err(violation) = transport.heard(message) {
+                if let Err(violation) = transport.deliver(message) {
                     self.violated(violation.to_string());
                 }
             }
@@ -143,7 +143,7 @@ impl Outgoing {
 /// What QEMU's connections are to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
-    /// The waiting QEMU's migration.
+    /// The incoming QEMU's migration.
     Migration,
     /// The images that it offers.
     Disks,

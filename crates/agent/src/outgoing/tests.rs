@@ -16,7 +16,7 @@ use linerate_net::stream::endpoint::Socket;
 use super::streams::{Accepting, MigrationStreams, Service};
 use super::worker::Worker;
 use super::*;
-use crate::journal::{Record, Waiting};
+use crate::journal::{IncomingRecord, Record};
 use crate::session::identity::Identity;
 
 /// Only a hang meets it.
@@ -76,7 +76,7 @@ fn violation(inputs: &Receiver<Input>) -> Option<Fault> {
 }
 
 #[test]
-fn a_destination_that_lies_ends_the_migration() {
+fn a_false_claim_of_the_destination_ends_the_migration() {
     let stop = |stream: StreamId| Message::Stream { stream, note: StreamNote::Stop };
     let open = StreamNote::Open { service: "x".into(), window: 1 };
     let lies = [stop(40), Message::Stream { stream: 1, note: open }, Message::Fence { channel: 4 }];
@@ -113,7 +113,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     let (outgoing, _inputs) = outgoing();
     let (worker, jobs) = Worker::for_test();
     let agent = crate::testing::agent(&dir, &[]);
-    let role = Waiting::default().role(linerate_core::journal::DestinationPhase::Started);
+    let role = IncomingRecord::default().role(linerate_core::journal::DestinationPhase::Started);
     let record = Record::new("g", 1, role);
     let mut session_loop =
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
@@ -123,7 +123,7 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     };
     assert!(open().is_ok());
     session_loop.execute(Action::RollBack);
-    assert!(open().is_err(), "they go on");
+    assert!(open().is_err(), "they are not reset");
     assert_eq!(jobs.recv().unwrap().name, "roll back");
 }
 

@@ -9,7 +9,7 @@ use linerate_net::channel_thread::{Next, WorkSource};
 
 use super::{Input, Outgoing};
 
-/// A channel without work looks again after this long even if nobody called: pings are due then.
+/// A channel without work checks again after this long, also without a call: pings are due then.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl WorkSource for Outgoing {

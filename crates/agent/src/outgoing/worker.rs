@@ -1,6 +1,6 @@
-//! The one thread that deals with the guest: its memory and its QEMU. Tasks come as the core wants them done, and
-//! answer by events. A roll-back does not wait for a task in progress: it raises a flag that every wait checks. How a
-//! task is done is the driver's.
+//! The one thread that deals with the guest: its memory and its QEMU. The core's tasks are done in order, and answer by
+//! events. A roll-back does not wait for a task in progress: it raises a flag that every wait checks. How a task is
+//! done is the driver's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,6 @@ use super::storage;
 
 /// What the worker is asked to do.
 pub(super) struct Task {
-    /// For the log.
     pub name: &'static str,
     rolls_back: bool,
     run: Call,
@@ -31,7 +30,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread.
     pub fn start(driver: Box<dyn Driver>) -> std::io::Result<Worker> {
         let (tasks, inbox) = channel();
         let abandon = driver.guest().abandon.clone();

@@ -14,14 +14,14 @@ use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
 use crate::faults::chain;
-use crate::journal::{Role, Waiting};
+use crate::journal::{IncomingRecord, Role};
 
 /// What is unfinished, and what follows.
-pub(super) fn note(machine: &DestinationRecovery) -> &'static str {
+pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
-        "the guest is complete here and paused; its source may have handed it over: it waits for the source's word, or for yours (`linerate resolve`)"
+        "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
     } else if machine.is_held() {
-        "the guest was handed over, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
+        "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
     } else {
         "what is left to do here is tried until it is done"
     }
@@ -55,16 +55,16 @@ impl Unfinished {
         matches!(&self.record.lock().role, Role::Destination { phase: DestinationPhase::Committed, .. })
     }
 
-    fn waiting(&self) -> Waiting {
+    fn incoming(&self) -> IncomingRecord {
         match &self.record.lock().role {
-            Role::Destination { waiting, .. } => waiting.clone(),
-            _ => Waiting::default(),
+            Role::Destination { incoming, .. } => incoming.clone(),
+            _ => IncomingRecord::default(),
         }
     }
 
     /// Ends an incoming QEMU that will never run: the very process of this session, and what was made for it.
     fn discard(&self, sessions: &Sessions) -> bool {
-        let Some(qemu) = self.waiting().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
+        let Some(qemu) = self.incoming().qemu.filter(|qemu| qemu.origin == Origin::Arrived) else {
             return true;
         };
         let ours = is_registered(sessions, &qemu);
@@ -81,7 +81,7 @@ impl Unfinished {
                 true
             }
             Err(error) => {
-                self.failed(format!("the waiting guest could not be ended: {}", chain(&error)));
+                self.failed(format!("the incoming QEMU could not be ended: {}", chain(&error)));
                 false
             }
         }
@@ -89,8 +89,8 @@ impl Unfinished {
 
     /// Whether the committed guest runs, or ever ran.
     fn inspect(&self) -> Inspection {
-        let waiting = self.waiting();
-        let Some(qemu) = &waiting.qemu else { return Inspection::Ended };
+        let incoming = self.incoming();
+        let Some(qemu) = &incoming.qemu else { return Inspection::Ended };
         if !qemu.is_alive() {
             return Inspection::Ended;
         }
@@ -101,8 +101,8 @@ impl Unfinished {
         match status {
             Ok(status) if status.is_live() => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
-            Ok(_) if waiting.ran == Some(false) => Inspection::NeverRan,
-            Ok(_) if waiting.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
+            Ok(_) if incoming.ran == Some(false) => Inspection::NeverRan,
+            Ok(_) if incoming.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
             Ok(_) => Inspection::MayHaveRun,
             Err(_) if !qemu.is_alive() => Inspection::Ended,
             Err(trouble) => {
@@ -113,8 +113,8 @@ impl Unfinished {
     }
 
     fn run_guest(&self, sessions: &Sessions) -> RunResult {
-        let waiting = self.waiting();
-        let Some(qemu) = &waiting.qemu else { return RunResult::Ended };
+        let incoming = self.incoming();
+        let Some(qemu) = &incoming.qemu else { return RunResult::Ended };
         let ours = is_registered(sessions, qemu);
         // Whatever becomes of it: its images are its own.
         if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
@@ -122,17 +122,17 @@ impl Unfinished {
         }
         let deadline = Instant::now() + QMP_WAIT;
         let mut destination = match process::connect(qemu, deadline) {
-            Ok(qmp) => DestinationQemu::recovered(qmp, waiting.settings.clone()),
+            Ok(qmp) => DestinationQemu::recovered(qmp, incoming.settings.clone()),
             Err(_) if !qemu.is_alive() => return RunResult::Ended,
             Err(error) => {
                 self.failed(chain(&error));
                 return RunResult::Unknown;
             }
         };
-        match destination.take_over(waiting.ran.unwrap_or(true), deadline) {
+        match destination.take_over(incoming.ran.unwrap_or(true), deadline) {
             TakeOverResult::Done => {
                 destination.settle(deadline);
-                for path in &waiting.copied {
+                for path in &incoming.copied {
                     if let Err(error) = stale::clear(path) {
                         tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
                     }

@@ -1,11 +1,11 @@
-//! Sessions that were not brought to their end: found in the journal when the agent starts, or handed over by a live session
-//! that could not end itself. The decisions are `linerate-core`'s (`recovery`); here they are carried out, each session in a
-//! thread of its own, while the agent already listens.
+//! Sessions that have not ended: found in the journal when the agent starts, or passed on by a live session that could
+//! not end itself. `linerate-core` decides (`recovery`); here its actions are executed, each session in a thread of its
+//! own, while the agent already listens.
 //!
 //! | file | what it has |
 //! |---|---|
-//! | here | the journal is gone through; what all threads of recovery share |
-//! | `source`, `destination` | hands of the two recoveries |
+//! | here | the journal is read; what all threads of recovery share |
+//! | `source`, `destination` | execute the actions of the two recoveries |
 //! | `sessions` | all of them, and what recovery needs of this host |
 //! | `domain` | a setting in the QEMU of a domain of libvirt is put back |
 
@@ -35,21 +35,21 @@ use crate::clock::Clock;
 use crate::faults::chain;
 use crate::journal::{JournalError, Record, Role, process};
 use crate::session::identity::{Identity, parse_token};
-use crate::session::withdraw::withdraw;
+use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
-/// What a thread of recovery is told.
-enum Told {
+/// What a thread of recovery receives.
+enum Signal {
     /// Something was decided meanwhile.
     Wake,
     CommitAgain {
         copy: bool,
     },
-    Withdrawn,
+    RolledBackAtSource,
 }
 
 enum Machine {
@@ -57,7 +57,7 @@ enum Machine {
     Destination(DestinationRecovery),
 }
 
-/// A session that is being brought to its end.
+/// A session that recovery is ending.
 pub struct Unfinished {
     /// Names it on both hosts.
     pub session: SessionId,
@@ -66,19 +66,19 @@ pub struct Unfinished {
     pub process: Option<Process>,
     record: Mutex<Record>,
     machine: Mutex<Machine>,
-    told: Mutex<Sender<Told>>,
-    /// Why the last try came to nothing.
+    signals: Mutex<Sender<Signal>>,
+    /// Why the last try failed.
     trouble: Mutex<Option<String>>,
     clock: Clock,
 }
 
-/// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each unfinished
-/// session is known to the agent, so that nothing else touches its guest.
+/// Looks at every session of the journal. Returns before anything is carried out that may take long: by then each
+/// unfinished session is known to the agent, so that nothing else touches its guest.
 pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     match clear_unfinished(&sessions.registry) {
         Ok(cleared) if cleared.is_empty() => {}
         Ok(cleared) => {
-            tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing is left of them")
+            tracing::warn!(guests = ?cleared, "were being started when the agent ended; nothing of them is left")
         }
         Err(error) => {
             tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
@@ -93,7 +93,7 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
         let mode = record.mode().map(ModeTag::name);
         tracing::debug!(%session, guest = record.guest, mode, "found in the journal");
         match record.entry(session) {
-            Some(entry) => begin(sessions, session, record, plan(&entry, &entries, lives)),
+            Some(entry) => begin(sessions, session, record, plan(&entry, &entries, is_alive)),
             None => domain::put_back(sessions, session, record),
         }
     }
@@ -102,22 +102,22 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own record
-/// names the session that started it.
+/// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own
+/// record names the session that started it.
 fn name_process(sessions: &Sessions, session: SessionId, record: &mut Record) {
-    let Role::Destination { waiting, .. } = &mut record.role else { return };
-    if waiting.qemu.is_none() {
+    let Role::Destination { incoming, .. } = &mut record.role else { return };
+    if incoming.qemu.is_none() {
         let found = sessions.registry.get(&record.guest).ok();
-        waiting.qemu = found.filter(|found| found.session == Some(session.to_string()));
+        incoming.qemu = found.filter(|found| found.session == Some(session.to_string()));
     }
 }
 
-/// Whether a process of this boot lives.
-pub(crate) fn lives(process: &Process) -> bool {
+/// Whether a process of this boot is alive.
+pub(crate) fn is_alive(process: &Process) -> bool {
     of_this_boot(process).is_some_and(ProcessIdentity::is_alive)
 }
 
-/// Whether it lives, and is not ending.
+/// Whether it is alive, and is not ending.
 pub(crate) fn can_run(process: &Process) -> bool {
     of_this_boot(process).is_some_and(ProcessIdentity::can_run)
 }
@@ -147,7 +147,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             Machine::Destination(DestinationRecovery::discard(now, phase))
         }
         Plan::Wait => {
-            tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its word");
+            tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its decision");
             Machine::Destination(DestinationRecovery::wait())
         }
         Plan::Inspect => {
@@ -158,10 +158,10 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             record.set_phase(phase);
             tracing::info!(%session, guest, ?phase, "closed: its process ended, or a later migration decides about it");
             if phase == Phase::Source(SourcePhase::RolledBack) {
-                set_untold(&mut record, true);
+                set_notice_due(&mut record, true);
             }
             let _ = sessions.journal.put_end(session, &record);
-            return tell_destination(sessions, session, record);
+            return notify_destination(sessions, session, record);
         }
         Plan::RecordLoss => {
             tracing::error!(
@@ -173,48 +173,49 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             let _ = sessions.journal.put_end(session, &record);
             return;
         }
-        Plan::Nothing => return tell_destination(sessions, session, record),
+        Plan::Nothing => return notify_destination(sessions, session, record),
     };
     if matches!(plan, Plan::RollBack) {
-        // Told when the guest is back: until then the destination's copy may be the only one.
-        set_untold(&mut record, true);
+        // The notice is sent when the guest is resumed: until then the destination's copy may be the only one.
+        set_notice_due(&mut record, true);
     }
     start(sessions, session, record, machine);
 }
 
 /// Most given-up sessions left nothing: their records stay to answer questions.
 fn is_gone_already(sessions: &Sessions, record: &Record, phase: DestinationPhase) -> bool {
-    let Role::Destination { waiting, .. } = &record.role else { return false };
+    let Role::Destination { incoming, .. } = &record.role else { return false };
     let over = matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned);
-    over && waiting.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(sessions, qemu))
+    over && incoming.qemu.as_ref().is_none_or(|qemu| !qemu.is_alive() && !is_registered(sessions, qemu))
 }
 
 fn phase_of(record: &Record, session: SessionId) -> Phase {
     record.entry(session).map_or(Phase::Destination(DestinationPhase::Started), |entry| entry.phase)
 }
 
-/// The destination may hold the guest: whether it is to be told in the background that it is not to run it, also by a later agent.
-fn set_untold(record: &mut Record, is: bool) {
-    if let Role::Source { untold, .. } = &mut record.role {
-        *untold = is;
+/// The destination may hold the guest: sets whether it has to be notified in the background not to run it, also by a
+/// later agent.
+fn set_notice_due(record: &mut Record, is: bool) {
+    if let Role::Source { notice_due, .. } = &mut record.role {
+        *notice_due = is;
     }
 }
 
-fn tell_destination(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
-    if let Role::Source { untold: true, peers, token, .. } = &record.role {
+fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
+    if let Role::Source { notice_due: true, peers, token, .. } = &record.role {
         let identity = Identity { session, token: parse_token(token) };
         let journal = sessions.journal.clone();
-        withdraw(peers.clone(), identity, true, move || journal.note_told(session));
+        roll_back_notice::send(peers.clone(), identity, true, move || journal.note_notified(session));
     }
 }
 
-/// A live session could not bring its guest home, or could not end its process: goes on with it. `guest`: what the session said of
-/// the guest at its end; one that is still paused here was being taken back.
-pub fn hand_over(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, guest: GuestState) {
+/// A live session could not resume its guest here, or could not end its process: recovery continues. `guest`: the
+/// guest's state at the session's end; one that is still paused here was being resumed.
+pub fn continue_session(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, guest: GuestState) {
     let now = Clock::start().now();
     let machine = match guest {
         GuestState::PausedAtSource | GuestState::RunsAtSource => {
-            set_untold(&mut record, true);
+            set_notice_due(&mut record, true);
             SourceRecovery::resume_here(now)
         }
         _ => SourceRecovery::query(now),
@@ -223,14 +224,14 @@ pub fn hand_over(sessions: &Arc<Sessions>, session: SessionId, mut record: Recor
 }
 
 fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: Machine) {
-    let (told, inbox) = channel();
+    let (signals, inbox) = channel();
     let unfinished = Arc::new(Unfinished {
         session,
         guest: record.guest.clone(),
         process: record.entry(session).and_then(|entry| entry.process),
         record: Mutex::new(record),
         machine: Mutex::new(machine),
-        told: Mutex::new(told),
+        signals: Mutex::new(signals),
         trouble: Mutex::default(),
         clock: Clock::start(),
     });
@@ -241,20 +242,20 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
         running.forget(session);
     };
     if let Err(error) = std::thread::Builder::new().name("recovery".into()).spawn(work) {
-        // It stays in the list, so that its guest is not touched; the next start of the agent goes on with it.
+        // It stays in the list, so that its guest is not touched; the next start of the agent continues with it.
         tracing::error!(%session, %error, "no thread to recover this session");
     }
 }
 
 impl Unfinished {
-    fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Told>) {
+    fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Signal>) {
         loop {
             let done = match &*self.machine.lock() {
                 Machine::Source(machine) => machine.is_over().is_some(),
                 Machine::Destination(machine) => machine.is_over().is_some(),
             };
             if done {
-                return tracing::info!(session = %self.session, guest = self.guest, "this session has come to its end");
+                return tracing::info!(session = %self.session, guest = self.guest, "this session has ended");
             }
             let acted =
                 if self.is_source() { self.act_source(sessions) } else { self.act_destination(sessions) };
@@ -264,7 +265,7 @@ impl Unfinished {
             let now = self.clock.now();
             let wait = self.timeout().map_or(Duration::from_secs(3600), |at| at.since(now));
             match inbox.recv_timeout(wait) {
-                Ok(told) => self.hear(&told),
+                Ok(signal) => self.receive(&signal),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -282,34 +283,34 @@ impl Unfinished {
         }
     }
 
-    fn hear(&self, told: &Told) {
+    fn receive(&self, signal: &Signal) {
         let now = self.clock.now();
-        match (&mut *self.machine.lock(), told) {
-            (Machine::Source(_), _) | (_, Told::Wake) => {}
-            // Its process ended while it waited: it never ran, and cannot be handed over any more.
-            (Machine::Destination(machine), Told::CommitAgain { .. })
-                if machine.is_waiting() && !self.lives() =>
+        match (&mut *self.machine.lock(), signal) {
+            (Machine::Source(_), _) | (_, Signal::Wake) => {}
+            // Its process ended while it waited: it never ran, and cannot be committed any more.
+            (Machine::Destination(machine), Signal::CommitAgain { .. })
+                if machine.is_waiting() && !self.process_is_alive() =>
             {
                 machine.handle(now, DestinationEvent::RolledBackAtSource);
             }
-            (Machine::Destination(machine), Told::CommitAgain { copy }) => {
+            (Machine::Destination(machine), Signal::CommitAgain { copy }) => {
                 machine.handle(now, DestinationEvent::CommitAgain { copy: *copy });
             }
-            (Machine::Destination(machine), Told::Withdrawn) => {
+            (Machine::Destination(machine), Signal::RolledBackAtSource) => {
                 machine.handle(now, DestinationEvent::RolledBackAtSource)
             }
         }
     }
 
-    fn lives(&self) -> bool {
-        self.process.as_ref().is_some_and(lives)
+    fn process_is_alive(&self) -> bool {
+        self.process.as_ref().is_some_and(is_alive)
     }
 
-    fn tell(&self, told: Told) {
-        let _ = self.told.lock().send(told);
+    fn signal(&self, signal: Signal) {
+        let _ = self.signals.lock().send(signal);
     }
 
-    /// The operator decides: `true` runs the guest here. Says whether there was something to decide.
+    /// The operator decides: `true` runs the guest here. `false` is returned if there was nothing to decide.
     pub fn resolve(&self, resume_here: bool) -> bool {
         let now = self.clock.now();
         let decides = match &mut *self.machine.lock() {
@@ -323,12 +324,12 @@ impl Unfinished {
             }
             _ => false,
         };
-        self.tell(Told::Wake);
+        self.signal(Signal::Wake);
         decides
     }
 
-    /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a process of its
-    /// own decides about that one only.
+    /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a
+    /// process of its own decides about that one only.
     pub fn decides_about(&self, guest: &str, process: Option<&Process>) -> bool {
         match &self.process {
             None => self.guest == guest,
@@ -336,26 +337,26 @@ impl Unfinished {
         }
     }
 
-    /// The source says commit beside the session. `copy`: it still has its own.
+    /// The source sends commit on a connection of its own. `copy`: it still has its own copy.
     pub fn commit_again(&self, copy: bool) {
-        self.tell(Told::CommitAgain { copy });
+        self.signal(Signal::CommitAgain { copy });
     }
 
     /// The source has rolled back.
-    pub fn withdraw(&self) {
-        self.tell(Told::Withdrawn);
+    pub fn rolled_back_at_source(&self) {
+        self.signal(Signal::RolledBackAtSource);
     }
 
     /// Whether this is the token of the session.
     pub fn knows(&self, token: &Token) -> bool {
         match &self.record.lock().role {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
-            Role::Destination { waiting, .. } => parse_token(&waiting.token) == *token,
+            Role::Destination { incoming, .. } => parse_token(&incoming.token) == *token,
             Role::Handover { .. } | Role::Libvirt { .. } => false,
         }
     }
 
-    /// What the source of a guest that comes is told; none if the journal knows.
+    /// The answer to the source of an incoming guest; none if the journal knows it.
     pub fn outcome(&self) -> Option<Outcome> {
         match &*self.machine.lock() {
             Machine::Source(_) => None,
@@ -402,8 +403,8 @@ impl Unfinished {
     /// What is unfinished, what happens next, and what an operator can do.
     fn note(&self) -> String {
         let what = match &*self.machine.lock() {
-            Machine::Source(machine) => source::note(machine),
-            Machine::Destination(machine) => destination::note(machine),
+            Machine::Source(machine) => source::describe(machine),
+            Machine::Destination(machine) => destination::describe(machine),
         };
         match &*self.trouble.lock() {
             Some(trouble) => format!("{what} (last try: {trouble})"),
@@ -411,7 +412,7 @@ impl Unfinished {
         }
     }
 
-    /// A try came to nothing: logged when the reason is a new one.
+    /// A try failed: logged when the reason is a new one.
     fn failed(&self, trouble: String) {
         let mut last = self.trouble.lock();
         if last.as_ref() != Some(&trouble) {
@@ -424,15 +425,15 @@ impl Unfinished {
         *self.trouble.lock() = None;
     }
 
-    /// Puts a phase on disk; says whether it is.
+    /// Writes a phase to disk; `true` if it is there.
     fn write(&self, sessions: &Sessions, phase: Phase) -> bool {
         let mut record = self.record.lock().clone();
         record.set_phase(phase);
         match (&mut record.role, phase) {
-            (Role::Source { untold, .. }, Phase::Source(SourcePhase::ResumingHere)) => *untold = true,
-            (Role::Destination { waiting, .. }, Phase::Destination(DestinationPhase::Committed)) => {
-                let pid = waiting.qemu.as_ref().map(|qemu| qemu.process.pid);
-                waiting.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &waiting.cpu_threads));
+            (Role::Source { notice_due, .. }, Phase::Source(SourcePhase::ResumingHere)) => *notice_due = true,
+            (Role::Destination { incoming, .. }, Phase::Destination(DestinationPhase::Committed)) => {
+                let pid = incoming.qemu.as_ref().map(|qemu| qemu.process.pid);
+                incoming.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &incoming.cpu_threads));
             }
             _ => {}
         }
@@ -451,7 +452,7 @@ impl Unfinished {
     }
 }
 
-/// Where an earlier life took QEMU's streams, or had them taken.
+/// Sockets at which an earlier agent process, or its QEMU, took streams.
 fn remove_sockets(sessions: &Sessions, guest: &str) {
     if let Ok(folder) = sessions.registry.folder(guest) {
         let paths: [PathBuf; 2] = ["state.sock", "disks.sock"].map(|name| folder.join(name));

@@ -1,4 +1,4 @@
-//! All sessions that are being brought to their end, and what that needs of this host.
+//! All sessions that recovery is ending, and what that needs of this host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use linerate_net::lock::Mutex;
 use super::Unfinished;
 use crate::journal::Journal;
 
-/// See the module.
 pub struct Sessions {
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
@@ -18,7 +17,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet.
     pub fn new(journal: Arc<Journal>, registry: Registry) -> Sessions {
         Sessions { journal, registry, live: Mutex::default() }
     }
@@ -35,7 +33,7 @@ impl Sessions {
         self.live.lock().insert(unfinished.session, unfinished);
     }
 
-    /// It has come to its end.
+    /// Removes a session that has ended.
     pub(super) fn forget(&self, session: SessionId) {
         self.live.lock().remove(&session);
     }

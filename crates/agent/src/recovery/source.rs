@@ -12,7 +12,8 @@ use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
 
 use super::{
-    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets, set_untold, tell_destination,
+    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, notify_destination, remove_sockets,
+    set_notice_due,
 };
 use crate::faults::chain;
 use crate::journal::Role;
@@ -20,12 +21,12 @@ use crate::session::contact::{ask_any, commit_any};
 use crate::session::identity::{Identity, parse_token};
 
 /// A monitor that another client holds is not waited for.
-const LOOK_WAIT: Duration = Duration::from_secs(1);
+const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What is unfinished, and what follows.
-pub(super) fn note(machine: &SourceRecovery) -> &'static str {
+pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
     if machine.takes_back() {
-        return "the guest is being let run here again; it is tried until its QEMU answers";
+        return "the guest is being resumed here; it is tried until its QEMU answers";
     }
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
@@ -38,7 +39,7 @@ pub(super) fn note(machine: &SourceRecovery) -> &'static str {
             "the destination has no record of this migration: the copy here stays paused until you decide (`linerate resolve`)"
         }
         _ => {
-            "the guest is paused here until the destination says whether it runs there; it is asked every second"
+            "the guest is paused here until the destination answers whether it runs there; it is asked every second"
         }
     }
 }
@@ -53,13 +54,13 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
-            SourceAction::ResumeHere => SourceEvent::ResumedHere(self.take_back(sessions)),
+            SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
             SourceAction::Query => SourceEvent::Answered(self.ask()),
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
-                    tell_destination(sessions, self.session, self.record.lock().clone());
+                    notify_destination(sessions, self.session, self.record.lock().clone());
                 }
                 SourceEvent::Written(written)
             }
@@ -71,22 +72,23 @@ impl Unfinished {
         true
     }
 
-    /// Cancels what QEMU was told, puts its settings back and lets the guest run if it ran.
-    fn take_back(&self, sessions: &Sessions) -> Option<GuestState> {
-        let Role::Source { qemu, ran, stood, settings, .. } = self.record.lock().role.clone() else {
+    /// Cancels QEMU's migration, puts its settings back and lets the guest run if it ran.
+    fn resume_here(&self, sessions: &Sessions) -> Option<GuestState> {
+        let Role::Source { qemu, ran, run_state_before, settings, .. } = self.record.lock().role.clone()
+        else {
             return None;
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
             // What the destination has may be the only copy: it keeps that for its operator.
-            set_untold(&mut self.record.lock(), false);
+            set_notice_due(&mut self.record.lock(), false);
             return Some(GuestState::Gone);
         }
         let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
             let mark = PauseMark::new(&folder, &self.session.to_string());
-            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set()).stood(stood);
+            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set()).stood(run_state_before);
             source.mark_pauses(mark);
             source
                 .cancel_and_resume(deadline)
@@ -112,7 +114,7 @@ impl Unfinished {
     /// The guest runs at the destination: its process here ends.
     fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
-        crate::disks::leave_stale(
+        crate::disks::mark_stale(
             &copied,
             &self.guest,
             &peers.first().map_or(String::new(), ToString::to_string),
@@ -123,7 +125,7 @@ impl Unfinished {
                 tracing::info!(
                     guest = self.guest,
                     bytes = left.free(),
-                    "memory given back that the guest has left"
+                    "memory freed that the guest has left"
                 );
                 self.worked();
                 true
@@ -135,13 +137,13 @@ impl Unfinished {
         }
     }
 
-    /// Asks, which says commit again: the word may never have left this host. With it goes whether there is still a
-    /// copy here that a destination which cannot run the guest may return it to.
+    /// Asks, which sends commit again: the message may never have left this host. The question also carries whether
+    /// there is still a copy here, to which a destination that cannot run the guest may return it.
     fn ask(&self) -> Option<Outcome> {
         let Role::Source { qemu, peers, token, .. } = self.record.lock().role.clone() else { return None };
         if runs_here(&qemu) {
             self.failed(
-                "somebody lets the guest run here: the destination is not asked, which would let it run there too".into(),
+                "the guest was resumed here by another program: the destination is not asked, which would let it run there too".into(),
             );
             return None;
         }
@@ -150,9 +152,9 @@ impl Unfinished {
     }
 }
 
-/// Somebody has let the guest run again, or has reset it. Who does not answer lets nothing run.
+/// Another program has resumed or reset the guest. A QEMU that does not answer counts as one that runs nothing.
 fn runs_here(qemu: &GuestRecord) -> bool {
-    let deadline = Instant::now() + LOOK_WAIT;
+    let deadline = Instant::now() + CONNECT_WAIT;
     let runs = process::connect(qemu, deadline).is_ok_and(|qmp| {
         !SourceQemu::recovered(qmp, true, None, false).still_stands(deadline).unwrap_or(true)
     });

@@ -9,10 +9,10 @@ use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 use tempfile::TempDir;
 
-use super::{hand_over, recover};
+use super::{continue_session, recover};
 use crate::agent::Agent;
 use crate::guests;
-use crate::journal::{Record, Role, Waiting};
+use crate::journal::{IncomingRecord, Record, Role};
 use crate::testing::{Ending, TestQemu, agent, arrived};
 
 /// Of a guest that leaves for a host that does not answer.
@@ -23,11 +23,11 @@ fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         qemu: qemu.clone(),
         peers: vec!["127.0.0.1:9".parse().unwrap()],
         ran: true,
-        stood: None,
+        run_state_before: None,
         token: "00".repeat(32),
         settings: None,
         copied: vec![],
-        untold: false,
+        notice_due: false,
     }
 }
 
@@ -44,7 +44,7 @@ fn commit_sent(agent: &Agent) -> GuestRecord {
 }
 
 #[test]
-fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_anew() {
+fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_again() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let qemu = commit_sent(&agent);
@@ -68,17 +68,18 @@ fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_anew() {
     }
 }
 
-/// The source gives its copy up for *Committed*, and lets it run or keeps it for the other answers: neither may come too early.
+/// The source gives its copy up for *Committed*, and lets it run or keeps it for the other answers: neither may be sent
+/// too early.
 #[test]
-fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_told_to_ask_again() {
+fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_answered_to_ask_again() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let mut ending = Ending::start(&dir);
     let qemu = arrived(&agent, ending.pid());
     let phases = [DestinationPhase::Running, DestinationPhase::Committed];
     for (id, phase) in (1..).zip(phases) {
-        let waiting = Waiting { qemu: Some(qemu.clone()), ..Waiting::default() };
-        let record = Record::new("g", agent.journal.next_order(), waiting.role(phase));
+        let incoming = IncomingRecord { qemu: Some(qemu.clone()), ..IncomingRecord::default() };
+        let record = Record::new("g", agent.journal.next_order(), incoming.role(phase));
         agent.journal.put(SessionId([id; 16]), &record).unwrap();
     }
     let asked = || [1, 2].map(|id| agent.incoming.outcome(SessionId([id; 16])));
@@ -99,7 +100,7 @@ fn runs(dir: &TempDir) -> (TestQemu, GuestRecord) {
     (hand, qemu)
 }
 
-/// A destination that hears and does not answer.
+/// A destination that receives and does not answer.
 struct Peer(TcpListener);
 
 impl Peer {
@@ -109,19 +110,19 @@ impl Peer {
         Peer(listener)
     }
 
-    fn is_told(&self) {
+    fn is_notified(&self) {
         let end = Instant::now() + Duration::from_secs(60);
         while self.0.accept().is_err() {
-            assert!(Instant::now() < end, "nobody tells it");
+            assert!(Instant::now() < end, "it is not notified");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// A session of the source that has this destination.
-    fn session(&self, agent: &Agent, qemu: &GuestRecord, phase: SourcePhase, is_untold: bool) -> SessionId {
+    fn session(&self, agent: &Agent, qemu: &GuestRecord, phase: SourcePhase, is_due: bool) -> SessionId {
         let mut role = leaves(qemu, phase);
-        let Role::Source { peers, untold, .. } = &mut role else { panic!("{role:?}") };
-        (*peers, *untold) = (vec![self.0.local_addr().unwrap()], is_untold);
+        let Role::Source { peers, notice_due, .. } = &mut role else { panic!("{role:?}") };
+        (*peers, *notice_due) = (vec![self.0.local_addr().unwrap()], is_due);
         let order = agent.journal.next_order();
         let session = SessionId([u8::try_from(order).unwrap(); 16]);
         agent.journal.put(session, &Record::new("g", order, role)).unwrap();
@@ -129,10 +130,10 @@ impl Peer {
     }
 }
 
-/// Phase of a source, and whether a later agent tells the destination too.
+/// Phase of a source, and whether a later agent notifies the destination too.
 fn written(agent: &Agent, session: SessionId) -> (SourcePhase, bool) {
     match agent.journal.get(session).unwrap().map(|record| record.role) {
-        Some(Role::Source { phase, untold, .. }) => (phase, untold),
+        Some(Role::Source { phase, notice_due, .. }) => (phase, notice_due),
         other => panic!("{other:?}"),
     }
 }
@@ -145,23 +146,23 @@ fn wait_written(agent: &Agent, session: SessionId, wanted: (SourcePhase, bool)) 
     }
 }
 
-/// The destination may hold the guest complete, and keeps it until it is told.
+/// The destination may hold the guest complete, and keeps it until it is notified.
 #[test]
-fn a_destination_is_told_of_every_roll_back_until_it_knows() {
+fn a_destination_is_notified_of_every_roll_back_until_it_knows() {
     use SourcePhase::{ResumingHere, RolledBack, Started};
-    for (phase, untold) in [(RolledBack, true), (Started, false), (ResumingHere, true)] {
+    for (phase, notice_due) in [(RolledBack, true), (Started, false), (ResumingHere, true)] {
         let dir = tempfile::tempdir().unwrap();
         let (agent, peer) = (agent(&dir, &[]), Peer::new());
         let (_hand, qemu) = runs(&dir);
-        let session = peer.session(&agent, &qemu, phase, untold);
+        let session = peer.session(&agent, &qemu, phase, notice_due);
         recover(&agent.recovery).unwrap();
-        peer.is_told();
+        peer.is_notified();
         wait_written(&agent, session, (RolledBack, true));
     }
 }
 
 #[test]
-fn a_roll_back_that_only_a_later_session_shows_is_told_too() {
+fn a_roll_back_that_only_a_later_session_shows_is_notified_too() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, [first, second]) = (agent(&dir, &[]), [Peer::new(), Peer::new()]);
     let own = i32::try_from(std::process::id()).unwrap();
@@ -169,13 +170,13 @@ fn a_roll_back_that_only_a_later_session_shows_is_told_too() {
     let earlier = first.session(&agent, &qemu, SourcePhase::Started, false);
     second.session(&agent, &qemu, SourcePhase::RolledBack, false);
     recover(&agent.recovery).unwrap();
-    first.is_told();
+    first.is_notified();
     assert_eq!(written(&agent, earlier), (SourcePhase::RolledBack, true));
 }
 
 /// What the destination has may be the only copy: its operator decides about it.
 #[test]
-fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
+fn a_destination_is_not_notified_if_the_guest_is_not_resumed_here() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let mut ending = Ending::start(&dir);
@@ -189,21 +190,21 @@ fn a_destination_is_not_told_if_the_guest_did_not_come_back_here() {
 
 /// The operator lets the guest run here, and it turns out that it cannot: then the destination's copy is the only one.
 #[test]
-fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() {
+fn a_destination_is_not_notified_that_an_operator_keeps_a_guest_before_it_is_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let mut ending = Ending::start(&dir);
     let session = peer.session(&agent, &arrived(&agent, ending.pid()), SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
-    // Questions come until the operator's word is on disk, and are not answered.
+    // Questions arrive until the operator's decision is on disk, and are not answered.
     let mut resolved = false;
     loop {
         let before = written(&agent, session).0;
-        let comes = peer.0.accept().is_ok();
-        assert!(!comes || before == SourcePhase::CommitSent, "it is told, and the guest is not back");
+        let asks = peer.0.accept().is_ok();
+        assert!(!asks || before == SourcePhase::CommitSent, "it is notified, and the guest is not resumed");
         match before {
-            SourcePhase::CommitSent => resolved |= !resolved && comes && agent.unfinished()[0].resolve(true),
+            SourcePhase::CommitSent => resolved |= !resolved && asks && agent.unfinished()[0].resolve(true),
             SourcePhase::ResumingHere => ending.end(),
             _ => break,
         }
@@ -215,34 +216,34 @@ fn a_destination_is_not_told_that_an_operator_keeps_a_guest_before_it_is_back() 
 }
 
 #[test]
-fn a_destination_is_told_that_an_operator_keeps_a_guest_when_it_is_back() {
+fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
-    // It runs here already: nobody asks the destination.
+    // It runs here already: the destination is not asked.
     while written(&agent, session).0 == SourcePhase::CommitSent {
         for one in agent.unfinished() {
             one.resolve(true);
         }
-        assert!(Instant::now() < end, "it is not taken back");
+        assert!(Instant::now() < end, "it is not resumed");
         std::thread::sleep(Duration::from_millis(5));
     }
-    peer.is_told();
+    peer.is_notified();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }
 
-/// A live session could not bring its guest home.
+/// A live session could not resume its guest here.
 #[test]
-fn a_destination_is_told_of_a_roll_back_that_a_live_session_left_to_recovery() {
+fn a_destination_is_notified_of_a_roll_back_that_a_live_session_left_to_recovery() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let (_hand, qemu) = runs(&dir);
     let session = peer.session(&agent, &qemu, SourcePhase::Started, false);
     let record = agent.journal.get(session).unwrap().unwrap();
-    hand_over(&agent.recovery, session, record, GuestState::PausedAtSource);
-    peer.is_told();
+    continue_session(&agent.recovery, session, record, GuestState::PausedAtSource);
+    peer.is_notified();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }

@@ -1,5 +1,5 @@
-//! Connections to the other host's agent that belong to no link: first contact, join, questions on a connection of
-//! their own.
+//! Connections to the other host's agent that belong to no link: the first connection, joining, questions on a
+//! connection of their own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn route(remote: SocketAddr) -> Route {
 }
 
 /// Reaches the destination's agent at one of its addresses and opens the session.
-pub(crate) fn first_contact(
+pub(crate) fn open_session(
     peers: &[SocketAddr],
     role: Role,
     identity: &Identity,
@@ -49,7 +49,7 @@ pub(crate) fn first_contact(
     }))
 }
 
-/// Joins the session again at the first of the addresses that takes it; otherwise what the last one said.
+/// Joins the session again at the first of the addresses that takes it; otherwise the error of the last one.
 pub(crate) fn join_any(peers: &[SocketAddr], identity: &Identity) -> Result<Stream, Option<ConnectError>> {
     let mut last = None;
     for &remote in peers {
@@ -71,13 +71,13 @@ pub(crate) fn ask_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outco
     ask_as(Role::Query, peers, identity)
 }
 
-/// Says commit again; the answer is how it stands there.
+/// Sends commit again; the answer is the session's outcome there.
 pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
     ask_as(Role::CommitAgain, peers, identity)
 }
 
-/// Tells any of a host's addresses that the session is rolled back; the answer is how it stands there.
-pub(super) fn withdraw_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+/// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
+pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
     ask_as(Role::RolledBack, peers, identity)
 }
 

@@ -13,17 +13,17 @@ use linerate_net::table::RegionTable;
 
 use crate::faults::chain;
 
-/// A fence waits for a write under way: at most a payload into memory.
+/// A fence waits for a write in progress: at most a payload into memory.
 const FENCE_WAIT: Duration = Duration::from_secs(5);
 
 /// Channels that have ended and are still known. A fence is asked for when a link is lost, long before so many others
-/// have come and gone. A peer that asks for many cannot make us keep more.
+/// have opened and ended. A peer that asks for many cannot make us keep more.
 const ENDED_KEPT: usize = 4096;
 
 enum Slot {
     /// `asked`: a thread is fencing it for the peer.
     Open { fence: Arc<Fence>, asked: bool },
-    /// Fenced, or fenced before it ever came: nothing is applied from it.
+    /// Fenced, or fenced before it was ever opened: nothing is applied from it.
     Closed(Fenced),
 }
 
@@ -81,7 +81,7 @@ impl Fences {
         Ok(())
     }
 
-    /// Looks a channel up that is to be fenced; none if it has ended so long ago that nobody can want to know.
+    /// Looks a channel up that is to be fenced; none if it ended so long ago that its fence cannot be needed.
     fn ask(&self, channel: ChannelId) -> Option<Asked> {
         let mut slots = self.lock();
         match slots.known.get(&channel) {
@@ -89,7 +89,7 @@ impl Fences {
             Some(Slot::Open { fence, .. }) => Some(Asked::Open(fence.clone())),
             None if channel < slots.forgotten_below => None,
             None => {
-                // A channel that never came here: it must not come later either.
+                // A channel that was never opened here: it must not be opened later either.
                 slots.close(channel, Fenced::default());
                 Some(Asked::Answer(Fenced::default()))
             }
@@ -103,14 +103,14 @@ impl Fences {
         Ok(fenced)
     }
 
-    /// Shuts all of them.
+    /// Closes all of them.
     pub fn close_all(&self) {
         let known: Vec<ChannelId> = self.lock().known.keys().copied().collect();
-        known.into_iter().for_each(|channel| self.shut(channel));
+        known.into_iter().for_each(|channel| self.close_channel(channel));
     }
 
-    /// Applies what comes over a new channel, in a thread of its own, and tells `ended` when nothing comes any more,
-    /// and how it came to that.
+    /// Applies what a new channel receives, in a thread of its own. Calls `ended` with the reason when the channel has
+    /// ended.
     pub fn serve(
         self: &Arc<Fences>,
         channel: ChannelId,
@@ -126,31 +126,31 @@ impl Fences {
             let end = receiver.serve(&regions, &fence);
             ended(&end);
             if let ChannelEnd::Failed(error) = end {
-                tracing::warn!(channel, error = chain(&error), "a channel broke off");
+                tracing::warn!(channel, error = chain(&error), "a channel failed");
             }
             drop(fence);
-            // Whether the peer ever asks for the fence or not: a session that lives long keeps no connection for
-            // channels that have ended.
-            channels.shut(channel);
+            // Whether the peer ever asks for the fence or not: a long session keeps no connection for channels that
+            // have ended.
+            channels.close_channel(channel);
         })?;
         Ok(())
     }
 
-    fn shut(&self, channel: ChannelId) {
+    fn close_channel(&self, channel: ChannelId) {
         let Some(Asked::Open(fence)) = self.ask(channel) else { return };
         if let Err(error) = self.close(channel, &fence) {
-            tracing::error!(channel, error = chain(&error), "a channel could not be shut");
+            tracing::error!(channel, error = chain(&error), "a channel could not be closed");
         }
     }
 
-    /// Fences a channel for the peer, which is told once. One that may have to be waited for, since it has a write
-    /// under way, in a thread of its own.
-    pub fn fence(self: &Arc<Fences>, channel: ChannelId, told: impl FnOnce(Fenced) + Send + 'static) {
+    /// Fences a channel for the peer, which is answered once. A channel with a write in progress may have to be waited
+    /// for: that is done in a thread of its own.
+    pub fn fence(self: &Arc<Fences>, channel: ChannelId, answer: impl FnOnce(Fenced) + Send + 'static) {
         match self.ask(channel) {
-            Some(Asked::Answer(fenced)) => told(fenced),
-            Some(Asked::Open(fence)) if self.first_asked(channel) => self.fence_apart(channel, fence, told),
+            Some(Asked::Answer(fenced)) => answer(fenced),
+            Some(Asked::Open(fence)) if self.first_asked(channel) => self.fence_apart(channel, fence, answer),
             Some(Asked::Open(_)) => tracing::warn!(channel, "a fence is asked for again"),
-            None => tracing::warn!(channel, "a fence is asked for that nobody can need"),
+            None => tracing::warn!(channel, "a fence is asked for that cannot be needed"),
         }
     }
 
@@ -166,13 +166,13 @@ impl Fences {
         self: &Arc<Fences>,
         channel: ChannelId,
         fence: Arc<Fence>,
-        told: impl FnOnce(Fenced) + Send + 'static,
+        answer: impl FnOnce(Fenced) + Send + 'static,
     ) {
         let channels = self.clone();
         let fencing = move || match channels.close(channel, &fence) {
-            Ok(fenced) => told(fenced),
+            Ok(fenced) => answer(fenced),
             // Without an answer the peer must not send the extents again: a migration gives up in the end, and the
-            // guest is safe; streams stand still until their session's end.
+            // guest is safe; streams make no progress until their session's end.
             Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
         };
         if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Serves until it is shut.
+    /// Serves until it is closed.
     struct Long(std::sync::mpsc::Receiver<()>);
 
     impl Receiver for Long {
@@ -209,10 +209,10 @@ mod tests {
         }
     }
 
-    /// What the peer is told at once.
+    /// What the peer is answered at once.
     fn fenced(channels: &Arc<Fences>, channel: ChannelId) -> Option<Fenced> {
-        let (told, answer) = std::sync::mpsc::channel();
-        channels.fence(channel, move |fenced| told.send((fenced, std::thread::current().id())).unwrap());
+        let (sender, answer) = std::sync::mpsc::channel();
+        channels.fence(channel, move |fenced| sender.send((fenced, std::thread::current().id())).unwrap());
         let (fenced, thread) = answer.try_recv().ok()?;
         assert_eq!(thread, std::thread::current().id(), "a thread for nothing");
         Some(fenced)
@@ -243,13 +243,13 @@ mod tests {
             assert_eq!(again.kind(), io::ErrorKind::AlreadyExists, "it was fenced");
         }
         // One that may be applying a write is waited for by one thread, however often its fence is asked for.
-        let (told, answers) = std::sync::mpsc::channel();
+        let (sender, answers) = std::sync::mpsc::channel();
         for _ in 0..10 {
-            let told = told.clone();
-            channels.fence(7, move |fenced| told.send(fenced).unwrap());
+            let sender = sender.clone();
+            channels.fence(7, move |fenced| sender.send(fenced).unwrap());
         }
         drop(end);
-        drop(told);
+        drop(sender);
         assert_eq!(answers.iter().count(), 1);
     }
 
@@ -263,10 +263,7 @@ mod tests {
         channels.serve(4, closer, Short, regions, |_| {}).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         while gone.upgrade().is_some() {
-            assert!(
-                Instant::now() < deadline,
-                "its connection is kept although nobody will ask for the fence"
-            );
+            assert!(Instant::now() < deadline, "its connection is kept although no fence will be asked for");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(fenced(&channels, 4), Some(Fenced { applied: 9, damaged: Vec::new() }));

@@ -1,4 +1,4 @@
-//! What names a session on both hosts, and who may join it.
+//! What names a session on both hosts, and which connections may join it.
 
 use linerate_core::{ChannelId, Code, Fault, LinkId, SessionId, Side, Step, Token};
 use linerate_wire::frame::{Hello, Role};
@@ -22,7 +22,7 @@ impl Identity {
         self.token.0.iter().zip(token.0).fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs)) == 0
     }
 
-    /// What a connection of the session says first.
+    /// The first message of a connection of the session.
     pub fn hello(&self, role: Role, link: LinkId, channel: ChannelId) -> Hello {
         let Identity { session, token } = *self;
         Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }

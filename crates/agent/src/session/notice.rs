@@ -1,4 +1,4 @@
-//! What the streams of a session tell its loop.
+//! What the streams of a session report to its loop.
 
 use std::sync::mpsc::Sender;
 
@@ -14,40 +14,40 @@ pub(crate) enum Notice {
     Speak,
     /// The peer wants a stream to this service.
     Asked(StreamId, String),
-    /// The peer did not take a stream, for this reason.
+    /// The peer refused a stream, for this reason.
     Refused(StreamId, String),
     /// A channel that this side writes to is of no more use.
     ChannelLost(ChannelId, ChannelError),
 }
 
 /// The streams' owner: everything goes to the loop, whose inbox takes inputs of type `I`.
-pub(crate) struct ToLoop<I>(Mutex<Sender<I>>);
+pub(crate) struct LoopSender<I>(Mutex<Sender<I>>);
 
-impl<I: From<Notice>> ToLoop<I> {
-    pub fn new(inbox: Sender<I>) -> ToLoop<I> {
-        ToLoop(Mutex::new(inbox))
+impl<I: From<Notice>> LoopSender<I> {
+    pub fn new(inbox: Sender<I>) -> LoopSender<I> {
+        LoopSender(Mutex::new(inbox))
     }
 
-    fn tell(&self, notice: Notice) {
-        // After the end nobody reads it.
+    fn send(&self, notice: Notice) {
+        // After the loop's end the inbox has no reader.
         let _ = self.0.lock().send(notice.into());
     }
 }
 
-impl<I: From<Notice> + Send> StreamEvents for ToLoop<I> {
+impl<I: From<Notice> + Send> StreamEvents for LoopSender<I> {
     fn attention(&self) {
-        self.tell(Notice::Speak);
+        self.send(Notice::Speak);
     }
 
     fn asked(&self, stream: StreamId, service: String) {
-        self.tell(Notice::Asked(stream, service));
+        self.send(Notice::Asked(stream, service));
     }
 
     fn refused(&self, stream: StreamId, reason: String) {
-        self.tell(Notice::Refused(stream, reason));
+        self.send(Notice::Refused(stream, reason));
     }
 
     fn channel_lost(&self, channel: ChannelId, error: ChannelError) {
-        self.tell(Notice::ChannelLost(channel, error));
+        self.send(Notice::ChannelLost(channel, error));
     }
 }

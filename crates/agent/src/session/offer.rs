@@ -10,13 +10,13 @@ use linerate_wire::message::Endpoint;
 
 use crate::faults::fault;
 
-/// Where RDMA connections are taken now: one list for all that offer them. Devices come and go.
+/// Where RDMA connections are taken now: one list for all that offer them. Devices are added and removed at run time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RdmaPorts(Arc<RwLock<Vec<SocketAddr>>>);
 
 impl RdmaPorts {
-    /// They are taken here from now on. Says whether that is new.
-    pub fn tell(&self, addresses: &[SocketAddr]) -> bool {
+    /// RDMA connections are taken at these addresses from now on. `true` if the list has changed.
+    pub fn set(&self, addresses: &[SocketAddr]) -> bool {
         let mut known = self.0.write();
         let new = *known != addresses;
         addresses.clone_into(&mut known);
@@ -73,9 +73,9 @@ mod tests {
         let offered = |rdma: &RdmaPorts| endpoints(&interfaces, &listen, rdma)[0].rdma_port;
         let (bench, migrations) = (rdma.clone(), rdma.clone());
         assert_eq!(offered(&migrations), 0);
-        rdma.tell(&[([127, 0, 0, 2], 1).into(), ([127, 0, 0, 1], 7400).into()]);
+        rdma.set(&[([127, 0, 0, 2], 1).into(), ([127, 0, 0, 1], 7400).into()]);
         assert_eq!((offered(&bench), offered(&migrations)), (7400, 7400));
-        assert!(rdma.tell(&[]) && !rdma.tell(&[]));
+        assert!(rdma.set(&[]) && !rdma.set(&[]));
         assert_eq!((offered(&bench), offered(&migrations)), (0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! Control connections of a session: their numbers, what comes over them, and what is sent on them.
+//! Control connections of a session: their numbers, what is received and what is sent on them.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::faults::chain;
 /// Sending a frame that takes longer than this is logged.
 const SLOW: Duration = Duration::from_millis(5);
 
-/// What came over a control connection.
+/// What a control connection received.
 pub(crate) enum PathEvent {
     Received { path: PathId, sequence: u64, message: Message },
     Acknowledged { path: PathId, through: u64 },
@@ -71,7 +71,7 @@ impl From<PathEvent> for destination::Event {
     }
 }
 
-/// Where control connections of a session begin: each gets a number, and what comes over it goes to the session's loop.
+/// Where control connections of a session begin: each gets a number, and what it receives goes to the session's loop.
 pub(crate) struct Door {
     next: AtomicU32,
     events: Mutex<Option<Sender<ControlEvent>>>,
@@ -80,8 +80,8 @@ pub(crate) struct Door {
 impl Door {
     /// Calls `deliver` in a thread of its own, which ends after [`Door::close`] and the last connection.
     pub fn open(deliver: impl Fn(PathEvent) + Send + 'static) -> io::Result<Door> {
-        let (events, came) = channel();
-        let forward = move || came.into_iter().map(PathEvent::from).for_each(deliver);
+        let (events, received) = channel();
+        let forward = move || received.into_iter().map(PathEvent::from).for_each(deliver);
         std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
         Ok(Door { next: AtomicU32::new(0), events: Mutex::new(Some(events)) })
     }
@@ -117,7 +117,7 @@ impl Paths {
         self.0.insert(path, (link, connection));
     }
 
-    /// Closes it. Says of which link it was, if it was of one and not closed before.
+    /// Closes it. Returns its link, if it had one and was not closed before.
     pub fn remove(&mut self, path: PathId) -> Option<LinkId> {
         self.0.remove(&path).and_then(|(link, _)| link)
     }
@@ -126,12 +126,11 @@ impl Paths {
         self.0.iter().filter(|(_, (of, _))| *of == Some(link)).map(|(path, _)| *path).collect()
     }
 
-    /// Closes all.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Puts a frame on a connection, unless that is gone. Says whether the connection is of use.
+    /// Puts a frame on a connection, unless that is gone. `true` if the connection still works.
     pub fn send(&self, path: PathId, frame: Frame) -> bool {
         let Some((_, connection)) = self.0.get(&path) else { return true };
         tracing::trace!(path, what = name(&frame), "transmit");

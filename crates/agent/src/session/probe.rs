@@ -13,8 +13,8 @@ use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
 use super::contact::OPEN_WITHIN;
 
-/// Bytes really moved before a link is trusted: more than a path with a broken MTU lets through, and little enough to
-/// take some milliseconds at 1 Gb/s.
+/// Bytes really moved before a link is trusted: more than a path with a broken MTU carries, and little enough to take
+/// some milliseconds at 1 Gb/s.
 const PROBE_BYTES: usize = PROBE_KIB << 10;
 const PROBE_KIB: usize = 512;
 /// Number of the frame that a probe is: the one before the scheduler's first.
@@ -34,7 +34,7 @@ pub(crate) enum OpenError {
     #[error("small packets pass and a probe of {PROBE_KIB} KiB does not: {0}")]
     Probe(#[source] ChannelError),
     #[error(
-        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the way"
+        "small packets pass and a probe of {PROBE_KIB} KiB was not answered in time; check that the MTU is the same along the path"
     )]
     ProbeSilent,
     #[error(transparent)]
@@ -44,31 +44,31 @@ pub(crate) enum OpenError {
 }
 
 impl OpenError {
-    /// The destination's agent lives and does not know the session.
+    /// The destination's agent answers and does not know the session.
     pub fn is_forgotten(&self) -> bool {
         matches!(self, OpenError::Connect(ConnectError::Refused { fault, .. }) if fault.code == Code::SessionUnknown)
     }
 }
 
 /// A connection that this side writes to, once bytes have moved over it for a proof.
-pub(crate) fn tcp_carrier(stream: &Stream) -> Result<ChannelEnds, OpenError> {
-    let mut carrier = ChannelEnds {
+pub(crate) fn tcp_ends(stream: &Stream) -> Result<ChannelEnds, OpenError> {
+    let mut ends = ChannelEnds {
         sender: Box::new(StreamSender::new(stream.clone())),
         acks: Box::new(StreamAcks::new(stream.clone())),
         closer: stream.closer(),
     };
-    probe(&mut carrier)?;
-    Ok(carrier)
+    probe(&mut ends)?;
+    Ok(ends)
 }
 
 /// Moves some bytes for a proof.
-pub(crate) fn probe(carrier: &mut ChannelEnds) -> Result<(), OpenError> {
-    let end = Instant::now() + carrier.acks.round_trip().opening(OPEN_WITHIN);
-    carrier.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
+pub(crate) fn probe(ends: &mut ChannelEnds) -> Result<(), OpenError> {
+    let end = Instant::now() + ends.acks.round_trip().opening(OPEN_WITHIN);
+    ends.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
-        match carrier.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
+        match ends.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {
             // A refused probe did not arrive as it was sent.
-            Some(told) if told.through >= PROBE_SEQUENCE && told.damaged.is_empty() => return Ok(()),
+            Some(reply) if reply.through >= PROBE_SEQUENCE && reply.damaged.is_empty() => return Ok(()),
             _ => {}
         }
     }

@@ -22,7 +22,7 @@ use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::DAMAGED_MAX;
 
 use super::fences::Fences;
-use super::probe::{OpenError, tcp_carrier};
+use super::probe::{OpenError, tcp_ends};
 use crate::ram::Ram;
 
 /// What a migration's streams are opened to: the other side's hypervisor.
@@ -31,7 +31,7 @@ pub(crate) const QEMU_SERVICE: &str = "qemu";
 pub(crate) const DISKS_SERVICE: &str = "disks";
 /// Classes of a migration's streams.
 pub(crate) const MEMORY: Class = 0;
-/// Copied disks.
+/// Class of the streams of copied disks.
 pub(crate) const STORAGE: Class = 1;
 /// More than the connections of any hypervisor's migration, and of as many copied disks as are allowed.
 const MIGRATION_STREAMS_MAX: usize = 64;
@@ -65,7 +65,6 @@ const STREAMS_END: Duration = Duration::from_secs(10);
 pub(crate) struct StreamTransport {
     /// All streams of the session.
     pub streams: Arc<StreamSession>,
-    /// The peer's channels.
     pub fences: Arc<Fences>,
     /// This side's channels, where the peer connected them; none in the place of one that has ended, whose number is
     /// used.
@@ -91,23 +90,23 @@ impl StreamTransport {
         &self,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
         pacer: Option<Arc<Pacer>>,
     ) -> Result<ChannelHandle, OpenError> {
         self.streams.channel_up(channel, link);
         let options =
             ChannelThreadOptions { pacer, ..ChannelThreadOptions::new(self.streams.sending_table()) };
-        Ok(ChannelHandle::start(channel, carrier, self.streams.clone(), options)?)
+        Ok(ChannelHandle::start(channel, ends, self.streams.clone(), options)?)
     }
 
     /// The peer connected a channel for this side to write to.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), OpenError> {
-        let carrier = tcp_carrier(stream)?;
-        self.keep(channel, || self.pump(channel, link, carrier, None))
+        let ends = tcp_ends(stream)?;
+        self.keep(channel, || self.pump(channel, link, ends, None))
     }
 
-    /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and whoever is told of that must
-    /// find it.
+    /// Starts a pump and keeps it. The lock is held meanwhile: it may be lost at once, and the handler of that loss
+    /// must find it.
     fn keep(
         &self,
         channel: ChannelId,
@@ -159,8 +158,8 @@ impl StreamTransport {
     }
 
     /// Fences a channel of the peer.
-    pub fn fence(&self, channel: ChannelId, told: impl FnOnce(Fenced) + Send + 'static) {
-        self.fences.fence(channel, told);
+    pub fn fence(&self, channel: ChannelId, fenced: impl FnOnce(Fenced) + Send + 'static) {
+        self.fences.fence(channel, fenced);
     }
 
     /// Ends a pump; waits for its threads.
@@ -169,8 +168,8 @@ impl StreamTransport {
         drop(pump);
     }
 
-    /// What the other side's streams said of a stream, or of a channel of this side that it has fenced.
-    pub fn heard(&self, message: Message) -> Result<(), StreamViolation> {
+    /// Takes a message about a stream, or about a channel of this side that the other side has fenced.
+    pub fn deliver(&self, message: Message) -> Result<(), StreamViolation> {
         match message {
             Message::Stream { stream, note } => self.streams.note(stream, note)?,
             Message::Fenced { channel, applied, damaged } => self.streams.fenced(channel, applied, &damaged),
@@ -197,45 +196,45 @@ impl StreamTransport {
 }
 
 /// Connections of a link that the other side writes to, at the host that opened them. Dropping closes them.
-pub(crate) struct Back {
+pub(crate) struct ReverseChannels {
     streams: Vec<Stream>,
-    /// Told of one that ended; nobody once they are being closed here.
+    /// Called when one has ended; none once they are being closed here.
     lost: Arc<Mutex<Option<Lost>>>,
 }
 
 type Lost = Box<dyn Fn(String) + Send>;
 
-impl Back {
-    /// None yet. `lost` is told when one has ended: the link has to be opened anew, or nothing comes back over it.
-    pub fn new(lost: impl Fn(String) + Send + 'static) -> Back {
-        Back { streams: Vec::new(), lost: Arc::new(Mutex::new(Some(Box::new(lost)))) }
+impl ReverseChannels {
+    /// None yet. `lost` is called when one has ended: the link has to be opened again, or it carries nothing in this
+    /// direction.
+    pub fn new(lost: impl Fn(String) + Send + 'static) -> ReverseChannels {
+        ReverseChannels { streams: Vec::new(), lost: Arc::new(Mutex::new(Some(Box::new(lost)))) }
     }
 
-    /// One more.
     pub fn serve(
         &mut self,
-        carriage: &StreamTransport,
+        stream_transport: &StreamTransport,
         channel: ChannelId,
         stream: Stream,
     ) -> io::Result<()> {
         self.streams.push(stream.clone());
         let lost = self.lost.clone();
-        carriage.serve(channel, stream, move |_| {
-            if let Some(tell) = &*lost.lock() {
-                tell(format!("channel {channel}, which the other side writes to, has ended"));
+        stream_transport.serve(channel, stream, move |_| {
+            if let Some(report) = &*lost.lock() {
+                report(format!("channel {channel}, which the other side writes to, has ended"));
             }
         })
     }
 }
 
-impl Drop for Back {
+impl Drop for ReverseChannels {
     fn drop(&mut self) {
         *self.lost.lock() = None;
         self.streams.iter().for_each(|stream| stream.closer().close());
     }
 }
 
-/// Rings in memory that the kernel can take back when a stream is gone.
+/// Rings in memory that the kernel can free when a stream is gone.
 fn ring_memory() -> RingMemory {
     RingMemory::new(|bytes| {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
@@ -277,20 +276,20 @@ mod tests {
     }
 
     /// A destination's transport of streams that takes its losses as a session's loop does.
-    fn carriage() -> Arc<StreamTransport> {
+    fn stream_transport() -> Arc<StreamTransport> {
         let (lost, losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));
-        let carriage =
+        let stream_transport =
             Arc::new(StreamTransport::new(End::Destination, Config::default(), owner, Arc::default()));
-        let weak = Arc::downgrade(&carriage);
+        let weak = Arc::downgrade(&stream_transport);
         std::thread::spawn(move || {
             for channel in losses {
-                let Some(carriage) = weak.upgrade() else { return };
-                carriage.streams.channel_gone(channel);
-                carriage.remove_pump(channel);
+                let Some(stream_transport) = weak.upgrade() else { return };
+                stream_transport.streams.channel_gone(channel);
+                stream_transport.remove_pump(channel);
             }
         });
-        carriage
+        stream_transport
     }
 
     /// A connection, and what closes its other end, which is read until then.
@@ -306,8 +305,8 @@ mod tests {
         (Stream::new(here).unwrap(), Arc::new(closes))
     }
 
-    fn pumping(carriage: &StreamTransport) -> Vec<ChannelId> {
-        let pumps = carriage.lock();
+    fn pumping(stream_transport: &StreamTransport) -> Vec<ChannelId> {
+        let pumps = stream_transport.lock();
         pumps.iter().filter(|(_, pump)| pump.is_some()).map(|(channel, _)| *channel).collect()
     }
 
@@ -319,7 +318,7 @@ mod tests {
         }
     }
 
-    /// An adapter that has a key to a ring writes by it for as long as the session lives.
+    /// An adapter that has a key to a ring writes by it as long as the session exists.
     #[test]
     fn what_adapters_know_of_a_migrations_rings_stays_true() {
         let config = migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT);
@@ -329,37 +328,40 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_back_with_a_used_number_is_refused() {
-        let carriage = carriage();
+    fn a_reverse_channel_with_a_used_number_is_refused() {
+        let stream_transport = stream_transport();
         let (first, closes) = connection();
-        carriage.attach_back(5, 0, &first).unwrap();
+        stream_transport.attach_back(5, 0, &first).unwrap();
         for _ in 0..2 {
             let (again, _closes) = connection();
-            let error = carriage.attach_back(5, 0, &again).unwrap_err();
+            let error = stream_transport.attach_back(5, 0, &again).unwrap_err();
             assert!(error.to_string().contains("was used already"), "{error}");
-            assert_eq!(pumping(&carriage), [5], "the first one goes on");
+            assert_eq!(pumping(&stream_transport), [5], "the first one continues");
         }
         closes.shutdown(std::net::Shutdown::Both).unwrap();
-        until("the loss", || pumping(&carriage).is_empty());
-        assert!(carriage.attach_back(5, 0, &connection().0).is_err(), "the number stays used");
-        carriage.end(SessionId([0; 16]));
+        until("the loss", || pumping(&stream_transport).is_empty());
+        assert!(stream_transport.attach_back(5, 0, &connection().0).is_err(), "the number stays used");
+        stream_transport.end(SessionId([0; 16]));
     }
 
     #[test]
-    fn a_channel_back_that_is_lost_at_once_is_found_by_whoever_is_told() {
-        let carriage = carriage();
-        let started = carriage.keep(5, || {
-            assert!(carriage.pumps.try_lock().is_none(), "its loss can be dealt with before it is kept");
+    fn a_reverse_channel_that_is_lost_at_once_is_found_by_the_handler_of_its_loss() {
+        let stream_transport = stream_transport();
+        let started = stream_transport.keep(5, || {
+            assert!(
+                stream_transport.pumps.try_lock().is_none(),
+                "its loss can be dealt with before it is kept"
+            );
             Err(io::Error::other("no threads").into())
         });
-        assert!(started.is_err() && pumping(&carriage).is_empty());
+        assert!(started.is_err() && pumping(&stream_transport).is_empty());
     }
 
     #[test]
     fn a_peer_cannot_open_more_streams_than_a_migration_has() {
         let (lost, _losses) = channel();
         let owner = Box::new(Losses(Mutex::new(lost)));
-        let carriage = StreamTransport::new(
+        let stream_transport = StreamTransport::new(
             End::Destination,
             migration_streams(MigrateRequest::DEFAULT_STORAGE_SHARE_PERCENT),
             owner,
@@ -367,11 +369,11 @@ mod tests {
         );
         for number in 0..100 {
             let note = StreamNote::Open { service: QEMU_SERVICE.into(), window: 1 };
-            carriage.heard(Message::Stream { stream: 2 * number, note }).unwrap();
+            stream_transport.deliver(Message::Stream { stream: 2 * number, note }).unwrap();
         }
-        assert_eq!(carriage.streams.count(), MIGRATION_STREAMS_MAX);
-        let said = carriage.streams.take_notes();
+        assert_eq!(stream_transport.streams.count(), MIGRATION_STREAMS_MAX);
+        let notes = stream_transport.streams.take_notes();
         let refused = |(_, note): &&(StreamId, StreamNote)| matches!(note, StreamNote::Refused { .. });
-        assert_eq!(said.iter().filter(refused).count(), 100 - MIGRATION_STREAMS_MAX);
+        assert_eq!(notes.iter().filter(refused).count(), 100 - MIGRATION_STREAMS_MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! How trials end: put back by whoever asks for it, by their time, or by the agent's next life.
+//! How trials end: put back on request, by their time, or by the agent's next process.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::store::{Trial, Trials, file, save};
 use super::{Begun, linked};
 use crate::faults::chain;
 
-/// Puts back what an earlier life of the agent left on trial.
+/// Puts back what an earlier agent process left on trial.
 pub fn recover(state: &Trials) {
     let Ok(bytes) = std::fs::read(file(state)) else { return };
     let Ok(left) = serde_json::from_slice::<BTreeMap<String, Trial>>(&bytes) else {
-        tracing::error!(file = %file(state).display(), "what was on trial cannot be read; look at the ports by hand");
+        tracing::error!(file = %file(state).display(), "what was on trial cannot be read; check the ports by hand");
         return;
     };
     let mut trials = state.lock();
@@ -26,7 +26,7 @@ pub fn recover(state: &Trials) {
     put_back_stuck(&mut trials);
     for (port, trial) in trials.iter() {
         let why = trial.stuck.clone().unwrap_or_default();
-        tracing::error!("{}", Ended::Stuck(why).words(port));
+        tracing::error!("{}", Ended::Stuck(why).describe(port));
     }
     if let Err(error) = save(state, &trials) {
         tracing::error!(error = error.message, "the list of trials");
@@ -39,13 +39,12 @@ pub(super) enum Ended {
     PutBack,
     /// Not as before, and why.
     Stuck(String),
-    /// Somebody confirmed it.
     Confirmed,
 }
 
 impl Ended {
     /// What the operator has to know of the port.
-    pub(super) fn words(&self, port: &str) -> String {
+    pub(super) fn describe(&self, port: &str) -> String {
         match self {
             Ended::PutBack => format!("{port} was put back"),
             Ended::Stuck(why) => format!(
@@ -60,8 +59,8 @@ impl Ended {
 /// Puts back all of them: the error, and then what became of each port.
 pub(crate) fn give_up(state: &Trials, begun: &[Begun], error: ErrorBody) -> ErrorBody {
     let ended = end_all(state, begun);
-    let words = begun.iter().zip(ended).map(|(one, ended)| ended.words(&one.port));
-    let message = std::iter::once(error.message).chain(words).collect::<Vec<_>>().join("; ");
+    let texts = begun.iter().zip(ended).map(|(one, ended)| ended.describe(&one.port));
+    let message = std::iter::once(error.message).chain(texts).collect::<Vec<_>>().join("; ");
     ErrorBody { message, ..error }
 }
 
@@ -69,7 +68,7 @@ pub(crate) fn give_up(state: &Trials, begun: &[Begun], error: ErrorBody) -> Erro
 pub(super) fn end_all(state: &Trials, begun: &[Begun]) -> Vec<Ended> {
     let mut ended: Vec<Ended> = begun.iter().rev().map(|one| end(state, one)).collect();
     ended.reverse();
-    // What stood in the way of one may have been put back after it.
+    // What blocked one may have been put back after it.
     let trials = state.lock();
     for (one, ended) in begun.iter().zip(&mut ended) {
         if matches!(ended, Ended::Stuck(_)) && !trials.contains_key(&one.port) {
@@ -90,27 +89,27 @@ pub(super) fn end(state: &Trials, begun: &Begun) -> Ended {
         Ok(()) => Ended::PutBack,
         Err(why) => Ended::Stuck(why),
     };
-    let words = ended.words(port);
+    let text = ended.describe(port);
     match &ended {
         Ended::Stuck(why) => {
             trial.stuck = Some(why.clone());
-            tracing::error!("new settings were not confirmed or do not work: {words}");
+            tracing::error!("new settings were not confirmed or do not work: {text}");
         }
         _ => {
             trials.remove(port);
-            tracing::warn!("new settings were not confirmed or do not work: {words}");
+            tracing::warn!("new settings were not confirmed or do not work: {text}");
             put_back_stuck(&mut trials);
         }
     }
-    state.tell_ended();
+    state.notify_ended();
     if let Err(error) = save(state, &trials) {
         tracing::error!(error = error.message, "the list of trials");
     }
     ended
 }
 
-/// Tries once more what could not be put back, until nothing more can be. A port cannot be larger than the one that it
-/// stands on, and that one may have been put back only now.
+/// Tries once more what could not be put back, until nothing more can be. A port's MTU cannot be larger than that of
+/// the port below, and that port may have been put back only now.
 fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
     loop {
         let before = trials.len();
@@ -119,7 +118,7 @@ fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
                 return true;
             }
             let Err(why) = put_back(port, &trial.undo) else {
-                tracing::warn!("{}", Ended::PutBack.words(port));
+                tracing::warn!("{}", Ended::PutBack.describe(port));
                 return false;
             };
             trial.stuck = Some(why);
@@ -131,10 +130,10 @@ fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
     }
 }
 
-/// Whatever is refused: the rest goes back. The error says what did not.
+/// The rest is put back whatever is refused. The error names what was not.
 fn put_back(name: &str, undo: &Settings) -> Result<(), String> {
     let mut port = linked(name).map_err(|error| error.message)?;
-    // What ethtool cannot say now is put back without a look.
+    // What ethtool cannot read now is put back without a comparison.
     let _ = ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new());
     let errors = apply::put_back(&port, undo);
     match errors.is_empty() {

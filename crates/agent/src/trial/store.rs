@@ -1,4 +1,4 @@
-//! Trials under way, in memory and on disk.
+//! Trials in progress, in memory and on disk.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use super::{Begun, failed};
 use crate::doctor::Doctor;
 
-/// A change under way, or that waits for its confirmation, or that could not be put back.
+/// A change in progress, or that waits for its confirmation, or that could not be put back.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Trial {
-    /// Tells a later trial of the same port from this one.
+    /// Distinguishes this trial from a later one of the same port.
     pub(super) number: u64,
     /// What puts it back.
     pub(super) undo: Settings,
-    /// Why it could not be put back, wholly or in part. It is kept: the next life of the agent tries again.
+    /// Why it could not be put back, wholly or in part. It is kept: the next process of the agent tries again.
     #[serde(default)]
     pub(super) stuck: Option<String>,
     /// It is done, and waits for its confirmation.
@@ -28,7 +28,7 @@ pub(super) struct Trial {
     pub(super) waits: bool,
 }
 
-/// Trials under way, by port.
+/// Trials in progress, by port.
 pub struct Trials {
     /// Knows this host and its ports.
     pub(crate) doctor: Arc<Doctor>,
@@ -37,28 +37,27 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// None yet.
     pub fn new(doctor: Arc<Doctor>) -> Trials {
         Trials { doctor, all: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// Held while something is put back, so that nobody confirms it meanwhile.
+    /// Held while something is put back, so that it is not confirmed meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Trial>> {
         self.all.lock()
     }
 
-    /// Some of them ended: whoever waits for their time need not wait longer.
-    pub(super) fn tell_ended(&self) {
+    /// Some of them ended: threads that wait for their time need not wait longer.
+    pub(super) fn notify_ended(&self) {
         self.ended.notify_all();
     }
 
     /// Waits until this time; false if all of these ended before.
     pub(super) fn wait(&self, begun: &[Begun], until: Instant) -> bool {
         let mut all = self.lock();
-        let under_way = |all: &BTreeMap<String, Trial>, one: &Begun| {
+        let on_trial = |all: &BTreeMap<String, Trial>, one: &Begun| {
             all.get(&one.port).is_some_and(|trial| trial.number == one.number && trial.stuck.is_none())
         };
-        while begun.iter().any(|one| under_way(&all, one)) {
+        while begun.iter().any(|one| on_trial(&all, one)) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;

@@ -20,7 +20,7 @@ pub(crate) fn agent() -> (TempDir, Arc<Agent>) {
     (folder, agent)
 }
 
-/// The next life of an agent.
+/// The next process of an agent.
 fn again(folder: &TempDir) -> Arc<Agent> {
     let path = folder.path();
     let config = path.join("agent.toml");
@@ -40,7 +40,7 @@ fn nothing_waits_long(trials: &Arc<Trials>, port: &str) {
     start(trials, vec![begin_nothing(trials, port)], WITHIN_S_MAX).unwrap();
 }
 
-pub(crate) fn under_way(trials: &Trials, port: &str) -> bool {
+pub(crate) fn on_trial(trials: &Trials, port: &str) -> bool {
     trials.lock().contains_key(port)
 }
 
@@ -55,39 +55,39 @@ fn loopback() -> Port {
 }
 
 fn tried(trials: &Trials, plan: &Plan, left: &str) -> String {
-    let look = || Ok((loopback(), left.to_owned()));
-    change(trials, &loopback(), plan, &look).unwrap_err().message
+    let read = || Ok((loopback(), left.to_owned()));
+    change(trials, &loopback(), plan, &read).unwrap_err().message
 }
 
 #[test]
-fn it_is_said_whether_it_was_put_back() {
+fn it_is_reported_whether_it_was_put_back() {
     let (_folder, agent) = agent();
     let plan = Plan { settings: refused(), ..Plan::default() };
-    let said = tried(&agent.trials, &plan, "");
-    assert!(said.starts_with("lo has no DCB") && said.ends_with("; lo was put back"), "{said}");
+    let message = tried(&agent.trials, &plan, "");
+    assert!(message.starts_with("lo has no DCB") && message.ends_with("; lo was put back"), "{message}");
     let plan = Plan { undo: refused(), ..plan };
-    let said = tried(&agent.trials, &plan, "");
+    let message = tried(&agent.trials, &plan, "");
     assert!(
-        said.contains("; lo could NOT be put back: the lossless priorities of lo could not be set"),
-        "{said}"
+        message.contains("; lo could NOT be put back: the lossless priorities of lo could not be set"),
+        "{message}"
     );
-    assert!(said.contains("`linerate link confirm lo`"), "{said}");
+    assert!(message.contains("`linerate link confirm lo`"), "{message}");
 }
 
 /// It also takes as long as a link may take.
 #[test]
 fn what_the_adapter_passed_over_is_put_back() {
     let (_folder, agent) = agent();
-    let said = tried(&agent.trials, &Plan::default(), "pause is receive on, not receive off");
+    let message = tried(&agent.trials, &Plan::default(), "pause is receive on, not receive off");
     assert_eq!(
-        said,
+        message,
         "lo: the adapter did not take it: pause is receive on, not receive off; lo was put back"
     );
     assert!(!file(&agent.trials).exists());
 }
 
 #[test]
-fn what_could_not_be_put_back_is_kept_until_somebody_says() {
+fn what_could_not_be_put_back_is_kept_until_it_is_confirmed() {
     let (folder, first) = agent();
     let undo = Settings { mtu: Some(1500), ..refused() };
     let gone = begin(&first.trials, "no-such-port", &undo).unwrap();
@@ -95,7 +95,7 @@ fn what_could_not_be_put_back_is_kept_until_somebody_says() {
     begin(&first.trials, "lo", &refused()).unwrap();
     drop(first);
 
-    // The next life tries again, and keeps what it cannot do either.
+    // The next process tries again, and keeps what it cannot do either.
     let second = again(&folder);
     recover(&second.trials);
     for port in ["no-such-port", "lo"] {
@@ -104,10 +104,10 @@ fn what_could_not_be_put_back_is_kept_until_somebody_says() {
     }
     assert_eq!(second.trials.lock().get("no-such-port").unwrap().undo, undo);
 
-    // Whoever confirms now is told that it is neither the new nor the old.
+    // A confirmation now gets the answer that it is neither the new nor the old.
     let error = confirm(&second.trials, "no-such-port").unwrap_err();
     assert!(error.message.contains("could NOT be put back: there is no port no-such-port"), "{error:?}");
-    assert!(!under_way(&second.trials, "no-such-port"));
+    assert!(!on_trial(&second.trials, "no-such-port"));
     // A new change gives it another end.
     nothing_waits_long(&second.trials, "lo");
     confirm(&second.trials, "lo").unwrap();
@@ -122,31 +122,31 @@ fn a_port_is_on_trial_once() {
         begin(&agent.trials, "lo", &Settings::default()).unwrap_err().message.contains("on trial already")
     );
     assert_eq!(end(&agent.trials, &begun), Ended::PutBack);
-    assert_eq!(end(&agent.trials, &begun), Ended::Confirmed, "another has the last word");
+    assert_eq!(end(&agent.trials, &begun), Ended::Confirmed, "another trial has replaced it");
     let late = confirm(&agent.trials, "lo").unwrap_err();
     assert!(late.message.contains("no change that waits") && late.hint.contains("--within"), "{late:?}");
 }
 
 #[test]
-fn a_change_under_way_is_neither_confirmed_nor_put_back_by_others() {
+fn a_change_in_progress_is_neither_confirmed_nor_put_back_by_others() {
     let (_folder, agent) = agent();
     let begun = begin_nothing(&agent.trials, "lo");
     for refused in [confirm(&agent.trials, "lo"), put_back_now(&agent.trials, "lo")] {
         let error = refused.unwrap_err();
         assert!(error.code == code::LINK_BUSY && error.message.contains("not done yet"), "{error:?}");
     }
-    assert!(under_way(&agent.trials, "lo"));
+    assert!(on_trial(&agent.trials, "lo"));
     start(&agent.trials, vec![begun], WITHIN_S_MAX).unwrap();
     put_back_now(&agent.trials, "lo").unwrap();
-    assert!(!under_way(&agent.trials, "lo"));
+    assert!(!on_trial(&agent.trials, "lo"));
 }
 
 #[test]
-fn nobody_waits_for_a_trial_that_ended() {
+fn no_thread_waits_for_a_trial_that_ended() {
     let (_folder, agent) = agent();
     nothing_waits_long(&agent.trials, "lo");
     nothing_waits_long(&agent.trials, "other");
-    assert_eq!(Arc::strong_count(&agent.trials), 3, "whoever waits holds the trials");
+    assert_eq!(Arc::strong_count(&agent.trials), 3, "a waiting thread holds the trials");
     // Both wait by now.
     std::thread::sleep(Duration::from_millis(300));
     confirm(&agent.trials, "lo").unwrap();
@@ -190,7 +190,7 @@ fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
         error.code == code::MIGRATION_UNDER_WAY && error.message.contains("from or to here"),
         "{error:?}"
     );
-    assert!(!under_way(&agent.trials, "other"));
+    assert!(!on_trial(&agent.trials, "other"));
     put_back_now(&agent.trials, "lo").unwrap();
-    assert!(!under_way(&agent.trials, "lo"));
+    assert!(!on_trial(&agent.trials, "lo"));
 }

@@ -34,31 +34,31 @@ enum ConnectError {
     },
 }
 
-/// A stream that the peer asked for, and the service that it shall go to.
+/// A stream that the peer asked for, and the service to connect it to.
 pub(super) type Asked = (StreamId, String);
 
-/// Connects the streams that are told, one after the other, in a thread of its own: a hypervisor tells its connections apart
-/// by the order in which they come. Ends when nobody can tell of one any more.
+/// Connects the streams that are queued, one after the other, in a thread of its own: a hypervisor distinguishes its
+/// connections by the order in which they are made. Ends with the last sender of the queue.
 pub(super) fn start(sessions: Arc<Sessions>, tunnel: Arc<Tunnel>) -> io::Result<Sender<Asked>> {
-    let (told, queue) = channel::<Asked>();
+    let (asked, queue) = channel::<Asked>();
     std::thread::Builder::new().name("tunnel-connect".into()).spawn(move || {
         for (stream, service) in queue {
             connect(&sessions, &tunnel, stream, service);
         }
     })?;
-    Ok(told)
+    Ok(asked)
 }
 
 fn connect(sessions: &Sessions, tunnel: &Tunnel, stream: StreamId, service: String) {
     match reach(sessions, service) {
         Ok(socket) => {
-            if let Err(error) = tunnel.carriage.streams.accept(stream, socket) {
+            if let Err(error) = tunnel.stream_transport.streams.accept(stream, socket) {
                 tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
             }
         }
         Err(error) => {
             tracing::warn!(peer = %tunnel.peer, %error, "a stream is refused");
-            tunnel.carriage.streams.refuse(stream, &error.to_string());
+            tunnel.stream_transport.streams.refuse(stream, &error.to_string());
         }
     }
 }

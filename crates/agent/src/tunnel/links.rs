@@ -24,12 +24,12 @@ impl Session for Tunnel {
     }
 
     fn streams(&self) -> Option<Arc<StreamTransport>> {
-        Some(self.carriage.clone())
+        Some(self.stream_transport.clone())
     }
 
     fn attach_path(&self, mut connection: ControlPath, link: Option<LinkId>) -> io::Result<PathId> {
         let path = self.door.listen(&mut connection)?;
-        self.tell(Input::Path(path, link, connection));
+        self.send(Input::Path(path, link, connection));
         Ok(path)
     }
 
@@ -37,9 +37,9 @@ impl Session for Tunnel {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError> {
-        self.carriage.pump(channel, link, carrier, None)
+        self.stream_transport.pump(channel, link, ends, None)
     }
 
     fn is_ending(&self) -> bool {
@@ -66,11 +66,11 @@ impl Session for Tunnel {
 
     fn closed(&self, link: LinkId, channels: &[ChannelId]) {
         for &channel in channels {
-            if self.carriage.streams.channel_gone(channel) {
-                self.tell(Input::Fence(channel));
+            if self.stream_transport.streams.channel_gone(channel) {
+                self.send(Input::Fence(channel));
             }
         }
-        self.tell(Input::LinkLost(link));
+        self.send(Input::LinkLost(link));
     }
 
     fn lost(&self, link: &Link, reason: &str) {

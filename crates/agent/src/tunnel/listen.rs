@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Sessions, Tunnel, stale};
 use crate::faults::chain;
-use crate::gate::{Connect, LibvirtJob, StreamGate};
+use crate::stream_gate::{Connect, LibvirtJob, StreamGate};
 
 /// Out of descriptors, most likely: the connection stays in the queue, so do not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
@@ -178,37 +178,37 @@ impl Tunnel {
             if pair.drives {
                 let gate = Arc::new(LibvirtJob::new(path, connect).map_err(failed)?);
                 sessions.gates.add_job(gate.clone());
-                self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+                self.jobs.lock().push(gate);
             } else {
                 let gate = Arc::new(StreamGate::new(path, connect).map_err(failed)?);
                 sessions.gates.add(gate.clone());
-                self.gates.lock().unwrap_or_else(PoisonError::into_inner).push(gate);
+                self.gates.lock().push(gate);
             }
             if self.is_over() {
                 // It ended before it knew of this one.
-                self.shut_gates(sessions, "its other end is gone");
+                self.close_gates(sessions, "its other end is gone");
             }
         }
         Ok(())
     }
 
     /// The tunnel is over.
-    pub(super) fn shut_gates(&self, sessions: &Sessions, why: &str) {
-        let gates = std::mem::take(&mut *self.gates.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(super) fn close_gates(&self, sessions: &Sessions, why: &str) {
+        let gates = std::mem::take(&mut *self.gates.lock());
         for gate in gates {
-            gate.shut(&format!("the tunnel ended: {why}"));
+            gate.close(&format!("the tunnel ended: {why}"));
             sessions.gates.forget(&gate);
         }
-        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        let jobs = std::mem::take(&mut *self.jobs.lock());
         for gate in jobs {
-            gate.shut(&format!("the tunnel ended: {why}"));
+            gate.close(&format!("the tunnel ended: {why}"));
             sessions.gates.forget_job(&gate);
         }
     }
 
     /// If it cannot be opened, the socket is reset.
     fn open(&self, to: &TunnelAddress, socket: Socket) -> Result<(), String> {
-        self.carriage.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
+        self.stream_transport.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
     }
 }
 

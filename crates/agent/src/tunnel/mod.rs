@@ -10,7 +10,7 @@
 //! | `stale` | sockets that a killed agent or hypervisor left in the file system |
 //! | `listen`, `connect` | local sockets: where streams come from, and where they go |
 //!
-//! Both ends are the same but for who connects, who listens and whose numbers are even.
+//! The two ends differ only in which one connects, which one listens and which one has even numbers.
 
 mod connect;
 mod links;
@@ -23,9 +23,9 @@ mod start;
 mod tests;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use linerate_api::TunnelEvent;
@@ -34,13 +34,14 @@ use linerate_core::{ChannelId, Fault, LinkId, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
 use linerate_net::control::ControlPath;
 use linerate_net::fence::Fenced;
+use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
-use crate::gate::{LibvirtJob, StreamGate};
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, PathEvent};
 use crate::session::stream_transport::StreamTransport;
+use crate::stream_gate::{LibvirtJob, StreamGate};
 
 pub use sessions::Sessions;
 pub use stale::clear_folders;
@@ -60,7 +61,7 @@ enum Input {
     /// A channel of the peer applies nothing more.
     Fenced(ChannelId, Fenced),
     Asked(StreamId, String),
-    /// The peer did not take a stream, for this reason.
+    /// The peer refused a stream, for this reason.
     Refused(StreamId, String),
     End(Fault),
 }
@@ -70,16 +71,15 @@ pub struct Tunnel {
     /// Names it on both hosts.
     pub session: SessionId,
     dialler: Dialler,
-    /// The other host.
     pub peer: SocketAddr,
     clock: Clock,
-    carriage: Arc<StreamTransport>,
+    stream_transport: Arc<StreamTransport>,
     inbox: Sender<Input>,
     door: Door,
     losses: Losses,
     /// All links may be gone for so long.
     link_timeout: Duration,
-    /// Who watches, at the host that asked.
+    /// The watcher's channel, at the host that asked.
     events: Mutex<Option<tokio::sync::mpsc::UnboundedSender<TunnelEvent>>>,
     over: AtomicBool,
     /// Where connections wait, at the host that asked.
@@ -89,13 +89,13 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    fn tell(&self, input: Input) {
-        // After the end nobody reads it, which is as well.
+    fn send(&self, input: Input) {
+        // After the session's end the inbox has no reader, and none is needed.
         let _ = self.inbox.send(input);
     }
 
     fn publish(&self, event: TunnelEvent) {
-        if let Some(events) = &*self.events.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(events) = &*self.events.lock() {
             let _ = events.send(event);
         }
     }
@@ -112,7 +112,7 @@ impl Tunnel {
 
     /// Asks for its end.
     pub fn end(&self, fault: Fault) {
-        self.tell(Input::End(fault));
+        self.send(Input::End(fault));
     }
 }
 

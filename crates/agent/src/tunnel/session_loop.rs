@@ -1,8 +1,8 @@
 //! The loop of a session.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use linerate_api::TunnelEvent;
@@ -13,15 +13,14 @@ use linerate_core::{Code, Endpoint, Fault, Message, PathId, Side, Step};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::convert;
 use crate::faults::chain;
-use crate::session::kept::PendingNotice;
 use crate::session::links::Links;
 use crate::session::paths::{PathEvent, Paths};
-use crate::session::withdraw::withdraw;
+use crate::session::pending_notice::PendingNotice;
+use crate::session::roll_back_notice;
 
-/// Where only events lead on; any length would do.
+/// Where only events are waited for; any length would do.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What is said first.
 pub(super) enum Opening {
     /// The host that asked waits for the other's addresses.
     Ask,
@@ -40,11 +39,11 @@ pub(super) struct SessionLoop {
     /// Filters of links, at the host that asked.
     filter: Vec<String>,
     /// At the host that asked: the file from which the next start of this agent sends the roll-back notice.
-    kept: Option<PendingNotice>,
+    notice: Option<PendingNotice>,
     links: Option<Links<Tunnel>>,
     lifetime: Lifetime,
-    /// What the peer is being told.
-    parting: Option<Fault>,
+    /// What is being sent to the peer as the end.
+    closing: Option<Fault>,
     over: Option<Fault>,
 }
 
@@ -54,7 +53,7 @@ impl SessionLoop {
         tunnel: Arc<Tunnel>,
         connector: Sender<connect::Asked>,
         opening: Opening,
-        (filter, kept): (Vec<String>, Option<PendingNotice>),
+        (filter, notice): (Vec<String>, Option<PendingNotice>),
     ) -> SessionLoop {
         let mut control = Control::default();
         let side = match opening {
@@ -73,10 +72,10 @@ impl SessionLoop {
             connector,
             paths: Paths::default(),
             filter,
-            kept,
+            notice,
             links: None,
             lifetime,
-            parting: None,
+            closing: None,
             over: None,
         }
     }
@@ -89,44 +88,44 @@ impl SessionLoop {
                 break fault;
             }
             if let Some(end) = self.lifetime.end(self.tunnel.clock.now(), &self.control) {
-                break self.why(end);
+                break self.end_fault(end);
             }
         };
         tracing::info!(session = %self.tunnel.session, %fault, "a tunnel ends");
         self.tunnel.over.store(true, Ordering::SeqCst);
-        self.withdraw();
-        self.tunnel.shut_gates(&self.sessions, &fault.to_string());
+        self.notify_peer();
+        self.tunnel.close_gates(&self.sessions, &fault.to_string());
         // First the links' threads, which would open again what is closed below.
         self.links = None;
-        self.tunnel.carriage.end(self.tunnel.session);
+        self.tunnel.stream_transport.end(self.tunnel.session);
         self.paths.clear();
         self.tunnel.door.close();
         self.sessions.forget(self.tunnel.session);
         self.tunnel.publish(TunnelEvent::Ended { error: convert::error(&fault, None) });
-        *self.tunnel.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.tunnel.events.lock() = None;
     }
 
-    fn why(&mut self, end: End) -> Fault {
+    fn end_fault(&mut self, end: End) -> Fault {
         let lost = |step, detail: &str| Fault::new(Code::PeerLost, step, self.side, detail);
         let seconds = self.tunnel.link_timeout.as_secs();
-        match (end, self.parting.take()) {
-            (End::Closed, Some(told)) => told,
-            (End::NeverConnected, _) => lost(Step::Connect, "its first connection broke off"),
+        match (end, self.closing.take()) {
+            (End::Closed, Some(fault)) => fault,
+            (End::NeverConnected, _) => lost(Step::Connect, "its first connection failed"),
             (End::NoLink | End::Closed, _) => lost(Step::Copy, &format!("no link for {seconds} s")),
         }
     }
 
-    /// The host that asked has ended it. If no link could say so, the other is told as soon as one works again.
+    /// The host that asked has ended it. If no link could carry that, the other is notified as soon as one works again.
     /// Otherwise it would hold sockets, and whatever is behind them, until its own limit.
-    fn withdraw(&mut self) {
-        let kept = self.kept.take();
+    fn notify_peer(&mut self) {
+        let notice = self.notice.take();
         if self.side != Side::Source || self.control.unreachable_since().is_none() {
             return;
         }
         let mut peers = vec![self.tunnel.peer];
         let remotes = self.tunnel.losses.remotes();
         peers.extend(remotes.into_iter().filter(|remote| *remote != self.tunnel.peer));
-        withdraw(peers, self.tunnel.dialler.identity, false, move || drop(kept));
+        roll_back_notice::send(peers, self.tunnel.dialler.identity, false, move || drop(notice));
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {
@@ -145,7 +144,7 @@ impl SessionLoop {
     /// Notes become messages, messages frames on paths.
     fn transmit(&mut self) {
         let now = self.tunnel.clock.now();
-        for (stream, note) in self.tunnel.carriage.streams.take_notes() {
+        for (stream, note) in self.tunnel.stream_transport.streams.take_notes() {
             self.control.send(now, Message::Stream { stream, note });
         }
         while let Some((path, frame)) = self.control.poll_outgoing(now) {
@@ -158,7 +157,7 @@ impl SessionLoop {
     fn take(&mut self, input: Input) {
         let now = self.tunnel.clock.now();
         match input {
-            Input::Control(event) => self.heard(event),
+            Input::Control(event) => self.control_event(event),
             Input::Path(path, link, connection) => {
                 self.lifetime.path_up();
                 self.paths.add(path, link, connection);
@@ -169,11 +168,11 @@ impl SessionLoop {
             }
             Input::Attention => {}
             Input::ChannelLost(channel, error) => {
-                if self.tunnel.carriage.streams.channel_gone(channel) {
+                if self.tunnel.stream_transport.streams.channel_gone(channel) {
                     tracing::debug!(channel, error = chain(&error), "a channel is lost");
                     self.control.send(now, Message::Fence { channel });
                 }
-                self.tunnel.carriage.remove_pump(channel);
+                self.tunnel.stream_transport.remove_pump(channel);
                 self.tunnel.losses.channel_lost(channel, &error);
             }
             Input::Fence(channel) => self.control.send(now, Message::Fence { channel }),
@@ -189,7 +188,7 @@ impl SessionLoop {
                 tracing::warn!(stream, reason, "a connection was not taken at the other host");
                 self.tunnel.publish(TunnelEvent::Refused { reason });
             }
-            Input::End(fault) => self.part(fault),
+            Input::End(fault) => self.close(fault),
         }
     }
 
@@ -200,7 +199,7 @@ impl SessionLoop {
         self.control.path_lost(self.tunnel.clock.now(), path);
     }
 
-    fn heard(&mut self, event: PathEvent) {
+    fn control_event(&mut self, event: PathEvent) {
         let now = self.tunnel.clock.now();
         match event {
             PathEvent::Heard(path) => self.control.note_activity(now, path),
@@ -220,29 +219,27 @@ impl SessionLoop {
     fn message(&mut self, message: Message) {
         match message {
             Message::Abort(fault) => self.over = Some(fault),
-            // Nothing else counts any more.
-            _ if self.parting.is_some() => {}
+            // While closing, nothing else counts.
+            _ if self.closing.is_some() => {}
             Message::Stream { .. } | Message::Fenced { .. } => {
-                if let Err(violation) = self.tunnel.carriage.heard(message) {
+                if let Err(violation) = self.tunnel.stream_transport.deliver(message) {
                     self.violation(&violation.to_string());
                 }
             }
             Message::Fence { channel }
                 if self.side == Side::Source && !self.tunnel.dialler.has_opened(channel) =>
             {
-                self.violation(&format!(
-                    "a fence is asked for of channel {channel}, which nobody has opened"
-                ));
+                self.violation(&format!("a fence is asked for of channel {channel}, which was never opened"));
             }
             Message::Fence { channel } => {
                 let session = self.tunnel.clone();
-                let told = move |fenced| session.tell(Input::Fenced(channel, fenced));
-                self.tunnel.carriage.fence(channel, told);
+                let fenced = move |fenced| session.send(Input::Fenced(channel, fenced));
+                self.tunnel.stream_transport.fence(channel, fenced);
             }
             Message::Admitted { endpoints } if self.side == Side::Source && self.links.is_none() => {
                 match Links::open(&self.tunnel, &endpoints, &self.filter) {
                     Ok(links) => self.links = Some(links),
-                    Err(fault) => self.part(fault),
+                    Err(fault) => self.close(fault),
                 }
             }
             other => self.violation(&format!("a {} message has no place in a tunnel", other.tag())),
@@ -250,15 +247,15 @@ impl SessionLoop {
     }
 
     fn violation(&mut self, what: &str) {
-        self.part(Fault::new(Code::ProtocolViolation, Step::Copy, self.side, what));
+        self.close(Fault::new(Code::ProtocolViolation, Step::Copy, self.side, what));
     }
 
-    /// Tells the peer, and ends when it knows or does not answer.
-    fn part(&mut self, fault: Fault) {
-        if self.over.is_none() && self.parting.is_none() {
+    /// Sends the end to the peer, and ends when it knows or does not answer.
+    fn close(&mut self, fault: Fault) {
+        if self.over.is_none() && self.closing.is_none() {
             let now = self.tunnel.clock.now();
             self.control.send(now, Message::Abort(fault.clone()));
-            self.parting = Some(fault);
+            self.closing = Some(fault);
             self.lifetime.close(now);
         }
     }

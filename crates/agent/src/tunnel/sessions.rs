@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step};
+use linerate_net::lock::Mutex;
 use linerate_wire::frame::Hello;
 
 use super::{Tunnel, start};
 use crate::config::Config;
-use crate::gate::{ArrivalCount, StreamGates};
 use crate::session::offer::RdmaPorts;
+use crate::stream_gate::{ArrivalCount, StreamGates};
 
 /// Tunnels at a time: each has threads and connections.
 const TUNNELS_MAX: usize = 64;
 
-/// See the module.
 pub struct Sessions {
     pub(super) config: Arc<Config>,
     pub(super) gates: Arc<StreamGates>,
@@ -25,7 +25,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// None yet.
     pub(crate) fn new(
         config: Arc<Config>,
         gates: Arc<StreamGates>,
@@ -36,7 +35,7 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Tunnel>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     pub fn get(&self, session: SessionId) -> Option<Arc<Tunnel>> {
@@ -48,7 +47,6 @@ impl Sessions {
         self.lock().insert(tunnel.session, tunnel);
     }
 
-    /// It is over.
     pub(super) fn forget(&self, session: SessionId) {
         self.lock().remove(&session);
     }
@@ -56,7 +54,7 @@ impl Sessions {
     /// Another host wants streams to sockets here. Its connection is not welcomed yet.
     pub fn accept(self: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
         let refuse = |code, detail: &str| Err(Fault::new(code, Step::Authorise, Side::Destination, detail));
-        // Held meanwhile: of two that come at once, one finds the other.
+        // Held meanwhile: of two that arrive at once, one finds the other.
         let mut live = self.lock();
         if live.len() >= TUNNELS_MAX {
             return refuse(Code::GuestBusy, "there are as many tunnels as there may be");

@@ -1,4 +1,4 @@
-//! Sockets in the file system on which nobody listens any more: an agent or a hypervisor that was killed leaves them.
+//! Sockets in the file system on which no process listens any more: a killed agent or hypervisor leaves them.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,8 +13,8 @@ use crate::config::Config;
 /// Sockets of this network namespace, with the names that they were bound to.
 const BOUND: &str = "/proc/net/unix";
 
-/// Removes what migrations of domains have left in the folders that tunnels may connect into. Names tell what is of such migrations;
-/// other sockets are left alone. Done before this agent listens on any.
+/// Removes what migrations of domains have left in the folders that tunnels may connect into. Names show what is of
+/// such migrations; other sockets are left alone. Done before this agent listens on any.
 pub fn clear_folders(config: &Config) {
     for folder in config.tunnel_targets.iter().filter_map(TunnelAddress::folder) {
         match clear_folder(folder) {
@@ -31,7 +31,8 @@ pub fn clear_folders(config: &Config) {
 
 fn clear_folder(folder: &Path) -> io::Result<u32> {
     let bound = std::fs::read(BOUND)?;
-    // Names are of one migration each, and others may have bound them by another way to the same folder: the last part tells.
+    // Names are of one migration each, and another process may have bound them by another path to the same folder: the
+    // last part identifies them.
     let is_bound = |name: &OsStr| {
         let last = |line: &[u8]| line.rsplit(|byte| *byte == b'/').next() == Some(name.as_encoded_bytes());
         bound.split(|byte| *byte == b'\n').any(last)
@@ -40,8 +41,8 @@ fn clear_folder(folder: &Path) -> io::Result<u32> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        // A hypervisor takes the first connection for the guest that it waits for: where the kernel knows that somebody listens, nobody
-        // is asked. What it does not know may be of another network namespace.
+        // A hypervisor takes the first connection for the guest that it waits for: where the kernel knows a listener,
+        // the socket is not tried. What it does not know may be of another network namespace.
         if name.to_str().is_some_and(is_domain_socket) && !is_bound(&name) && clear(&entry.path())? {
             removed += 1;
         }
@@ -49,7 +50,8 @@ fn clear_folder(folder: &Path) -> io::Result<u32> {
     Ok(removed)
 }
 
-/// Removes a socket on which nobody listens, and nothing else. Says whether it did. Whoever listens sees a connection that ends.
+/// Removes a socket on which no process listens, and nothing else. `true` if it did. A listener sees a connection that
+/// ends.
 pub fn clear(path: &Path) -> io::Result<bool> {
     let removed = is_refused(path)
         .and_then(|refused| if refused { std::fs::remove_file(path).map(|()| true) } else { Ok(false) });
@@ -64,7 +66,7 @@ fn is_refused(path: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A full queue would hold us.
+    // A full queue would block this thread.
     socket.set_nonblocking(true)?;
     let asked = socket.connect(&SockAddr::unix(path)?);
     Ok(asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused))
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_listens_on_goes_and_all_else_stays() {
+    fn sockets_without_a_listener_are_removed_and_all_else_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = |id: &str, kind: &str| dir.path().join(domain_socket(&id.repeat(32), kind));
         let left = path("1", "mig");
@@ -101,11 +103,11 @@ mod tests {
         }
         assert!(std::fs::symlink_metadata(&link).is_ok());
         let asked = listener.accept().map(drop).map_err(|error| error.kind());
-        assert_eq!(asked, Err(io::ErrorKind::WouldBlock), "who listens was disturbed");
+        assert_eq!(asked, Err(io::ErrorKind::WouldBlock), "the listener was disturbed");
     }
 
     #[test]
-    fn a_socket_by_its_name_goes_if_nobody_listens_and_a_full_queue_is_somebody() {
+    fn a_socket_by_its_name_is_removed_without_a_listener_and_a_full_queue_is_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         assert!(!clear(&path).unwrap(), "there is none");

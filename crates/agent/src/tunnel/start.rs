@@ -1,15 +1,16 @@
 //! Both ends of a session: a request becomes one here, a connection becomes one there.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use linerate_api::{Transport, TunnelEvent, TunnelRequest};
 use linerate_core::stream::{Config, End};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::links::parse_networks;
+use linerate_net::lock::Mutex;
 use linerate_net::tcp::Stream;
 use linerate_wire::frame::{Hello, Role};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -20,17 +21,17 @@ use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
 use crate::session::address::resolve;
-use crate::session::contact::{first_contact, keep};
+use crate::session::contact::{keep, open_session};
 use crate::session::identity::Identity;
-use crate::session::kept::PendingNotice;
 use crate::session::links::{Dialler, Losses, Session};
-use crate::session::notice::ToLoop;
+use crate::session::notice::LoopSender;
 use crate::session::offer::offered;
 use crate::session::paths::Door;
+use crate::session::pending_notice::PendingNotice;
 use crate::session::stream_transport::StreamTransport;
 
 /// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and
-/// tells.
+/// sends the end.
 const LINK_TIMEOUT: Duration = Duration::from_secs(LINK_TIMEOUT_S as u64);
 const LINK_TIMEOUT_S: u32 = 120;
 
@@ -45,7 +46,7 @@ pub struct Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         self.accepting = None;
-        let detail = "whoever asked for the tunnel is gone";
+        let detail = "the client that asked for the tunnel is gone";
         self.tunnel.end(Fault::new(Code::Cancelled, Step::Copy, Side::Source, detail));
     }
 }
@@ -64,14 +65,14 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     let peers = resolve(&request.to)?;
     let kept = PendingNotice::new(&sessions.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
-    let (control, peer) = first_contact(&peers, Role::TunnelNew, &identity)?;
+    let (control, peer) = open_session(&peers, Role::TunnelNew, &identity)?;
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));
-    let place = Place { identity, peer, end: End::Source, timeout, events, kept };
+    let parts = TunnelParts { identity, peer, end: End::Source, timeout, events, notice: kept };
     let filter = request.links.clone();
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
-    let tunnel = run(sessions, place, Opening::Ask, filter).map_err(failed)?;
+    let tunnel = run(sessions, parts, Opening::Ask, filter).map_err(failed)?;
     sessions.add(tunnel.clone());
     let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events: watched };
     tunnel.attach_path(control, None).map_err(failed)?;
@@ -92,35 +93,35 @@ pub fn accept(sessions: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Resu
         return Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail));
     }
     let offered = offered(&sessions.config.listen, &sessions.rdma)?;
-    let place = Place {
+    let parts = TunnelParts {
         identity: Identity { session, token },
         peer,
         end: End::Destination,
         timeout: LINK_TIMEOUT,
         events: None,
-        kept: None,
+        notice: None,
     };
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Authorise, Side::Destination, &error);
-    let tunnel = run(sessions, place, Opening::Offer(offered), Vec::new()).map_err(failed)?;
-    tracing::info!(%session, %peer, "a tunnel comes here");
+    let tunnel = run(sessions, parts, Opening::Offer(offered), Vec::new()).map_err(failed)?;
+    tracing::info!(%session, %peer, "a tunnel from another host");
     Ok(tunnel)
 }
 
 /// What is different at both ends.
-struct Place {
+struct TunnelParts {
     identity: Identity,
     peer: SocketAddr,
     end: End,
     timeout: Duration,
     events: Option<UnboundedSender<TunnelEvent>>,
     /// At the host that asked.
-    kept: Option<PendingNotice>,
+    notice: Option<PendingNotice>,
 }
 
 /// The session's loop, in a thread of its own.
 fn run(
     sessions: &Arc<Sessions>,
-    place: Place,
+    parts: TunnelParts,
     opening: Opening,
     filter: Vec<String>,
 ) -> std::io::Result<Arc<Tunnel>> {
@@ -130,29 +131,29 @@ fn run(
         streams_max: sessions.config.tunnel_streams_max,
         ..Config::default()
     };
-    let owner = Box::new(ToLoop::new(inbox.clone()));
-    let told = inbox.clone();
-    let door = Door::open(move |event| drop(told.send(Input::Control(event))))?;
+    let owner = Box::new(LoopSender::new(inbox.clone()));
+    let events = inbox.clone();
+    let door = Door::open(move |event| drop(events.send(Input::Control(event))))?;
     let tunnel = Arc::new(Tunnel {
-        session: place.identity.session,
-        dialler: Dialler::new(place.identity, Transport::Tcp, Default::default()),
-        peer: place.peer,
+        session: parts.identity.session,
+        dialler: Dialler::new(parts.identity, Transport::Tcp, Default::default()),
+        peer: parts.peer,
         clock: Clock::start(),
-        carriage: Arc::new(StreamTransport::new(place.end, config, owner, Arc::default())),
+        stream_transport: Arc::new(StreamTransport::new(parts.end, config, owner, Arc::default())),
         inbox,
         door,
         losses: Losses::default(),
-        link_timeout: place.timeout,
-        events: Mutex::new(place.events),
+        link_timeout: parts.timeout,
+        events: Mutex::new(parts.events),
         over: AtomicBool::new(false),
         gates: Mutex::default(),
         jobs: Mutex::default(),
     });
     let connector = connect::start(sessions.clone(), tunnel.clone())?;
     let session_loop =
-        SessionLoop::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, place.kept));
+        SessionLoop::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, parts.notice));
     std::thread::Builder::new()
-        .name(format!("tunnel-{}", place.identity.session))
+        .name(format!("tunnel-{}", parts.identity.session))
         .spawn(move || session_loop.run(&receiver))?;
     Ok(tunnel)
 }
@@ -161,10 +162,13 @@ impl Tunnel {
     /// A welcomed connection of the session, at the host that was asked.
     pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), String> {
         match hello.role {
-            Role::Data => self.carriage.serve(hello.channel, stream, |_| {}).map_err(|error| chain(&error)),
-            Role::ReverseData => {
-                self.carriage.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error))
+            Role::Data => {
+                self.stream_transport.serve(hello.channel, stream, |_| {}).map_err(|error| chain(&error))
             }
+            Role::ReverseData => self
+                .stream_transport
+                .attach_back(hello.channel, hello.link, &stream)
+                .map_err(|error| chain(&error)),
             role => {
                 let link = (role != Role::TunnelNew).then_some(hello.link);
                 let attached = keep(stream).and_then(|control| self.attach_path(control, link));

@@ -17,7 +17,7 @@ use crate::testing::agent;
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A tunnel from one agent to the other, whose connections go through the test's hands.
+/// A tunnel from one agent to the other, whose connections the test forwards.
 struct Stage {
     begun: Begun,
     other: Arc<Agent>,
@@ -32,11 +32,11 @@ impl Stage {
     fn new(takes: impl Fn(&Arc<Agent>, Accepted) + Send + Sync + 'static) -> Stage {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let place = Arc::new(OnceLock::<Arc<Agent>>::new());
-        let (told, connected) = std::sync::mpsc::channel();
-        let told = Mutex::new(told);
+        let (roles, connected) = std::sync::mpsc::channel();
+        let roles = Mutex::new(roles);
         let taking = place.clone();
         let handler = move |accepted: Accepted| {
-            let _ = told.lock().unwrap().send(accepted.hello.role);
+            let _ = roles.lock().send(accepted.hello.role);
             takes(taking.get().unwrap(), accepted);
         };
         let listener =
@@ -92,7 +92,7 @@ fn takes(agent: &Arc<Agent>, accepted: Accepted) {
 }
 
 #[test]
-fn a_link_whose_channel_back_has_ended_is_opened_anew() {
+fn a_link_whose_reverse_channel_has_ended_is_opened_again() {
     let closed = AtomicBool::new(false);
     let mut stage = Stage::new(move |agent, accepted| {
         if accepted.hello.role == Role::ReverseData && !closed.swap(true, Ordering::SeqCst) {
@@ -108,10 +108,10 @@ fn a_link_whose_channel_back_has_ended_is_opened_anew() {
 }
 
 #[test]
-fn a_peer_that_wants_a_fence_of_what_nobody_opened_breaks_the_protocol() {
+fn a_peer_that_wants_a_fence_of_a_channel_never_opened_breaks_the_protocol() {
     let mut stage = Stage::new(takes);
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
-    stage.theirs().tell(Input::Fence(1_000_000));
+    stage.theirs().send(Input::Fence(1_000_000));
     let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
     let TunnelEvent::Ended { error } = ended else { unreachable!() };
     assert_eq!(error.code, "protocol_violation", "{error:?}");

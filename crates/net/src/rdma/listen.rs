@@ -152,7 +152,7 @@ impl Listener {
     /// Listens on those of the addresses that belong to RDMA devices; an error if none does. A port that is taken (iWARP
     /// shares them with TCP) is replaced by one of the system's choice. The handler is called in the listener's thread.
     ///
-    /// A device that is taken away is let go, with its address. [`Listener::look_again`] finds those that came.
+    /// A device that is taken away is let go, with its address. [`Listener::check_again`] finds those that came.
     pub fn start(
         addresses: &[SocketAddr],
         handler: impl Fn(Accepted) + Send + 'static,
@@ -180,7 +180,7 @@ impl Listener {
     }
 
     /// Listens at addresses that a device has only now.
-    pub fn look_again(&self) {
+    pub fn check_again(&self) {
         let _ = self.shared.listen();
     }
 

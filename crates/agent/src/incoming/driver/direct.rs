@@ -49,13 +49,13 @@ impl Driver for Direct {
         self.writer = Some(writer.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?);
         let (regions, touched) = self.ram.check_blocks(pid, &found)?;
         self.qemu.write_journal()?;
-        self.context().shared.tell(Event::Prepared { regions, touched });
+        self.context().shared.send(Event::Prepared { regions, touched });
         Ok(())
     }
 
     fn seal(&mut self, digest: bool) -> Done {
         let digest = self.ram.seal(digest)?;
-        self.context().shared.tell(Event::Sealed(digest));
+        self.context().shared.send(Event::Sealed(digest));
         Ok(())
     }
 
@@ -72,14 +72,14 @@ impl Driver for Direct {
         monitor
             .wait_loaded(Instant::now() + LOAD_WAIT, &|| context.is_abandoned())
             .map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
-        context.shared.tell(Event::DeviceStateLoaded);
-        // While the word goes to the source and back.
+        context.shared.send(Event::DeviceStateLoaded);
+        // While the message goes to the source and back.
         monitor.save_ram_again(Instant::now() + QMP_WAIT);
         Ok(())
     }
 
-    fn check_disks(&mut self, told: &str) -> Done {
-        self.qemu.check_disks(told)
+    fn check_disks(&mut self, reported: &str) -> Done {
+        self.qemu.check_disks(reported)
     }
 
     fn run(&mut self, ran: bool) -> Done {

@@ -1,4 +1,4 @@
-//! Linerate copies RAM, and libvirt hands the guest over. libvirt has started the incoming QEMU, which waits for a
+//! Linerate copies RAM, and libvirt owns the switch-over. libvirt has started the incoming QEMU, which waits for a
 //! stream that the source holds back. It is never run and never ended here.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,12 +14,12 @@ use linerate_guest::registry::GuestRecord;
 use super::placed_ram::PlacedRam;
 use super::{Done, Driver, QMP_WAIT, here, internal};
 use crate::faults::chain;
-use crate::gate::Arriving;
 use crate::incoming::context::Context;
 use crate::incoming::domain::{Found, find};
 use crate::incoming::worker::Task;
+use crate::stream_gate::DomainArrival;
 
-/// Between two looks at whether QEMU has taken its stream.
+/// Between two checks whether QEMU has taken its stream.
 const WATCH: Duration = Duration::from_millis(2);
 /// QEMU loads its state, or libvirt ends it.
 const PUT_BACK_WAIT: Duration = Duration::from_secs(30);
@@ -37,12 +37,12 @@ enum Monitor {
     /// QEMU waits for its stream.
     Waiting(Qmp),
     /// RAM is complete, and the source releases the stream. libvirt waits until the capability is off.
-    Arriving(Qmp, Arriving),
+    Arriving(Qmp, DomainArrival),
     Closed,
 }
 
 impl Handover {
-    /// Finds the waiting QEMU and maps its RAM. Nothing is set yet.
+    /// Finds the incoming QEMU and maps its RAM. Nothing is set yet.
     pub fn admit(
         context: Context,
         offered: &GuestDescription,
@@ -73,16 +73,16 @@ impl Handover {
 
     /// Whether the capability was set, and not put back.
     fn is_set(&self) -> bool {
-        matches!(self.context.waiting().domain, Some((_, false)))
+        matches!(self.context.record().domain, Some((_, false)))
     }
 
     /// What the next start of this agent must know, to put the capability back. `over`: it is off again.
     fn write_journal(&self, over: bool) -> Done {
-        self.context.waiting().domain = Some((self.record.clone(), over));
+        self.context.record().domain = Some((self.record.clone(), over));
         self.context.write_journal()
     }
 
-    /// Puts the capability back, if it was set. On `Err` the journal still says so.
+    /// Puts the capability back, if it was set. On `Err` the journal still has it as set.
     fn put_back(&mut self) -> Done {
         let arriving = match std::mem::replace(&mut self.monitor, Monitor::Closed) {
             Monitor::Arriving(_, arriving) => Some(arriving),
@@ -116,7 +116,7 @@ impl Driver for Handover {
         tasks.recv().ok()
     }
 
-    /// Has the waiting QEMU expect a stream without RAM; first the journal.
+    /// Makes the incoming QEMU expect a stream without RAM; the journal is written first.
     fn prepare(&mut self) -> Done {
         self.write_journal(false)?;
         let Monitor::Waiting(qmp) = &mut self.monitor else {
@@ -125,7 +125,7 @@ impl Driver for Handover {
         domain::ignore_shared(qmp, true, Instant::now() + QMP_WAIT)
             .map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?;
         let (regions, touched) = self.ram.check_blocks(self.record.process.pid, &self.found)?;
-        self.context.shared.tell(Event::Prepared { regions, touched });
+        self.context.shared.send(Event::Prepared { regions, touched });
         Ok(())
     }
 
@@ -135,17 +135,17 @@ impl Driver for Handover {
             Monitor::Waiting(qmp) => Monitor::Arriving(qmp, self.context.sessions.arrivals.begin()),
             other => other,
         };
-        self.context.shared.tell(Event::Sealed(digest));
+        self.context.shared.send(Event::Sealed(digest));
         Ok(())
     }
 
     fn restore_hypervisor(&mut self) -> Done {
         self.put_back()?;
-        self.context.shared.tell(Event::HypervisorRestored);
+        self.context.shared.send(Event::HypervisorRestored);
         Ok(())
     }
 
-    /// What becomes of the QEMU is libvirt's to say.
+    /// libvirt decides what becomes of the QEMU.
     fn discard(mut self: Box<Self>) {
         if let Err(fault) = self.put_back() {
             tracing::error!(

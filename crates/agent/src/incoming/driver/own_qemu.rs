@@ -47,7 +47,10 @@ impl OwnQemu {
         regions: &[RegionInfo],
     ) -> Result<(OwnQemu, Vec<Mapping>), Fault> {
         let (admitted, ram) = admit(&context.sessions, description, regions)?;
-        context.shared.ram_folder.set(admitted.twin.ram_files.first().map(|file| file.path.as_path()));
+        context
+            .shared
+            .ram_folder
+            .set(admitted.incoming_qemu.ram_files.first().map(|file| file.path.as_path()));
         Ok((OwnQemu { context, admitted, process: None }, ram))
     }
 
@@ -70,15 +73,15 @@ impl OwnQemu {
     pub fn start(&mut self, ram_is_made: bool, deadline: Instant) -> Result<Started, Fault> {
         let failed =
             |error: &(dyn std::error::Error + 'static)| here(Code::HypervisorFailed, Step::Prepare, error);
-        let twin = &self.admitted.twin;
+        let incoming_qemu = &self.admitted.incoming_qemu;
         let launch = Launch {
-            name: &twin.name,
+            name: &incoming_qemu.name,
             qemu: &self.admitted.qemu,
-            arguments: &twin.arguments,
+            arguments: &incoming_qemu.arguments,
             folder: &self.admitted.folder,
-            qmp: &twin.qmp,
-            pid_file: &twin.pid_file,
-            ram_files: twin.ram_files.iter().map(|file| file.path.clone()).collect(),
+            qmp: &incoming_qemu.qmp,
+            pid_file: &incoming_qemu.pid_file,
+            ram_files: incoming_qemu.ram_files.iter().map(|file| file.path.clone()).collect(),
             ram_is_made,
             origin: Origin::Arrived,
             session: Some(self.context.shared.session.to_string()),
@@ -86,13 +89,13 @@ impl OwnQemu {
         let started = process::start(&self.context.sessions.registry, &launch, deadline);
         let (record, mut qmp) = started.map_err(|error| failed(&error))?;
         let pid = record.process.pid;
-        self.context.waiting().qemu = Some(record.clone());
+        self.context.record().qemu = Some(record.clone());
         let found = read::read(&mut qmp, pid, deadline);
         self.process = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| failed(&error))?;
-        self.context.waiting().cpu_threads.clone_from(&found.process.vcpu_threads);
+        self.context.record().cpu_threads.clone_from(&found.process.vcpu_threads);
         let copied = self.admitted.images.exports.iter().map(|one| one.path.clone());
-        self.context.waiting().copied = copied.collect();
+        self.context.record().copied = copied.collect();
         self.check_graph(deadline)?;
         storage::recheck(&self.admitted.proved, pid, Step::Prepare)?;
         Ok(Started { pid, found })
@@ -108,39 +111,39 @@ impl OwnQemu {
 
     /// What the next start of this agent must know to end it, or to put its settings back.
     pub fn write_journal(&self) -> Done {
-        self.context.waiting().settings = self.process.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
+        self.context.record().settings = self.process.as_ref().and_then(|(_, qemu)| qemu.found().cloned());
         self.context.write_journal()
     }
 
     /// The disks that the source's guest uses against those that this QEMU has opened.
-    pub fn check_disks(&mut self, told: &str) -> Done {
+    pub fn check_disks(&mut self, reported: &str) -> Done {
         let (record, monitor) = self.process.as_mut().ok_or_else(no_hypervisor)?;
         let (description, paths) = (&self.admitted.description, &self.context.sessions.config.paths);
-        disks::check_told(monitor.qmp(), description, told, paths, Instant::now() + QMP_WAIT)?;
+        disks::check_reported(monitor.qmp(), description, reported, paths, Instant::now() + QMP_WAIT)?;
         storage::recheck(&self.admitted.proved, record.process.pid, Step::Blackout)?;
-        self.context.shared.tell(Event::DisksChecked);
+        self.context.shared.send(Event::DisksChecked);
         Ok(())
     }
 
-    /// The journal says that the guest is ours. What becomes of that is told in one of three events.
+    /// The journal has committed the guest to this host. One of three events reports the result.
     pub fn run(&mut self, ran: bool) {
-        // Its images are its own before it can write to them: whatever becomes of it, nobody removes them any more.
+        // Its images are its own before it can write to them: from here on they are never removed.
         images::keep(&self.admitted.folder);
         let began = Instant::now();
         match self.take_over(ran) {
             Ok(()) => {
                 let (took, cpu) = (began.elapsed(), self.context.cpu_used());
-                self.context.shared.tell(Event::GuestRuns { took, cpu });
-                self.leave_running();
+                self.context.shared.send(Event::GuestRuns { took, cpu });
+                self.keep_running();
             }
-            Err(event) => self.context.shared.tell(event),
+            Err(event) => self.context.shared.send(event),
         }
     }
 
     /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
         let end = Instant::now() + RUN_FOR;
-        // A command whose answer is lost may have been carried out: a later refusal does not say that the guest never
+        // A command whose answer is lost may have been carried out: a later refusal does not prove that the guest never
         // ran.
         let mut may_have_run = false;
         loop {
@@ -160,7 +163,7 @@ impl OwnQemu {
                     if !error.is_late() {
                         qemu.qmp().hang_up();
                         if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                            let ran = self.context.waiting().ran_since_commit(record.process.pid);
+                            let ran = self.context.record().ran_since_commit(record.process.pid);
                             qemu.reconnect(qmp, ran == Some(true));
                         }
                     }
@@ -168,14 +171,17 @@ impl OwnQemu {
                 }
                 TakeOverResult::Refused(error) => error,
             };
-            tracing::error!(error = chain(&error), "the guest is ours and cannot be run yet");
+            tracing::error!(
+                error = chain(&error),
+                "the guest is committed to this host and cannot be run yet"
+            );
             std::thread::sleep(RUN_AGAIN_AFTER);
         }
     }
 
-    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last word: whoever
-    /// wants to see or move the guest must not wait for that.
-    fn leave_running(&mut self) {
+    /// QEMU serves one QMP client at a time, and a session whose source died waits a minute for its last message.
+    /// Another client that wants to see or move the guest must not wait for that.
+    fn keep_running(&mut self) {
         if let Some((_, mut qemu)) = self.process.take() {
             qemu.settle(Instant::now() + QMP_WAIT);
         }
@@ -189,7 +195,7 @@ impl OwnQemu {
             && let Err(error) = record.kill()
         {
             // The rest is tried all the same.
-            tracing::warn!(error = chain(&error), guest = record.name, "the waiting guest was not killed");
+            tracing::warn!(error = chain(&error), guest = record.name, "the incoming QEMU was not killed");
         }
     }
 
@@ -201,16 +207,16 @@ impl OwnQemu {
                 let end =
                     |qmp| process::stop(registry, &record, qmp, StopMethod::Quit, Instant::now() + QMP_WAIT);
                 let mut ended = end(Some(qemu.qmp()));
-                // It must not be said that it is gone while it may be there, so this does not end before it is.
+                // It must not be reported as gone while it may be there, so this does not end before it is.
                 while let Err(error) = ended {
                     let (error, guest) = (chain(&error), &record.name);
-                    tracing::error!(error, guest, "the waiting guest could not be ended yet");
+                    tracing::error!(error, guest, "the incoming QEMU could not be ended yet");
                     std::thread::sleep(END_AGAIN_AFTER);
                     ended = end(None);
                 }
             }
             None => {
-                if let Err(error) = leftovers::remove_reserved(registry, &self.admitted.twin.name) {
+                if let Err(error) = leftovers::remove_reserved(registry, &self.admitted.incoming_qemu.name) {
                     tracing::error!(
                         error = chain(&error),
                         "what was made for the guest could not be removed"
@@ -218,8 +224,8 @@ impl OwnQemu {
                 }
             }
         }
-        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not come up; the claim goes
-        // behind it.
+        // By what was admitted, as the list in the guest's folder goes with a QEMU that did not start; the claim is
+        // released after it.
         self.admitted.images.discard();
     }
 }

@@ -32,8 +32,8 @@ impl PlacedRam {
         PlacedRam { blocks, regions }
     }
 
-    /// What the waiting QEMU itself says that it will leave out of its stream, which must be the RAM that is being
-    /// filled; and what it touched of it while it started.
+    /// The RAM that the incoming QEMU itself reports it will leave out of its stream, which must be the RAM that is
+    /// being filled; and what it touched of it while it started.
     pub fn check_blocks(
         &self,
         pid: i32,

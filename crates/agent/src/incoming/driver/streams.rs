@@ -1,4 +1,4 @@
-//! QEMU's own streams bring RAM, device state, and disks that are copied.
+//! QEMU's own streams carry RAM, device state, and disks that are copied.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::own_qemu::{OwnQemu, START_WAIT};
 use super::{Done, Driver, QMP_WAIT, here};
 use crate::incoming::ChannelTarget;
 use crate::incoming::context::Context;
-use crate::incoming::streams::{Services, carriage, connector};
+use crate::incoming::streams::{Services, connector, stream_transport};
 
 pub(super) struct Streams {
     qemu: OwnQemu,
@@ -30,7 +30,7 @@ impl Streams {
     ) -> Result<Streams, Fault> {
         let (qemu, _no_ram) = OwnQemu::admit(context, description, &[])?;
         let shared = &qemu.context.shared;
-        let transport = carriage(shared);
+        let transport = stream_transport(shared);
         let streams = transport.streams.clone();
         let _ = shared.target.set(ChannelTarget::Streams(transport));
         Ok(Streams { qemu, streams, offered_channels })
@@ -50,7 +50,9 @@ impl Streams {
         let disks = (!admitted.images.exports.is_empty()).then_some(disks);
         if let Some(disks) = &disks {
             monitor.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
-            admitted.images.are_overwritten(&admitted.twin.name, "this host, and not all of it came");
+            admitted
+                .images
+                .are_overwritten(&admitted.incoming_qemu.name, "this host, and not all of it arrived");
         }
         monitor.incoming(&state, deadline).map_err(failed)?;
         self.connect(Services { state, disks })?;
@@ -75,22 +77,22 @@ impl Driver for Streams {
         &self.qemu.context
     }
 
-    /// The incoming QEMU takes its own streams, for as long as they come. Whoever discards it ends that wait.
+    /// The incoming QEMU takes its own streams, as long as they last. Discarding it ends that wait.
     fn prepare(&mut self) -> Done {
         let settings = self.listen()?;
         self.qemu.write_journal()?;
         let context = self.context().clone();
-        context.shared.tell(Event::StreamsPrepared(settings));
+        context.shared.send(Event::StreamsPrepared(settings));
         let monitor = self.qemu.monitor()?;
         let taken = monitor.wait_streams_taken(&|| context.is_abandoned());
         taken.map_err(|error| here(Code::HypervisorFailed, Step::Copy, &error))?;
-        context.shared.tell(Event::DeviceStateLoaded);
+        context.shared.send(Event::DeviceStateLoaded);
         monitor.put_back(Instant::now() + QMP_WAIT);
         Ok(())
     }
 
-    fn check_disks(&mut self, told: &str) -> Done {
-        self.qemu.check_disks(told)
+    fn check_disks(&mut self, reported: &str) -> Done {
+        self.qemu.check_disks(reported)
     }
 
     fn run(&mut self, ran: bool) -> Done {

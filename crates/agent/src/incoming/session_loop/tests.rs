@@ -8,15 +8,14 @@ use linerate_net::stream::endpoint::Socket;
 
 use super::super::{ChannelTarget, streams};
 use super::*;
-use crate::journal::Waiting;
+use crate::journal::IncomingRecord;
 use crate::session::identity::Identity;
 use crate::session::paths::Door;
 use crate::testing::{Ending, agent, arrived};
 
-/// Nobody waits in front of a source for a QEMU that takes its time to end: the word that the guest runs is held back
-/// at once.
+/// A source must not wait for a QEMU that takes long to end: the message that the guest runs is held back at once.
 #[test]
-fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
+fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let mut ending = Ending::start(&dir);
@@ -26,9 +25,10 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
     let session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
     let is_gone = |pid: i32| {
-        let waiting = Waiting { qemu: Some(arrived(&agent, pid)), ..Waiting::default() };
-        session_loop.worker.set_waiting(waiting.clone());
-        let record = Record::new("g", 1, waiting.role(DestinationPhase::Running));
+        let incoming_record =
+            IncomingRecord { qemu: Some(arrived(&agent, pid)), ..IncomingRecord::default() };
+        session_loop.worker.set_record(incoming_record.clone());
+        let record = Record::new("g", 1, incoming_record.role(DestinationPhase::Running));
         agent.journal.put(session, &record).unwrap();
         session_loop.is_gone()
     };
@@ -39,21 +39,21 @@ fn a_guest_whose_qemu_is_ending_is_not_said_to_run() {
 }
 
 #[test]
-fn streams_are_reset_before_the_waiting_hypervisor_is_torn_down() {
+fn streams_are_reset_before_the_incoming_qemu_is_discarded() {
     let dir = tempfile::tempdir().unwrap();
     let peer = ([127, 0, 0, 1], 1).into();
     let identity = Identity { session: SessionId([1; 16]), token: Token([2; 32]) };
     let (inbox, _inputs) = channel();
     let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
-    shared.target.set(ChannelTarget::Streams(streams::carriage(&shared))).ok().unwrap();
+    shared.target.set(ChannelTarget::Streams(streams::stream_transport(&shared))).ok().unwrap();
     let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
     let open = || {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
-        shared.carriage().unwrap().streams.open("x", Socket::new(here).unwrap())
+        shared.stream_transport().unwrap().streams.open("x", Socket::new(here).unwrap())
     };
     assert!(open().is_ok());
     session_loop.execute(Action::Discard);
-    assert!(open().is_err(), "they go on");
+    assert!(open().is_err(), "they are not reset");
     session_loop.worker.finish();
 }
 

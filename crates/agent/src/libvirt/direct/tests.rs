@@ -1,4 +1,4 @@
-//! A cancellation in each state of a migration in direct mode, with a libvirt that says what the test wants.
+//! A cancellation in each state of a migration in direct mode, with a libvirt that answers what the test sets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ impl Stage {
         Stage { here, job, over: Notify::new(), copy: AtomicUsize::new(0), _dir: dir }
     }
 
-    /// Until virsh has ended. What it said, if it failed.
+    /// Until virsh has ended. Its message, if it failed.
     async fn watch(&self) -> Option<String> {
         let cancel_copy = || {
             self.copy.fetch_add(1, Ordering::SeqCst);
@@ -31,7 +31,7 @@ impl Stage {
         let child = self.job.here.start(&self.job.plan.arguments()).map_err(|error| error.message).unwrap();
         let mut waiting =
             Waiting { job: &self.job, child, cancel_copy: &cancel_copy, is_over: false, asked: false };
-        timeout(LONG, waiting.watch(&mut Way::standing(), &self.over)).await.expect("it ends")
+        timeout(LONG, waiting.watch(&mut DomainTunnel::ready_now(), &self.over)).await.expect("it ends")
     }
 
     async fn begun(&self) {
@@ -50,7 +50,7 @@ impl Stage {
 #[tokio::test]
 async fn a_cancellation_ends_the_copy_first_and_libvirts_migration_after_it() {
     let stage = Stage::new();
-    stage.here.says("job", MIGRATES);
+    stage.here.set("job", MIGRATES);
     // Before virsh runs.
     stage.cancel();
     let cancelling = async {
@@ -63,16 +63,16 @@ async fn a_cancellation_ends_the_copy_first_and_libvirts_migration_after_it() {
         assert_eq!(stage.here.asked("domjobabort"), 0, "the copy ends first");
         stage.over.notify_one();
     };
-    let (said, ()) = tokio::join!(stage.watch(), cancelling);
-    assert!(said.is_some_and(|said| said.contains("canceled by client")));
+    let (message, ()) = tokio::join!(stage.watch(), cancelling);
+    assert!(message.is_some_and(|message| message.contains("canceled by client")));
     assert_eq!(stage.here.asked("domjobabort"), 1);
 }
 
 #[tokio::test]
 async fn a_cancellation_during_the_switch_over_asks_libvirt_and_ends_virsh_the_second_time() {
     let stage = Stage::new();
-    stage.here.says("job", MIGRATES);
-    stage.here.says("refuses", "");
+    stage.here.set("job", MIGRATES);
+    stage.here.set("refuses", "");
     let cancelling = async {
         stage.begun().await;
         stage.over.notify_one();
@@ -82,24 +82,24 @@ async fn a_cancellation_during_the_switch_over_asks_libvirt_and_ends_virsh_the_s
         assert_eq!(stage.copies_cancelled(), 0, "the copy is over");
         stage.cancel();
     };
-    let (said, ()) = tokio::join!(stage.watch(), cancelling);
-    assert!(said.is_some(), "virsh is said to have succeeded");
+    let (message, ()) = tokio::join!(stage.watch(), cancelling);
+    assert!(message.is_some(), "virsh succeeded");
     assert_eq!(stage.here.asked("domjobabort"), 2);
 }
 
 #[tokio::test]
 async fn a_cancellation_after_the_switch_over_ends_no_other_job_of_the_domain() {
     let stage = Stage::new();
-    stage.here.says("job", SAVES);
+    stage.here.set("job", SAVES);
     let cancelling = async {
         stage.begun().await;
         stage.over.notify_one();
         wait("libvirt is asked what it does", || stage.here.asked("domjobinfo") == 1).await;
         stage.cancel();
         wait("libvirt is asked what it does", || stage.here.asked("domjobinfo") == 2).await;
-        stage.here.says("moved", "");
+        stage.here.set("moved", "");
     };
-    let (said, ()) = tokio::join!(stage.watch(), cancelling);
-    assert_eq!(said, None, "libvirt has moved it");
-    assert_eq!(stage.here.asked("domjobabort"), 0, "somebody saves it");
+    let (message, ()) = tokio::join!(stage.watch(), cancelling);
+    assert_eq!(message, None, "libvirt has moved it");
+    assert_eq!(stage.here.asked("domjobabort"), 0, "it is being saved");
 }

@@ -1,4 +1,4 @@
-//! A cancellation in each state of libvirt's own migration, with a libvirt that says what the test wants.
+//! A cancellation in each state of libvirt's own migration, with a libvirt that answers what the test sets.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::super::testing::{FakeLibvirt, LONG, MIGRATES, SAVES, job, target, wai
 use super::*;
 use crate::libvirt::target::Target;
 
-/// A migration under way.
+/// A migration in progress.
 struct Stage {
     here: FakeLibvirt,
     there: FakeLibvirt,
@@ -25,12 +25,11 @@ impl Stage {
     }
 
     async fn drive(&self) -> Ended {
-        let (mut way, there) = (Way::standing(), self.there.virsh());
-        let ended = timeout(LONG, self.job.drive_through(&mut way, &there)).await.expect("it ends");
+        let (mut tunnel, there) = (DomainTunnel::ready_now(), self.there.virsh());
+        let ended = timeout(LONG, self.job.drive_through(&mut tunnel, &there)).await.expect("it ends");
         ended.map_err(|error| error.message).unwrap()
     }
 
-    /// Until virsh migrates.
     async fn begun(&self) {
         wait("virsh migrates", || self.here.asked("migrate") == 1).await;
     }
@@ -41,15 +40,15 @@ impl Stage {
 
     /// The destination's has it, and this one does not know it any more.
     fn moves(&self) {
-        self.there.says("state", self.job.domain.state());
-        self.here.forgets("state");
-        self.here.forgets("job");
-        self.here.says("moved", "");
+        self.there.set("state", self.job.domain.state());
+        self.here.remove("state");
+        self.here.remove("job");
+        self.here.set("moved", "");
     }
 }
 
 /// Outcome, error code and the guest's state.
-fn said(ended: &Ended) -> (MigrationOutcome, Option<&str>, Option<GuestState>) {
+fn outcome(ended: &Ended) -> (MigrationOutcome, Option<&str>, Option<GuestState>) {
     let error = ended.error.as_ref();
     (ended.outcome, error.map(|error| error.code.as_str()), error.and_then(|error| error.guest_state))
 }
@@ -62,7 +61,7 @@ const fn cancelled(guest: GuestState) -> (MigrationOutcome, Option<&'static str>
 async fn a_cancellation_before_the_copy_begins_nothing() {
     let stage = Stage::new(target());
     stage.cancel();
-    assert_eq!(said(&stage.drive().await), cancelled(GuestState::RunsAtSource));
+    assert_eq!(outcome(&stage.drive().await), cancelled(GuestState::RunsAtSource));
     assert_eq!((stage.here.asked("migrate"), stage.here.asked("domjobabort")), (0, 0));
 }
 
@@ -74,10 +73,10 @@ async fn a_cancellation_that_comes_before_libvirts_job_is_repeated_until_there_i
         stage.cancel();
         stage.here.wait_asked("domjobinfo", 4).await;
         assert_eq!(stage.here.asked("domjobabort"), 0, "there is nothing to end");
-        stage.here.says("job", MIGRATES);
+        stage.here.set("job", MIGRATES);
     };
     let (ended, ()) = tokio::join!(stage.drive(), cancelling);
-    assert_eq!(said(&ended), cancelled(GuestState::RunsAtSource));
+    assert_eq!(outcome(&ended), cancelled(GuestState::RunsAtSource));
     assert!(stage.here.asked("domjobabort") >= 1);
     assert!(warnings(&stage.job.shared).is_empty());
 }
@@ -86,22 +85,22 @@ async fn a_cancellation_that_comes_before_libvirts_job_is_repeated_until_there_i
 async fn a_cancellation_in_the_middle_ends_the_migration_at_the_source() {
     for paused in [false, true] {
         let stage = Stage::new(Target { paused, ..target() });
-        stage.here.says("job", MIGRATES);
+        stage.here.set("job", MIGRATES);
         let cancelling = async {
             stage.begun().await;
             stage.cancel();
         };
         let (ended, ()) = tokio::join!(stage.drive(), cancelling);
         // Also a domain that was paused is as it was.
-        assert_eq!(said(&ended), cancelled(stage.job.domain.guest_state()), "paused: {paused}");
+        assert_eq!(outcome(&ended), cancelled(stage.job.domain.guest_state()), "paused: {paused}");
     }
 }
 
 #[tokio::test]
 async fn a_cancellation_that_libvirt_refuses_while_it_switches_over_does_not_hide_where_the_domain_went() {
     let stage = Stage::new(target());
-    stage.here.says("job", MIGRATES);
-    stage.here.says("refuses", "");
+    stage.here.set("job", MIGRATES);
+    stage.here.set("refuses", "");
     let cancelling = async {
         stage.begun().await;
         stage.cancel();
@@ -109,10 +108,10 @@ async fn a_cancellation_that_libvirt_refuses_while_it_switches_over_does_not_hid
         stage.moves();
     };
     let (ended, ()) = tokio::join!(stage.drive(), cancelling);
-    assert_eq!(said(&ended), (MigrationOutcome::Completed, None, None));
+    assert_eq!(outcome(&ended), (MigrationOutcome::Completed, None, None));
     assert_eq!(ended.arrived.map(|found| found.state).as_deref(), Some("running"));
-    let told = warnings(&stage.job.shared);
-    assert!(told.len() == 1 && told[0].contains("not cancelled yet"), "once: {told:?}");
+    let warned = warnings(&stage.job.shared);
+    assert!(warned.len() == 1 && warned[0].contains("not cancelled yet"), "once: {warned:?}");
 }
 
 #[tokio::test]
@@ -120,20 +119,20 @@ async fn a_cancellation_is_not_reported_of_a_domain_that_is_not_as_it_was() {
     // libvirt lost the other side at the switch-over and leaves the domain paused, or does not know it.
     for (state, guest) in [(Some("paused"), GuestState::PausedAtSource), (None, GuestState::Unknown)] {
         let stage = Stage::new(target());
-        stage.here.says("job", MIGRATES);
-        stage.here.says("refuses", "");
+        stage.here.set("job", MIGRATES);
+        stage.here.set("refuses", "");
         let cancelling = async {
             stage.begun().await;
             stage.cancel();
             stage.here.wait_asked("domjobabort", 1).await;
             match state {
-                Some(state) => stage.here.says("state", state),
-                None => stage.here.forgets("state"),
+                Some(state) => stage.here.set("state", state),
+                None => stage.here.remove("state"),
             }
-            stage.here.says("aborted", "");
+            stage.here.set("aborted", "");
         };
         let (ended, ()) = tokio::join!(stage.drive(), cancelling);
-        assert_eq!((ended.outcome, said(&ended).2), (MigrationOutcome::Failed, Some(guest)), "{state:?}");
+        assert_eq!((ended.outcome, outcome(&ended).2), (MigrationOutcome::Failed, Some(guest)), "{state:?}");
     }
 }
 
@@ -147,21 +146,21 @@ async fn libvirts_success_counts_only_if_the_destination_has_the_domain_as_it_wa
         (None, (Failed, Some(code::LIBVIRT_FAILED), Some(Unknown))),
     ] {
         let stage = Stage::new(target());
-        state.iter().for_each(|state| stage.there.says("state", state));
-        stage.here.says("moved", "");
-        assert_eq!(said(&stage.drive().await), known, "{state:?}");
+        state.iter().for_each(|state| stage.there.set("state", state));
+        stage.here.set("moved", "");
+        assert_eq!(outcome(&stage.drive().await), known, "{state:?}");
     }
 }
 
 #[tokio::test]
 async fn a_cancellation_ends_no_other_job_of_the_domain() {
     let stage = Stage::new(target());
-    stage.here.says("job", SAVES);
+    stage.here.set("job", SAVES);
     let cancelling = async {
         stage.begun().await;
         stage.cancel();
         stage.here.wait_asked("domjobinfo", 4).await;
-        assert_eq!(stage.here.asked("domjobabort"), 0, "somebody saves it");
+        assert_eq!(stage.here.asked("domjobabort"), 0, "it is being saved");
         stage.moves();
     };
     let (ended, ()) = tokio::join!(stage.drive(), cancelling);

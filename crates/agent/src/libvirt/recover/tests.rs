@@ -2,55 +2,55 @@ use super::super::testing::{FakeLibvirt, MIGRATES, moved, target, wait};
 use super::*;
 
 #[test]
-fn states_are_read_by_libvirts_words() {
-    for (words, state) in [
+fn states_are_read_from_libvirts_names() {
+    for (state_text, state) in [
         (None, DomainState::Absent),
         (Some("shut off"), DomainState::Absent),
         (Some("running"), DomainState::Running),
         (Some("paused"), DomainState::Paused),
         (Some("in shutdown"), DomainState::Other),
     ] {
-        assert_eq!(domain_state(words), state, "{words:?}");
+        assert_eq!(domain_state(state_text), state, "{state_text:?}");
     }
 }
 
 #[test]
-fn an_operator_is_told_what_to_do_where_the_agents_may_not_decide() {
+fn an_operator_gets_advice_where_the_agents_may_not_decide() {
     let answer = |state: &str| Answer { state: Some(state.into()), trouble: "no link".into() };
-    let heard = Heard { here: answer("paused"), there: answer("running") };
-    let both = note(DomainDoubt::AtBoth, &heard);
+    let answers = Answers { here: answer("paused"), there: answer("running") };
+    let both = describe(DomainDoubt::AtBoth, &answers);
     assert!(both.contains("paused here and running at the destination") && both.contains("virsh destroy"));
-    assert!(note(DomainDoubt::DestinationSilent, &heard).ends_with("cannot be asked: no link"));
-    let absent = Heard { here: Answer::default(), ..heard };
-    assert!(note(DomainDoubt::DestinationSilent, &absent).starts_with("the domain is not here"));
+    assert!(describe(DomainDoubt::DestinationSilent, &answers).ends_with("cannot be asked: no link"));
+    let absent = Answers { here: Answer::default(), ..answers };
+    assert!(describe(DomainDoubt::DestinationSilent, &absent).starts_with("the domain is not here"));
 }
 
-fn seeing(needs: &Arc<Needs>) -> Seeing {
+fn seeing(needs: &Arc<Needs>) -> DomainSearch {
     let domain = moved("a1");
     let record = Record::new("web", 1, Role::Libvirt { domain: domain.clone(), over: false });
     let shared = Arc::new(Move::recovering("web", &domain, &record));
     let claim = needs.moves.claim(&domain.uuid, "web").map_err(|error| error.message).unwrap();
-    Seeing { needs: needs.clone(), shared, domain, claim }
+    DomainSearch { needs: needs.clone(), shared, domain, claim }
 }
 
 #[tokio::test]
-async fn a_migration_that_goes_on_is_waited_for_and_its_end_is_looked_at_afresh() {
+async fn a_migration_that_continues_is_waited_for_and_its_end_is_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
-    let (here, mut heard) = (FakeLibvirt::new(Some("running")), Answer::default());
+    let (here, mut answers) = (FakeLibvirt::new(Some("running")), Answer::default());
     let virsh = here.virsh();
-    here.says("job", MIGRATES);
-    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::Migrating);
-    here.forgets("job");
-    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::At(DomainState::Running));
-    assert_eq!(heard.state.as_deref(), Some("running"));
-    // It leaves between the first look and the question for its job.
+    here.set("job", MIGRATES);
+    assert_eq!(seeing.ask_here(&virsh, &mut answers).await, SourceAnswer::Migrating);
+    here.remove("job");
+    assert_eq!(seeing.ask_here(&virsh, &mut answers).await, SourceAnswer::At(DomainState::Running));
+    assert_eq!(answers.state.as_deref(), Some("running"));
+    // It leaves between the first question and the question for its job.
     here.leaves_after_first_look();
-    assert_eq!(seeing.ask_here(&virsh, &mut heard).await, SourceAnswer::At(DomainState::Absent));
+    assert_eq!(seeing.ask_here(&virsh, &mut answers).await, SourceAnswer::At(DomainState::Absent));
 }
 
 #[tokio::test]
-async fn a_recovering_migration_has_its_domain_and_says_what_it_waits_for() {
+async fn a_recovering_migration_has_its_domain_and_reports_what_it_waits_for() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     let needs = agent.libvirt();
@@ -58,12 +58,12 @@ async fn a_recovering_migration_has_its_domain_and_says_what_it_waits_for() {
         let seeing = seeing(&needs);
         (seeing.shared.clone(), seeing)
     };
-    assert!(needs.moves.claim(&target().uuid, "web").is_err(), "nobody else moves it meanwhile");
+    assert!(needs.moves.claim(&target().uuid, "web").is_err(), "no other migration moves it meanwhile");
     let here = FakeLibvirt::new(Some("running"));
-    here.says("job", MIGRATES);
+    here.set("job", MIGRATES);
     let virsh = here.virsh();
     let see = seeing.see(&virsh);
-    let noted = wait("it says why", || {
+    let noted = wait("it reports why", || {
         shared.summary().note.is_some_and(|note| note.contains("still has a migration"))
     });
     tokio::select! {
@@ -74,9 +74,9 @@ async fn a_recovering_migration_has_its_domain_and_says_what_it_waits_for() {
     assert!(needs.moves.claim(&target().uuid, "web").is_ok());
 }
 
-/// One migration under way when the agent ended, one that had ended, and one whose end the disk had not taken.
+/// One migration in progress when the agent ended, one that had ended, and one whose end the disk had not taken.
 #[tokio::test]
-async fn a_restarted_agent_lists_what_has_not_ended_and_lets_nobody_touch_it() {
+async fn a_restarted_agent_lists_what_has_not_ended_and_refuses_to_touch_it() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     for (number, over) in [(1, false), (2, true), (3, false)] {

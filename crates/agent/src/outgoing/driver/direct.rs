@@ -1,4 +1,4 @@
-//! Linerate copies RAM. QEMU sends its device state only, which goes in the session.
+//! Linerate copies RAM. QEMU sends its device state only, which the session carries.
 
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -37,7 +37,7 @@ impl Direct {
         Direct { own, ram, reader: None, state_is_written: false, throttle_percent: 0 }
     }
 
-    /// Stops the guest for its part of a period, unless a task comes. Returns that task.
+    /// Stops the guest for its part of a period, unless there is a task. Returns that task.
     fn slow_down(&mut self, tasks: &Receiver<Task>) -> Result<Task, RecvTimeoutError> {
         let stopped = THROTTLE_PERIOD * u32::from(self.throttle_percent) / 100;
         match tasks.recv_timeout(THROTTLE_PERIOD.saturating_sub(stopped)) {
@@ -62,7 +62,7 @@ impl Direct {
         task
     }
 
-    /// Reads the device state as it comes. While the guest runs, only as fast as the destination takes it.
+    /// Reads the device state as QEMU writes it. While the guest runs, only as fast as the destination takes it.
     fn start_reader(&mut self) -> Done {
         let failed = |error: std::io::Error| here(Code::HypervisorFailed, Step::Blackout, &error);
         let _ = std::fs::remove_file(&self.own.state_socket);
@@ -144,7 +144,7 @@ impl Driver for Direct {
         self.ram.digest(&self.own.guest)
     }
 
-    /// The last scan comes after it, and then the comparison with the beginning.
+    /// The last scan follows, and then the comparison with the beginning.
     fn write_device_state(&mut self) -> Done {
         self.own.write_state().map_err(|error| self.own.explain(&error))?;
         if let Some(reader) = self.reader.take() {

@@ -1,4 +1,4 @@
-//! Linerate copies RAM, and libvirt hands the guest over. QEMU's connection waits while RAM is copied, and is released
+//! Linerate copies RAM, and libvirt owns the switch-over. QEMU's connection waits while RAM is copied, and is released
 //! when all of it is sealed at the destination. Nothing is set in QEMU but one capability; the guest is neither run nor
 //! ended here.
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use linerate_api::DomainMove;
+use linerate_api::DomainMigration;
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, Side, Step};
 use linerate_guest::domain;
@@ -16,28 +16,28 @@ use linerate_guest::run_state::RunState;
 
 use super::tracked_ram::{GuestRam, TrackedRam};
 use super::{Done, Driver, here};
-use crate::gate::{Ending, LibvirtJob, StreamGate, StreamGates};
 use crate::outgoing::Input;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::worker::Task;
-use crate::session::kept::PendingNotice;
+use crate::session::pending_notice::PendingNotice;
+use crate::stream_gate::{Ending, LibvirtJob, StreamGate, StreamGates};
 
 /// From the session's begin to libvirt's own migration: it starts the QEMU at the destination meanwhile.
 const STREAM_WAIT: Duration = Duration::from_secs(300);
-/// Whoever asked for the session makes the tunnel at once.
+/// The client that asked for the session makes the tunnel at once.
 const TUNNEL_WAIT: Duration = Duration::from_secs(30);
-/// Between two looks at QEMU where nothing is in a hurry.
+/// Between two questions to QEMU where nothing is urgent.
 const LOOK: Duration = Duration::from_millis(20);
-/// Between two looks at whether libvirt's migration was given up while RAM is copied.
+/// Between two questions whether libvirt's migration was given up, while RAM is copied.
 const WATCH: Duration = Duration::from_millis(200);
-/// Between two looks while the guest stops, and while its stream is sent.
+/// Between two questions while the guest stops, and while its stream is sent.
 const POLL: Duration = Duration::from_millis(1);
 
-/// A domain that leaves, and how far libvirt's migration of it is.
+/// An outgoing domain, and how far libvirt's migration of it is.
 pub(in crate::outgoing) struct OutgoingDomain {
-    asked: DomainMove,
+    asked: DomainMigration,
     gates: Arc<StreamGates>,
-    /// libvirt's own connection, once it has come: as long as it stands nobody else saves the domain.
+    /// libvirt's own connection, once it is there: while it is open no other program saves the domain.
     job: Option<Arc<LibvirtJob>>,
     /// The capability may have been set.
     was_set: bool,
@@ -50,7 +50,7 @@ pub(in crate::outgoing) struct OutgoingDomain {
 
 impl OutgoingDomain {
     /// libvirt has not begun.
-    pub fn new(asked: &DomainMove, gates: Arc<StreamGates>) -> OutgoingDomain {
+    pub fn new(asked: &DomainMigration, gates: Arc<StreamGates>) -> OutgoingDomain {
         OutgoingDomain {
             asked: asked.clone(),
             gates,
@@ -66,12 +66,12 @@ impl OutgoingDomain {
         self.notice = Some(notice);
     }
 
-    /// The gate at which QEMU's connection waits, if bytes can still pass.
+    /// The gate at which QEMU's connection waits, if it can still forward bytes.
     fn gate(&self, step: Step) -> Result<Arc<StreamGate>, Fault> {
         let failed = |why: String| Fault::new(Code::HypervisorFailed, step, Side::Source, why);
         let gate = self.gates.get(&self.asked.stream);
         let gate = gate.ok_or_else(|| failed("the tunnel of libvirt's migration is gone".to_owned()))?;
-        match gate.why_shut() {
+        match gate.close_reason() {
             Some(why) => Err(failed(why)),
             None => Ok(gate),
         }
@@ -86,25 +86,27 @@ impl OutgoingDomain {
     fn check_job(&self, step: Step) -> Done {
         let detail = match self.ending() {
             None => return Ok(()),
-            Some(Ending::Said) => "libvirt has ended its own migration: see what libvirt says".to_owned(),
+            Some(Ending::Finished) => {
+                "libvirt has ended its own migration: see libvirt's own message".to_owned()
+            }
             Some(Ending::LibvirtGone) => {
                 "this host's libvirt is gone, and its own migration with it".to_owned()
             }
-            Some(Ending::Cut(why)) => why,
+            Some(Ending::PeerLost(why)) => why,
         };
         Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail))
     }
 
     fn allow_end(&self) {
         if let Some(job) = &self.job {
-            job.let_end();
+            job.allow_end();
         }
     }
 
-    /// No byte of QEMU's passes any more.
+    /// No byte of QEMU's is forwarded any more.
     fn close(&self, why: &str) {
         if let Some(gate) = self.gates.get(&self.asked.stream) {
-            gate.shut(why);
+            gate.close(why);
         }
     }
 }
@@ -130,8 +132,8 @@ impl Handover {
     }
 
     /// Waits until libvirt has connected to the other: then its job for the domain has begun, which keeps the domain
-    /// from being saved. Only then QEMU is told to leave RAM out. Then waits until QEMU was told to migrate: the one at
-    /// the destination waits, and nothing is sent yet. False if the migration is rolled back.
+    /// from being saved. Only then QEMU is set to leave RAM out. Then waits until QEMU migrates: the one at the
+    /// destination waits, and nothing is sent yet. False if the migration is rolled back.
     fn await_libvirt(&mut self) -> Result<bool, Fault> {
         let began = Instant::now();
         while !self.guest.is_abandoned() {
@@ -139,12 +141,12 @@ impl Handover {
                 if began.elapsed() > TUNNEL_WAIT {
                     self.domain.gate(Step::Resolve)?;
                 }
-            } else if self.stream_has_come()? {
+            } else if self.stream_waits()? {
                 return Ok(true);
             }
             if began.elapsed() > STREAM_WAIT {
                 let detail =
-                    format!("libvirt's own migration did not come within {} s", STREAM_WAIT.as_secs());
+                    format!("libvirt's own migration did not begin within {} s", STREAM_WAIT.as_secs());
                 return Err(Fault::new(Code::TimedOut, Step::Resolve, Side::Source, detail));
             }
             std::thread::sleep(LOOK);
@@ -152,7 +154,7 @@ impl Handover {
         Ok(false)
     }
 
-    /// Whether libvirt's job for this migration has begun. QEMU is set when it has, before libvirt goes on.
+    /// Whether libvirt's job for this migration has begun. QEMU is set when it has, before libvirt continues.
     fn has_job(&mut self) -> Result<bool, Fault> {
         if self.domain.job.is_some() {
             return Ok(true);
@@ -171,7 +173,7 @@ impl Handover {
     }
 
     /// Whether QEMU's connection waits. It is that of libvirt's job, which is the only one.
-    fn stream_has_come(&mut self) -> Result<bool, Fault> {
+    fn stream_waits(&mut self) -> Result<bool, Fault> {
         self.domain.gate(Step::Resolve)?;
         self.domain.check_job(Step::Resolve)?;
         // One that has ended is of before.
@@ -200,13 +202,13 @@ impl Handover {
         self.domain.gate(step)?;
         let status = self.migration_status(step)?;
         if matches!(status.as_str(), "failed" | "cancelling" | "cancelled" | "none") {
-            let detail = format!("libvirt's own migration is {status}: see what libvirt says");
+            let detail = format!("libvirt's own migration is {status}: see libvirt's own message");
             return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
         }
         self.domain.check_job(step)
     }
 
-    /// Whether QEMU itself has stopped the guest to hand it over. libvirt has it pause before that
+    /// Whether QEMU itself has stopped the guest for the switch-over. libvirt has it pause before that
     /// (`pause-before-switchover`), which is a status of its own.
     fn has_stopped_for_good(&mut self) -> Result<bool, Fault> {
         let status = self.migration_status(Step::Blackout)?;
@@ -252,8 +254,8 @@ impl Driver for Handover {
         self.ram.scan(&mut self.guest, last, also)
     }
 
-    /// Lets QEMU's connections in. It stops the guest within milliseconds, as it has no RAM to send. What it wrote
-    /// while the guest ran passes, because newer ones wait for an answer to it before they stop; all else is held.
+    /// Admits QEMU's connections. It stops the guest within milliseconds, as it has no RAM to send. What it wrote while
+    /// the guest ran is released, because newer QEMUs wait for an answer to it before they stop; all else is held.
     fn switch_over(&mut self) -> Done {
         let step = Step::Blackout;
         let gate = self.domain.gate(step)?;
@@ -261,11 +263,11 @@ impl Driver for Handover {
         let deadline = Instant::now() + HOLD_WAIT;
         let mut ran_at = Instant::now();
         while !self.guest.is_abandoned() {
-            // Before the question: what came until now was written by a guest that runs, if the answer says so.
+            // Before the question: what was read until now is of a guest that runs, if that is the answer.
             let mark = gate.mark();
             let asked_at = Instant::now();
             let runs = self.run_state(step)? == RunState::Running;
-            // A guest that somebody has suspended is stopped too, and not for good.
+            // A guest that an operator has suspended is stopped too, and not for good.
             if !runs && self.has_stopped_for_good()? {
                 // Not later than it stopped.
                 self.guest.send_stopped(ran_at);
@@ -275,7 +277,7 @@ impl Driver for Handover {
             }
             if runs {
                 ran_at = asked_at;
-                gate.pass(&mark);
+                gate.release_up_to(&mark);
             }
             self.check_waits(step)?;
             if Instant::now() > deadline {

@@ -28,7 +28,7 @@ pub(super) struct OwnQemu {
     pub state_socket: PathBuf,
     /// In the images that are not copied, by which the destination knows them. They stay until this is dropped.
     marks: Marks,
-    /// [`OwnQemu::check_unchanged`] has passed.
+    /// Set once [`OwnQemu::check_unchanged`] has passed.
     is_unchanged: bool,
     downtime_ms: Option<u64>,
 }
@@ -56,7 +56,7 @@ impl OwnQemu {
         let _ = self.guest.shared.inbox.send(Input::PriorRunState(prior));
         self.guest.send(Event::PreSwitchover {
             was_running: held.ran,
-            disks: disks::at_first(&self.guest.description)?,
+            disks: disks::initial_disks(&self.guest.description)?,
         });
         Ok(())
     }
@@ -85,18 +85,19 @@ impl OwnQemu {
         qemu.wait_completed(Instant::now() + HOLD_WAIT, &is_abandoned)
     }
 
-    /// QEMU does not hand over a disk that a job of another monitor uses, and does not say why.
+    /// QEMU does not migrate a disk that a job of another monitor uses, and gives no reason.
     pub fn explain(&mut self, error: &MigrateError) -> Fault {
         match self.check_unchanged() {
             Err(changed) if changed.code == Code::GuestDiffers => {
-                Fault { detail: format!("{}; QEMU said: {}", changed.detail, chain(error)), ..changed }
+                Fault { detail: format!("{}; QEMU's message: {}", changed.detail, chain(error)), ..changed }
             }
             _ => qemu_fault(Step::Blackout, error),
         }
     }
 
-    /// Commit may be sent for a guest that is still what the destination was prepared for. Nobody may have let it run
-    /// here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing run.
+    /// Commit may be sent for a guest that is still what the destination was prepared for. No program may have let it
+    /// run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing
+    /// run.
     pub fn check_source_intact(&mut self) -> Done {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
@@ -106,13 +107,13 @@ impl OwnQemu {
         }
         let intact = self.guest.qemu.still_stands(Guest::deadline());
         if let Err(error) = &intact {
-            tracing::debug!(error = chain(error), "the source's QEMU does not say what its guest does");
+            tracing::debug!(error = chain(error), "the source's QEMU does not answer what its guest does");
         }
         let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact.unwrap_or(true)));
         Ok(())
     }
 
-    /// The destination's copy is the only one, so it is not told to give it up. Nobody knows whether it has the right
+    /// The destination's copy is the only one, so it gets no roll-back notice. It is not known whether it has the right
     /// disks, so an operator decides. The core takes the first answer as the loss of this copy, and the second as the
     /// end.
     fn ended_unchecked(&self, fault: &Fault) -> Fault {
@@ -130,7 +131,7 @@ impl OwnQemu {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    /// Lets the guest do what it did before, and says how that went.
+    /// Lets the guest do what it did before, and returns how that went.
     pub fn resume_at_source(&mut self) -> Event {
         let mut done = self.guest.qemu.cancel_and_resume(Guest::deadline());
         for number in 0..RESUME_TRIES {
@@ -185,7 +186,7 @@ impl OwnQemu {
         let (how, qmp) = (process::StopMethod::Quit, Some(qemu.qmp()));
         process::stop(&self.registry, record, qmp, how, Guest::deadline())
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
-        tracing::info!(guest = record.name, bytes = left.free(), "memory given back that the guest has left");
+        tracing::info!(guest = record.name, bytes = left.free(), "memory freed that the guest has left");
         self.guest.send(Event::CleanedUp);
         Ok(())
     }

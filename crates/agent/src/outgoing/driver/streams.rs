@@ -117,7 +117,7 @@ impl Driver for Streams {
         self.own.held(&held)
     }
 
-    /// The comparison with the beginning comes while the destination loads.
+    /// The comparison with the beginning is done while the destination loads.
     fn write_device_state(&mut self) -> Done {
         self.write_state().map_err(|error| self.own.explain(&error))?;
         self.own.guest.send(Event::DeviceStateDone);
@@ -139,7 +139,7 @@ impl Driver for Streams {
         self.stop_accepting();
         let Guest { shared, description, record, .. } = &self.own.guest;
         let copied: Vec<PathBuf> = description.copied.iter().map(|disk| disk.path.clone().into()).collect();
-        disks::leave_stale(&copied, &record.name, &shared.request.to);
+        disks::mark_stale(&copied, &record.name, &shared.request.to);
         self.own.clean_up()
     }
 

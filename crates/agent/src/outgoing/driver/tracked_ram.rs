@@ -60,14 +60,14 @@ pub(super) struct TrackedRam {
     tracker: Option<DrainingTracker>,
     /// Rule 6: some disk reads into pinned pages, so protection is applied only while block I/O is drained.
     must_pause: bool,
-    /// Rule 7: the guest may give memory back, so holes are looked for in the end.
+    /// Rule 7: the guest may free memory, so holes are searched for in the end.
     may_discard: bool,
-    /// All that was ever found populated, where holes have to be looked for.
+    /// All that was ever found populated, where holes have to be searched for.
     seen: Vec<Extent>,
 }
 
 impl TrackedRam {
-    /// The channels send it from now on, as the core says.
+    /// The channels send it from now on, as the core decides.
     pub fn new(guest: &Guest, ram: GuestRam) -> TrackedRam {
         guest.shared.set_channel_source(ChannelSource::Ram(ram.mapped.clone()));
         TrackedRam {
@@ -170,7 +170,7 @@ impl TrackedRam {
         }
     }
 
-    /// What was sent once and has been given back since: it is sent again, as zero runs.
+    /// What was sent once and freed since: it is sent again, as zero runs.
     fn new_holes(&mut self) -> Result<Vec<Extent>, Fault> {
         let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
         let mut holes = Vec::new();
@@ -258,11 +258,11 @@ mod tests {
         Extent { region: 0, run: Run { offset: number * PAGE_BYTES, length: PAGE_BYTES } }
     }
 
-    /// What is sent again of four pages that were sent, when the guest gives the second and third back.
+    /// What is sent again of four pages that were sent, when the guest frees the second and third.
     fn sent_again(may_discard: bool) -> Vec<Extent> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
-        // Mapped by this process, which stands for the guest's QEMU.
+        // Mapped by this process, which takes the place of the guest's QEMU.
         let memory = Mapping::make(&file, 8 * PAGE_BYTES).unwrap();
         std::fs::write(&file, [7; 4 * PAGE_BYTES as usize]).unwrap();
         std::fs::File::options().write(true).open(&file).unwrap().set_len(8 * PAGE_BYTES).unwrap();
@@ -286,9 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_guest_gave_back_after_they_were_sent_are_sent_again_as_holes() {
+    fn pages_that_the_guest_freed_after_they_were_sent_are_sent_again_as_holes() {
         let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
         assert_eq!(sent_again(true), [Extent { region: 0, run }]);
-        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot give memory back");
+        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot free memory");
     }
 }

@@ -1,4 +1,5 @@
-//! When a domain whose stream was let in counts as stopped for good, with a hypervisor that says what the test wants.
+//! When a domain whose stream was admitted counts as stopped for good, with a hypervisor that answers what the test
+//! sets.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use linerate_api::DomainMove;
+use linerate_api::DomainMigration;
 use linerate_core::ModeTag;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::Event;
@@ -24,8 +25,8 @@ use super::super::session_loop::SessionLoop;
 use super::super::worker::Worker;
 use super::super::{Input, Outgoing};
 use super::{LONG, outgoing_of};
-use crate::gate::{StreamGate, StreamGates};
 use crate::journal::{Record, Role};
+use crate::stream_gate::{StreamGate, StreamGates};
 
 /// What it answers, and how often it was asked for the run state.
 #[derive(Default)]
@@ -35,16 +36,16 @@ struct Answers {
     asked: u32,
 }
 
-/// A hypervisor that is told what to say.
+/// A hypervisor whose answers the test sets.
 #[derive(Clone, Default)]
 pub(in crate::outgoing) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 
 impl Fake {
-    pub fn says(&self, run_state: &'static str, migration: &'static str) {
+    pub fn set(&self, run_state: &'static str, migration: &'static str) {
         *self.0.0.lock() = Answers { run_state, migration, asked: 0 };
     }
 
-    /// Waits until this answer has been looked at as a whole: the third question comes after all that followed from the
+    /// Waits until this answer has been evaluated as a whole: the third question comes after all that followed from the
     /// first.
     fn wait_seen(&self) {
         let answers = self.0.0.lock();
@@ -57,8 +58,8 @@ impl Fake {
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let version = json!({"qemu": {"major": 10, "minor": 0, "micro": 2}, "package": ""});
-            let mut say = |value: Value| writeln!(stream, "{value}");
-            let _ = say(json!({"QMP": {"version": version, "capabilities": []}}));
+            let mut send = |value: Value| writeln!(stream, "{value}");
+            let _ = send(json!({"QMP": {"version": version, "capabilities": []}}));
             let lines = BufReader::new(UnixStream::try_clone(&stream).unwrap()).lines();
             for line in lines.map_while(Result::ok) {
                 let question: Value = serde_json::from_str(&line).unwrap();
@@ -112,13 +113,13 @@ pub(in crate::outgoing) fn guest_of(
     )
 }
 
-/// A domain of this hypervisor that is about to be handed over.
+/// A domain of this hypervisor before its switch-over.
 fn leaving(dir: &TempDir, fake: &Fake) -> (Arc<Outgoing>, Receiver<Input>, Worker) {
     let sessions = crate::testing::agent(dir, &[]).outgoing.clone();
     let dir = dir.path();
     let stream = dir.join("mig.sock");
     let gates = Arc::new(StreamGates::default());
-    let asked = DomainMove { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
+    let asked = DomainMigration { stream: stream.clone(), job: dir.join("job.sock"), uuid: String::new() };
     gates.add(Arc::new(StreamGate::new(&stream, Box::new(|_| Ok(()))).unwrap()));
     let (outgoing, inputs) = outgoing_of(ModeTag::Handover);
     let guest = guest_of(fake, dir, &outgoing, true);
@@ -133,33 +134,33 @@ fn is_held(inputs: &Receiver<Input>) -> bool {
 }
 
 #[test]
-fn a_domain_that_somebody_suspended_is_not_taken_for_one_that_is_handed_over() {
+fn a_domain_that_an_operator_suspended_does_not_count_as_stopped_for_the_switch_over() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::default();
-    fake.says("paused", "setup");
+    fake.set("paused", "setup");
     let (_outgoing, inputs, worker) = leaving(&dir, &fake);
     worker.submit("switch over", |guest| guest.switch_over());
     for (run_state, migration) in
         [("paused", "setup"), ("paused", "active"), ("running", "active"), ("finish-migrate", "active")]
     {
-        fake.says(run_state, migration);
+        fake.set(run_state, migration);
         fake.wait_seen();
         assert!(!is_held(&inputs), "{run_state}, {migration}: it may run again, and write its RAM");
     }
-    fake.says("finish-migrate", "pre-switchover");
+    fake.set("finish-migrate", "pre-switchover");
     while !matches!(
-        inputs.recv_timeout(LONG).expect("it is handed over"),
+        inputs.recv_timeout(LONG).expect("it is stopped for the switch-over"),
         Input::Event(Event::PreSwitchover { .. })
     ) {}
     worker.finish();
 }
 
 #[test]
-fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_released() {
+fn what_is_held_of_a_domain_that_libvirt_resumes_is_not_released() {
     for (run_state, migration) in [("running", "completed"), ("paused", "failed")] {
         let dir = tempfile::tempdir().unwrap();
         let fake = Fake::default();
-        fake.says(run_state, migration);
+        fake.set(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(&dir, &fake);
         worker.submit("release stream", |guest| guest.release_stream());
         let input = inputs.recv_timeout(LONG).expect("it is given up");
@@ -173,13 +174,13 @@ fn what_is_held_of_a_domain_that_libvirt_lets_run_again_is_not_released() {
 }
 
 #[test]
-fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
+fn each_state_of_qemu_during_the_switch_over_is_known() {
     for (run_state, migration) in
         [("finish-migrate", "pre-switchover"), ("finish-migrate", "device"), ("postmigrate", "completed")]
     {
         let dir = tempfile::tempdir().unwrap();
         let fake = Fake::default();
-        fake.says(run_state, migration);
+        fake.set(run_state, migration);
         let (_outgoing, inputs, worker) = leaving(&dir, &fake);
         worker.submit("switch over", |guest| guest.switch_over());
         worker.finish();
@@ -191,7 +192,7 @@ fn each_state_in_which_qemu_hands_a_domain_over_is_known() {
 fn a_capability_that_is_off_is_so_in_the_record_that_ends_the_session() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::default();
-    fake.says("running", "failed");
+    fake.set("running", "failed");
     let (outgoing, inputs, worker) = leaving(&dir, &fake);
     let state = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&state, &[]);

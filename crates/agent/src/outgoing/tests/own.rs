@@ -19,7 +19,7 @@ fn checked_before_commit(replaced: bool) -> Input {
     let dir: TempDir = tempfile::tempdir().unwrap();
     let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
     let fake = Fake::default();
-    fake.says("postmigrate", "completed");
+    fake.set("postmigrate", "completed");
     let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
     let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
     let image = dir.path().join("d.img");

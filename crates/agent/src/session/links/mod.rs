@@ -1,6 +1,6 @@
 //! Links of a session at the host that asked for it: one thread each. It opens the control path and the channels, moves
 //! a few bytes for a proof, and does so again whenever any of it is lost. A link is one thing: if its path or one of
-//! its channels is lost, all of it is closed and opened anew.
+//! its channels is lost, all of it is closed and opened again.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -9,11 +9,11 @@
 //! | `supervisor` | the thread of one link |
 //! | `opener`, `rdma_health` | its channels: queue pairs or TCP; whether RDMA is trusted after it failed |
 //! | `dialler` | connections and their numbers |
-//! | `losses` | who is told that something of a link is lost |
+//! | `losses` | signals to a link's thread that something of it is lost |
 //! | `view` | what a channel carries |
-//! | `carriers` | ports of this host that lose their carrier, or have it again |
+//! | `carrier_watch` | ports of this host that lose their carrier, or have it again |
 
-mod carriers;
+mod carrier_watch;
 mod dialler;
 mod losses;
 mod opener;
@@ -31,7 +31,7 @@ use linerate_net::interfaces;
 use linerate_net::links::{Link, pair, parse_networks};
 
 use crate::faults::fault;
-use carriers::CarrierWatch;
+use carrier_watch::CarrierWatch;
 pub(crate) use dialler::Dialler;
 pub(crate) use losses::Losses;
 pub(crate) use opener::RdmaPort;
@@ -44,13 +44,12 @@ pub(crate) struct Links<S: Session> {
     session: Arc<S>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    carriers: Option<CarrierWatch>,
+    carrier_watch: Option<CarrierWatch>,
 }
 
 impl<S: Session> Links<S> {
-    /// None.
     pub fn none(session: &Arc<S>) -> Links<S> {
-        Links { session: session.clone(), stop: Arc::default(), threads: Vec::new(), carriers: None }
+        Links { session: session.clone(), stop: Arc::default(), threads: Vec::new(), carrier_watch: None }
     }
 
     /// Pairs the other host's endpoints with this host's ports, and opens what pairs.
@@ -68,10 +67,10 @@ impl<S: Session> Links<S> {
         for link in paired {
             links.start(link);
         }
-        let told = session.clone();
-        links.carriers = Some(CarrierWatch::watch(move |name, has_carrier| match has_carrier {
-            true => told.losses().interface_up(name),
-            false => told.losses().interface_down(name),
+        let notified = session.clone();
+        links.carrier_watch = Some(CarrierWatch::watch(move |name, has_carrier| match has_carrier {
+            true => notified.losses().interface_up(name),
+            false => notified.losses().interface_down(name),
         }));
         Ok(links)
     }
@@ -94,7 +93,7 @@ impl<S: Session> Links<S> {
 impl<S: Session> Drop for Links<S> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.carriers = None;
+        self.carrier_watch = None;
         self.session.losses().end();
         for thread in self.threads.drain(..) {
             let _ = thread.join();

@@ -14,16 +14,16 @@ use linerate_net::tcp::stats::Progress as TcpProgress;
 use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
-use super::losses::Loss;
+use super::losses::LinkLoss;
 use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
-use crate::session::probe::{OpenError, probe, tcp_carrier};
+use crate::session::probe::{OpenError, probe, tcp_ends};
 
 /// A channel that has moved its probe.
 pub(super) struct Opened {
     pub view: ChannelStatus,
-    pub carrier: ChannelEnds,
+    pub ends: ChannelEnds,
 }
 
 /// The RDMA side of a link's port at this host.
@@ -60,8 +60,8 @@ impl Opener {
     }
 
     /// The link was lost while it carried.
-    pub fn lost(&mut self, loss: &Loss) {
-        if self.carries_rdma && loss.of_carrier {
+    pub fn lost(&mut self, loss: &LinkLoss) {
+        if self.carries_rdma && loss.of_transport {
             self.trust.failed(&loss.reason, Instant::now());
         }
     }
@@ -72,7 +72,7 @@ impl Opener {
     }
 
     /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip. `fell_back` is
-    /// told once why TCP is used instead of RDMA.
+    /// warned once why TCP is used instead of RDMA.
     pub fn open(
         &mut self,
         dialler: &Dialler,
@@ -94,7 +94,7 @@ impl Opener {
                 Err(error) => self.trust.failed(&chain(&error), Instant::now()),
             }
         }
-        if let Some(reason) = self.trust.news() {
+        if let Some(reason) = self.trust.take_reason() {
             tracing::warn!(link = describe(&self.link), reason, "RDMA failed; the link carries over TCP");
             fell_back(&reason);
         }
@@ -146,15 +146,15 @@ impl Opener {
         let options = dialler.rdma_options(self.round_trip);
         let (channel, connection) = dialler.connect_rdma(&route, self.link.id, &options)?;
         let (sender, acks, closer) = rdma::send::halves(connection, options);
-        let mut carrier = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
-        probe(&mut carrier)?;
-        Ok(Opened { view: ChannelStatus::new(channel, carrier.sender.stats(), None), carrier })
+        let mut ends = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
+        probe(&mut ends)?;
+        Ok(Opened { view: ChannelStatus::new(channel, ends.sender.stats(), None), ends })
     }
 
     fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
         let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
-        let carrier = tcp_carrier(&stream)?;
-        let view = ChannelStatus::new(channel, carrier.sender.stats(), TcpProgress::of(&stream));
-        Ok(Opened { view, carrier })
+        let ends = tcp_ends(&stream)?;
+        let view = ChannelStatus::new(channel, ends.sender.stats(), TcpProgress::of(&stream));
+        Ok(Opened { view, ends })
     }
 }

@@ -1,14 +1,14 @@
 //! Whether a link may use RDMA, after it failed there.
 //!
-//! A link that is cut and back at once looks as if RDMA alone had failed. So RDMA is tried again, and given up for the
-//! rest of the migration only when it has failed some times.
+//! A link that is cut and works again at once looks as if RDMA alone had failed. So RDMA is tried again, and given up
+//! for the rest of the migration only when it has failed some times.
 
 use std::time::{Duration, Instant};
 
 /// Failures after which the link uses TCP for good. Two can be two cuts of the link.
 const FAILURES_MAX: u32 = 3;
-/// RDMA that could not be opened is tried again after this long. Often enough for an adapter that comes back; a try can
-/// take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN), and longer on a far link.
+/// RDMA that could not be opened is tried again after this long. Often enough for an adapter that works again; a try
+/// can take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN), and longer on a far link.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
@@ -16,8 +16,8 @@ pub(super) struct RdmaHealth {
     failures: u32,
     /// When it failed last, and why, if it has not connected since.
     last: Option<(Instant, String)>,
-    /// The failure was told.
-    told: bool,
+    /// The failure was reported.
+    reported: bool,
 }
 
 impl RdmaHealth {
@@ -37,24 +37,24 @@ impl RdmaHealth {
     /// It carries again. What failed before is not forgotten: it may fail again as soon as it is used.
     pub fn connected(&mut self) {
         self.last = None;
-        self.told = false;
+        self.reported = false;
     }
 
-    /// TCP for good.
+    /// Whether the link uses TCP for the rest of the migration.
     pub fn is_lost(&self) -> bool {
         self.failures >= FAILURES_MAX
     }
 
-    /// Whether it is time to try it beside TCP.
+    /// Whether it is time to try it again while TCP is used.
     pub fn may_try(&self, now: Instant) -> bool {
         let waited = self.last.as_ref().is_some_and(|(at, _)| now.duration_since(*at) >= TRY_AGAIN_AFTER);
         waited && !self.is_lost()
     }
 
     /// Why the link uses TCP, once.
-    pub fn news(&mut self) -> Option<String> {
-        let (_, reason) = self.last.as_ref().filter(|_| !self.told)?;
-        self.told = true;
+    pub fn take_reason(&mut self) -> Option<String> {
+        let (_, reason) = self.last.as_ref().filter(|_| !self.reported)?;
+        self.reported = true;
         Some(reason.clone())
     }
 }
@@ -65,31 +65,31 @@ mod tests {
 
     #[test]
     fn rdma_is_tried_again_until_it_has_failed_some_times() {
-        let (mut trust, begun) = (RdmaHealth::default(), Instant::now());
-        assert!(!trust.may_try(begun + TRY_AGAIN_AFTER), "it has not failed");
+        let (mut health, begun) = (RdmaHealth::default(), Instant::now());
+        assert!(!health.may_try(begun + TRY_AGAIN_AFTER), "it has not failed");
         for failure in 1..FAILURES_MAX {
-            trust.failed("broken", begun);
-            assert!(!trust.is_lost(), "{failure}");
-            assert!(!trust.may_try(begun) && trust.may_try(begun + TRY_AGAIN_AFTER));
-            assert_eq!(trust.news().as_deref(), Some("broken"));
-            assert_eq!(trust.news(), None, "it is told once");
-            trust.connected();
-            assert_eq!(trust.news(), None);
+            health.failed("broken", begun);
+            assert!(!health.is_lost(), "{failure}");
+            assert!(!health.may_try(begun) && health.may_try(begun + TRY_AGAIN_AFTER));
+            assert_eq!(health.take_reason().as_deref(), Some("broken"));
+            assert_eq!(health.take_reason(), None, "it is reported once");
+            health.connected();
+            assert_eq!(health.take_reason(), None);
         }
-        trust.failed("broken", begun);
-        assert!(trust.is_lost() && !trust.may_try(begun + TRY_AGAIN_AFTER));
+        health.failed("broken", begun);
+        assert!(health.is_lost() && !health.may_try(begun + TRY_AGAIN_AFTER));
     }
 
     #[test]
-    fn a_link_that_is_cut_costs_no_trust() {
-        let mut trust = RdmaHealth::default();
+    fn a_link_that_is_cut_is_no_rdma_failure() {
+        let mut health = RdmaHealth::default();
         for _ in 0..2 * FAILURES_MAX {
-            trust.failed("silent", Instant::now());
-            trust.was_not_rdma();
+            health.failed("silent", Instant::now());
+            health.was_not_rdma();
             // The link is tried again, and is not there.
-            trust.was_not_rdma();
+            health.was_not_rdma();
         }
-        assert!(!trust.is_lost());
-        assert_eq!(trust.news(), None);
+        assert!(!health.is_lost());
+        assert_eq!(health.take_reason(), None);
     }
 }

@@ -31,10 +31,10 @@ pub(crate) trait Session: Send + Sync + 'static {
         self: &Arc<Self>,
         channel: ChannelId,
         link: LinkId,
-        carrier: ChannelEnds,
+        ends: ChannelEnds,
     ) -> Result<ChannelHandle, OpenError>;
 
-    /// All of it is about to end: what is lost now is no news.
+    /// All of it is about to end: what is lost now is not reported.
     fn is_ending(&self) -> bool;
 
     /// A link is going to be used.
@@ -63,10 +63,9 @@ pub(crate) trait Session: Send + Sync + 'static {
 pub(crate) struct NotOpened<'a> {
     pub link: &'a Link,
     pub reason: &'a str,
-    /// The other host's agent lives and does not know the session.
+    /// The other host's agent answers and does not know the session.
     pub is_forgotten: bool,
     /// Not the reason of the try before.
     pub is_news: bool,
-    /// It carried before.
     pub was_up: bool,
 }

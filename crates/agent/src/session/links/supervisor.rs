@@ -15,14 +15,14 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_wire::frame::Role;
 
-use super::losses::{Loss, News};
+use super::losses::{LinkLoss, LinkSignal};
 use super::opener::{Opened, Opener, rdma_port};
 use super::session::{NotOpened, Session};
 use super::view::describe;
 use crate::faults::chain;
 use crate::session::contact::keep;
 use crate::session::probe::OpenError;
-use crate::session::stream_transport::Back;
+use crate::session::stream_transport::ReverseChannels;
 
 /// A lost link is tried again this often, and when its port has a carrier again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -36,14 +36,14 @@ const LOOK: Duration = Duration::from_secs(1);
 struct Open {
     channels: Vec<ChannelId>,
     pumps: Vec<ChannelHandle>,
-    back: Back,
+    back: ReverseChannels,
     path: Option<PathId>,
 }
 
 pub(super) struct Supervisor<S: Session> {
     session: Arc<S>,
     stop: Arc<AtomicBool>,
-    news: Receiver<News>,
+    signals: Receiver<LinkSignal>,
     opener: Opener,
     link: Link,
     /// It had no carrier since the link was opened last.
@@ -52,38 +52,38 @@ pub(super) struct Supervisor<S: Session> {
 
 impl<S: Session> Supervisor<S> {
     pub fn new(session: Arc<S>, stop: Arc<AtomicBool>, link: Link) -> Supervisor<S> {
-        let news = session.losses().add(&link);
+        let signals = session.losses().add(&link);
         let rdma = if session.dialler().transport == Transport::Tcp { None } else { rdma_port(&link) };
         let opener = Opener::new(link.clone(), rdma.is_some());
         session.added(&link, rdma);
-        Supervisor { session, stop, news, opener, link, port_was_down: false }
+        Supervisor { session, stop, signals, opener, link, port_was_down: false }
     }
 
     pub fn run(mut self) {
-        let mut said = String::new();
+        let mut last_reason = String::new();
         let mut was_up = false;
         while !self.stop.load(Ordering::SeqCst) {
-            // What was told of the last opening is of no interest any more.
-            while self.news.try_recv().is_ok() {}
+            // Signals about the last opening do not count any more.
+            while self.signals.try_recv().is_ok() {}
             match self.open() {
                 Ok(open) => {
-                    said.clear();
+                    last_reason.clear();
                     was_up = true;
                     let loss = self.hold(open.path);
                     self.close(open, loss);
                 }
                 Err(error) => {
-                    self.not_opened(&error, was_up, &mut said);
-                    let _ = self.news.recv_timeout(RETRY);
+                    self.not_opened(&error, was_up, &mut last_reason);
+                    let _ = self.signals.recv_timeout(RETRY);
                 }
             }
         }
     }
 
-    /// Tells each reason once.
-    fn not_opened(&self, error: &OpenError, was_up: bool, said: &mut String) {
+    /// Reports each reason once.
+    fn not_opened(&self, error: &OpenError, was_up: bool, last_reason: &mut String) {
         let reason = chain(error);
-        let is_news = reason != *said;
+        let is_news = reason != *last_reason;
         if is_news {
             tracing::warn!(link = describe(&self.link), reason, "a link cannot be used");
         }
@@ -95,13 +95,13 @@ impl<S: Session> Supervisor<S> {
             is_news,
             was_up,
         });
-        *said = reason;
+        *last_reason = reason;
     }
 
     /// All of the link, or nothing of it.
     fn open(&mut self) -> Result<Open, OpenError> {
         let (session, link) = (self.session.clone(), self.link.id);
-        let back = Back::new(move |reason| session.losses().link_lost(link, reason));
+        let back = ReverseChannels::new(move |reason| session.losses().link_lost(link, reason));
         let mut open = Open { channels: Vec::new(), pumps: Vec::new(), back, path: None };
         match self.fill(&mut open) {
             Ok(()) => Ok(open),
@@ -112,7 +112,7 @@ impl<S: Session> Supervisor<S> {
         }
     }
 
-    /// Control path, channels, probe. The session hears of the channels only once bytes have moved.
+    /// Control path, channels, probe. The session gets the channels only once bytes have moved.
     fn fill(&mut self, open: &mut Open) -> Result<(), OpenError> {
         let (session, link) = (self.session.clone(), self.link.id);
         let route = Route::from(&self.link);
@@ -123,14 +123,14 @@ impl<S: Session> Supervisor<S> {
         let opened = self.opener.open(session.dialler(), round_trip, fell_back)?;
         self.open_back(&mut open.back, &route, opened.len())?;
         open.path = Some(session.attach_path(control, Some(link))?);
-        let (views, carriers): (Vec<_>, Vec<_>) =
-            opened.into_iter().map(|Opened { view, carrier }| ((view.id, view), carrier)).unzip();
+        let (views, all_ends): (Vec<_>, Vec<_>) =
+            opened.into_iter().map(|Opened { view, ends }| ((view.id, view), ends)).unzip();
         let (ids, views): (Vec<ChannelId>, Vec<_>) = views.into_iter().unzip();
         session.opened(&self.link, views, self.opener.carries_rdma());
-        for (channel, carrier) in ids.into_iter().zip(carriers) {
+        for (channel, ends) in ids.into_iter().zip(all_ends) {
             session.losses().carries(link, channel);
             open.channels.push(channel);
-            open.pumps.push(session.pump(channel, link, carrier)?);
+            open.pumps.push(session.pump(channel, link, ends)?);
         }
         Ok(())
     }
@@ -155,23 +155,23 @@ impl<S: Session> Supervisor<S> {
     }
 
     /// As many channels for what the other side answers, if there are streams.
-    fn open_back(&self, back: &mut Back, route: &Route, count: usize) -> Result<(), OpenError> {
-        let Some(carriage) = self.session.streams() else { return Ok(()) };
+    fn open_back(&self, back: &mut ReverseChannels, route: &Route, count: usize) -> Result<(), OpenError> {
+        let Some(stream_transport) = self.session.streams() else { return Ok(()) };
         for _ in 0..count {
             let (channel, stream) = self.session.dialler().connect(route, Role::ReverseData, self.link.id)?;
-            back.serve(&carriage, channel, stream)?;
+            back.serve(&stream_transport, channel, stream)?;
         }
         Ok(())
     }
 
     /// Keeps the link until something of it is lost. `None`: nothing is, and RDMA can be used again.
-    fn hold(&mut self, path: Option<PathId>) -> Option<Loss> {
+    fn hold(&mut self, path: Option<PathId>) -> Option<LinkLoss> {
         loop {
-            match self.news.recv_timeout(LOOK) {
-                Ok(News::Lost(loss)) if loss.concerns(path) => return Some(loss),
+            match self.signals.recv_timeout(LOOK) {
+                Ok(LinkSignal::Lost(loss)) if loss.concerns(path) => return Some(loss),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::SeqCst) => {}
-                Err(_) => return Some(Loss::of_link("the session is over")),
+                Err(_) => return Some(LinkLoss::of_link("the session is over")),
             }
             if self.opener.can_go_back_to_rdma(self.session.dialler()) {
                 return None;
@@ -179,14 +179,14 @@ impl<S: Session> Supervisor<S> {
         }
     }
 
-    fn close(&mut self, open: Open, loss: Option<Loss>) {
+    fn close(&mut self, open: Open, loss: Option<LinkLoss>) {
         if let Some(loss) = &loss {
             self.port_was_down |= loss.of_port;
             self.opener.lost(loss);
         }
         self.session.closing(self.link.id);
         self.close_channels(open);
-        let Some(Loss { reason, .. }) = loss else { return };
+        let Some(LinkLoss { reason, .. }) = loss else { return };
         // When all is done the destination closes first; that is no loss.
         if !self.stop.load(Ordering::SeqCst) && !self.session.is_ending() {
             tracing::warn!(link = describe(&self.link), reason, "a link is lost");
@@ -195,7 +195,7 @@ impl<S: Session> Supervisor<S> {
     }
 
     fn close_channels(&self, open: Open) {
-        // Whoever waits for work must come back before its thread can end.
+        // A thread that waits for work must return before it can end.
         for pump in &open.pumps {
             pump.stop();
         }

@@ -12,7 +12,7 @@ pub(crate) struct ChannelStatus {
     pub id: ChannelId,
     pub stats: Arc<ChannelStats>,
     tcp: Option<TcpProgress>,
-    /// Segments that TCP sent again, as of the last look: the kernel forgets them when the connection closes.
+    /// Segments that TCP sent again, as of the last read: the kernel forgets them when the connection closes.
     resent: u64,
 }
 
@@ -22,7 +22,7 @@ impl ChannelStatus {
     }
 
     /// What it carried, and the segments that TCP sent again.
-    pub fn look(&mut self) -> (Counters, u64) {
+    pub fn read(&mut self) -> (Counters, u64) {
         if let Some(info) = self.tcp.as_mut().and_then(TcpProgress::read) {
             self.resent = u64::from(info.retransmits);
         }
@@ -45,11 +45,11 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let tcp = TcpProgress::of(&linerate_net::tcp::Stream::new(stream.try_clone().unwrap()).unwrap());
-        assert!(tcp.is_some(), "this kernel tells nothing of connections");
+        assert!(tcp.is_some(), "this kernel reports nothing about connections");
         let mut view = ChannelStatus { resent: 7, ..ChannelStatus::new(0, Arc::default(), tcp) };
-        assert_eq!(view.look().1, 0, "what the kernel says of a living one");
+        assert_eq!(view.read().1, 0, "the kernel's figure for an open connection");
         view.resent = 7;
         drop((listener, stream));
-        assert_eq!(view.look().1, 7);
+        assert_eq!(view.read().1, 7);
     }
 }

@@ -12,23 +12,23 @@ use linerate_guest::run_state::RunState;
 
 use super::{Handover, LOOK, POLL};
 use crate::faults::chain;
-use crate::gate::Ending;
 use crate::outgoing::driver::Done;
 use crate::outgoing::guest::{Guest, qemu_fault};
+use crate::stream_gate::Ending;
 
-/// QEMU ends a migration whose connections are shut, and libvirt lets the guest run again.
+/// QEMU ends a migration whose connections are closed, and libvirt resumes the guest.
 const RESTORE_WAIT: Duration = Duration::from_secs(30);
 /// libvirt, whose job is over, lets the guest run or ends it within moments, if it can.
 const ADVICE_WAIT: Duration = Duration::from_secs(1);
 const VERDICT_WAIT: Duration = Duration::from_secs(5);
 
 impl Handover {
-    /// RAM is sealed: the stream goes. libvirt runs the guest there and ends it here, or lets it run here again.
+    /// RAM is sealed: the stream goes. libvirt runs the guest there and ends it here, or resumes it here.
     pub(super) fn release(&mut self) -> Done {
         let step = Step::Commit;
         let gate = self.domain.gate(step)?;
-        // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and let
-        // the guest run.
+        // QEMU may have completed long ago, as all that it writes is taken: libvirt may have given up since, and
+        // resumed the guest.
         if self.run_state(step)? == RunState::Running || !self.has_stopped_for_good()? {
             let detail = "libvirt has given up its migration, and does not hold the guest any more";
             return Err(Fault::new(Code::HypervisorFailed, step, Side::Source, detail));
@@ -82,16 +82,16 @@ impl Handover {
         Ok(())
     }
 
-    /// The guest is paused. Says what to do as soon as libvirt cannot, or does not, say what becomes of it.
+    /// The guest is paused. Warns the operator what to do as soon as libvirt cannot decide about it, or does not.
     fn check_verdict(&self, ended: &mut Option<(Instant, bool)>) -> Done {
         let Some(ending) = self.domain.ending() else { return Ok(()) };
         let what = match ending {
-            Ending::Said => "libvirt has ended its migration".to_owned(),
+            Ending::Finished => "libvirt has ended its migration".to_owned(),
             Ending::LibvirtGone => "this host's libvirt is gone".to_owned(),
-            Ending::Cut(why) => why,
+            Ending::PeerLost(why) => why,
         };
         let text = format!(
-            "{what}, and the domain is paused here: look at both hosts with `virsh domstate` (start this host's libvirt again if it is \
+            "{what}, and the domain is paused here: check both hosts with `virsh domstate` (start this host's libvirt again if it is \
              gone). Where the destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's \
              does not know it, `virsh resume` it here"
         );
@@ -105,7 +105,7 @@ impl Handover {
         Ok(())
     }
 
-    /// QEMU's migration fails when its connections are shut, and libvirt sees to the guest.
+    /// QEMU's migration fails when its connections are closed, and libvirt resumes or ends the guest.
     pub(super) fn give_up(&mut self) {
         self.ram.detach();
         self.domain.close("the migration was given up");
@@ -147,8 +147,8 @@ impl Handover {
         Ok(())
     }
 
-    /// What the guest does, once libvirt has had its time to let it run. One that is paused here after its stream was
-    /// released may run at the destination.
+    /// The guest's state, once libvirt has had time to resume it. One that is paused here after its stream was released
+    /// may run at the destination.
     fn guest_again(&mut self, deadline: Instant) -> GuestState {
         loop {
             match self.guest.qemu.status(Guest::deadline()) {
@@ -161,7 +161,7 @@ impl Handover {
         }
     }
 
-    /// The guest's process has ended here, and not because we knew why.
+    /// The guest's process has ended here, and the reason is not known.
     fn gone(&self) -> GuestState {
         if self.domain.is_released { GuestState::Unknown } else { GuestState::Gone }
     }

@@ -1,6 +1,6 @@
-//! Domains whose stream goes through to this host, and whose QEMU leaves RAM out until it has arrived. libvirt ends its
-//! job for such a domain, after which it can be saved, only when the other libvirt says so: what that says waits until
-//! QEMU is put back.
+//! Domains whose stream is released to this host, and whose QEMU leaves RAM out until it has arrived. libvirt ends its
+//! job for such a domain, after which it can be saved, only when the other libvirt sends that: its messages wait until
+//! QEMU's setting is put back.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -14,7 +14,7 @@ use linerate_net::lock::{Condvar, Mutex};
 const WAIT: Duration = Duration::from_secs(10);
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How many there are.
+/// Number of such domains.
 #[derive(Default)]
 pub struct ArrivalCount {
     count: Mutex<usize>,
@@ -22,9 +22,9 @@ pub struct ArrivalCount {
 }
 
 /// One of them, until it is dropped.
-pub struct Arriving(Arc<ArrivalCount>);
+pub struct DomainArrival(Arc<ArrivalCount>);
 
-impl Drop for Arriving {
+impl Drop for DomainArrival {
     fn drop(&mut self) {
         *self.0.count.lock() -= 1;
         self.0.changed.notify_all();
@@ -32,13 +32,13 @@ impl Drop for Arriving {
 }
 
 impl ArrivalCount {
-    /// One more.
-    pub fn begin(self: &Arc<ArrivalCount>) -> Arriving {
+    /// Counts one more, until the result is dropped.
+    pub fn begin(self: &Arc<ArrivalCount>) -> DomainArrival {
         *self.count.lock() += 1;
-        Arriving(self.clone())
+        DomainArrival(self.clone())
     }
 
-    /// A connection to this host's libvirt: what comes for it waits as long as a domain arrives.
+    /// A connection to this host's libvirt: what the other side sends to it waits as long as a domain arrives.
     pub fn hold(self: &Arc<ArrivalCount>, libvirt: UnixStream) -> io::Result<UnixStream> {
         let (ours, other) = UnixStream::pair()?;
         let (mut from, mut to) = (ours.try_clone()?, libvirt.try_clone()?);
@@ -58,12 +58,12 @@ impl ArrivalCount {
     fn carry(&self, from: &mut UnixStream, to: &mut UnixStream) -> io::Result<()> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            let came = from.read(&mut piece)?;
+            let read = from.read(&mut piece)?;
             drop(self.changed.wait_timeout_while(self.count.lock(), WAIT, |count| *count > 0));
-            if came == 0 {
+            if read == 0 {
                 return Ok(());
             }
-            to.write_all(piece.get(..came).unwrap_or_default())?;
+            to.write_all(piece.get(..read).unwrap_or_default())?;
         }
     }
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libvirt_hears_nothing_as_long_as_a_domain_arrives() {
+    fn libvirt_receives_nothing_as_long_as_a_domain_arrives() {
         let arrivals = Arc::<ArrivalCount>::default();
         let (libvirt, mut daemon) = UnixStream::pair().unwrap();
         let mut other = arrivals.hold(libvirt).unwrap();

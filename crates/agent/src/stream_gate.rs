@@ -1,9 +1,9 @@
-//! Connections of a hypervisor that wait until they are let in, and whose bytes wait until they are released.
+//! Connections of a hypervisor that wait until they are admitted, and whose bytes wait until they are released.
 //!
-//! A hypervisor that is told to migrate to a socket connects, and sleeps in the kernel: the socket has a queue of one,
-//! which a connection of ours fills. When it is let in it stops its guest soon. From then on what it writes is always
-//! read (a hypervisor may write with its big lock held) and kept here, but for what came while the guest still ran.
-//! Until it is released, once, or never. What comes back from the other side always passes.
+//! A hypervisor that migrates to a socket connects, and sleeps in the kernel: the socket has a queue of one, which a
+//! connection of ours fills. Once admitted, it stops its guest soon. From then on what it writes is always read (a
+//! hypervisor may write with its big lock held). Bytes that were read while the guest still ran are forwarded. The rest
+//! is kept here until it is released, once, or never. What the other side sends is always forwarded.
 
 mod arrivals;
 mod job;
@@ -21,7 +21,7 @@ use linerate_net::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Type};
 
-pub use self::arrivals::{ArrivalCount, Arriving};
+pub use self::arrivals::{ArrivalCount, DomainArrival};
 pub use self::job::{Ending, LibvirtJob};
 use crate::faults::chain;
 
@@ -31,8 +31,8 @@ const PIECE_BYTES: usize = 256 << 10;
 const HELD_BYTES_MAX: u64 = 512 << 20;
 /// A migration has a main connection and one parallel one.
 const CONNECTIONS_MAX: usize = 8;
-/// Between two looks at whether it was shut.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// Between two checks whether the gate was closed.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Stream gates and libvirt jobs of this host, by their sockets.
 #[derive(Default)]
@@ -42,7 +42,6 @@ pub struct StreamGates {
 }
 
 impl StreamGates {
-    /// One more.
     pub fn add(&self, gate: Arc<StreamGate>) {
         self.streams.lock().insert(gate.path.clone(), gate);
     }
@@ -52,7 +51,7 @@ impl StreamGates {
         self.streams.lock().get(path).cloned()
     }
 
-    /// One more, for libvirt's own connection.
+    /// Adds one for libvirt's own connection.
     pub fn add_job(&self, gate: Arc<LibvirtJob>) {
         self.jobs.lock().insert(gate.path.clone(), gate);
     }
@@ -62,23 +61,22 @@ impl StreamGates {
         self.jobs.lock().get(path).cloned()
     }
 
-    /// It is of no more use, and nobody may connect to its socket any more.
+    /// Removes a gate, and its socket: no connection is possible any more.
     pub fn forget(&self, gate: &StreamGate) {
         self.streams.lock().remove(&gate.path);
         gate.remove();
     }
 
-    /// The same.
+    /// Removes a job's gate, and its socket.
     pub fn forget_job(&self, gate: &LibvirtJob) {
         self.jobs.lock().remove(&gate.path);
         gate.remove();
     }
 }
 
-/// Where a connection goes on: the other end of a pair of sockets.
+/// Takes the other end of a pair of sockets, over which a connection continues.
 pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
 
-/// See the module.
 pub struct StreamGate {
     path: PathBuf,
     /// Until it is opened: the socket, and what fills its queue.
@@ -98,39 +96,40 @@ struct Shared {
 struct State {
     connections: Vec<Connection>,
     released: bool,
-    /// Why nothing goes on any more.
-    shut: Option<String>,
+    /// Why nothing is forwarded any more.
+    close_reason: Option<String>,
 }
 
-/// One of the hypervisor's, and what was read from it and not given on.
+/// A connection of the hypervisor, and what was read from it and not forwarded.
 struct Connection {
     hypervisor: UnixStream,
-    onward: UnixStream,
+    forward: UnixStream,
     read: u64,
-    given: u64,
-    /// So much of it may be given on.
-    allowed: u64,
+    forwarded: u64,
+    /// Bytes of it that may be forwarded.
+    release_limit: u64,
     pieces: VecDeque<Vec<u8>>,
     ended: bool,
 }
 
 impl Connection {
-    /// The next bytes that may be given on.
+    /// The next bytes that may be forwarded.
     fn take(&mut self) -> Option<Vec<u8>> {
-        let allowed = usize::try_from(self.allowed.saturating_sub(self.given)).unwrap_or(usize::MAX);
-        if allowed == 0 {
+        let release_limit =
+            usize::try_from(self.release_limit.saturating_sub(self.forwarded)).unwrap_or(usize::MAX);
+        if release_limit == 0 {
             return None;
         }
         let mut piece = self.pieces.pop_front()?;
-        if piece.len() > allowed {
-            self.pieces.push_front(piece.split_off(allowed));
+        if piece.len() > release_limit {
+            self.pieces.push_front(piece.split_off(release_limit));
         }
-        self.given += piece.len() as u64;
+        self.forwarded += piece.len() as u64;
         Some(piece)
     }
 
-    fn cut(&self) {
-        for socket in [&self.hypervisor, &self.onward] {
+    fn reset(&self) {
+        for socket in [&self.hypervisor, &self.forward] {
             // It fails only if it has ended already.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -138,7 +137,7 @@ impl Connection {
 }
 
 impl StreamGate {
-    /// A socket at which connections wait. Each goes on by `connect` once it was let in.
+    /// A socket at which connections wait. Once admitted, each continues by `connect`.
     pub fn new(path: &Path, connect: Connect) -> io::Result<StreamGate> {
         StreamGate::with_room(path, connect, HELD_BYTES_MAX)
     }
@@ -154,10 +153,10 @@ impl StreamGate {
         Ok(StreamGate { path: path.to_owned(), waiting, connect, state: Arc::new(state) })
     }
 
-    /// Lets connections in. What they write is kept.
+    /// Admits connections. What they write is kept.
     pub fn admit(self: &Arc<StreamGate>) -> io::Result<()> {
         let waiting = self.waiting.lock().take();
-        let (listener, ours) = waiting.ok_or_else(|| io::Error::other("it was opened or shut before"))?;
+        let (listener, ours) = waiting.ok_or_else(|| io::Error::other("it was opened or closed before"))?;
         // The first in the queue is ours.
         drop(listener.accept()?);
         drop(ours);
@@ -167,40 +166,47 @@ impl StreamGate {
     }
 
     fn accept(&self, listener: &UnixListener) {
-        while !self.is_shut() {
+        while !self.is_closed() {
             let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&LOOK));
+            let _ = poll(&mut fds, Some(&POLL_INTERVAL));
             match listener.accept() {
                 Ok((socket, _)) => {
                     if let Err(error) = self.take(socket) {
-                        self.shut(&format!("a connection could not be taken: {error}"));
+                        self.close(&format!("a connection could not be taken: {error}"));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => self.shut(&format!("no connection can be taken: {error}")),
+                Err(error) => self.close(&format!("no connection can be taken: {error}")),
             }
         }
     }
 
     fn take(&self, hypervisor: UnixStream) -> Result<(), String> {
         hypervisor.set_nonblocking(false).map_err(|error| chain(&error))?;
-        let (onward, other) = UnixStream::pair().map_err(|error| chain(&error))?;
+        let (forward, other) = UnixStream::pair().map_err(|error| chain(&error))?;
         let clone = |socket: &UnixStream| socket.try_clone().map_err(|error| chain(&error));
         let (mut from, mut back_to) = (clone(&hypervisor)?, clone(&hypervisor)?);
-        let (mut to, mut back_from) = (clone(&onward)?, clone(&onward)?);
+        let (mut to, mut back_from) = (clone(&forward)?, clone(&forward)?);
         let index = {
             let mut state = self.state.state.lock();
-            // Nobody would end one that came while it was shut.
-            if let Some(why) = &state.shut {
+            // Nothing would end a connection that is accepted after the gate was closed.
+            if let Some(why) = &state.close_reason {
                 return Err(why.clone());
             }
             if state.connections.len() >= CONNECTIONS_MAX {
                 return Err(format!("more than {CONNECTIONS_MAX} connections"));
             }
-            let allowed = if state.released { u64::MAX } else { 0 };
+            let release_limit = if state.released { u64::MAX } else { 0 };
             let pieces = VecDeque::new();
-            let connection =
-                Connection { hypervisor, onward, read: 0, given: 0, allowed, pieces, ended: false };
+            let connection = Connection {
+                hypervisor,
+                forward,
+                read: 0,
+                forwarded: 0,
+                release_limit,
+                pieces,
+                ended: false,
+            };
             state.connections.push(connection);
             state.connections.len() - 1
         };
@@ -215,65 +221,65 @@ impl StreamGate {
         start("gate-back", Box::new(move || back(&mut back_from, &mut back_to)))
     }
 
-    /// How much of each connection has come so far.
+    /// Bytes read from each connection so far.
     pub fn mark(&self) -> Vec<u64> {
         self.state.state.lock().connections.iter().map(|connection| connection.read).collect()
     }
 
-    /// Lets through what had come at the mark: the guest ran after that.
-    pub fn pass(&self, mark: &[u64]) {
+    /// Releases what had been read at the mark: the guest ran after that.
+    pub fn release_up_to(&self, mark: &[u64]) {
         let mut state = self.state.state.lock();
         for (connection, mark) in state.connections.iter_mut().zip(mark) {
-            connection.allowed = connection.allowed.max(*mark);
+            connection.release_limit = connection.release_limit.max(*mark);
         }
         self.state.changed.notify_all();
     }
 
-    /// Lets everything through, for good.
+    /// Releases everything, for good.
     pub fn release(&self) {
         let mut state = self.state.state.lock();
         state.released = true;
-        state.connections.iter_mut().for_each(|connection| connection.allowed = u64::MAX);
+        state.connections.iter_mut().for_each(|connection| connection.release_limit = u64::MAX);
         self.state.changed.notify_all();
     }
 
-    /// Nothing goes through any more, and who waits is refused. The socket's name stays as long as a hypervisor may
-    /// still be told to connect to it: whoever made one of that name would be sent the guest.
-    pub fn shut(&self, why: &str) {
+    /// Nothing is forwarded any more, and waiting connections are refused. The socket's name stays as long as a
+    /// hypervisor may still connect to it: another program that made one of that name would receive the guest.
+    pub fn close(&self, why: &str) {
         drop(self.waiting.lock().take());
-        self.state.shut(why);
+        self.state.close(why);
     }
 
     fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn is_shut(&self) -> bool {
-        self.state.state.lock().shut.is_some()
+    fn is_closed(&self) -> bool {
+        self.state.state.lock().close_reason.is_some()
     }
 
-    /// Why nothing goes through any more, if so.
-    pub fn why_shut(&self) -> Option<String> {
-        self.state.state.lock().shut.clone()
+    /// Why nothing is forwarded any more, if so.
+    pub fn close_reason(&self) -> Option<String> {
+        self.state.state.lock().close_reason.clone()
     }
 }
 
 impl Shared {
-    fn shut(&self, why: &str) {
+    fn close(&self, why: &str) {
         let mut state = self.state.lock();
-        state.shut.get_or_insert_with(|| why.to_owned());
-        state.connections.iter().for_each(Connection::cut);
+        state.close_reason.get_or_insert_with(|| why.to_owned());
+        state.connections.iter().for_each(Connection::reset);
         self.changed.notify_all();
     }
 
-    /// Reads always, until the end.
+    /// Always reads, until the connection ends.
     fn read(&self, index: usize, from: &mut UnixStream) {
         let mut buffer = vec![0; PIECE_BYTES];
         loop {
-            let came = from.read(&mut buffer);
+            let read = from.read(&mut buffer);
             let mut state = self.state.lock();
             let Some(connection) = state.connections.get_mut(index) else { return };
-            match came {
+            match read {
                 Ok(0) | Err(_) => {
                     connection.ended = true;
                     return self.changed.notify_all();
@@ -281,10 +287,11 @@ impl Shared {
                 Ok(n) => {
                     connection.read += n as u64;
                     connection.pieces.push_back(buffer.iter().take(n).copied().collect());
-                    if connection.read - connection.given > self.held_max {
+                    if connection.read - connection.forwarded > self.held_max {
                         drop(state);
                         let most = self.held_max;
-                        return self.shut(&format!("more than {most} bytes came of a guest that stands"));
+                        return self
+                            .close(&format!("more than {most} bytes were read of a guest that is paused"));
                     }
                     self.changed.notify_all();
                 }
@@ -292,11 +299,11 @@ impl Shared {
         }
     }
 
-    /// Gives on what may be given on.
+    /// Forwards what may be forwarded.
     fn write(&self, index: usize, to: &mut UnixStream) {
         let mut state = self.state.lock();
         loop {
-            if state.shut.is_some() {
+            if state.close_reason.is_some() {
                 return;
             }
             let Some(connection) = state.connections.get_mut(index) else { return };
@@ -312,14 +319,14 @@ impl Shared {
             let gone = to.write_all(&piece).is_err();
             state = self.state.lock();
             if gone {
-                state.connections.get(index).into_iter().for_each(Connection::cut);
+                state.connections.get(index).into_iter().for_each(Connection::reset);
                 return;
             }
         }
     }
 }
 
-/// What comes from the other side passes at once.
+/// What the other side sends is forwarded at once.
 fn back(from: &mut UnixStream, to: &mut UnixStream) {
     if io::copy(from, to).is_err() {
         let _ = from.shutdown(Shutdown::Both);
@@ -329,7 +336,7 @@ fn back(from: &mut UnixStream, to: &mut UnixStream) {
 
 impl Drop for StreamGate {
     fn drop(&mut self) {
-        self.shut("nobody uses it any more");
+        self.close("it is not in use any more");
         self.remove();
     }
 }

@@ -1,7 +1,7 @@
-//! The connection by which the source's libvirt drives a migration at the other host. As long as it stands, libvirt's
-//! job for the domain does, and nobody else saves or migrates it: libvirt connects inside its job, and waits for the
-//! answer to its closing message before it ends it. So it is held twice: when it comes until the hypervisor is set, and
-//! when it ends until the hypervisor is put back.
+//! The connection by which the source's libvirt drives a migration at the other host. While it is open, libvirt's job
+//! for the domain is active, and no other program saves or migrates it: libvirt connects inside its job, and waits for
+//! the answer to its closing message before it ends the job. So the connection is held twice: at its begin until the
+//! hypervisor is set, and at its end until the hypervisor is put back.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use linerate_net::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Connect, LOOK};
+use super::{Connect, POLL_INTERVAL};
 use crate::faults::chain;
 
 /// libvirt's own protocol: length, program, version, procedure, kind, serial, status; four bytes each.
@@ -25,31 +25,31 @@ const FRAME_BYTES_MAX: u32 = 64 << 20;
 const PROGRAM: u32 = 0x2000_8086;
 const CLOSE: u32 = 2;
 const CALL: u32 = 0;
-/// Most that the end of libvirt's job is held up. Whoever puts the hypervisor back has given up by then.
+/// Most that the end of libvirt's job is held up. The driver that puts the hypervisor back has given up by then.
 const END_WAIT: Duration = Duration::from_secs(60);
 
 /// Why libvirt's job ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// libvirt closes the connection: it is done, however it went.
-    Said,
+    /// libvirt closes the connection: it is done, with success or not.
+    Finished,
     /// libvirt itself is gone.
     LibvirtGone,
-    /// The way to the other libvirt is gone.
-    Cut(String),
+    /// The connection to the other libvirt is gone.
+    PeerLost(String),
 }
 
 #[derive(Default)]
 struct State {
-    came: bool,
-    /// Somebody sets the hypervisor for it: its end waits.
+    connected: bool,
+    /// The hypervisor is being set for it: its end waits.
     held: bool,
     opened: bool,
     ending: Option<Ending>,
-    may_end: bool,
-    shut: Option<String>,
+    end_allowed: bool,
+    close_reason: Option<String>,
     /// To the other host.
-    onward: Option<UnixStream>,
+    forward: Option<UnixStream>,
 }
 
 #[derive(Default)]
@@ -58,14 +58,13 @@ struct Shared {
     changed: Condvar,
 }
 
-/// See the module.
 pub struct LibvirtJob {
     pub(super) path: PathBuf,
     shared: Arc<Shared>,
 }
 
 impl LibvirtJob {
-    /// Listens for the one connection. It goes on by `connect`.
+    /// Listens for the one connection. It continues by `connect`.
     pub fn new(path: &Path, connect: Connect) -> io::Result<LibvirtJob> {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -83,18 +82,19 @@ impl LibvirtJob {
 
     /// Whether libvirt has connected, so that its job has begun.
     #[cfg(test)]
-    pub fn has_come(&self) -> bool {
-        self.shared.state.lock().came
+    pub fn is_connected(&self) -> bool {
+        self.shared.state.lock().connected
     }
 
-    /// From now on libvirt's job does not end before [`LibvirtJob::let_end`], if it has begun and this says so.
+    /// From now on libvirt's job does not end before [`LibvirtJob::allow_end`], if it has begun and this returns
+    /// `true`.
     pub fn hold(&self) -> bool {
         let mut state = self.shared.state.lock();
-        state.held = state.came && state.shut.is_none();
+        state.held = state.connected && state.close_reason.is_none();
         state.held
     }
 
-    /// The hypervisor is set: libvirt goes on.
+    /// The hypervisor is set: libvirt continues.
     pub fn open(&self) {
         self.shared.change(|state| state.opened = true);
     }
@@ -105,18 +105,18 @@ impl LibvirtJob {
     }
 
     /// The hypervisor is put back: libvirt's job may end.
-    pub fn let_end(&self) {
-        self.shared.change(|state| state.may_end = true);
+    pub fn allow_end(&self) {
+        self.shared.change(|state| state.end_allowed = true);
     }
 
-    /// Nothing goes on. libvirt sees it when its job may end, or at once where nothing was set for it.
-    pub fn shut(&self, why: &str) {
+    /// Nothing is forwarded any more. libvirt sees it when its job may end, or at once where nothing was set for it.
+    pub fn close(&self, why: &str) {
         self.shared.change(|state| {
-            state.shut.get_or_insert_with(|| why.to_owned());
-            state.ending.get_or_insert_with(|| Ending::Cut(why.to_owned()));
-            if let Some(onward) = &state.onward {
+            state.close_reason.get_or_insert_with(|| why.to_owned());
+            state.ending.get_or_insert_with(|| Ending::PeerLost(why.to_owned()));
+            if let Some(forward) = &state.forward {
                 // It fails only if it has ended already.
-                let _ = onward.shutdown(Shutdown::Both);
+                let _ = forward.shutdown(Shutdown::Both);
             }
         });
     }
@@ -128,8 +128,8 @@ impl LibvirtJob {
 
 impl Drop for LibvirtJob {
     fn drop(&mut self) {
-        self.shut("nobody uses it any more");
-        self.let_end();
+        self.close("it is not in use any more");
+        self.allow_end();
         self.remove();
     }
 }
@@ -141,14 +141,16 @@ impl Shared {
     }
 
     fn accept(&self, listener: &UnixListener) -> Option<UnixStream> {
-        while self.state.lock().shut.is_none() {
+        while self.state.lock().close_reason.is_none() {
             let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&LOOK));
+            let _ = poll(&mut fds, Some(&POLL_INTERVAL));
             match listener.accept() {
                 Ok((libvirt, _)) => return Some(libvirt),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    self.change(|state| state.shut = Some(format!("no connection can be taken: {error}")));
+                    self.change(|state| {
+                        state.close_reason = Some(format!("no connection can be taken: {error}"))
+                    });
                 }
             }
         }
@@ -157,54 +159,56 @@ impl Shared {
 
     /// Until its end. The socket is closed when this returns.
     fn serve(self: &Arc<Shared>, libvirt: UnixStream, connect: &Connect) {
-        self.change(|state| state.came = true);
+        self.change(|state| state.connected = true);
         {
-            let waits = |state: &mut State| !state.opened && state.shut.is_none();
+            let waits = |state: &mut State| !state.opened && state.close_reason.is_none();
             let state = self.changed.wait_while(self.state.lock(), waits);
             if !state.opened && !state.held {
                 return;
             }
         }
-        if let Err(error) = self.may_go_on().and_then(|()| self.carry(&libvirt, connect)) {
+        if let Err(error) = self.check_open().and_then(|()| self.carry(&libvirt, connect)) {
             self.change(|state| {
-                state.ending.get_or_insert(Ending::Cut(error));
+                state.ending.get_or_insert(Ending::PeerLost(error));
             });
         }
-        self.wait_may_end();
+        self.wait_end_allowed();
         let _ = libvirt.shutdown(Shutdown::Both);
     }
 
-    fn may_go_on(&self) -> Result<(), String> {
-        self.state.lock().shut.clone().map_or(Ok(()), Err)
+    fn check_open(&self) -> Result<(), String> {
+        self.state.lock().close_reason.clone().map_or(Ok(()), Err)
     }
 
-    /// Both ways, until either end is gone.
+    /// Both directions, until either end is gone.
     fn carry(self: &Arc<Shared>, libvirt: &UnixStream, connect: &Connect) -> Result<(), String> {
         let plain = |error: io::Error| chain(&error);
         libvirt.set_nonblocking(false).map_err(plain)?;
-        let (onward, other) = UnixStream::pair().map_err(plain)?;
+        let (forward, other) = UnixStream::pair().map_err(plain)?;
         let clone = |socket: &UnixStream| socket.try_clone().map_err(plain);
-        let (mut back_from, mut back_to) = (clone(&onward)?, clone(libvirt)?);
-        let kept = clone(&onward)?;
-        self.change(|state| state.onward = Some(kept));
+        let (mut back_from, mut back_to) = (clone(&forward)?, clone(libvirt)?);
+        let kept = clone(&forward)?;
+        self.change(|state| state.forward = Some(kept));
         connect(other)?;
         let shared = self.clone();
         let back = move || {
             let _ = io::copy(&mut back_from, &mut back_to);
             shared.change(|state| {
-                state.ending.get_or_insert(Ending::Cut("the way to the other host's libvirt is gone".into()));
+                state.ending.get_or_insert(Ending::PeerLost(
+                    "the connection to the other host's libvirt is gone".into(),
+                ));
             });
-            shared.wait_may_end();
+            shared.wait_end_allowed();
             let _ = back_to.shutdown(Shutdown::Both);
         };
         std::thread::Builder::new().name("job-gate-back".into()).spawn(back).map_err(plain)?;
-        if let Err(error) = self.forward(&mut clone(libvirt)?, &mut clone(&onward)?) {
+        if let Err(error) = self.forward(&mut clone(libvirt)?, &mut clone(&forward)?) {
             tracing::debug!(error = chain(&error), "libvirt's connection has ended");
             self.change(|state| {
                 state.ending.get_or_insert(Ending::LibvirtGone);
             });
         }
-        let _ = onward.shutdown(Shutdown::Both);
+        let _ = forward.shutdown(Shutdown::Both);
         Ok(())
     }
 
@@ -217,11 +221,11 @@ impl Shared {
             let body =
                 frame.length.checked_sub(HEADER_BYTES as u32).filter(|_| frame.length <= FRAME_BYTES_MAX);
             let body = body.ok_or_else(|| io::Error::other("this is not libvirt's protocol"))?;
-            if frame.is_farewell() {
+            if frame.is_close() {
                 self.change(|state| {
-                    state.ending.get_or_insert(Ending::Said);
+                    state.ending.get_or_insert(Ending::Finished);
                 });
-                self.wait_may_end();
+                self.wait_end_allowed();
             }
             to.write_all(&header)?;
             if io::copy(&mut Read::take(&mut *from, body.into()), to)? < u64::from(body) {
@@ -230,8 +234,8 @@ impl Shared {
         }
     }
 
-    fn wait_may_end(&self) {
-        let waits = |state: &mut State| !state.may_end;
+    fn wait_end_allowed(&self) {
+        let waits = |state: &mut State| !state.end_allowed;
         let (_state, still_waits) = self.changed.wait_timeout_while(self.state.lock(), END_WAIT, waits);
         if still_waits {
             tracing::error!(
@@ -251,14 +255,14 @@ struct Frame {
 
 impl Frame {
     fn read(header: &[u8; HEADER_BYTES]) -> Frame {
-        let (words, _) = header.as_chunks::<4>();
-        let mut words = words.iter().map(|word| u32::from_be_bytes(*word));
-        let mut next = || words.next().unwrap_or(0);
+        let (fields, _) = header.as_chunks::<4>();
+        let mut fields = fields.iter().map(|field| u32::from_be_bytes(*field));
+        let mut next = || fields.next().unwrap_or(0);
         let (length, program, _version) = (next(), next(), next());
         Frame { length, program, procedure: next(), kind: next() }
     }
 
-    fn is_farewell(&self) -> bool {
+    fn is_close(&self) -> bool {
         (self.program, self.procedure, self.kind) == (PROGRAM, CLOSE, CALL)
     }
 }
@@ -277,11 +281,11 @@ mod tests {
 
     fn frame(procedure: u32, body: &[u8]) -> Vec<u8> {
         let length = (HEADER_BYTES + body.len()) as u32;
-        let words = [length, PROGRAM, 1, procedure, CALL, 7, 0];
-        words.iter().flat_map(|word| word.to_be_bytes()).chain(body.iter().copied()).collect()
+        let fields = [length, PROGRAM, 1, procedure, CALL, 7, 0];
+        fields.iter().flat_map(|field| field.to_be_bytes()).chain(body.iter().copied()).collect()
     }
 
-    /// A gate, libvirt's end and the other host's end, with the first two frames gone through.
+    /// A gate, libvirt's end and the other host's end, with the first two frames forwarded.
     fn driven(dir: &tempfile::TempDir) -> (LibvirtJob, UnixStream, UnixStream) {
         let (out, outs) = channel();
         let out = Mutex::new(out);
@@ -290,11 +294,11 @@ mod tests {
             Ok(())
         };
         let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
-        assert!(!gate.has_come());
+        assert!(!gate.is_connected());
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
         libvirt.write_all(&frame(1, b"open")).unwrap();
-        wait("it comes", || gate.has_come());
-        assert!(outs.recv_timeout(SHORT).is_err(), "it goes on before the hypervisor is set");
+        wait("it connects", || gate.is_connected());
+        assert!(outs.recv_timeout(SHORT).is_err(), "it continues before the hypervisor is set");
         assert!(gate.hold());
         gate.open();
         let mut other = outs.recv_timeout(LONG).unwrap();
@@ -312,7 +316,7 @@ mod tests {
         }
     }
 
-    fn says_nothing(socket: &mut UnixStream) -> bool {
+    fn is_silent(socket: &mut UnixStream) -> bool {
         socket.set_read_timeout(Some(SHORT)).unwrap();
         let held = socket.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         socket.set_read_timeout(Some(LONG)).unwrap();
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn libvirts_farewell_waits_until_the_hypervisor_is_put_back() {
+    fn libvirts_closing_message_waits_until_the_hypervisor_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
         let (gate, mut libvirt, mut other) = driven(&dir);
         // In two pieces, after a frame that has the same bytes in its body.
@@ -330,32 +334,32 @@ mod tests {
         assert_eq!(gate.ending(), None);
         libvirt.write_all(&frame(CLOSE, b"")[..5]).unwrap();
         libvirt.write_all(&frame(CLOSE, b"")[5..]).unwrap();
-        assert!(says_nothing(&mut other));
-        assert_eq!(gate.ending(), Some(Ending::Said));
-        gate.let_end();
+        assert!(is_silent(&mut other));
+        assert_eq!(gate.ending(), Some(Ending::Finished));
+        gate.allow_end();
         other.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         other.write_all(b"bye").unwrap();
         libvirt.read_exact(&mut [0; 3]).unwrap();
     }
 
     #[test]
-    fn a_way_that_is_cut_is_not_seen_by_libvirt_before_the_hypervisor_is_put_back() {
+    fn a_lost_peer_is_not_seen_by_libvirt_before_the_hypervisor_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
-        for shut in [false, true] {
+        for closed in [false, true] {
             let (gate, mut libvirt, other) = driven(&dir);
-            if shut {
-                gate.shut("the tunnel ended");
+            if closed {
+                gate.close("the tunnel ended");
             }
             drop(other);
-            wait("it is cut", || matches!(gate.ending(), Some(Ending::Cut(_))));
-            assert!(says_nothing(&mut libvirt), "{shut}");
-            gate.let_end();
+            wait("the peer is lost", || matches!(gate.ending(), Some(Ending::PeerLost(_))));
+            assert!(is_silent(&mut libvirt), "{closed}");
+            gate.allow_end();
             assert_eq!(libvirt.read(&mut [0]).unwrap(), 0);
         }
     }
 
     #[test]
-    fn a_libvirt_that_dies_is_known_at_once_and_its_other_end_is_told() {
+    fn a_libvirt_that_dies_is_known_at_once_and_its_peer_is_notified() {
         let dir = tempfile::tempdir().unwrap();
         let (gate, libvirt, mut other) = driven(&dir);
         drop(libvirt);
@@ -366,21 +370,21 @@ mod tests {
     #[test]
     fn where_nothing_was_set_libvirt_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
-        let connect = |_: UnixStream| Err("nobody lets it go on".to_owned());
+        let connect = |_: UnixStream| Err("it may not continue".to_owned());
         let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
-        wait("it comes", || gate.has_come());
-        gate.shut("given up");
+        wait("it connects", || gate.is_connected());
+        gate.close("given up");
         assert!(!gate.hold(), "nothing may be set for it any more");
         assert_eq!(libvirt.read(&mut [0]).unwrap(), 0);
-        // One that could not go on waits for its end as any other.
+        // One that could not continue waits for its end as any other.
         let gate = LibvirtJob::new(&dir.path().join("again.sock"), Box::new(connect)).unwrap();
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
-        wait("it comes", || gate.hold());
+        wait("it connects", || gate.hold());
         gate.open();
         wait("it is refused", || gate.ending().is_some());
-        assert!(says_nothing(&mut libvirt));
-        gate.let_end();
+        assert!(is_silent(&mut libvirt));
+        gate.allow_end();
         assert_eq!(libvirt.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -12,7 +12,7 @@ use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
-use super::withdraw::withdraw;
+use super::roll_back_notice;
 use crate::faults::chain;
 
 /// The folder, in the agent's own.
@@ -30,7 +30,7 @@ struct Session {
 pub(crate) struct PendingNotice(PathBuf);
 
 impl PendingNotice {
-    /// Written before the other host hears of the session.
+    /// Written before the other host receives anything of the session.
     pub fn new(state: &Path, identity: &Identity, peers: &[SocketAddr]) -> io::Result<PendingNotice> {
         let Identity { session, token } = *identity;
         let folder = state.join(FOLDER);
@@ -38,7 +38,7 @@ impl PendingNotice {
         let path = folder.join(session.to_string());
         let unfinished = path.with_extension("new");
         let kept = Session { session: session.0, token: token.0, peers: peers.to_vec() };
-        // Nobody else may read the token.
+        // No other user may read the token.
         let options = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::WRONLY;
         let file =
             rustix::fs::open(&unfinished, options | rustix::fs::OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
@@ -51,18 +51,18 @@ impl PendingNotice {
 impl Drop for PendingNotice {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            tracing::debug!(%error, path = %self.0.display(), "a session is withdrawn once more at the next start");
+            tracing::debug!(%error, path = %self.0.display(), "the roll-back notice of a session is sent again at the next start");
         }
     }
 }
 
-/// Withdraws, in the background, what an earlier life of the agent has left.
-pub fn withdraw_left(state: &Path) {
+/// Sends, in the background, the notices that an earlier agent process has left.
+pub fn send_all(state: &Path) {
     for (kept, session) in left(&state.join(FOLDER)) {
         let id = SessionId(session.session);
-        tracing::warn!(session = %id, "the agent ended during this session; the other host is told to give it up");
+        tracing::warn!(session = %id, "the agent ended during this session; the other host is notified to give it up");
         let identity = Identity { session: id, token: Token(session.token) };
-        withdraw(session.peers, identity, false, move || drop(kept));
+        roll_back_notice::send(session.peers, identity, false, move || drop(kept));
     }
 }
 

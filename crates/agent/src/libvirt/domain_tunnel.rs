@@ -9,8 +9,8 @@ use super::Needs;
 use crate::convert;
 use crate::tunnel::{self, Begun};
 
-/// A tunnel that stands until this is dropped, or until it ends.
-pub struct Way {
+/// A tunnel that is open until this is dropped, or until it ends.
+pub struct DomainTunnel {
     begun: Option<Begun>,
     /// What went wrong with it first.
     trouble: Option<String>,
@@ -18,22 +18,23 @@ pub struct Way {
     pub cut_off: bool,
 }
 
-impl Way {
-    pub async fn open(needs: &Arc<Needs>, request: TunnelRequest) -> Result<Way, ErrorBody> {
+impl DomainTunnel {
+    pub async fn open(needs: &Arc<Needs>, request: TunnelRequest) -> Result<DomainTunnel, ErrorBody> {
         let tunnels = needs.tunnels.clone();
         let begin = move || tunnel::begin(&tunnels, &request).map_err(|fault| convert::error(&fault, None));
         let begun = tokio::task::spawn_blocking(begin).await;
         let begun = begun.map_err(|error| super::internal(format!("a defect in the agent: {error}")))??;
-        Ok(Way { begun: Some(begun), trouble: None, cut_off: false })
+        Ok(DomainTunnel { begun: Some(begun), trouble: None, cut_off: false })
     }
 
-    /// One that stands until its test ends it.
+    /// One that is open until its test ends it.
     #[cfg(test)]
-    pub fn standing() -> Way {
-        Way { begun: None, trouble: None, cut_off: false }
+    pub fn ready_now() -> DomainTunnel {
+        DomainTunnel { begun: None, trouble: None, cut_off: false }
     }
 
-    /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an event.
+    /// The next event. After the tunnel's end there is none, ever. May be dropped while it waits without losing an
+    /// event.
     pub async fn next(&mut self) -> TunnelEvent {
         let event = match &mut self.begun {
             Some(begun) if !self.cut_off => begun.events.recv().await,
@@ -53,7 +54,7 @@ impl Way {
         event
     }
 
-    /// Until it stands. `show` is given what comes before that.
+    /// Waits until it is ready. `show` is given the events before that.
     pub async fn ready(&mut self, mut show: impl FnMut(TunnelEvent)) -> Result<(), ErrorBody> {
         loop {
             match self.next().await {
@@ -70,7 +71,7 @@ impl Way {
     }
 }
 
-impl Drop for Way {
+impl Drop for DomainTunnel {
     fn drop(&mut self) {
         // Its end waits for threads.
         if let (Some(begun), Ok(runtime)) = (self.begun.take(), Handle::try_current()) {

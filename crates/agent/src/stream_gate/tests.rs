@@ -1,4 +1,4 @@
-//! Who waits, what passes and what does not.
+//! Which connections wait; which bytes are forwarded and which are not.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -10,7 +10,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Long enough for what is not held back to arrive.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// A gate whose connections come out here.
+/// A gate, and the receiver of its connections.
 fn gate(dir: &tempfile::TempDir) -> (Arc<StreamGate>, Receiver<UnixStream>) {
     gate_with_room(dir, HELD_BYTES_MAX)
 }
@@ -41,7 +41,7 @@ fn read(socket: &mut UnixStream, bytes: usize) -> Vec<u8> {
     got
 }
 
-fn says_nothing(socket: &mut UnixStream) -> bool {
+fn is_silent(socket: &mut UnixStream) -> bool {
     socket.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
@@ -52,7 +52,7 @@ fn wait_read(gate: &StreamGate, bytes: u64) {
 }
 
 #[test]
-fn a_connection_waits_until_it_is_let_in_and_is_refused_when_the_gate_is_shut() {
+fn a_connection_waits_until_it_is_admitted_and_is_refused_when_the_gate_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
     let waits = hypervisor(&gate);
@@ -67,20 +67,20 @@ fn a_connection_waits_until_it_is_let_in_and_is_refused_when_the_gate_is_shut() 
     let (gate, outs) = self::gate(&dir);
     let waits = hypervisor(&gate);
     std::thread::sleep(SHORT);
-    gate.shut("enough");
+    gate.close("enough");
     assert!(waits.join().unwrap().is_err());
     assert!(gate.admit().is_err());
     assert!(outs.try_recv().is_err());
-    assert_eq!(gate.why_shut().as_deref(), Some("enough"));
+    assert_eq!(gate.close_reason().as_deref(), Some("enough"));
     let refused = UnixStream::connect(&gate.path).unwrap_err();
-    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "its name is nobody else's to take");
+    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "no other program can take its name");
     let path = gate.path.clone();
     StreamGates::default().forget(&gate);
     assert!(!path.exists());
 }
 
 #[test]
-fn nothing_passes_but_what_came_while_the_guest_ran_until_all_is_let_through() {
+fn nothing_is_forwarded_but_what_was_read_while_the_guest_ran_until_all_is_released() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
     let waits = hypervisor(&gate);
@@ -89,27 +89,27 @@ fn nothing_passes_but_what_came_while_the_guest_ran_until_all_is_let_through() {
     let mut out = outs.recv_timeout(LONG).unwrap();
     hypervisor.write_all(b"set-up").unwrap();
     wait_read(&gate, 6);
-    assert!(says_nothing(&mut out), "a byte went through early");
+    assert!(is_silent(&mut out), "a byte was forwarded early");
     let mark = gate.mark();
     hypervisor.write_all(b"device state").unwrap();
     wait_read(&gate, 18);
-    gate.pass(&mark);
+    gate.release_up_to(&mark);
     assert_eq!(read(&mut out, 6), b"set-up");
-    assert!(says_nothing(&mut out), "what came after the mark went through");
-    // The other side's word always comes back.
+    assert!(is_silent(&mut out), "bytes after the mark were forwarded");
+    // What the other side sends is always forwarded.
     out.write_all(b"ack").unwrap();
     assert_eq!(read(&mut hypervisor, 3), b"ack");
-    // Neither an older mark nor the end of the connection lets anything through.
-    gate.pass(&[0]);
+    // Neither an older mark nor the end of the connection releases anything.
+    gate.release_up_to(&[0]);
     hypervisor.shutdown(Shutdown::Write).unwrap();
-    assert!(says_nothing(&mut out));
+    assert!(is_silent(&mut out));
     gate.release();
     assert_eq!(read(&mut out, 12), b"device state");
     assert_eq!(out.read(&mut [0]).unwrap(), 0, "and its end");
 }
 
 #[test]
-fn what_is_held_when_the_gate_is_shut_never_goes_through() {
+fn what_is_held_when_the_gate_is_closed_is_never_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
     let waits = hypervisor(&gate);
@@ -118,14 +118,14 @@ fn what_is_held_when_the_gate_is_shut_never_goes_through() {
     let mut out = outs.recv_timeout(LONG).unwrap();
     hypervisor.write_all(b"device state").unwrap();
     wait_read(&gate, 12);
-    gate.shut("rolled back");
+    gate.close("rolled back");
     gate.release();
     assert_eq!(out.read(&mut [0; 64]).unwrap(), 0, "only the end");
     assert_eq!(hypervisor.read(&mut [0]).unwrap_or(0), 0);
 }
 
 #[test]
-fn a_hypervisor_that_writes_without_end_is_cut_off_and_nothing_of_it_goes_through() {
+fn a_hypervisor_that_writes_without_end_is_reset_and_nothing_of_it_is_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate_with_room(&dir, 1 << 20);
     let waits = hypervisor(&gate);
@@ -136,19 +136,19 @@ fn a_hypervisor_that_writes_without_end_is_cut_off_and_nothing_of_it_goes_throug
     let piece = vec![7; 1 << 20];
     let broken = (0..64).find_map(|_| hypervisor.write_all(&piece).err());
     assert!(broken.is_some(), "64 MiB were kept");
-    assert!(gate.why_shut().is_some_and(|why| why.contains("more than 1048576 bytes")));
+    assert!(gate.close_reason().is_some_and(|why| why.contains("more than 1048576 bytes")));
     gate.release();
     assert_eq!(out.read(&mut [0; 64]).unwrap(), 0, "only the end");
 }
 
 #[test]
-fn a_connection_that_comes_while_the_gate_is_shut_is_ended() {
+fn a_connection_to_a_closed_gate_is_ended() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
-    gate.shut("rolled back");
+    gate.close("rolled back");
     let (hypervisor, mut other) = UnixStream::pair().unwrap();
     other.set_read_timeout(Some(LONG)).unwrap();
     assert_eq!(gate.take(hypervisor).unwrap_err(), "rolled back");
     assert_eq!(other.read(&mut [0]).unwrap(), 0);
-    assert!(outs.try_recv().is_err(), "nothing goes on");
+    assert!(outs.try_recv().is_err(), "nothing is forwarded");
 }

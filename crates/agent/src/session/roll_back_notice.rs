@@ -1,0 +1,60 @@
+//! The roll-back notice: sent where no abort could reach the destination, on a connection of its own, in a thread of
+//! its own. Nothing waits for it. A destination that does not answer costs a connection attempt now and then for a
+//! minute. `linerate-core` decides when to try (`roll_back_notice`).
+
+use std::net::SocketAddr;
+
+use linerate_core::Outcome;
+use linerate_core::roll_back_notice::{Next, RollBackNotice};
+
+use super::contact::notify_rolled_back;
+use super::identity::Identity;
+use crate::clock::Clock;
+
+/// Begins to notify the destination. `held`: it may have the guest complete, and keeps it until it is notified. `done`
+/// is called when no notice is due any more: the destination knows, or has given up by itself.
+pub(crate) fn send(
+    peers: Vec<SocketAddr>,
+    identity: Identity,
+    held: bool,
+    done: impl FnOnce() + Send + 'static,
+) {
+    let session = identity.session;
+    let sending = move || run(&peers, &identity, held, done);
+    if let Err(error) = std::thread::Builder::new().name("roll-back-notice".into()).spawn(sending) {
+        tracing::warn!(%session, %error, "no thread to notify the destination of the roll-back; it gives up by itself");
+    }
+}
+
+fn run(peers: &[SocketAddr], identity: &Identity, held: bool, done: impl FnOnce()) {
+    let session = identity.session;
+    let clock = Clock::start();
+    let mut notice = RollBackNotice::new(clock.now(), held);
+    loop {
+        let outcome = notify_rolled_back(peers, identity);
+        let now = clock.now();
+        match notice.answered(now, outcome) {
+            Next::RetryAt(at) => std::thread::sleep(at.since(now)),
+            Next::GivenUp => {
+                done();
+                return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
+            }
+            Next::Committed if outcome == Some(Outcome::Gone) => {
+                done();
+                return tracing::warn!(%session, "rolled back here; the destination had taken the guest over, and its QEMU there has ended");
+            }
+            Next::Committed => {
+                done();
+                return tracing::error!(%session, "rolled back here, and the destination answers that it has committed: see that the guest does not run twice");
+            }
+            Next::Acknowledged => {
+                done();
+                return tracing::info!(%session, "the destination knows of the roll-back, and was still ending its incoming QEMU when it last answered");
+            }
+            Next::NoAnswer => {
+                done();
+                return tracing::warn!(%session, "the destination could not be notified of the roll-back; by now it has given up by itself");
+            }
+        }
+    }
+}
