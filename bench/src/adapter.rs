@@ -16,7 +16,6 @@ use crate::{Common, interrupt};
 /// Queue pairs for each link. A migration takes three for each 100 Gb/s.
 const QUEUE_PAIRS: [u16; 6] = [1, 2, 3, 4, 6, 8];
 
-/// `linerate-bench adapter`
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -18,7 +18,6 @@ use crate::{Common, interrupt};
 const NAME: &str = "soak";
 const DISK_MB: u64 = 128;
 
-/// `linerate-bench soak`
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(flatten)]
@@ -86,7 +85,6 @@ struct Move {
     completed: bool,
     total_s: f64,
     blackout_ms: Option<f64>,
-    /// Where it went.
     blackout: Option<BlackoutSplit>,
     device_state_bytes: u64,
     pauses_ms: Option<f64>,

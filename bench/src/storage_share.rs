@@ -33,7 +33,6 @@ const WINDOW: Duration = Duration::from_secs(3);
 /// Only a hang meets it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// `linerate-bench storage-share`
 #[derive(Debug, Clone, clap::Args)]
 pub struct Flags {
     #[command(flatten)]

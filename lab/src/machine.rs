@@ -109,7 +109,6 @@ impl Machine {
         }
     }
 
-    /// Memory in MiB.
     pub fn memory_mb(mut self, memory_mb: u64) -> Machine {
         self.memory_mb = memory_mb;
         self

@@ -41,7 +41,6 @@ pub(super) struct Outcome {
     pub logs: String,
 }
 
-/// `faults.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Document {
     pub seed: u64,

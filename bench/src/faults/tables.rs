@@ -59,7 +59,6 @@ all the time. The fault comes at a random instant of the step. Then it is taken 
 - **retry**: the next migration, there or back.
 ";
 
-/// The page docs/faults.md.
 pub(super) fn page(seed: u64, outcomes: &[Outcome]) -> String {
     let steps: Vec<&Outcome> = outcomes
         .iter()

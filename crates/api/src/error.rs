@@ -24,7 +24,7 @@ pub mod code {
     pub const ANSWER_LOST: &str = "answer_lost";
     /// A measurement broke off.
     pub const BENCH_FAILED: &str = "bench_failed";
-    /// Asked to stop.
+    /// The caller or an operator asked to stop.
     pub const CANCELLED: &str = "cancelled";
     /// Options that do not belong together.
     pub const USAGE: &str = "usage";

@@ -27,7 +27,7 @@ macro_rules! numbered {
                 self as u8
             }
 
-            /// For reading.
+            /// The name that tables and messages show.
             pub fn text(self) -> &'static str {
                 match self { $($type::$name => $text,)* }
             }

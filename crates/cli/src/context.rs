@@ -20,7 +20,6 @@ const ANSWER_BYTES_MAX: u64 = 1024;
 /// An output, and how text must look on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
-    /// Columns.
     pub width: usize,
     pub paint: Paint,
     /// Text can be redrawn in place.

@@ -31,12 +31,10 @@ pub struct Flags {
     /// Write JSON to standard output: one document, or one event a line where something is watched
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the agent of this host, in the foreground
@@ -79,7 +77,6 @@ pub enum Command {
     },
 }
 
-/// `linerate agent`
 #[derive(Debug, Args)]
 pub struct AgentFlags {
     /// Configuration file
@@ -90,7 +87,6 @@ pub struct AgentFlags {
     pub check: bool,
 }
 
-/// `linerate migrate`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("copies").multiple(true).args(["copy_storage", "copy_disks"]))]
 pub struct MigrateFlags {
@@ -226,7 +222,6 @@ impl MigrateFlags {
     }
 }
 
-/// `linerate link …`
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
     /// List ports with their settings
@@ -259,7 +254,6 @@ impl LinkPortFlags {
     }
 }
 
-/// `linerate link set`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["mtu", "speed", "fec", "pause", "queues"]))]
 pub struct LinkSetFlags {
@@ -308,7 +302,6 @@ impl LinkSetFlags {
     }
 }
 
-/// `linerate tunnel`
 #[derive(Debug, Args)]
 pub struct TunnelFlags {
     /// A socket here and one there, such as unix:/run/a.sock=unix:/run/b.sock or tcp:127.0.0.1:4444=tcp:127.0.0.1:4444: for each
@@ -338,7 +331,6 @@ impl TunnelFlags {
     }
 }
 
-/// `linerate migration …`
 #[derive(Debug, Subcommand)]
 pub enum MigrationCommand {
     /// List migrations, newest first, with sessions that wait for a decision
@@ -351,14 +343,12 @@ pub enum MigrationCommand {
     Cancel(MigrationFlags),
 }
 
-/// Which migration.
 #[derive(Debug, Args)]
 pub struct MigrationFlags {
     /// Name of the migration, or its first characters
     pub id: String,
 }
 
-/// `linerate vm …`
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Start a guest from a specification
@@ -385,7 +375,6 @@ pub enum VmCommand {
     Adopt(AdoptFlags),
 }
 
-/// `linerate vm adopt`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pid", "qmp"]))]
 pub struct AdoptFlags {
@@ -401,7 +390,6 @@ pub struct AdoptFlags {
     pub name: Option<String>,
 }
 
-/// `linerate resolve`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decision").required(true).args(["resume_here", "give_up"]))]
 pub struct ResolveFlags {

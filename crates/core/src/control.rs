@@ -34,11 +34,11 @@ const SAMPLES: usize = 8;
 /// What is to be sent on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing {
-    /// A numbered message.
+    /// A message that is sent again until the peer acknowledges it.
     Message {
         /// Its number, from 1.
         sequence: u64,
-        /// The message.
+        /// What is said, without its number.
         message: Message,
     },
     /// Everything up to `through` has arrived.
@@ -145,7 +145,7 @@ fn is_small(message: &Message) -> bool {
 }
 
 impl Control {
-    /// Queues a message.
+    /// Queues a message for all control connections; it is kept until acknowledged.
     pub fn send(&mut self, now: Time, message: Message) {
         self.next_sequence += 1;
         self.unacknowledged.push_back(Unacknowledged {

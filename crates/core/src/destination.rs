@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-/// What happened.
+/// What the driver reports to [`Destination::handle`].
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A control connection is up.
@@ -83,25 +83,25 @@ pub enum Event {
     PathAlive(PathId),
     /// A numbered message came in.
     Received {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
-        /// Its number.
+        /// Its number in the control stream, from 1.
         sequence: u64,
-        /// The message.
+        /// The message, as it was decoded.
         message: Message,
     },
     /// The peer has our messages up to `through`.
     ControlAcknowledged {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
         /// Highest number received over there.
         through: u64,
     },
-    /// Checked and reserved.
+    /// [`Action::Admit`] is done: checked and reserved. The addresses at which the source may connect.
     Admitted(Vec<Endpoint>),
     /// The incoming QEMU waits.
     Prepared {
-        /// Its RAM blocks.
+        /// RAM blocks that the source may write.
         regions: Vec<RegionInfo>,
         /// What its hypervisor may have written while it started.
         touched: Vec<Extent>,
@@ -110,13 +110,13 @@ pub enum Event {
     StreamsPrepared(StreamSettings),
     /// The streams say this to the other side's: Stream or Fence.
     SendStreamMessage(Message),
-    /// [`Action::Fence`] is done.
+    /// [`Action::Fence`] is done: nothing more is applied from the channel.
     Fenced {
-        /// The channel.
+        /// The channel of the action.
         channel: ChannelId,
         /// Everything up to here was applied.
         applied: u64,
-        /// Except these.
+        /// Frames up to `applied` that arrived damaged and must be sent again.
         damaged: Vec<u64>,
     },
     /// No write will be applied any more; the digest if one was asked for.
@@ -127,9 +127,9 @@ pub enum Event {
     DisksChecked,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
-    /// [`Action::RestoreHypervisor`] is done.
+    /// [`Action::RestoreHypervisor`] is done: its settings are as before.
     HypervisorRestored,
-    /// The guest runs.
+    /// [`Action::Run`] is done: the guest runs here.
     GuestRuns {
         /// How long that took.
         took: Duration,
@@ -158,7 +158,7 @@ pub enum Event {
     },
     /// The operator of this host decides over a loaded guest whose source does not answer: `true` runs it here.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -171,9 +171,9 @@ pub enum Action {
     Admit {
         /// Name of the guest.
         guest: String,
-        /// Its description.
+        /// The source's description of the guest, JSON.
         description: String,
-        /// How it moves.
+        /// What carries RAM and device state, and who decides on commit.
         mode: Mode,
     },
     /// Start the incoming QEMU, for the mode that was admitted. Then [`Event::Prepared`]. In mode Streams
@@ -289,7 +289,7 @@ impl State {
     }
 }
 
-/// See the module.
+/// The destination's state machine; the module's page has its diagram.
 #[derive(Debug)]
 pub struct Destination {
     config: Config,
@@ -345,7 +345,7 @@ impl Destination {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::PathUp(path) => self.control.path_up(now, path),
@@ -443,7 +443,7 @@ impl Destination {
         self.mode
     }
 
-    /// Living control connections.
+    /// Number of control connections that are up.
     pub fn paths(&self) -> usize {
         self.control.paths()
     }

@@ -20,7 +20,7 @@ const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
 /// What follows from a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Try again then.
+    /// Send the notice again at this time.
     RetryAt(Time),
     /// The destination has given the guest up, or never knew it.
     GivenUp,
@@ -32,7 +32,7 @@ pub enum Next {
     Acknowledged,
 }
 
-/// See the module.
+/// Decides how long the destination is notified of a roll-back.
 #[derive(Clone, Debug)]
 pub struct RollBackNotice {
     until: Time,

@@ -71,7 +71,7 @@ pub enum Next {
     Work(Work),
     /// Show that the link works.
     Ping {
-        /// Frame number.
+        /// Number of the frame in its channel, from 1.
         sequence: u64,
     },
     /// Nothing for now; ask again when something was acknowledged or a round began.
@@ -85,7 +85,7 @@ pub enum Next {
 pub struct Work {
     /// Frame number on its channel.
     pub sequence: u64,
-    /// The region.
+    /// The region that the extents are in.
     pub region: RegionId,
     /// Runs in it, in order.
     pub runs: Vec<Run>,
@@ -213,7 +213,7 @@ fn all_done_s(mut ways: Vec<(f64, f64)>, bytes: f64) -> f64 {
     done
 }
 
-/// See the module.
+/// Gives extents to channels; a lost channel's extents are pending again.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,

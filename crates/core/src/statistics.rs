@@ -24,7 +24,7 @@ pub struct Round {
 pub struct Blackout {
     /// QEMU was asked to switch; the guest still runs.
     pub asked: Option<Time>,
-    /// The guest stopped.
+    /// The guest executed its last instruction at the source.
     pub stopped: Option<Time>,
     /// QEMU holds at pre-switchover.
     pub pre_switchover: Option<Time>,
@@ -107,23 +107,23 @@ impl Disks {
 /// Begin and end of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
-    /// When it began.
+    /// `None`: the step has not begun.
     pub began: Option<Time>,
-    /// When it ended.
+    /// `None`: the step has not ended.
     pub ended: Option<Time>,
 }
 
-/// See the module.
+/// Times and amounts of one migration, for events and the report.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// When the migration was asked for.
     pub started: Time,
-    /// When it ended.
+    /// End of the migration; `None` while it is in progress.
     pub ended: Option<Time>,
     spans: [Span; 10],
     /// The passes so far.
     pub rounds: Vec<Round>,
-    /// The blackout.
+    /// Moments and amounts of the blackout.
     pub blackout: Blackout,
     /// Bytes that were populated when tracking began.
     pub populated_bytes: u64,

@@ -21,7 +21,7 @@ pub enum End {
     Closed,
 }
 
-/// See the module.
+/// Decides when a tunnel ends by itself.
 #[derive(Clone, Debug)]
 pub struct Lifetime {
     link_timeout: Duration,

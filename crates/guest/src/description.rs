@@ -23,7 +23,6 @@ pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestDescription {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// Name, as given to QEMU; made from the UUID or the pid where none was given.
     pub name: String,

@@ -48,7 +48,6 @@ pub enum Reason {
     )]
     RamNotWholePages {
         block: String,
-        /// Its bytes.
         size: u64,
         /// Bytes of its pages.
         page_bytes: u64,

@@ -46,7 +46,6 @@ pub struct Known {
     pub recovers: bool,
 }
 
-/// See [`Machine`].
 #[derive(Debug)]
 pub struct RecoveryCase {
     pub machine: Machine,

@@ -20,7 +20,6 @@ enum StreamState {
     No,
     /// Its stream waits, or is held.
     Held,
-    /// It was released.
     Released,
     /// It came to its end: the guest runs at the destination.
     Arrived,

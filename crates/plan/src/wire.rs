@@ -98,7 +98,7 @@ pub struct Connection {
 /// A pair of ports.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Bytes per second.
+    /// Bytes per second, at most.
     pub rate: f64,
     /// In one direction; there and back takes twice as long.
     pub latency: Duration,

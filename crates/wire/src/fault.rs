@@ -243,9 +243,9 @@ codes! {
 /// A fault, as it is told to the peer, the journal and the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What it is.
+    /// What went wrong, for programs.
     pub code: Code,
-    /// In which step.
+    /// The step that failed.
     pub step: Step,
     /// On which host it arose.
     pub side: Side,

@@ -48,7 +48,7 @@ impl std::fmt::Debug for Token {
 pub struct Run {
     /// Bytes from the region's start.
     pub offset: u64,
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     pub length: u64,
 }
 
@@ -82,7 +82,7 @@ pub struct RegionInfo {
     pub id: u16,
     /// QEMU's name of the RAM block.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -91,13 +91,13 @@ pub struct RegionInfo {
 pub struct Endpoint {
     /// Interface name at the destination.
     pub interface: String,
-    /// Socket address.
+    /// IP address and TCP port to connect to.
     pub address: std::net::SocketAddr,
     /// Length of the address's network prefix, bits.
     pub prefix: u8,
     /// Megabits per second; 0 if the port does not say.
     pub speed_mbps: u32,
-    /// Bytes.
+    /// Largest packet of the port, bytes.
     pub mtu: u32,
     /// NUMA node of the port; -1 if none is known.
     pub numa: i32,
@@ -189,12 +189,12 @@ pub enum Message {
     },
     /// S>D: apply nothing more from this channel and say up to where it was applied.
     Fence {
-        /// The channel.
+        /// The channel to be fenced.
         channel: u32,
     },
     /// D>S: nothing more will be applied from the channel.
     Fenced {
-        /// The channel.
+        /// The channel that was fenced.
         channel: u32,
         /// Highest frame number that was applied; all up to it were, except those that arrived damaged.
         applied: u64,
@@ -219,12 +219,12 @@ pub enum Message {
     RamSealed,
     /// S>D: the next piece of the hypervisor's device-state stream. At most 256 KiB.
     DeviceState {
-        /// Bytes in order.
+        /// Bytes of the stream, in order.
         bytes: Vec<u8>,
     },
     /// S>D: the stream ended.
     DeviceStateEnd {
-        /// Bytes in all.
+        /// Length of the whole stream, bytes.
         total: u64,
     },
     /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could run.

@@ -18,7 +18,6 @@ impl Canvas {
         Canvas { term: Term::stderr(), drawn: 0 }
     }
 
-    /// Columns.
     pub fn width(&self) -> usize {
         usize::from(self.term.size().1)
     }

@@ -88,7 +88,6 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// The report.
     pub fn print(&self, context: &Context) -> Result<(), Failure> {
         context.print(&report(&self.domain, &self.to, &self.state, self.job.as_ref()))
     }

@@ -256,7 +256,6 @@ impl Stage {
         self.shown()["description"].take()
     }
 
-    /// `linerate vm show`.
     pub fn shown(&self) -> Value {
         let (exit, text) = self.linerate_at_source(&["vm", "show", "g", "--json"]);
         assert_eq!(exit, 0, "{text}");

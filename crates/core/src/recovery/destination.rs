@@ -19,7 +19,7 @@ pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// What was found of a committed guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspection {
-    /// It runs.
+    /// The hypervisor confirms that it runs.
     Runs,
     /// It stands, and no virtual CPU has executed anything since it was loaded.
     NeverRan,
@@ -44,7 +44,7 @@ pub enum RunResult {
     Unknown,
 }
 
-/// What happened.
+/// What the driver reports to [`DestinationRecovery::handle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationEvent {
     /// [`DestinationAction::Discard`] came to an end: whether nothing is left of the guest.
@@ -64,7 +64,7 @@ pub enum DestinationEvent {
     RolledBackAtSource,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -99,7 +99,7 @@ enum State {
     Over(DestinationPhase),
 }
 
-/// See the module.
+/// Brings one session of a restarted destination to its end.
 #[derive(Clone, Debug)]
 pub struct DestinationRecovery {
     state: State,
@@ -189,7 +189,7 @@ impl DestinationRecovery {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
         if let E::CommitAgain { copy } = event {

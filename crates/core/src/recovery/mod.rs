@@ -44,7 +44,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Process {
     /// The boot that it belongs to.
     pub boot: String,
-    /// Process number.
+    /// Process id, which the kernel may use again: the start time tells two apart.
     pub pid: i32,
     /// When it was started, in clock ticks since the boot.
     pub start_ticks: u64,
@@ -62,7 +62,7 @@ pub enum Phase {
 /// A record of the journal, as far as recovery depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The session.
+    /// The session that the record belongs to.
     pub session: SessionId,
     /// Its place in the order in which sessions began on this host.
     pub order: u64,
@@ -90,7 +90,7 @@ pub enum Plan {
     RecordLoss,
     /// The process is none of this session's business any more: only write this phase.
     RecordEnd(Phase),
-    /// Nothing.
+    /// The session is at its end: there is nothing to do.
     Nothing,
 }
 

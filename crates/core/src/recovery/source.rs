@@ -4,7 +4,7 @@ use super::RETRY_AFTER;
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{GuestState, Outcome, Time};
 
-/// What happened.
+/// What the driver reports to [`SourceRecovery::handle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
@@ -17,7 +17,7 @@ pub enum SourceEvent {
     Written(bool),
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -47,7 +47,7 @@ enum State {
     Over(GuestState),
 }
 
-/// See the module.
+/// Brings one session of a restarted source to its end.
 #[derive(Clone, Debug)]
 pub struct SourceRecovery {
     state: State,
@@ -111,7 +111,7 @@ impl SourceRecovery {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
@@ -153,7 +153,6 @@ impl SourceRecovery {
         if self.due.is_some() { self.decide(now, resume) } else { self.operator_decision = Some(resume) }
     }
 
-    /// The operator's word.
     fn decide(&mut self, now: Time, resume: bool) {
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }

@@ -84,7 +84,7 @@ use state::State;
 /// Pieces of the hypervisor's stream in flight at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
 const LIVE_PIECES_MAX: usize = 4;
 
-/// See the module.
+/// The source's state machine; the module's page has its diagram.
 #[derive(Debug)]
 pub struct Source {
     config: Config,
@@ -164,7 +164,7 @@ impl Source {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::Start => self.start(now),
@@ -438,7 +438,7 @@ impl Source {
         )
     }
 
-    /// Living control connections.
+    /// Number of control connections that are up.
     pub fn paths(&self) -> usize {
         self.control.paths()
     }

@@ -15,9 +15,7 @@ enum Timer {
     Step,
     /// The incoming QEMU does not come up.
     Preparation,
-    /// No control connection.
     Unreachable,
-    /// No data channel.
     NoChannel,
     /// Nothing that was sent is acknowledged or taken.
     NoProgress,

@@ -13,7 +13,7 @@ pub enum Readable {
     Bytes {
         /// Position of the first.
         position: u64,
-        /// How many.
+        /// Bytes that can be read at once.
         bytes: u64,
     },
     /// Nothing is there yet.

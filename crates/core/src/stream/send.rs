@@ -13,9 +13,9 @@ const SMALL_PIECES_MAX: usize = 64;
 pub enum SendSpace {
     /// Put up to so many bytes into the ring at this position.
     Space {
-        /// Where they go.
+        /// Position in the stream of the first byte to write.
         position: u64,
-        /// How many fit.
+        /// Bytes that fit without wrapping around in the ring.
         bytes: u64,
     },
     /// The ring is full, or the stream is not open yet.

@@ -16,16 +16,16 @@ use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
 pub enum Event {
     /// The peer wants a stream to a service: [`Streams::accept`] or [`Streams::refuse`] it.
     OpenRequested {
-        /// Its number.
+        /// The number that the peer chose.
         stream: StreamId,
-        /// The service's name.
+        /// Name of the service that the peer wants, see the agent's services.
         service: String,
     },
     /// A stream that was opened here is there.
     Opened(StreamId),
     /// It is not. Its number is free again.
     Refused {
-        /// Its number.
+        /// The number of the stream that was to be opened here.
         stream: StreamId,
         /// Why, as the peer says.
         reason: String,
@@ -63,7 +63,7 @@ struct Stream {
 /// for each class where there are several.
 const BACKLOG_BYTES_MIN: u64 = 1 << 20;
 
-/// See the module.
+/// All byte streams of a session at one end.
 #[derive(Debug)]
 pub struct Streams {
     end: End,
@@ -79,7 +79,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// No stream yet.
+    /// Begins without streams; `end` decides which numbers are its own.
     pub fn new(end: End, config: Config) -> Streams {
         let mut scheduler = Scheduler::new(config.scheduler.clone());
         scheduler.record_delivered();

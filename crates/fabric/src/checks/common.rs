@@ -202,7 +202,7 @@ impl<'a> SwitchSide<'a> {
         self.exported.and_then(|(_, port)| of(port))
     }
 
-    /// `leaf0 Ethernet1/2`.
+    /// Such as `leaf0 Ethernet1/2`: for messages.
     pub(super) fn name(&self) -> String {
         let received = self
             .received(|one| Some((one.system.as_deref().or(one.chassis.as_deref())?, one.port.as_deref())));
@@ -214,7 +214,6 @@ impl<'a> SwitchSide<'a> {
         }
     }
 
-    /// Largest packet, bytes.
     pub(super) fn mtu(&self) -> Option<u32> {
         self.received(Neighbour::mtu).or_else(|| self.exported(|port| port.mtu))
     }
@@ -224,7 +223,6 @@ impl<'a> SwitchSide<'a> {
         self.received(|one| one.autonegotiation).or_else(|| self.exported(|port| port.autonegotiation))
     }
 
-    /// Forward error correction.
     pub(super) fn fec(&self) -> Option<&'a str> {
         self.exported(|port| port.fec.as_deref())
     }
@@ -247,7 +245,6 @@ impl<'a> SwitchSide<'a> {
         self.received(|one| one.aggregation.map(|aggregation| aggregation.on))
     }
 
-    /// Lossless priorities.
     pub(super) fn pfc(&self) -> Option<&'a Pfc> {
         self.received(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
     }
@@ -264,7 +261,7 @@ pub(super) struct Pair<'a> {
     pub ends: [&'a End; 2],
     /// From the first end to the second.
     pub there: Option<&'a Probe>,
-    /// The other way.
+    /// The probe in the other direction, if there was one.
     pub back: Option<&'a Probe>,
 }
 

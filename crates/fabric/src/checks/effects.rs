@@ -3,7 +3,6 @@
 
 use crate::model::{Effect, Finding, Location, Survey};
 
-/// Bytes move slowly.
 const SLOW: &[&str] = &[
     "drops-rising",
     "incast-collapse",
@@ -15,7 +14,6 @@ const SLOW: &[&str] = &[
 const BROKEN: &[&str] = &["packet-loss", "rdma-blocked", "tcp-blocked"];
 /// Nothing arrives, or only after a long time.
 const ASTRAY: &[&str] = &["firewall-drops", "round-trip-long", "unreachable"];
-/// Damaged packets.
 const DAMAGED: &[&str] = &["errors-rising"];
 /// Large packets do not pass.
 const NARROW: &[&str] = &["mtu-path"];

@@ -13,7 +13,6 @@ const RATE_PERCENT_MIN: u64 = 70;
 /// A direction that is slower than another rate says it could be.
 #[derive(Clone, Copy, Debug)]
 struct Slow<'a> {
-    /// The slow one.
     pub way: Way<'a>,
     /// What it moves, megabits per second.
     pub moved: u64,

@@ -13,7 +13,7 @@ use crate::model::{
 
 const CPUS: &str = "sys/devices/system/cpu";
 
-/// Reads them.
+/// Reads processors and power saving from /proc and /sys; what cannot be read is left out.
 pub fn cpu(root: &Root) -> Cpu {
     let online = root.text(format!("{CPUS}/online")).map(|text| number_list(&text));
     let cpus = online.clone().unwrap_or_default();
@@ -166,7 +166,7 @@ pub fn kvm(root: &Root) -> Option<bool> {
     }
 }
 
-/// Reads them.
+/// Reads the system from /proc, /sys and /etc; what cannot be read is left out.
 pub fn system(root: &Root) -> System {
     let kernel = root.text("proc/sys/kernel/osrelease");
     System {

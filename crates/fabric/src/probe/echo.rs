@@ -25,20 +25,18 @@ const DATAGRAM_BYTES: usize = 65_535;
 
 /// Datagrams cannot be answered.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum EchoError {
     /// No socket at an address.
     #[error("no datagram socket at {address}: {source}")]
     Socket {
-        /// The address.
         address: IpAddr,
         /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// No random numbers.
     #[error("the kernel gave no random numbers for a token")]
     Random,
-    /// No thread.
     #[error("no thread to answer datagrams: {0}")]
     Thread(#[source] io::Error),
 }

@@ -352,7 +352,7 @@ fn small_ones(sender: &mut Sender, wait: Duration, over: &AtomicBool) -> (usize,
 }
 
 const GET_ROUTE: u16 = 26;
-/// `struct rtmsg`.
+/// Length of the kernel's `struct rtmsg`.
 const ROUTE_BYTES: usize = 12;
 const DESTINATION: u16 = 1;
 const SOURCE: u16 = 2;

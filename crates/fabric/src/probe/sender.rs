@@ -36,7 +36,7 @@ pub enum Fate {
     },
     /// It was too large, and the own port or a router on the way said so.
     TooLarge,
-    /// Nobody said anything.
+    /// There was no reply within the time limit.
     Lost,
     /// Somebody said that nobody listens there.
     Refused,

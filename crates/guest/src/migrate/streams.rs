@@ -78,7 +78,6 @@ pub struct StreamProgress {
     pub expected_downtime: Option<Duration>,
     /// Percent by which the guest is slowed down.
     pub throttle_percent: u8,
-    /// Copied disks.
     pub disks: Option<MirrorProgress>,
 }
 

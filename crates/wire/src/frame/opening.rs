@@ -71,7 +71,7 @@ pub struct Hello {
     pub version_min: u16,
     /// Newest version that the source speaks.
     pub version_max: u16,
-    /// The session.
+    /// The session that the connection belongs to.
     pub session: SessionId,
     /// What the connection is for.
     pub role: Role,

@@ -23,7 +23,7 @@ pub struct Grant {
     pub region: u16,
     /// The key that every write must show.
     pub key: u32,
-    /// The window.
+    /// The range of the region that may be written.
     pub window: Run,
     /// What the destination's adapter calls the window's first byte.
     pub address: u64,

@@ -40,11 +40,11 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ModeTag {
-    /// [`Mode::Direct`].
+    /// Tag of [`Mode::Direct`].
     Direct = 1,
-    /// [`Mode::Streams`].
+    /// Tag of [`Mode::Streams`].
     Streams = 2,
-    /// [`Mode::Handover`].
+    /// Tag of [`Mode::Handover`].
     Handover = 3,
 }
 
@@ -53,8 +53,8 @@ pub enum ModeTag {
 #[error(
     "the source offers to move the guest in mode {number}, which this agent does not know: install the same release of linerate on both hosts"
 )]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub struct UnknownMode {
-    /// As it came.
     pub number: u8,
     /// The mode's fields, unread.
     pub fields: Vec<u8>,

@@ -12,21 +12,21 @@ pub const REASON_BYTES_MAX: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum StreamNoteTag {
-    /// [`StreamNote::Open`]
+    /// Tag of [`StreamNote::Open`].
     Open = 1,
-    /// [`StreamNote::Opened`]
+    /// Tag of [`StreamNote::Opened`].
     Opened = 2,
-    /// [`StreamNote::Refused`]
+    /// Tag of [`StreamNote::Refused`].
     Refused = 3,
-    /// [`StreamNote::Credit`]
+    /// Tag of [`StreamNote::Credit`].
     Credit = 4,
-    /// [`StreamNote::End`]
+    /// Tag of [`StreamNote::End`].
     End = 5,
-    /// [`StreamNote::Reset`]
+    /// Tag of [`StreamNote::Reset`].
     Reset = 6,
-    /// [`StreamNote::Stop`]
+    /// Tag of [`StreamNote::Stop`].
     Stop = 7,
-    /// [`StreamNote::Closed`]
+    /// Tag of [`StreamNote::Closed`].
     Closed = 8,
 }
 
@@ -54,19 +54,19 @@ impl StreamNoteTag {
 pub enum StreamNote {
     /// A new stream to something that the other side knows by this name.
     Open {
-        /// The name.
+        /// Name of the service, at most 255 bytes.
         service: String,
         /// Bytes that may be written to the opener before it has said more.
         window: u64,
     },
-    /// It is there.
+    /// The service is there: bytes may flow.
     Opened {
         /// Bytes that may be written to the acceptor before it has said more.
         window: u64,
     },
     /// It is not; the number is free again.
     Refused {
-        /// Why, for people.
+        /// A sentence for people, at most 255 bytes.
         reason: String,
     },
     /// Bytes may be written up to this position. Never lower than what was said before.
@@ -76,7 +76,7 @@ pub enum StreamNote {
     },
     /// The sayer's bytes end here, as a half-closed socket's do.
     End {
-        /// Bytes in all.
+        /// Length of the whole stream, bytes.
         total: u64,
     },
     /// The sayer's bytes break off: whoever wrote them is gone. What has not been read of them is lost.

@@ -128,11 +128,11 @@ const IEEE_VERSION: u8 = 8;
 
 /// A request that did not go through.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum DcbError {
     /// The kernel refused, or the driver has no DCB at all.
     #[error("the kernel refused: {0}")]
     Kernel(#[source] NetlinkError),
-    /// The driver refused.
     #[error("the adapter's driver refused: {0}")]
     Driver(#[source] io::Error),
     /// The driver did not take the mode of DCBX; it gives no reason.

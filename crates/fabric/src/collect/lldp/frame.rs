@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::model::{Aggregation, Application, Ets, Neighbour, Pfc, Selector};
 
-/// Destination, source, type.
+/// Length of destination, source and type.
 const ETHERNET_BYTES: usize = 14;
 const LLDP: [u8; 2] = [0x88, 0xcc];
 /// Organisations whose parts are understood.
@@ -16,9 +16,9 @@ const LIST_MAX: usize = 512;
 /// What a frame says, and for how many seconds it holds (0: the neighbour leaves).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advertisement {
-    /// Who speaks.
+    /// The sender, as it describes itself.
     pub neighbour: Neighbour,
-    /// Seconds.
+    /// Seconds for which the advertisement is valid; 0: the sender goes away.
     pub holds_s: u16,
 }
 
