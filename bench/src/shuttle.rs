@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_that_went_wrong_is_told_with_its_cut() {
+    fn a_failed_migration_is_reported_with_its_cut() {
         let moved = |wrong: &[&str]| Moved {
             links_lost: 1,
             total_s: 2.0,

@@ -253,7 +253,7 @@ fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
 }
 
 #[test]
-fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
+fn a_kernel_without_pagemap_scan_refuses_direct_mode() {
     let _places = places(1);
     let output = ran(&inside(MachineKernel::Debian12, "inside::direct_mode_is_refused"));
     succeeded(&output);
@@ -320,7 +320,7 @@ fn a_guest_in_huge_pages_moves_between_two_machines_by_rdma_and_its_memory_is_th
 
 /// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way, arrives with a warning.
 #[test]
-fn ports_of_different_mtus_are_told() {
+fn ports_of_different_mtus_are_found() {
     let tests = ["pair::meets_a_smaller_mtu", "pair::has_the_smaller_mtu"];
     pair_with_mtus([9000, 1500], MachineKernel::Backports, tests);
 }
@@ -474,12 +474,12 @@ fn unit_tests(of: &str) -> PathBuf {
 }
 
 #[test]
-fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_1() {
+fn rdma_transport_moves_fences_and_reports_errors_on_6_1() {
     the_carrier(MachineKernel::Debian12);
 }
 
 #[test]
-fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_12() {
+fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
     the_carrier(MachineKernel::Backports);
 }
 

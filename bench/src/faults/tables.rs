@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_says_what_the_client_was_told_and_when() {
+    fn the_page_lists_the_clients_messages_with_their_times() {
         let one = Outcome {
             name: "agent-kill/copy/destination".into(),
             fault: "agent-kill".into(),

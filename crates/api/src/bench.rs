@@ -60,7 +60,7 @@ pub enum BenchTest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BenchTransport {
-    /// TCP with the agent's own port.
+    /// TCP: one connection for each channel.
     #[default]
     Tcp,
     /// RDMA: an RDMA WRITE, and a message of one byte behind it.

@@ -18,7 +18,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// The kinds of events, told apart by `event`.
+/// The kinds of events; `kind` names the one of this event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EventKind {

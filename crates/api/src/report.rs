@@ -133,7 +133,7 @@ pub struct LinkTotals {
     pub remote: String,
     /// Speed of the slower of the two ports; 0 if neither says.
     pub speed_mbps: u32,
-    /// Bytes that the link carried, sent again or not.
+    /// Bytes of placed writes that the link carried.
     pub sent_bytes: u64,
     /// What it carried over the time that it was there during the copy step.
     pub rate_bytes_per_s: u64,
@@ -197,7 +197,7 @@ pub struct BlackoutSplit {
     pub verify_us: u64,
     /// The device state is saved, carried and loaded.
     pub device_state_us: u64,
-    /// Both hosts write their journals to disk.
+    /// The source writes its commit to the journal.
     pub journal_us: u64,
     /// The destination starts the guest.
     pub resume_us: u64,

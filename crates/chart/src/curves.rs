@@ -10,7 +10,7 @@ const TOP: f64 = 62.0;
 const HEIGHT: f64 = 300.0;
 const AXIS: f64 = 42.0;
 
-/// A chart of curves over a logarithmic axis, drawn as SVG.
+/// A chart of curves, drawn as SVG; the horizontal axis is logarithmic.
 #[derive(Clone, Debug)]
 pub struct Curves<'a> {
     /// Text above the chart.

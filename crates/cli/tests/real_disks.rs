@@ -490,7 +490,7 @@ fn one_disk_is_shared_and_one_is_copied() {
 }
 
 #[test]
-fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
+fn a_guest_that_ends_while_its_disk_is_copied_is_reported_gone() {
     let stage = Stage::unshared(&[100, 100], guest(), None, raw);
     let pid = stage.guest_process();
     let mut migration = stage.migrate(&COPY);

@@ -335,7 +335,7 @@ fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behi
 }
 
 #[test]
-fn a_domain_that_cannot_go_this_way_is_told_why_and_goes_by_libvirts_own() {
+fn a_domain_that_direct_mode_refuses_moves_by_libvirts_own_migration() {
     let mut stage = Stage::empty(LibvirtVersion::Eleven);
     let guest = quick(32);
     stage.libvirts[0].start_domain(&guest).unwrap();

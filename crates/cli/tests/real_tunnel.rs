@@ -139,7 +139,7 @@ fn what_is_not_allowed_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn when_the_other_agent_dies_sockets_are_closed_and_the_command_says_why() {
+fn when_the_other_agent_ends_sockets_close_and_the_command_shows_the_reason() {
     let mut stage = Stage::new();
     let before = stage.held();
     let tunnel = stage.tunnel(&["--link-timeout", "5s", &stage.pair()]);
@@ -159,7 +159,7 @@ fn when_the_other_agent_dies_sockets_are_closed_and_the_command_says_why() {
 }
 
 #[test]
-fn systemd_is_told_when_connections_are_taken() {
+fn systemd_is_notified_when_connections_are_accepted() {
     let stage = Stage::new();
     let path = stage.lab.directory().join("notify.sock");
     let notify = UnixDatagram::bind(&path).unwrap();

@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn device_state_does_not_go_where_nobody_knows_yet_how_long_it_takes() {
+    fn device_state_is_not_sent_over_a_path_of_unknown_delay() {
         let mut a = Control::default();
         a.path_up(ms(0), 0);
         drain(&mut a, ms(0));

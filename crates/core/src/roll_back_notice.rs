@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_keeps_a_loaded_guest_is_told_however_late_it_comes_back() {
+    fn a_destination_with_a_loaded_guest_is_notified_however_late_it_returns() {
         let mut notice = RollBackNotice::new(Time::ZERO, true);
         let (mut now, day) = (Time::ZERO, Time::ZERO + Duration::from_secs(86_400));
         while now < day {

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_is_told_of_the_end_for_a_while() {
+    fn the_peer_is_notified_of_the_end_for_a_limited_time() {
         let (mut lifetime, mut control) = (Lifetime::new(s(0), LINK_TIMEOUT), Control::default());
         lifetime.path_up();
         control.path_up(s(1), 0);

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn another_schema_and_unknown_fields_are_told() {
+    fn another_schema_and_unknown_fields_are_refused() {
         assert!(matches!(GuestDescription::from_json(r#"{"schema":2}"#), Err(DescriptionError::Schema(2))));
         assert!(matches!(GuestDescription::from_json(r#"{"schema":1}"#), Err(DescriptionError::Form(_))));
         assert!(matches!(GuestDescription::from_json("x"), Err(DescriptionError::Form(_))));

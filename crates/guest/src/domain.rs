@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_without_a_socket_of_its_own_is_told_what_is_missing() {
+    fn a_domain_without_its_own_socket_gets_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
         let soon = Instant::now() + Duration::from_secs(1);
         let missing = open(dir.path(), "web", soon).unwrap_err();

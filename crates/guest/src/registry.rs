@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_and_the_living_are_protected() {
+    fn records_are_read_back_and_running_guests_are_protected() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         registry.put(&record("b")).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_told_and_skipped() {
+    fn damaged_records_are_reported_and_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         registry.put(&record("a")).unwrap();

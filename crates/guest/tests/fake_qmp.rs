@@ -166,7 +166,7 @@ fn an_endless_line_is_cut_off() {
 }
 
 #[test]
-fn silence_and_hanging_up_are_told_apart() {
+fn silence_and_a_closed_connection_are_different_errors() {
     let (_dir, path) = serve(|peer| {
         peer.id();
     });
@@ -203,7 +203,7 @@ fn a_flood_of_events_is_bounded() {
 
 /// QEMU answers what it is asked while it stops the guest: the answer may come before anybody has looked at the events.
 #[test]
-fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
+fn a_guest_whose_stop_comes_just_before_an_answer_ran_until_then() {
     let (dir, path) = serve(|peer| {
         peer.greet();
         let mut begun = false;

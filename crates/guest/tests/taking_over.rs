@@ -108,7 +108,7 @@ fn rested(loaded: &Loaded) -> u64 {
 }
 
 #[test]
-fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
+fn a_guest_that_ran_runs_and_its_cpus_show_whether_it_ever_did() {
     for qemu in qemus() {
         let place = Place::new();
         let mut loaded = load(&place, &qemu, Pause::Never);
@@ -247,7 +247,7 @@ fn a_guest_that_was_paused_behind_a_lost_answer_is_not_let_run_again() {
 }
 
 #[test]
-fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
+fn a_guest_that_missed_the_command_is_resumed_again() {
     for qemu in qemus() {
         let place = Place::new();
         let mut loaded = paused_behind_a_lost_answer(&place, &qemu, Lost::Command);

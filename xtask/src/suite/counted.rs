@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_says_what_became_of_each_test_and_why() {
+    fn the_last_line_counts_results_and_reasons() {
         let errors = "warning: x\nnot run: kvm::a: no /dev/kvm (gone)\nit was not run: y\n";
         let mut counted = Counted::default();
         counted.add(Counted::of(&written(TEXT, errors, None)));

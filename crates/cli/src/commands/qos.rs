@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_not_heard_is_no_match() {
+    fn a_host_without_an_answer_does_not_match() {
         let silent = UnreachableHost { host: "beta".into(), why: "no".into() };
         assert!(matches(&[plan(None)], &[]));
         assert!(!matches(&[plan(None)], std::slice::from_ref(&silent)));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_how_far_it_is() {
+    fn the_line_shows_the_progress() {
         let text = line(&job(&[
             ("data_total", 400 << 20),
             ("data_remaining", 100 << 20),

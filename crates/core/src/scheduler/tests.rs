@@ -57,7 +57,7 @@ fn a_lost_channels_work_is_not_given_away_before_the_fence() {
 }
 
 #[test]
-fn a_living_channel_cannot_be_fenced_away() {
+fn an_active_channel_cannot_be_fenced_away() {
     let mut scheduler = with_channels(1);
     scheduler.add_work(vec![Extent::new(0, 0, 4096)]);
     work(scheduler.next(ms(0), 0));

@@ -15,7 +15,7 @@ pub enum SendSpace {
     Space {
         /// Position in the stream of the first byte to write.
         position: u64,
-        /// Bytes that fit without wrapping around in the ring.
+        /// Free bytes of the ring; they may wrap around its end.
         bytes: u64,
     },
     /// The ring is full, or the stream is not open yet.

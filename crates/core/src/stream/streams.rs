@@ -18,7 +18,7 @@ pub enum Event {
     OpenRequested {
         /// The number that the peer chose.
         stream: StreamId,
-        /// Name of the service that the peer wants, see the agent's services.
+        /// Name of the service that the peer wants, such as `qemu`.
         service: String,
     },
     /// A stream that was opened here is there.

@@ -427,7 +427,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn both_ports_are_named_and_what_follows_is_not_said_twice() {
+        fn both_ports_are_named_and_effects_are_not_repeated() {
             let mut survey = healthy_survey();
             let more = Address { ip: [10, 1, 0, 22].into(), prefix: 24 };
             let second = port(&mut survey, "beta", "ens1f1");

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn effects_are_told_under_their_cause_and_make_it_as_bad_as_they_are() {
+    fn effects_are_listed_under_their_cause_and_raise_its_severity() {
         let mut survey = healthy_survey();
         let mut lost = probe();
         (lost.reachable, lost.tcp, lost.throughput_mbps, lost.path_mtu) =

@@ -622,7 +622,7 @@ mod tests {
         }
 
         #[test]
-        fn pools_that_nobody_uses_are_no_matter() {
+        fn unused_pools_are_no_finding() {
             let mut survey = healthy_survey();
             host_mut(&mut survey, "alpha").memory.huge_pages =
                 vec![HugePages { size_bytes: 2 << 20, total: 64, free: 64 }];

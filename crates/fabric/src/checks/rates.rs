@@ -384,7 +384,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_port_promises_and_does_not_hold_is_said_once() {
+        fn a_broken_promise_of_a_port_is_reported_once() {
             let mut survey = healthy_survey();
             let slow = Probe { throughput_mbps: Some(2400), ..probe() };
             survey.matrix.probes = vec![slow, reversed(&probe())];
@@ -474,7 +474,7 @@ mod tests {
         }
 
         #[test]
-        fn the_slow_direction_is_named_where_the_clocks_tell() {
+        fn the_slow_direction_is_named_where_clock_offsets_show_it() {
             for (ahead, slow) in [(25_000 + 120, "alpha"), (-25_000 + 120, "beta")] {
                 let mut survey = survey(70, 50_070);
                 survey.matrix.probes[2].clock_ahead_us = Some(ahead);
@@ -495,7 +495,7 @@ mod tests {
         }
 
         #[test]
-        fn the_rate_of_a_far_link_is_told_under_its_round_trip_and_not_measured_again() {
+        fn the_rate_of_a_far_link_is_an_effect_of_its_round_trip() {
             let mut survey = survey(70, 50_000);
             for probe in &mut survey.matrix.probes {
                 let far = probe.latency.is_some_and(|latency| latency.min_ns > 70_000);

@@ -280,7 +280,7 @@ mod tests {
         use crate::collect::root::fixture::files;
 
         #[test]
-        fn a_folder_of_memory_is_told_from_one_on_a_disk() {
+        fn folders_in_memory_and_on_disk_are_distinguished() {
             let shared = ram_folder(Path::new("/dev/shm"), false);
             assert_eq!(shared.filesystem.as_deref(), Some("tmpfs"));
             assert!(shared.size_bytes > Some(0) && shared.available_bytes <= shared.size_bytes, "{shared:?}");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_out_but_none_there_is_said() {
+    fn unknown_is_left_out_and_none_is_written() {
         let mut host = Inventory::new("alpha");
         assert!(!host.to_json().unwrap().contains("rdma"));
         host.rdma = Some(Vec::new());

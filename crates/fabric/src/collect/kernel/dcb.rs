@@ -457,7 +457,7 @@ mod tests {
 
         /// The loopback has no DCB on any kernel: it is refused by the kernel's own code, whether it has DCB or not.
         #[test]
-        fn a_port_without_dcb_is_told_from_other_refusals() {
+        fn a_port_without_dcb_is_no_other_refusal() {
             let mut setter = Setter::open("lo").unwrap();
             let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
             for error in [setter.lossless(&[3]).unwrap_err(), setter.add(dscp).unwrap_err()] {

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn members_and_vlans_are_said_by_name() {
+    fn members_and_vlans_are_listed_by_name() {
         let bond = vec![
             InfoBond::Mode(BondMode::Ieee8023Ad),
             InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer34),

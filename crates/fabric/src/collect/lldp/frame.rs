@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn everything_that_a_switch_says() {
+    fn every_field_of_a_switch_is_read() {
         let said = read(&switch_frame("leaf1", 1518, 120)).unwrap();
         let neighbour = said.neighbour;
         assert_eq!(said.holds_s, 120);
@@ -244,7 +244,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_frame_that_breaks_off_anywhere_is_no_harm() {
+    fn a_truncated_frame_is_no_harm() {
         let whole = switch_frame("leaf1", 9234, 120);
         for length in 0..whole.len() {
             let _ = read(&whole[..length]);
