@@ -288,7 +288,7 @@ fn disk_goes_on(site: &Site, differences: &mut Vec<String>) {
     let (before, end) = (disk_operations(site), Instant::now() + Duration::from_secs(20));
     while disk_operations(site) < before + 50 && !interrupt::asked() {
         if Instant::now() >= end {
-            differences.push("the disk stands still".to_owned());
+            differences.push("the disk makes no progress".to_owned());
             return;
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -56,7 +56,7 @@ impl Limit {
         std::fs::write(&path, pages.to_string()).map_err(io_error("write", &path))?;
         let changed = self.change(|limit| limit.saturating_add(pages));
         if changed.is_err() {
-            // What was not given is not taken back.
+            // Pages that were not reserved are not returned.
             let _ = std::fs::remove_file(&path);
         }
         changed.map_err(|error| io_error("change", &self.file)(error))

@@ -12,7 +12,7 @@ use crate::{LabError, device, huge, lab, netns, tool};
 pub fn sweep() -> Result<Vec<String>, LabError> {
     let removed = each(all().into_iter().filter(|name| !maker_is_alive(name)), remove);
     // When nothing of a lab has them open any more.
-    device::sweep(lives)?;
+    device::sweep(is_alive)?;
     removed
 }
 
@@ -69,10 +69,10 @@ fn maker(name: &str) -> Option<i32> {
 }
 
 fn maker_is_alive(name: &str) -> bool {
-    maker(name).is_some_and(lives)
+    maker(name).is_some_and(is_alive)
 }
 
-fn lives(pid: i32) -> bool {
+fn is_alive(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 

@@ -325,7 +325,7 @@ fn ports_of_different_mtus_are_found() {
     pair_with_mtus([9000, 1500], MachineKernel::Backports, tests);
 }
 
-/// 200 moves, of which the first 20 lose a cable under way: RDMA is back on that link each time, and both ends agree on what arrived.
+/// 200 moves, of which the first 20 lose a cable during the copy: RDMA is back on that link each time, and both ends agree on what arrived.
 /// RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
 #[test]
 #[ignore = "an hour: make rdma-moves"]

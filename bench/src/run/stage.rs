@@ -370,7 +370,7 @@ fn take_answer(figures: &mut Figures, told: &Told) {
     }
 }
 
-/// A guest that stands still while the other is measured, so that neither pays for the other.
+/// A guest that is paused while the other is measured, so that neither pays for the other.
 struct Frozen(Option<Pid>);
 
 impl Frozen {

@@ -103,7 +103,7 @@ pub enum StepState {
 /// How far a migration is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// The step under way.
+    /// The step in progress.
     pub step: Step,
     /// 0 is the first pass.
     pub round: u32,
@@ -123,7 +123,7 @@ pub struct Progress {
     pub rate_bytes_per_s: u64,
     /// How fast the guest writes to pages that were clean; unknown before the second scan.
     pub dirty_rate_bytes_per_s: Option<u64>,
-    /// How long the guest would stand still if it were stopped now.
+    /// Expected downtime if the guest were stopped now.
     pub predicted_blackout_us: Option<u64>,
     /// How long until the destination runs it.
     pub predicted_left_us: Option<u64>,

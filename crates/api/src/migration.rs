@@ -26,7 +26,7 @@ pub struct MigrateRequest {
     pub guest: String,
     /// The destination's agent: `HOST` or `HOST:PORT`.
     pub to: String,
-    /// The longest that the guest may stand still, predicted before it is stopped.
+    /// Largest predicted downtime at which the guest may be stopped.
     /// [`MigrateRequest::DEFAULT_MAX_BLACKOUT_MS`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blackout_ms: Option<u32>,

@@ -48,9 +48,9 @@ pub struct Report {
     pub links: Vec<LinkTotals>,
     /// CPU time that the agents spent on it.
     pub cpu: CpuTime,
-    /// Where the time went while the guest stood still; absent if it never did.
+    /// The parts of the blackout; absent if the guest was never stopped.
     pub blackout: Option<BlackoutSplit>,
-    /// How long the guest stood still *before* the blackout, so that its disks were drained while write protection was
+    /// How long the guest was stopped *before* the blackout, so that its disks were drained while write protection was
     /// applied. All such pauses together.
     pub pauses_us: u64,
     /// Size of the hypervisor's device state.
@@ -182,7 +182,7 @@ pub struct CpuTime {
     pub destination_agent_us: u64,
 }
 
-/// Where the time went while the guest stood still, in order.
+/// The parts of the blackout, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlackoutSplit {
     /// From the last instruction at the source to the first at the destination, as the source's clock saw it.

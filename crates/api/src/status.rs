@@ -15,7 +15,7 @@ pub struct AgentStatus {
     pub listen: Vec<String>,
     /// How many guests it knows.
     pub guests: u32,
-    /// How many migrations are under way, both ways.
+    /// How many migrations are in progress, outgoing and incoming.
     pub migrations: u32,
     /// How many sessions wait for the other host or an operator to decide.
     pub in_doubt: u32,

@@ -125,7 +125,7 @@ pub struct TunnelPair {
     pub drives: bool,
 }
 
-/// Makes a tunnel. It lives as long as its event stream is read.
+/// Makes a tunnel. It is open as long as its event stream is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunnelRequest {

@@ -1,4 +1,4 @@
-//! The client against agents that are absent, deaf, or break off.
+//! The client against agents that are absent, do not answer, or close the connection.
 
 #![allow(clippy::unwrap_used, reason = "tests say what they expect, their helpers too")]
 

@@ -99,7 +99,7 @@ pub struct MigrateFlags {
     /// The destination's agent
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
     pub to: String,
-    /// The longest that the guest may stand still, such as 300ms; a bare number is milliseconds [default: 300ms]
+    /// Longest downtime of the guest, such as 300ms; a bare number is milliseconds [default: 300ms]
     #[arg(long, value_name = "TIME", value_parser = units::blackout_ms)]
     pub max_blackout: Option<u32>,
     /// Cap over all links together: 10G, 500M, 2.5Gbit are bits per second, 300MiB/s bytes [default: none]

@@ -112,7 +112,7 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
             // Both hosts have one clock here.
             assert!(probe["clock_ahead_us"].as_i64().unwrap().abs() < 1_000_000, "{probe}");
         }
-        // Each load went over its own link: what the shaper lets through, and not what the other link would.
+        // Each load went over its own link: what the shaper passes, and not what the other link would.
         let slow = probe(&healthy, from, "l1", to)["throughput_mbps"].as_u64().unwrap();
         let fast = probe(&healthy, from, "l0", to)["throughput_mbps"].as_u64().unwrap();
         assert!(slow > 0 && slow < 300 && fast > slow, "{slow} and {fast} Mb/s");

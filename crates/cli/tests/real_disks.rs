@@ -133,7 +133,7 @@ fn disk_began(event: &Value) -> bool {
     event["kind"] == "progress" && bytes("done_bytes") > MIB && bytes("done_bytes") < bytes("total_bytes")
 }
 
-/// All of the disk is over there, and memory is under way.
+/// All of the disk is over there, and memory is being copied.
 fn memory_began(event: &Value) -> bool {
     round_began(event) && event["disks"]["total_bytes"].as_u64().unwrap_or(0) > 0
 }

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stage::{LONG, Moving, Stage, quick};
 
-/// Slower than the guest writes, so that it is under way for long.
+/// Slower than the guest writes, so that it takes long.
 const SLOW: [&str; 4] = ["--mode", "direct", "--bandwidth", "40M"];
 /// For those who lose all links. Shorter loses them to a busy machine.
 const IMPATIENT: [&str; 6] = ["--mode", "direct", "--bandwidth", "40M", "--link-timeout", "10s"];
@@ -105,8 +105,8 @@ fn moves_there_and_back(version: LibvirtVersion) {
     let report = &finished(&ended.lines)["report"];
     assert_eq!((&report["mode"], &report["outcome"]), (&"direct".into(), &"completed".into()), "{report:#}");
     // Rule 6: with O_DIRECT it stands while protection is applied.
-    let stood = report["pauses_us"].as_u64() > Some(0);
-    assert_eq!(stood, direct(version).is_some(), "{report:#}");
+    let paused = report["pauses_us"].as_u64() > Some(0);
+    assert_eq!(paused, direct(version).is_some(), "{report:#}");
     assert!(report["rounds"].as_array().unwrap().len() > 1, "nothing was written meanwhile: {report:#}");
     wait_put_back(&stage, 1);
     stage.arrived(1);

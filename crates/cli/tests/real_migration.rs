@@ -160,7 +160,7 @@ fn a_link_that_loses_silently_in_one_direction_is_noticed() {
     let mut stage = Stage::new(&[300, 300], busy());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
-    // Nothing that the source sends arrives; no port goes down, nobody says a word.
+    // Nothing that the source sends arrives; no port goes down, and there is no error.
     stage.lab.cut_one_way(0, stage.source).unwrap();
     migration.wait(LONG, lost);
     let report = ended(&migration.finish()).completed();

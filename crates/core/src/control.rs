@@ -274,7 +274,7 @@ impl Control {
         self.last_path_lost
     }
 
-    /// Number of living paths.
+    /// Number of active paths.
     pub fn paths(&self) -> usize {
         self.paths.len()
     }
@@ -326,8 +326,8 @@ fn targets(now: Time, paths: &BTreeMap<PathId, Path>, tried: &[PathId], message:
     let best = |filter: &dyn Fn(&PathId) -> bool| {
         let allowed = || paths.iter().filter(|(id, _)| filter(id));
         let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_received_at)?;
-        let lives = |path: &Path| newest.last_received_at - path.last_received_at <= FRESH;
-        let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest, now));
+        let is_fresh = |path: &Path| newest.last_received_at - path.last_received_at <= FRESH;
+        let sooner = allowed().filter(|(_, path)| is_fresh(path) && path.is_sooner(newest, now));
         Some(sooner.min_by_key(|(_, path)| path.takes(now)).map_or(freshest, |(&id, _)| id))
     };
     best(&|id| !tried.contains(id)).or_else(|| best(&|_| true)).into_iter().collect()
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(
             [0, 199, 200].map(|now| drain(&mut a, ms(now)).len()),
             [1, 0, 1],
-            "how far it is nobody knows yet"
+            "its delay is not known yet"
         );
         a.acknowledged(ms(600), 0, 1);
         a.send(ms(1000), chunk(2));

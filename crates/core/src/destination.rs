@@ -106,7 +106,7 @@ pub enum Event {
         /// What its hypervisor may have written while it started.
         touched: Vec<Extent>,
     },
-    /// The guest stands that waits for the hypervisor's own streams, and how both hypervisors are to be set.
+    /// The incoming QEMU waits for the hypervisor's own streams; how both hypervisors are to be set.
     StreamsPrepared(StreamSettings),
     /// The streams say this to the other side's: Stream or Fence.
     SendStreamMessage(Message),
@@ -142,8 +142,8 @@ pub enum Event {
     GuestEnded(Fault),
     /// An action failed, or the hypervisor did.
     Failed(Fault),
-    /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
-    /// [`Event::Failed`] it is of no action, and none is tried again for it.
+    /// Receiving failed: memory here does not take the bytes, or the peer breaks the rules of the streams. Unlike
+    /// [`Event::Failed`] it is not tied to an action: nothing is retried.
     ReceivingFailed(Fault),
     /// [`Action::Discard`] is done: the incoming QEMU has ended and nothing is left of it.
     Discarded,

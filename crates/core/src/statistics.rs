@@ -53,7 +53,7 @@ pub struct Blackout {
 }
 
 impl Blackout {
-    /// From the guest's stop to the word that it runs.
+    /// From the guest's stop to the confirmation that it runs.
     pub fn total(&self) -> Option<Duration> {
         Some(self.running? - self.stopped?)
     }
@@ -72,7 +72,7 @@ pub struct Streamed {
     pub zero_bytes: u64,
     /// How fast the guest writes.
     pub dirty_bytes_per_s: f64,
-    /// How long the guest would stand still if it were stopped now.
+    /// Expected downtime if the guest were stopped now.
     pub expected_downtime: Option<Duration>,
     /// Percent by which it slows the guest down.
     pub throttle_percent: u8,

@@ -207,7 +207,7 @@ pub struct Traits {
     /// It has run virtual machines of its own under KVM. Only its host asks, so it is told to no other.
     #[serde(skip)]
     pub nested: bool,
-    /// A TPM: its state lives outside QEMU.
+    /// A TPM: its state is outside QEMU.
     pub tpm: bool,
     /// Devices plugged or unplugged since the start: the command line no longer describes the guest.
     pub hot_plugged: Vec<String>,

@@ -46,7 +46,7 @@ pub enum DomainError {
     Process(#[from] RegistryError),
 }
 
-/// The capability may still be on in a process that lives.
+/// The capability may still be on in a running process.
 #[derive(Debug, thiserror::Error)]
 pub enum PutBackError {
     /// QEMU does not answer.
@@ -70,7 +70,7 @@ pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord
     Ok((record, found.qmp))
 }
 
-/// Has RAM in shared files left out of QEMU's stream, or not. Refused while a migration is under way at the source.
+/// Has RAM in shared files left out of QEMU's stream, or not. Refused while a migration is in progress at the source.
 pub fn ignore_shared(qmp: &mut Qmp, on: bool, deadline: Instant) -> Result<(), QmpError> {
     let change = json!({ "capabilities": [{ "capability": IGNORE_SHARED, "state": on }] });
     qmp.execute("migrate-set-capabilities", change, deadline).map(drop)

@@ -67,7 +67,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { pid, start_ticks: stat.start_ticks })
     }
 
-    /// Whether this very process still lives.
+    /// Whether this very process still runs.
     pub fn is_alive(self) -> bool {
         ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
     }

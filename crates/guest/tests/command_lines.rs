@@ -156,7 +156,7 @@ fn block(object: &Options, qemu: QemuVersion) -> RamBlock {
     }
 }
 
-/// Taps that were handed over as open files are found by /proc; macvtaps are not.
+/// Taps that were passed as open files are found by /proc; macvtaps are not.
 fn taps(options: &[Argument]) -> Vec<Nic> {
     let of = |name| all(options, name, "type").into_iter().filter(|netdev| netdev.get("type") == Some("tap"));
     let nic = |netdev: Options| Nic {

@@ -354,7 +354,7 @@ fn it_is_known_in_which_format_a_file_is_opened() {
     }
 }
 
-/// All of them name each other: a search that goes every way would take longer than the world has stood.
+/// All of them name each other: a search that goes every way would never end.
 #[test]
 fn nodes_in_a_circle_take_no_time() {
     let f = folders();

@@ -234,7 +234,7 @@ fn a_paused_guest_stays_paused_after_cancel() {
         let mut source = start_spec(&place, &qemu, SPEC);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
         assert!(from.pause(soon()).unwrap(), "it ran");
-        assert!(!from.pause(soon()).unwrap(), "it stood already");
+        assert!(!from.pause(soon()).unwrap(), "it was paused already");
         from.resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         from.pause(soon()).unwrap();
@@ -271,12 +271,12 @@ fn a_paused_guest_that_rolls_back_is_paused_and_can_be_migrated_again() {
         let write = json!({ "command-line": format!("qemu-io {drive} \"write 0 512\"") });
         // A disk that is not taken over again ends QEMU here.
         from.qmp().execute("human-monitor-command", write, soon()).unwrap();
-        // A later agent takes it back: its journal says in which state it stood.
-        for stood in [RunState::Paused, RunState::PreLaunch] {
-            write_state(&mut from, &discarding(&place, stood.name()), &source, &made);
+        // A later agent rolls back: its journal has the run state.
+        for state in [RunState::Paused, RunState::PreLaunch] {
+            write_state(&mut from, &discarding(&place, state.name()), &source, &made);
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood));
+            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(state));
             from.cancel_and_resume(soon()).unwrap();
             assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         }
@@ -291,7 +291,7 @@ fn a_guest_that_did_not_run_is_not_run_after_a_roll_back() {
         place.disk("d.img", 4);
         let mut source = start_spec(&place, &qemu, SPEC);
         source.qmp().execute("stop", json!({}), soon()).unwrap();
-        for (stood, wanted) in [
+        for (state, wanted) in [
             (None, RunState::PostMigrate),
             (Some(RunState::GuestPanicked), RunState::PostMigrate),
             (Some(RunState::Paused), RunState::Paused),
@@ -310,9 +310,9 @@ fn a_guest_that_did_not_run_is_not_run_after_a_roll_back() {
             from.wait_completed(soon(), &|| false).unwrap();
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            let mut heir = SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.clone());
+            let mut heir = SourceQemu::recovered(qmp, state.is_some(), None, true).stood(state.clone());
             heir.cancel_and_resume(soon()).unwrap();
-            assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
+            assert_eq!(heir.status(soon()).unwrap(), wanted, "{state:?}");
         }
     }
 }

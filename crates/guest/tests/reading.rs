@@ -376,7 +376,7 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
     let before = [own, lent, template].map(bytes);
     assert!(before.iter().all(|bytes| *bytes > 0), "{before:?}");
     let left = LeftoverRam::of(&guest.record);
-    assert_eq!(left.free(), 0, "its process lives");
+    assert_eq!(left.free(), 0, "its process runs");
     let qmp = guest.qmp.as_mut();
     stop(&place.registry, &guest.record, qmp, StopMethod::Quit, soon()).unwrap();
     let mut other = reader(lent);

@@ -1,4 +1,4 @@
-//! What the destination's QEMU does with a guest that is handed over to it: runs it, keeps it as it stood, or cannot.
+//! What the destination's QEMU does with a committed guest: runs it, keeps it paused, or cannot run it.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -205,11 +205,11 @@ enum Lost {
     Late,
     /// It is another now, and the guest's CPUs have worked.
     Connection,
-    /// It is another now, and QEMU never heard of it.
+    /// It is another now, and QEMU never received it.
     Command,
 }
 
-/// QEMU is told to let the guest run, and whoever told it does not hear the answer. Then an operator pauses the guest.
+/// QEMU gets the command to run the guest, and its answer is lost. Then an operator pauses the guest.
 fn paused_behind_a_lost_answer(place: &Place, qemu: &QemuBinary, lost: Lost) -> Loaded {
     let mut loaded = load(place, qemu, Pause::Never);
     let before = rested(&loaded);

@@ -263,9 +263,9 @@ pub struct Check {
     pub taken_over: BTreeSet<u64>,
     /// Sessions that an operator decided at the source.
     pub resolved: BTreeSet<u64>,
-    /// Sessions whose guest an operator has let run at the destination: he answers for the source's copy.
+    /// Sessions whose guest an operator has let run at the destination: the operator answers for the source's copy.
     pub run_there: BTreeSet<u64>,
-    /// Processes that had the guest when they died, and when: what was said of them may still be under way.
+    /// Processes that had the guest when they died, and when: messages about them may still be in flight.
     pub died: std::collections::BTreeMap<u64, Time>,
     /// A process of the guest has ended by itself or with its host, ever.
     pub lost: bool,

@@ -57,7 +57,7 @@ pub struct Received {
 pub struct DestinationDriver {
     /// Its session, if it is active.
     pub machine: Option<Destination>,
-    /// Counts what was begun; a roll-back or crash makes all that is under way void.
+    /// Counts what was begun; a roll-back or crash makes all that is in progress void.
     pub operations: u64,
     /// The process of the incoming QEMU was started.
     pub started: bool,
@@ -287,7 +287,7 @@ impl World {
         self.after(span, SimEvent::HypervisorRuns { operations, ran, since, unsure: false });
     }
 
-    /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It
+    /// The hypervisor got the command to take the guest over, and does, whether or not the agent still runs. It
     /// is told again while it refuses.
     pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
         let told = operations == self.destination.operations;

@@ -112,7 +112,7 @@ impl World {
         )
     }
 
-    /// The host that has a role in the session under way.
+    /// The host that has a role in the session in progress.
     pub fn at(&self, side: Side) -> usize {
         self.roles[crate::wire::index(side)]
     }

@@ -117,12 +117,12 @@ impl World {
             }
             Next::NoAnswer | Next::Acknowledged => {}
         }
-        self.note(|| String::from("the roll-back is told"));
+        self.note(|| String::from("the roll-back notice is sent"));
         self.set_notice_due(host, session, false);
         self.hosts[host].roll_back_notices.remove(&session);
     }
 
-    /// Somebody connects to a session that the destination's living agent does not know any more.
+    /// A source connects to a session that the destination's running agent does not know any more.
     pub fn forgotten(&mut self, link: usize) {
         let up = self.hosts[self.at(Side::Destination)].up;
         let body = &self.destination;

@@ -84,7 +84,7 @@ pub enum SimEvent {
         /// In vain since then.
         since: Option<Time>,
     },
-    /// Somebody else gives up his migration.
+    /// libvirt gives up its migration.
     OwnerGivesUp,
     /// A question about the outcome reaches the destination.
     Asked {

@@ -202,7 +202,7 @@ codes! {
     GuestUnknown = 6, retry: false, "no such guest";
     /// A guest of that name or UUID is there already.
     GuestExists = 7, retry: false, "a guest of that name or UUID exists at the destination";
-    /// Another migration of this guest is under way.
+    /// Another migration of this guest is in progress.
     GuestBusy = 8, retry: true, "the guest is being migrated already";
     /// Direct mode cannot be used on this guest.
     NotMigratable = 9, retry: false, "this guest cannot be moved, or not in the way that was asked for";

@@ -73,7 +73,7 @@ impl Cable {
         Ok(())
     }
 
-    fn hear(&mut self, lab: &Lab, event: &Event, say: &dyn Fn(&str)) -> Result<()> {
+    fn watch(&mut self, lab: &Lab, event: &Event, say: &dyn Fn(&str)) -> Result<()> {
         match &event.kind {
             EventKind::Progress(progress) if progress.round == 0 && progress.round_bytes_total > 0 => {
                 self.act(lab, progress.round_bytes_done * 100 / progress.round_bytes_total, say)?;
@@ -107,7 +107,7 @@ pub async fn follow(
     let mut events = client.events(&id).await?;
     while let Some(event) = next(&mut events, over).await? {
         if let Some(cable) = &mut cable {
-            cable.hear(lab, &event, say)?;
+            cable.watch(lab, &event, say)?;
         }
     }
     match cable {

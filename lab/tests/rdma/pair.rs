@@ -143,7 +143,7 @@ fn leaves_by_rdma(agent: &Agent) {
     println!("by RDMA: {report:#}");
 }
 
-/// How often the guest moves, and how many of these moves lose a cable under way.
+/// How often the guest moves, and how many of these moves lose a cable during the copy.
 fn wanted(name: &str) -> usize {
     std::env::var(name).unwrap().parse().unwrap()
 }

@@ -37,7 +37,7 @@ impl Counted {
             } else if let Some((_, what)) =
                 line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
             {
-                counted.hear(what);
+                counted.take(what);
             }
         }
         // Where a test writes past the harness its line is torn; the sum is not.
@@ -53,7 +53,7 @@ impl Counted {
     }
 
     /// The outcome of one test.
-    fn hear(&mut self, what: &str) {
+    fn take(&mut self, what: &str) {
         match what {
             "ok" => self.passed += 1,
             "FAILED" => self.failed += 1,

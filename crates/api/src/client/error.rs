@@ -17,7 +17,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// There is a socket and nobody behind it.
-    #[error("no agent: nobody listens at {} (an agent ended without removing it)", .path.display())]
+    #[error("no agent: nothing listens at {} (an agent ended without removing it)", .path.display())]
     NobodyListens { path: PathBuf },
     /// This user may not use the socket.
     #[error("permission denied on {}", .path.display())]
@@ -53,7 +53,7 @@ pub enum ClientError {
     #[error("the event stream of migration {id} was cut")]
     Cut { id: MigrationId },
     /// The event stream of a measurement ended before the measurement did.
-    #[error("the agent broke the measurement off without a word")]
+    #[error("the agent ended the measurement without a result")]
     BenchCut,
 }
 
@@ -79,7 +79,7 @@ impl ClientError {
             }
             ClientError::Cut { id } => {
                 format!(
-                    "if the agent lives the migration goes on: attach again with `linerate migration attach {id}`; if it was \
+                    "if the agent runs the migration goes on: attach again with `linerate migration attach {id}`; if it was \
                      restarted, `linerate migration list` and `linerate vm list` on both hosts show what became of the guest"
                 )
             }

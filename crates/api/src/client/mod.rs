@@ -135,7 +135,7 @@ impl Client {
         Ok(EventStream::new(answer, id.clone()))
     }
 
-    /// Makes a tunnel, which lives as long as what this returns.
+    /// Makes a tunnel, which is open as long as what this returns.
     pub async fn tunnel(&self, request: &TunnelRequest) -> Result<TunnelStream, ClientError> {
         let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
         let answer = transport::send(&self.socket, "POST", paths::TUNNELS, Some(body), SLOW).await?;

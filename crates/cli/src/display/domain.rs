@@ -132,7 +132,7 @@ fn report(domain: &str, to: &str, state: &str, job: Option<&Job>) -> String {
     if let Some(job) = job {
         let ms = |key| format::time_us(number(job, key) * 1000);
         text += &format!("  as a whole        {}\n", ms("time_elapsed"));
-        text += &format!("  stood still       {} by libvirt's word\n", ms("downtime"));
+        text += &format!("  downtime          {}, as libvirt reports it\n", ms("downtime"));
         text += &format!("  memory            {}\n", format::bytes(number(job, "memory_processed")));
         if number(job, "disk_total") > 0 {
             text += &format!("  disks             {}\n", format::bytes(number(job, "disk_processed")));

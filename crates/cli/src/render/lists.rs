@@ -189,7 +189,7 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     row("Listens at", clean(&status.listen.join(", ")));
     row("Protocol", versions.join(", "));
     row("Guests", status.guests.to_string());
-    row("Migrations", format!("{} under way", status.migrations));
+    row("Migrations", format!("{} in progress", status.migrations));
     if status.in_doubt > 0 {
         row("In doubt", paint.red(&format!("{}; see `linerate migration list`", status.in_doubt)));
     }

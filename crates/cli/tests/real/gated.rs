@@ -136,7 +136,7 @@ impl Stage {
         }
     }
 
-    /// It runs there, nothing of it is on the other host, and nothing is under way.
+    /// It runs there, nothing of it is on the other host, and no session is in progress.
     pub fn settles_at(&mut self, host: usize) {
         self.wait_state(host, "running");
         self.until("the other host has nothing", || self.hypervisors(1 - host).is_empty().then_some(()));

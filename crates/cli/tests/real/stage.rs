@@ -370,7 +370,7 @@ fn run(agent: &Agent, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap_or(-1), text)
 }
 
-/// A `linerate migrate --json` under way.
+/// A running `linerate migrate --json`.
 pub struct Migration {
     child: Child,
     lines: Receiver<Value>,
@@ -487,7 +487,7 @@ impl End {
     }
 }
 
-/// Bytes are under way.
+/// Bytes are in flight.
 pub fn round_began(event: &Value) -> bool {
     event["kind"] == "progress" && event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 8 << 20)
 }

@@ -9,7 +9,7 @@ use crate::{Outcome, Time};
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
 /// holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
-/// The source's word that it still has its own copy counts for so long: while it waits it asks every second.
+/// A source's message that it still has its own copy counts for so long: while it waits it asks every second.
 pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// Between two looks at a guest that is held for an operator.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -21,9 +21,9 @@ pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub enum Inspection {
     /// The hypervisor confirms that it runs.
     Runs,
-    /// It stands, and no virtual CPU has executed anything since it was loaded.
+    /// It is paused, and no virtual CPU has executed anything since it was loaded.
     NeverRan,
-    /// It stands, and may have run before: somebody may have paused it.
+    /// It is paused, and may have run before.
     MayHaveRun,
     /// Its process has ended.
     Ended,
@@ -170,7 +170,7 @@ impl DestinationRecovery {
         }
     }
 
-    /// When to look again at the latest; none if an action is under way, somebody else decides, or all is over.
+    /// When to look again at the latest; none if an action is in progress, libvirt decides, or all is over.
     pub fn timeout(&self) -> Option<Time> {
         self.due
     }
@@ -243,7 +243,7 @@ impl DestinationRecovery {
             RunResult::Refused if now - since >= RUN_FOR && self.source_has_copy(now) => {
                 self.enter(now, State::Returning);
             }
-            // Nobody has said that he can have it back: this copy may be the only one.
+            // No source has confirmed that it can resume: this copy may be the only one.
             RunResult::Refused if now - since >= RUN_FOR => self.due = Some(now + RETRY_AFTER),
             RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
             RunResult::Ended => self.ended(),

@@ -1,5 +1,5 @@
 //! What a host does about sessions that were not brought to their end: found in the journal when the agent starts, or
-//! handed over by a live session that could not end itself (its hypervisor does not answer, its disk is full).
+//! left by a running session that could not end itself (its hypervisor does not answer, its disk is full).
 //!
 //! | file | what it has |
 //! |---|---|
@@ -95,13 +95,13 @@ pub enum Plan {
 }
 
 /// What is to be done about `entry`, given all records of the host and whether a process is alive.
-pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Plan {
+pub fn plan(entry: &Entry, all: &[Entry], is_alive: impl Fn(&Process) -> bool) -> Plan {
     use DestinationPhase as To;
     use SourcePhase as From;
     let superseded = is_superseded(entry, all);
-    let lives = !superseded && entry.process.as_ref().is_some_and(lives);
+    let alive = !superseded && entry.process.as_ref().is_some_and(is_alive);
     match entry.phase {
-        Phase::Source(From::Started | From::ResumingHere) if lives => Plan::RollBack,
+        Phase::Source(From::Started | From::ResumingHere) if alive => Plan::RollBack,
         Phase::Source(From::Started | From::ResumingHere) if !superseded => Plan::RecordLoss,
         // A newer session of the same process began, so this one was rolled back: the guest ran here again.
         Phase::Source(From::Started | From::ResumingHere | From::CommitSent) if superseded => {
@@ -111,9 +111,9 @@ pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> P
         Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
         // Also with the process gone: files that were made for it may be left.
         Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,
-        Phase::Destination(To::Loaded) if lives => Plan::Wait,
+        Phase::Destination(To::Loaded) if alive => Plan::Wait,
         Phase::Destination(To::Loaded) if !superseded => Plan::Discard,
-        Phase::Destination(To::Committed) if lives => Plan::Inspect,
+        Phase::Destination(To::Committed) if alive => Plan::Inspect,
         // It has been leaving since, so it ran here.
         Phase::Destination(To::Started | To::Loaded | To::Committed | To::Running) if superseded => {
             Plan::RecordEnd(Phase::Destination(To::Finished))
@@ -128,14 +128,14 @@ fn is_superseded(entry: &Entry, all: &[Entry]) -> bool {
 }
 
 /// What became of a destination's process.
-pub fn process_fate(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> ProcessFate {
+pub fn process_fate(entry: &Entry, all: &[Entry], is_alive: impl Fn(&Process) -> bool) -> ProcessFate {
     let left = |one: &Entry| {
         one.order > entry.order
             && one.process == entry.process
             && one.phase == Phase::Source(SourcePhase::Finished)
     };
     match &entry.process {
-        Some(process) if lives(process) => ProcessFate::Alive,
+        Some(process) if is_alive(process) => ProcessFate::Alive,
         Some(_) if all.iter().any(left) => ProcessFate::MovedOn,
         _ => ProcessFate::Ended,
     }

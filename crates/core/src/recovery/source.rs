@@ -51,10 +51,10 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct SourceRecovery {
     state: State,
-    /// The action of the state is due then; none while it is under way.
+    /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's word, while a question is under way.
+    /// The operator's decision, while a question is in flight.
     operator_decision: Option<bool>,
 }
 
@@ -93,7 +93,7 @@ impl SourceRecovery {
         self.answer
     }
 
-    /// When to look again at the latest; none if an action is under way or all is over.
+    /// When to look again at the latest; none if an action is in progress or all is over.
     pub fn timeout(&self) -> Option<Time> {
         self.due
     }
@@ -135,8 +135,8 @@ impl SourceRecovery {
         }
     }
 
-    /// An answer that decides weighs more than the word of an operator that came while the question was under way: the
-    /// destination knows what he may only guess. One that holds the guest takes the question for a commit, so that his word
+    /// An answer that decides weighs more than an operator's decision that came while the question was in flight: the
+    /// destination knows what an operator may only guess. One that holds the guest takes the question for a commit, so that the decision
     /// that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);

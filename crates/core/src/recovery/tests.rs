@@ -40,9 +40,9 @@ mod journals {
     use super::*;
 
     /// The plan of the first record.
-    fn plan_of(all: &[Entry], living: &[i32]) -> Plan {
-        let lives = |one: &Process| one.boot == "today" && living.contains(&one.pid);
-        plan(&all[0], all, lives)
+    fn plan_of(all: &[Entry], alive: &[i32]) -> Plan {
+        let is_alive = |one: &Process| one.boot == "today" && alive.contains(&one.pid);
+        plan(&all[0], all, is_alive)
     }
 
     #[test]
@@ -89,8 +89,8 @@ mod journals {
             ];
             for other in others {
                 let one = entry(1, phase, Some(other));
-                let lives = |found: &Process| *found == process(1);
-                assert_eq!(plan(&one, std::slice::from_ref(&one), lives), wanted, "{phase:?}");
+                let is_alive = |found: &Process| *found == process(1);
+                assert_eq!(plan(&one, std::slice::from_ref(&one), is_alive), wanted, "{phase:?}");
             }
         }
     }
@@ -163,15 +163,15 @@ mod journals {
             destination(2, To::Committed, 2),
             source(3, From::Started, 2),
         ];
-        let lives = |one: &Process| one.pid == 2;
-        let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, lives)).collect();
+        let is_alive = |one: &Process| one.pid == 2;
+        let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, is_alive)).collect();
         let closed = Plan::RecordEnd(Phase::Destination(To::Finished));
         assert_eq!(plans, [Plan::Query, closed, Plan::RollBack]);
     }
 
     #[test]
     fn the_fate_of_a_process_depends_on_its_own_records() {
-        let of = |all: &[Entry], lives: bool| process_fate(&all[0], all, |_| lives);
+        let of = |all: &[Entry], alive: bool| process_fate(&all[0], all, |_| alive);
         let came = destination(1, To::Running, 1);
         assert_eq!(of(std::slice::from_ref(&came), true), ProcessFate::Alive);
         assert_eq!(of(std::slice::from_ref(&came), false), ProcessFate::Ended);

@@ -238,8 +238,8 @@ impl Source {
         if self.was_running { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
-    /// An answer that decides weighs more than the word of an operator that came while the question was under way. A
-    /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is
+    /// An answer that decides weighs more than an operator's decision that came while the question was in flight. A
+    /// destination that holds the guest takes the question for a commit, so that the decision to run the guest here is
     /// void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.querying = false;
@@ -294,7 +294,7 @@ impl Source {
         if !matches!(self.state, State::Committing { .. }) {
             return;
         }
-        // A question is a commit: one that is under way comes to its end first.
+        // A question is a commit: one in flight is answered first.
         if self.querying {
             self.operator_decision = Some(resume_here);
         } else {

@@ -243,7 +243,7 @@ fn streams_without_progress_fail_after_the_limit_and_not_before() {
     driver.now = driver.now + limit / 2;
     driver.tell(Event::PathAlive(PATH));
     driver.tell(streamed(0, 101));
-    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it stands still");
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it makes no progress");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_destination_that_closed_the_connection_sends_the_cause() {
         assert!(!says(&actions, is_abort), "{note:?}: it is asked to explain itself, not to stop");
         let (fault, said) = told(&mut driver, cause());
         assert_eq!(fault, cause(), "{note:?}");
-        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this word");
+        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this message");
     }
 }
 
@@ -378,6 +378,6 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
         let rolls_back = driver.tell(Event::StreamsFailed(violation())).contains(&Action::RollBack);
         assert_eq!(rolls_back, state <= Journaling, "{state:?}");
         let later = driver.wait(Duration::from_secs(2));
-        assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up is under way already");
+        assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up has begun already");
     }
 }

@@ -96,7 +96,7 @@ pub struct Config {
     pub streams_max: usize,
     /// Most bytes of one turn.
     pub piece_bytes: u64,
-    /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
+    /// Given to the scheduler ahead of need, in bytes per active channel. Less is fairer, more keeps channels busier.
     pub lookahead_bytes: u64,
     /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of
     /// the rings if absent. For writers that guess from their sockets how fast they are being read, and what is left.

@@ -20,7 +20,7 @@ pub enum SendSpace {
     },
     /// The ring is full, or the stream is not open yet.
     Wait,
-    /// Nobody takes more bytes: read no more.
+    /// The peer takes no more bytes: read no more.
     Stopped,
 }
 
@@ -30,7 +30,7 @@ enum Ending {
     Open,
     /// The local socket has no more; everything before is still to go.
     Ended,
-    /// It broke off, here or there: nothing more goes.
+    /// Reset, here or there: nothing more is sent.
     Stopped,
 }
 

@@ -125,7 +125,7 @@ impl Streams {
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
     }
 
-    /// What of a stream may wait however slow the links are. All that waits on slow links is under way, and nothing is
+    /// What of a stream may wait however slow the links are. All that waits on slow links is in flight, and nothing is
     /// left to take turns: classes then have of the links what they have waiting. So where there are several it goes by
     /// weight too, in equal parts to the streams of a class that use at least half of theirs.
     fn least(&self, class: Class) -> u64 {

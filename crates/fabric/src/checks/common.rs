@@ -267,11 +267,11 @@ pub(super) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     /// Both directions: who sends, who receives, the probe of it, the probe the other way.
-    pub fn ways(&self) -> [Way<'a>; 2] {
+    pub fn directions(&self) -> [Direction<'a>; 2] {
         let [one, other] = self.ends;
         [
-            Way { from: one, to: other, probe: self.there, reverse: self.back },
-            Way { from: other, to: one, probe: self.back, reverse: self.there },
+            Direction { from: one, to: other, probe: self.there, reverse: self.back },
+            Direction { from: other, to: one, probe: self.back, reverse: self.there },
         ]
     }
 
@@ -289,7 +289,7 @@ impl<'a> Pair<'a> {
 
 /// One direction of a link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way<'a> {
+pub(super) struct Direction<'a> {
     pub from: &'a End,
     pub to: &'a End,
     pub probe: Option<&'a Probe>,

@@ -54,7 +54,7 @@ pub(super) fn is_down(survey: &Survey, at: PortRef<'_>) -> bool {
 }
 
 const LINK_FLAPPING_WHY: &str = "Each time, the channels of a running migration on this link are lost, and \
-    what was under way is sent again on other links.";
+    what was in flight is sent again on other links.";
 
 /// A port sees two changes with each restart of its switch. More than this in one life of a port are a fault, not
 /// maintenance.

@@ -121,7 +121,7 @@ pub enum Changed {
 
 /// Requests that came from an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heard {
+pub struct EchoSource {
     /// Address that sent the requests.
     pub from: IpAddr,
     /// To which of the own addresses.
@@ -139,7 +139,7 @@ pub struct Echoing {
     pub addresses: Vec<SocketAddr>,
     /// Requests that came so far.
     #[serde(default)]
-    pub heard: Vec<Heard>,
+    pub heard: Vec<EchoSource>,
 }
 
 impl Echoing {
@@ -184,7 +184,7 @@ pub enum Answer {
     },
 }
 
-/// Why an agent was not heard.
+/// Why an agent's answer was not received.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum AskError {
@@ -199,7 +199,7 @@ pub enum AskError {
         source: std::io::Error,
     },
     /// A load was cut.
-    #[error("the load between here and {peer} broke off: {source}")]
+    #[error("the load between here and {peer} was cut: {source}")]
     Load {
         peer: SocketAddr,
         /// What became of its connections.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::datagram::Reply;
-use super::sender::{Fate, Sender};
+use super::sender::{ProbeResult, Sender};
 use crate::model::Loss;
 
 /// Fewer than any queue on the way holds.
@@ -20,7 +20,7 @@ const BURST_GAP_MAX: Duration = Duration::from_millis(50);
 pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Duration) -> Option<Loss> {
     let quiet = QUIET + round_trip * 2;
     let first = answered(sender, quiet)?;
-    let mut came = Came { first: first.sequence, seen: vec![false; packets as usize] };
+    let mut came = ReceivedProbes { first: first.sequence, seen: vec![false; packets as usize] };
     let mut left = packets;
     while left > 0 {
         burst(sender, &mut came, left.min(BURST), quiet.min(BURST_GAP_MAX))?;
@@ -41,12 +41,12 @@ pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Dura
 }
 
 /// Which of the packets behind `first` had a reply.
-struct Came {
+struct ReceivedProbes {
     first: u32,
     seen: Vec<bool>,
 }
 
-impl Came {
+impl ReceivedProbes {
     fn note(&mut self, reply: &Reply) {
         let at = reply.sequence.wrapping_sub(self.first).wrapping_sub(1) as usize;
         if let Some(seen) = self.seen.get_mut(at) {
@@ -63,12 +63,12 @@ impl Came {
 fn answered(sender: &mut Sender, wait: Duration) -> Option<Reply> {
     const TRIES: usize = 24;
     (0..TRIES).find_map(|_| match sender.try_small(wait) {
-        Fate::Came { reply, .. } => Some(reply),
+        ProbeResult::Received { reply, .. } => Some(reply),
         _ => None,
     })
 }
 
-fn burst(sender: &mut Sender, came: &mut Came, packets: u32, quiet: Duration) -> Option<()> {
+fn burst(sender: &mut Sender, came: &mut ReceivedProbes, packets: u32, quiet: Duration) -> Option<()> {
     let before = came.missing();
     for number in 0..packets {
         // What cannot be sent for once counts as lost; a port that went away ends the measurement elsewhere.
@@ -83,14 +83,14 @@ fn burst(sender: &mut Sender, came: &mut Came, packets: u32, quiet: Duration) ->
         match sender.next_reply(quiet) {
             Ok(Some(reply)) => came.note(&reply),
             Ok(None) => break,
-            Err(Fate::Unsendable(_)) => return None,
+            Err(ProbeResult::Unsendable(_)) => return None,
             Err(_) => {}
         }
     }
     Some(())
 }
 
-fn wait(sender: &mut Sender, came: &mut Came, long: Duration) -> Option<()> {
+fn wait(sender: &mut Sender, came: &mut ReceivedProbes, long: Duration) -> Option<()> {
     let until = std::time::Instant::now() + long;
     while came.missing() > 0 {
         match sender.next_reply(until.saturating_duration_since(std::time::Instant::now())) {

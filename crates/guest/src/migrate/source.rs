@@ -102,14 +102,14 @@ impl SourceQemu {
         self.mark.iter().for_each(PauseMark::clear);
     }
 
-    /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
+    /// The guest's run state before QEMU's migration stopped it, if it did not run. If that is not known, a guest that did not
     /// run stays as QEMU leaves it.
     pub fn stood(mut self, state: Option<RunState>) -> SourceQemu {
         self.stands = state;
         self
     }
 
-    /// The run state of a guest that stood before QEMU stopped it.
+    /// The run state of a guest that did not run before QEMU stopped it.
     pub fn stands(&self) -> Option<&RunState> {
         self.stands.as_ref()
     }
@@ -159,7 +159,7 @@ impl SourceQemu {
         Ok(())
     }
 
-    /// No migration of this guest is under way, and none has moved it away.
+    /// No migration of this guest is in progress, and none has moved it away.
     pub(super) fn check_at_rest(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let status = self.migration_status(deadline)?;
         match status.as_str() {
@@ -310,7 +310,7 @@ impl SourceQemu {
         Ok(answer.get("downtime").and_then(Value::as_u64))
     }
 
-    /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
+    /// Whether the guest runs, after the roll-back: an operator or an I/O error may have stopped it on the way.
     pub fn runs(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         Ok(self.status(deadline)? == RunState::Running)
     }
@@ -336,7 +336,7 @@ impl SourceQemu {
         }
     }
 
-    /// Whether a guest that [`SourceQemu::pause`] found standing has stood ever since.
+    /// Whether a guest that [`SourceQemu::pause`] found paused has been paused ever since.
     pub fn has_stood(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let stands = self.status(deadline)? != RunState::Running;
         Ok(!self.has_resumed() && stands)

@@ -55,7 +55,7 @@ impl StreamOptions {
 /// What the operator wants of the source's QEMU.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLimits {
-    /// The guest may stand still for so long.
+    /// Longest downtime at which QEMU may stop the guest.
     pub downtime: Duration,
     /// Slow the guest down (auto-converge) if it writes too fast.
     pub throttle: bool,
@@ -74,7 +74,7 @@ pub struct StreamProgress {
     pub zero_bytes: u64,
     /// How fast the guest writes.
     pub dirty_bytes_per_s: u64,
-    /// How long the guest would stand still now.
+    /// Expected downtime if it were stopped now.
     pub expected_downtime: Option<Duration>,
     /// Percent by which the guest is slowed down.
     pub throttle_percent: u8,

@@ -126,7 +126,7 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
 }
 
 /// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open.
-/// Cheap: for the blackout. Marks are there as long as the source lives and has not given up.
+/// Cheap: for the blackout. Marks are there as long as the source runs and has not given up.
 pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), RecheckError> {
     let list = |pid| open_files::open_files(pid).map_err(|source| RecheckError::OpenFiles { pid, source });
     let open = pid.map(list).transpose()?;

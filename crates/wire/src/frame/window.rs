@@ -16,7 +16,7 @@ pub struct Claim {
     pub window: Run,
 }
 
-/// The key to a window. It is good on this channel for as long as the channel lives.
+/// The key to a window. It is good on this channel for as long as the channel is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The region, or [`SCRATCH_REGION`].

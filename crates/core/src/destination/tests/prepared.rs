@@ -161,14 +161,14 @@ fn a_source_that_answers_again_decides_over_a_loaded_guest() {
 fn the_operator_decides_over_a_loaded_guest_only_if_its_source_does_not_answer() {
     for run in [true, false] {
         for state in ALL {
-            for heard in [true, false] {
+            for answered in [true, false] {
                 let mut driver = Driver::at(state);
-                let mut actions = if heard { vec![] } else { driver.tell(Event::PathLost(PATH)) };
-                assert_eq!(driver.machine.is_held(), state == Loaded && !heard, "{state:?}");
+                let mut actions = if answered { vec![] } else { driver.tell(Event::PathLost(PATH)) };
+                assert_eq!(driver.machine.is_held(), state == Loaded && !answered, "{state:?}");
                 actions.extend(driver.tell(Event::Resolve(run)));
-                let decides = state == Loaded && !heard;
-                assert_eq!(commits(&actions), decides && run, "{state:?}, {heard}: {actions:?}");
-                assert_eq!(aborts(&actions), decides && !run, "{state:?}, {heard}: {actions:?}");
+                let decides = state == Loaded && !answered;
+                assert_eq!(commits(&actions), decides && run, "{state:?}, {answered}: {actions:?}");
+                assert_eq!(aborts(&actions), decides && !run, "{state:?}, {answered}: {actions:?}");
             }
         }
     }
@@ -330,11 +330,11 @@ fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
 
 #[test]
 fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
-    for heard in [true, false] {
+    for answered in [true, false] {
         for state in [JournalingLoaded, Loaded, Journaling] {
             let mut driver = Driver::at(state);
             assert!(driver.machine.is_complete());
-            if !heard {
+            if !answered {
                 driver.tell(Event::PathLost(PATH));
             }
             let actions = driver.tell(Event::Cancel);

@@ -50,15 +50,15 @@ fn the_roll_back_notice_is_due_until_the_destination_has_answered() {
         let actions = driver.tell(rolled_back(true));
         let at = |wanted: Action| actions.iter().position(|action| *action == wanted);
         let record = at(Action::Journal(SourcePhase::RolledBack)).expect("it is written");
-        let untold = at(Action::NoticeDue(true));
-        assert_eq!(untold.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
+        let due = at(Action::NoticeDue(true));
+        assert_eq!(due.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
         let told = driver.receive(Message::Aborted).contains(&Action::NoticeDue(false));
         assert_eq!(told, state >= Sealing, "{state:?}");
         // One that answered first, and one that may have the only copy, need no word.
-        for (heard, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
+        for (answered, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
             let mut driver = Driver::at(state);
             driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-            if heard {
+            if answered {
                 driver.receive(Message::Aborted);
             }
             assert!(!driver.tell(guest).contains(&Action::NoticeDue(true)), "{state:?}");

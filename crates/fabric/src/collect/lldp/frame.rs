@@ -22,7 +22,7 @@ pub struct Advertisement {
     pub holds_s: u16,
 }
 
-/// Reads an Ethernet frame. `None` if it is no LLDP frame or breaks off before it says who speaks.
+/// Reads an Ethernet frame. `None` if it is no LLDP frame or ends before it names the sender.
 pub fn read(frame: &[u8]) -> Option<Advertisement> {
     let (header, mut rest) = frame.split_at_checked(ETHERNET_BYTES)?;
     if header.get(12..)? != LLDP {
