@@ -95,7 +95,7 @@ pub trait Stage {
 pub struct Moved {
     /// An image of an earlier move was there, and was overwritten.
     pub overwritten: bool,
-    /// As its client was told.
+    /// As reported to its client.
     pub links_lost: usize,
     /// From the request to the end of the client.
     pub total_s: f64,

@@ -151,7 +151,7 @@ pub struct BenchLink {
     pub source: BenchPort,
     /// The port of the other host.
     pub destination: BenchPort,
-    /// What it carries, megabits per second: as asked for, or the slower port's word; 0 if nobody says.
+    /// What it carries, megabits per second: as asked for, or the slower port's speed; 0 if it is not known.
     pub speed_mbps: u32,
     /// Connections in use on it, in one direction.
     pub channels: u16,
@@ -193,7 +193,7 @@ pub struct PingPongRow {
     pub latency_us: f64,
     /// Of all channels: message over half a round trip, megabits per second.
     pub mbps: f64,
-    /// The same in percent of the link; absent if nobody says what it carries.
+    /// The same in percent of the link; absent if its speed is not known.
     pub link_percent: Option<f64>,
     /// What was sent in one direction and measured, bytes, all channels.
     pub moved_bytes: u64,
@@ -248,7 +248,7 @@ pub struct Rates {
     pub out_mbps: f64,
     /// To here, megabits per second; 0 if nothing went that way.
     pub in_mbps: f64,
-    /// The faster of the two in percent of what is carried in one direction; absent if nobody says.
+    /// The faster of the two in percent of what is carried in one direction; absent if that is not known.
     pub link_percent: Option<f64>,
 }
 

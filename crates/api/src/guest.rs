@@ -42,11 +42,11 @@ pub enum GuestRunState {
     Migrating,
     /// An earlier migration of it is being brought to its end.
     Recovering,
-    /// Nobody knows yet on which host it is to run: it stands, and its migration waits for the other host or an operator.
+    /// Nobody knows yet on which host it is to run: it is paused, and its migration waits for the other host or an operator.
     InDoubt,
 }
 
-/// Whether something can be done, and if not, everything that stands against it.
+/// Whether something can be done, and if not, every reason against it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// There is no reason against it.

@@ -198,7 +198,7 @@ pub enum MigrationOutcome {
     InDoubt,
 }
 
-/// Where a migration stands.
+/// The state of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationState {

@@ -393,7 +393,7 @@ fn unequal_mtus_are_fixed_on_both_hosts_and_the_findings_are_gone() {
     assert_eq!([stage.mtus("l0"), stage.mtus("l1")], ["9000 9000", "9000 9000"]);
     let (_, healthy) = stage.doctor(&["--quick"]);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
-    // Nothing waits for a word any more, on either host.
+    // Nothing waits for a decision any more, on either host.
     for more in [&["l0"][..], &["l1", "--host", &stage.agents[1].address(0).to_string()]] {
         let (exit, text) = stage.linerate(&[&["link", "confirm"], more].concat());
         assert!(exit != 0 && text.contains("no change that waits"), "{text}");

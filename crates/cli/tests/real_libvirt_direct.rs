@@ -42,7 +42,7 @@ fn wait_put_back(stage: &Stage, host: usize) {
     }
 }
 
-/// The domain was never touched, as far as anybody can see.
+/// The domain was never touched, as far as can be seen.
 fn stayed(stage: &Stage) {
     stage.is_whole_at(0);
     wait_put_back(stage, 0);
@@ -58,7 +58,7 @@ fn gone_there(stage: &Stage) {
     }
 }
 
-/// Sessions that the second host's agent was told to give up.
+/// Sessions that the second host's agent was asked to give up.
 fn withdrawn(stage: &Stage) -> usize {
     std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("withdrawn by its source").count()
 }
@@ -86,7 +86,7 @@ fn finished(lines: &[Value]) -> &Value {
     lines.iter().find(|line| line["kind"] == "finished").expect("its end")
 }
 
-/// How its disk is open. Older libvirts cannot be told of a folder that both hosts share.
+/// How its disk is open. Older libvirts cannot be configured with a folder that both hosts share.
 fn direct(version: LibvirtVersion) -> Option<DiskMode> {
     (version == LibvirtVersion::Eleven).then_some(DiskMode::Direct)
 }

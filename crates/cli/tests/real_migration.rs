@@ -262,7 +262,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
 #[test]
 fn a_restarted_destination_that_forgot_the_migration_ends_it() {
     let mut stage = Stage::new(&[300, 300], busy());
-    // The time-out is longer than the test's patience: only the destination's own word can end it.
+    // The time-out is longer than the test's patience: only the destination's own message can end it.
     let mut migration = stage.migrate(&["--link-timeout", "3600s"]);
     migration.wait(LONG, round_began);
     stage.destination_agent().kill().unwrap();

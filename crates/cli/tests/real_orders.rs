@@ -79,7 +79,7 @@ fn is_told_when_links_are_back(stage: &mut Stage) {
     goes_on(stage, 1);
 }
 
-/// The roll-back was written, and nobody could be told of it. The destination keeps the complete guest until it is told.
+/// The roll-back was written, and the notice could not be sent. The destination keeps the complete guest until it is notified.
 #[test]
 fn the_second_next_agent_notifies_the_destination_of_a_roll_back() {
     let (mut stage, gates) = gated();

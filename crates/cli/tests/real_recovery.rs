@@ -398,7 +398,7 @@ fn a_paused_guest_arrives_paused_with_qemu_7() {
     arrives_paused(QemuVersion::System);
 }
 
-/// QEMU has written its state by then, and migrates no guest that stands after that.
+/// QEMU has written its state by then, and migrates no paused guest after that.
 #[test]
 fn a_paused_guest_that_goes_back_is_paused_and_moves_at_the_next_try() {
     let (mut stage, gates) = gated();

@@ -30,7 +30,7 @@
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on
-//! the source may have committed, and its host may be lost: the guest is kept, however long nobody answers (rule 12).
+//! the source may have committed, and its host may be lost: the guest is kept, however long there is no answer (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
@@ -55,10 +55,10 @@ pub struct Config {
     /// Without a control connection for this long, the session is given up, unless the guest is loaded: then the source
     /// may have committed. Longer than the source's own limit, so that the source decides first.
     pub orphan_timeout: Duration,
-    /// The source's last word is waited for this long after the guest runs; then the session is forgotten in memory
+    /// The source's last message is waited for this long after the guest runs; then the session is forgotten in memory
     /// (the journal keeps it).
     pub finish_timeout: Duration,
-    /// The peer is told about a fault and its word waited for this long.
+    /// The peer is notified of a fault, and its answer is waited for this long.
     pub abort_timeout: Duration,
 }
 
@@ -305,7 +305,7 @@ pub struct Destination {
     returned: bool,
     /// Committed, and its hypervisor has ended.
     gone: bool,
-    /// The source's word that its guest has stopped; whether it ran until then.
+    /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
     disks_checked: bool,
     state_loaded: bool,
@@ -383,7 +383,7 @@ impl Destination {
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
     }
 
-    /// What a source that asks is told.
+    /// The answer to a source that asks.
     pub fn outcome(&self) -> Outcome {
         match &self.state {
             _ if self.gone => Outcome::Gone,
@@ -395,7 +395,7 @@ impl Destination {
         }
     }
 
-    /// The guest may have been told to run: it is not given up by itself any more.
+    /// The guest may have got the command to run: it is not given up by itself any more.
     pub fn is_committed(&self) -> bool {
         self.committed || matches!(self.state, State::Journaling { .. })
     }

@@ -36,7 +36,7 @@ pub enum Next {
 #[derive(Clone, Debug)]
 pub struct RollBackNotice {
     until: Time,
-    /// The destination keeps the guest until it is told.
+    /// The destination keeps the guest until it is notified.
     may_be_loaded: bool,
     acknowledged: bool,
     wait: Duration,

@@ -53,7 +53,7 @@ impl Default for Config {
 }
 
 /// Number of the first frame that the scheduler hands out on a channel. Number 1 is the probe's, by which a carrier shows
-/// that the link moves bytes before the channel is told of.
+/// that the link moves bytes before the channel is reported.
 pub const FIRST_SEQUENCE: u64 = 2;
 
 const RECENT: Duration = Duration::from_secs(3);

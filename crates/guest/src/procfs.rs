@@ -36,7 +36,7 @@ pub enum ProcessError {
     },
 }
 
-/// A process that can be told from a later one with the same pid.
+/// A process that can be distinguished from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessIdentity {

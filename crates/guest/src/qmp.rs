@@ -88,7 +88,7 @@ impl std::fmt::Display for QemuVersion {
     }
 }
 
-/// Something that QEMU told unasked.
+/// An event of QEMU.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// `STOP`, `MIGRATION`, …

@@ -59,7 +59,7 @@ pub enum RegistryError {
 pub enum Origin {
     /// Started by `linerate vm start`.
     Started,
-    /// Started by somebody else and adopted: its files are not ours to remove.
+    /// Started by another program and adopted: its files are not ours to remove.
     Adopted,
     Arrived,
 }

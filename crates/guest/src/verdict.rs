@@ -20,7 +20,7 @@ pub struct Verdict {
     pub reasons: Vec<Reason>,
 }
 
-/// One thing that stands against direct mode.
+/// One reason against direct mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// RAM in anonymous memory.
@@ -161,7 +161,7 @@ impl Verdict {
     }
 }
 
-/// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.
+/// Reasons against moving a guest by QEMU's own streams; nothing, if it is empty.
 pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
     let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
     reasons.extend(not_taken_over(guest, false));

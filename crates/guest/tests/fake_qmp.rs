@@ -234,7 +234,7 @@ fn a_guest_whose_stop_comes_just_before_an_answer_ran_until_then() {
     assert!(held.ran && held.stopped.is_some(), "{held:?}");
 }
 
-/// What a newer QEMU may say is shown as it is, and the guest is told nothing.
+/// What a newer QEMU may say is shown as it is, and the guest gets no command.
 #[test]
 fn an_unknown_run_state_is_named_and_nothing_is_done_to_the_guest() {
     let (_dir, path) = serve(|peer| {

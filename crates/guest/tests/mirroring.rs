@@ -1,4 +1,4 @@
-//! Copied disks, between two real QEMUs. What is left when the guest stands is carried over before anything else
+//! Copied disks, between two real QEMUs. What is left when the guest is stopped is carried over before anything else
 //! happens, and whoever takes a guest back leaves nothing of the copy.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 

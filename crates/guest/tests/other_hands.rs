@@ -10,7 +10,7 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::run_state::RunState;
 use serde_json::{Value, json};
 
-/// A guest that somebody else has a monitor of, too.
+/// A guest that another program has a monitor of, too.
 fn guest(place: &Place, qemu: &QemuBinary) -> (Running, SourceQemu, Qmp) {
     let image = place.disk("d.img", 4);
     let mut make = std::process::Command::new("qemu-img");
@@ -199,7 +199,7 @@ fn a_guest_resumed_during_a_migration_runs_after_a_roll_back() {
     }
 }
 
-/// What is done to a guest that stands is done again if it ran meanwhile, however shortly.
+/// What is done to a paused guest is done again if it ran meanwhile, however shortly.
 #[test]
 fn a_guest_resumed_for_a_moment_was_not_paused_throughout() {
     for qemu in qemus() {

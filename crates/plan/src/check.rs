@@ -167,7 +167,7 @@ pub enum Mutation {
     CommitNotSaidAgain,
     /// A loaded guest whose source does not answer is given up after a while.
     LoadedGivenUp,
-    /// A roll-back that no abort could tell is not told beside the session either.
+    /// A roll-back that no abort could report has no notice either.
     NeverNotified,
 }
 

@@ -46,9 +46,9 @@ pub const IMAGE_NAMES: u64 = 100;
 pub struct Received {
     /// Everything up to here has landed.
     pub applied: u64,
-    /// But for these, all that were ever damaged: an acknowledgement that told of one may have been lost.
+    /// But for these, all that were ever damaged: an acknowledgement that reported one may have been lost.
     pub damaged: Vec<u64>,
-    /// How many of them an acknowledgement told of.
+    /// How many of them an acknowledgement reported.
     pub damaged_told: usize,
 }
 
@@ -68,7 +68,7 @@ pub struct DestinationDriver {
     pub actions: u64,
     /// A restarted agent is still busy with what its journal said.
     pub recovering: bool,
-    /// The guest was told to run, ever.
+    /// The guest got the command to run, ever.
     pub ran: bool,
     /// Told to run, and the answer is missing.
     pub unsure: bool,

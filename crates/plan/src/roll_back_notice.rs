@@ -1,4 +1,4 @@
-//! A roll-back that no control connection could carry, told on a connection of its own over any link that works; and
+//! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
 //! what a destination that does not know the session says to whoever connects.
 
 use linerate_core::journal::SourcePhase;
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// The word reaches the destination, which answers as it does to a question.
+    /// The notice reaches the destination, which answers as it does to a question.
     pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
         let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();

@@ -161,7 +161,7 @@ impl World {
 
     // ---- destination ----
 
-    /// The hypervisor is told to take the guest over.
+    /// The hypervisor gets the command to take the guest over.
     pub fn try_to_run(&mut self, pid: u64, ran: bool) -> RunResult {
         let Some(guest) = self.find(pid) else { return RunResult::Ended };
         let (host, running) = (guest.host, guest.running);

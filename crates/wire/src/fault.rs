@@ -27,7 +27,7 @@ pub enum Step {
     Copy = 7,
     /// The guest is stopped: last scan, last copy, device state.
     Blackout = 8,
-    /// The destination is told to run the guest.
+    /// The destination gets the command to run the guest.
     Commit = 9,
     /// The source gives up what it held.
     CleanUp = 10,
@@ -212,7 +212,7 @@ codes! {
     ResourceMissing = 11, retry: false, "the destination lacks something that the guest needs";
     /// The guest at the destination is not the same machine.
     GuestDiffers = 12, retry: false, "the guest at the destination is not identical";
-    /// The hypervisor could not be started or did not do what it was told.
+    /// The hypervisor could not be started or refused a command.
     HypervisorFailed = 13, retry: true, "the hypervisor failed";
     /// No link between the hosts could be used.
     NoLink = 14, retry: true, "no link between the two hosts works";
@@ -240,7 +240,7 @@ codes! {
     Internal = 25, retry: false, "a defect in linerate";
 }
 
-/// A fault, as it is told to the peer, the journal and the operator.
+/// A fault, as it is reported to the peer, the journal and the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What went wrong, for programs.

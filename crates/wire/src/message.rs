@@ -171,14 +171,14 @@ pub enum Message {
     },
     /// S>D step 4: start the waiting guest, for the mode that was offered.
     Prepare,
-    /// D>S: the waiting guest stands, and these are its RAM blocks.
+    /// D>S: the incoming QEMU is ready, and these are its RAM blocks.
     Prepared {
         /// RAM blocks as the destination's hypervisor reports them.
         regions: Vec<RegionInfo>,
         /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
         touched: Vec<Extent>,
     },
-    /// D>S, in place of Prepared for [`Mode::Streams`]: the waiting guest stands and waits for its streams. Both hypervisors are set alike.
+    /// D>S, in place of Prepared for [`Mode::Streams`]: the incoming QEMU is ready and waits for its streams. Both hypervisors are set alike.
     StreamsPrepared(StreamSettings),
     /// S>D step 7: a round begins. Informs only.
     RoundMark {
@@ -198,7 +198,7 @@ pub enum Message {
         channel: u32,
         /// Highest frame number that was applied; all up to it were, except those that arrived damaged.
         applied: u64,
-        /// All frame numbers up to `applied` that arrived damaged (checksum), told by an acknowledgement before or not:
+        /// All frame numbers up to `applied` that arrived damaged (checksum), reported by an acknowledgement before or not:
         /// that acknowledgement may have died with the link.
         damaged: Vec<u64>,
     },
@@ -228,7 +228,7 @@ pub enum Message {
         total: u64,
     },
     /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could run.
-    /// From here on the destination gives the guest up only on the source's word or an operator's.
+    /// From here on the destination gives the guest up only on the source's or an operator's decision.
     Loaded,
     /// S>D step 9: take the guest over. The source will not resume by itself any more.
     Commit,

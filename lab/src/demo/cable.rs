@@ -37,7 +37,7 @@ impl Cable {
         self.pulled.is_some()
     }
 
-    /// From the pull to the agent's word that the link is lost.
+    /// From the pull to the agent's message that the link is lost.
     pub fn noticed_after(&self) -> Option<Duration> {
         between(self.pulled, self.lost)
     }
@@ -47,7 +47,7 @@ impl Cable {
         between(self.pulled, self.put_back)
     }
 
-    /// From putting it back to the agent's word that the link carries again.
+    /// From putting it back to the agent's message that the link carries again.
     pub fn used_again_after(&self) -> Option<Duration> {
         between(self.put_back, self.used_again)
     }

@@ -122,7 +122,7 @@ pub(super) fn intent(text: &str) -> Result<Intent, Failure> {
     parse(text).map_err(|error| refused(&error))
 }
 
-/// The file's text. A byte more than is allowed is read, so that a longer file is told from one that fits.
+/// The file's text. A byte more than is allowed is read, so that a longer file is distinguished from one that fits.
 pub(super) fn text(file: &Path) -> Result<String, Failure> {
     let read = || -> io::Result<String> {
         let source: Box<dyn Read> =

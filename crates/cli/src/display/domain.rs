@@ -1,4 +1,4 @@
-//! A domain of libvirt that is moved: what people are told on the way and at the end.
+//! A domain of libvirt that is moved: what is shown on the way and at the end.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl Line {
     }
 }
 
-/// What people are told of an event.
+/// What is shown of an event.
 pub fn text(event: &DomainEvent) -> Option<String> {
     match event {
         DomainEvent::Mode { reason: Some(reason), .. } => {

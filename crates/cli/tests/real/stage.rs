@@ -76,7 +76,7 @@ impl Stage {
         }
     }
 
-    /// With a guest that somebody else started, and that the source's agent has adopted.
+    /// With a guest that another program started, and that the source's agent has adopted.
     pub fn adopted(parameters: GuestParameters) -> Stage {
         Stage::foreign(&[1000, 1000], GuestSpec::new("g", parameters), None, QemuOptions::default())
     }

@@ -155,7 +155,7 @@ impl DestinationRecovery {
         self.state == State::Holding
     }
 
-    /// What the source is told meanwhile; none if the journal knows.
+    /// The answer to the source meanwhile; none if the journal knows.
     pub fn outcome(&self) -> Option<Outcome> {
         match self.state {
             State::Over(_) => None,

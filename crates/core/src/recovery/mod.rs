@@ -86,7 +86,7 @@ pub enum Plan {
     /// Destination: find out whether the guest runs ([`DestinationRecovery::inspect`]).
     Inspect,
     /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled back.
-    /// The destination is not told: if it has the guest complete, that copy is the only one, and an operator decides about it.
+    /// The destination is not notified: if it has the guest complete, that copy is the only one, and an operator decides about it.
     RecordLoss,
     /// The process is none of this session's business any more: only write this phase.
     RecordEnd(Phase),

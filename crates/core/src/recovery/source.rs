@@ -24,11 +24,11 @@ pub enum SourceEvent {
 /// What the driver is to do; each is answered by one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAction {
-    /// Cancel what the hypervisor was told and let the guest do what it did before.
+    /// Cancel what was begun in the hypervisor and let the guest do what it did before.
     ResumeHere,
     /// End the guest's process here: it runs at the destination.
     EndSource,
-    /// Say commit once more on a connection of its own, and ask how the session ended. Whether the process here is
+    /// Send commit once more on a connection of its own, and ask how the session ended. Whether the process here is
     /// alive or not: the message may never have arrived, and a destination that holds the loaded guest gives it up for
     /// nobody.
     Query,
@@ -39,7 +39,7 @@ pub enum SourceAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Querying,
-    /// The operator's word that the guest runs here, not on disk yet.
+    /// The operator's decision to run the guest here, not on disk yet.
     Deciding,
     ResumingHere,
     EndingSource,

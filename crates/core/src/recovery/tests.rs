@@ -69,7 +69,7 @@ mod journals {
     #[test]
     fn each_phase_of_a_process_that_has_ended() {
         let plans = [
-            // Not told: a copy over there may be the only one.
+            // Not notified: a copy over there may be the only one.
             (Phase::Source(From::Started), Plan::RecordLoss),
             // Its only copy may be the destination's: that is asked, and told to run.
             (Phase::Source(From::CommitSent), Plan::Query),

@@ -207,14 +207,14 @@ pub enum Action {
     /// complete. `true` comes before the record of the roll-back and goes to disk with it; `false` comes when the
     /// destination has answered.
     NoticeDue(bool),
-    /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may
+    /// Send commit once more on a connection of its own, and ask for the state of the session: the destination's agent may
     /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
     /// or [`Event::Unanswered`].
     Query,
-    /// The roll-back could not be told: tell it on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
+    /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
     /// for it.
     NotifyRollBack {
-        /// The destination may have the guest complete and keeps it until it is told.
+        /// The destination may have the guest complete and keeps it until it is notified.
         may_be_loaded: bool,
     },
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].

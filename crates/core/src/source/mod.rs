@@ -115,7 +115,7 @@ pub struct Source {
     last_progress: Time,
     /// The guest ran until QEMU stopped it.
     was_running: bool,
-    /// The destination may have the guest complete; then it keeps it until it is told that it is not wanted.
+    /// The destination may have the guest complete; then it keeps it until it is notified that it is not wanted.
     may_be_loaded: bool,
     /// The hypervisor here ended while the destination may have had the guest complete.
     source_copy_lost: bool,
@@ -445,7 +445,7 @@ impl Source {
 
     /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the
     /// hypervisor has of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is
-    /// over there when the guest stops. Once the guest stands nothing is held back.
+    /// over there when the guest stops. Once the guest is stopped nothing is held back.
     pub fn pauses_stream(&self) -> bool {
         matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }

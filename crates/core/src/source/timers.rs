@@ -23,7 +23,7 @@ enum Timer {
     Ask,
     /// The clean-up is tried again.
     CleanUp,
-    /// The destination is told of the roll-back.
+    /// The destination is notified of the roll-back.
     Tell,
     /// The destination's answer to the roll-back is not waited for any longer.
     RolledBack,

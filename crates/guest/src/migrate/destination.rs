@@ -27,7 +27,7 @@ pub struct DestinationQemu {
     has_run: RunEvidence,
 }
 
-/// What is known of a guest that was told to run, where the answer is lost.
+/// What is known of a guest that got the command to run, where the answer is lost.
 #[derive(Debug, Default)]
 struct RunEvidence {
     /// QEMU's RESUME event has come.

@@ -1,5 +1,5 @@
 //! Disks that the hosts do not share, as QEMU copies them: the waiting QEMU offers an image for each over NBD. The
-//! source's mirrors the guest's disk into it until the guest stands and both are the same.
+//! source's mirrors the guest's disk into it until the guest is stopped and both are the same.
 //!
 //! The waiting QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
 //! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched
@@ -20,7 +20,7 @@ use crate::qmp::{Qmp, QmpError};
 const PREFIX: &str = "linerate-disk-";
 /// Between two looks at the jobs while the guest runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// The same while it stands.
+/// The same while it is paused.
 const SHORT_LOOK: Duration = Duration::from_millis(1);
 /// What QEMU says where another process has the image open for writing: a raw one, and a qcow2 one.
 const LOCKED: [&str; 2] = ["\" lock", "read-only"];
@@ -159,7 +159,7 @@ impl SourceQemu {
         Ok(if self.copied.is_empty() { None } else { Some(sum(&self.running_mirrors()?)) })
     }
 
-    /// The guest stands: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
+    /// The guest is stopped: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
     pub fn complete_mirrors(
         &mut self,
         deadline: Instant,

@@ -152,7 +152,7 @@ impl SourceQemu {
     /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up
     /// lets it.
     ///
-    /// Where disks are copied, whoever is told answers how long the rest of RAM may take when the guest stands; none if
+    /// Where disks are copied, whoever is told answers how long the rest of RAM may take when the guest is stopped; none if
     /// QEMU must not stop it yet. A guest that writes nothing at all to its RAM is stopped all the same once that is
     /// over there: QEMU asks nobody then.
     pub fn wait_streams_held(

@@ -72,7 +72,7 @@ pub enum NotShared {
         there: String,
         theirs: String,
     },
-    /// It cannot be told.
+    /// It is not known.
     #[error(
         "it cannot be proved that the disk {disk} is shared: {} here ({here}) and {there} at the source \
          ({theirs}): {why}. Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, say so: \

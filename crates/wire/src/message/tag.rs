@@ -48,7 +48,7 @@ messages! {
     Admitted = 0x02, "Admitted";
     /// Start the waiting guest.
     Prepare = 0x03, "Prepare";
-    /// The waiting guest stands.
+    /// The incoming QEMU is ready.
     Prepared = 0x04, "Prepared";
     /// A round of copying begins.
     RoundMark = 0x05, "RoundMark";
@@ -79,7 +79,7 @@ messages! {
     /// What a byte stream needs besides its bytes.
     Stream = 0x12, "Stream";
     // 0x13 was PrepareStreams of version 1.
-    /// It stands, and how both hypervisors are set.
+    /// The incoming QEMU is ready; how both hypervisors are set.
     StreamsPrepared = 0x14, "StreamsPrepared";
     /// The guest has stopped; whether it ran, and its disks.
     Stopped = 0x15, "Stopped";

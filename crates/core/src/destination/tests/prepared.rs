@@ -1,9 +1,9 @@
 //! From the last of the device state to the guest's first instruction: what the journal has before what is said, who
-//! decides over a guest that is complete here, and what is told of one that cannot run.
+//! decides over a guest that is complete here, and what becomes of one that cannot run.
 
 use super::*;
 
-/// A destination that has been told of the stop, with RAM sealed.
+/// A destination that has been notified of the stop, with RAM sealed.
 fn sealed(was_running: bool) -> Driver {
     let mut driver = Driver::at(Receiving);
     driver.receive(Message::Stopped { was_running, disks: "[]".into() });

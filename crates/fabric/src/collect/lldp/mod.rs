@@ -152,7 +152,7 @@ fn memberships() -> Result<Vec<Membership>, NetlinkError> {
 
 const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
-/// Fails where somebody else has joined already: then it is not ours to leave.
+/// Fails where another program has joined already: then it is not ours to leave.
 const CREATE_NEW: u16 = 0x200 | 0x400;
 
 /// A static entry of the port's own address filter (`bridge fdb add … self`).
