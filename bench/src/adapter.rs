@@ -119,7 +119,7 @@ fn measure(binary: &std::path::Path, flags: &Flags, way: Way) -> anyhow::Result<
 /// A row for each way: medians, with the least and the most.
 fn table(ways: &[Way], turns: &[Turn]) -> String {
     let mut text = String::from(
-        "| carrier, connections | out, Gb/s | in, Gb/s | both, Gb/s each way | CPU s/s per Gb/s, out | failed |\n|---|---|---|---|---|---|\n",
+        "| transport, connections | out, Gb/s | in, Gb/s | both, Gb/s each way | CPU s/s per Gb/s, out | failed |\n|---|---|---|---|---|---|\n",
     );
     for way in ways {
         let mine = || turns.iter().filter(|turn| turn.way == *way);

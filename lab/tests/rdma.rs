@@ -405,7 +405,7 @@ fn pair_with_mtus(mtus: [u32; 2], second: MachineKernel, tests: [&str; 2]) {
     assert!((a.code, b.code) == (0, 0), "machine a: {}\nmachine b: {}", shown(a), shown(b));
 }
 
-/// The carrier's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
+/// The transport's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
 fn the_carrier(kernel: MachineKernel) {
     let _places = places(1);
     let program = unit_tests("linerate_net");

@@ -377,7 +377,7 @@ impl Scheduler {
         active.filter_map(|channel| channel.latency.least()).min().unwrap_or_default()
     }
 
-    /// The channel handed the write to its carrier: this is what it costs on the wire (zero pages cost nothing).
+    /// The channel handed the write to its transport: this is what it costs on the wire (zero pages cost nothing).
     pub fn sent(&mut self, channel_id: ChannelId, sequence: u64, wire_bytes: u64) {
         let Some(channel) = self.channels.get_mut(&channel_id) else { return };
         let Some(write) = channel.in_flight.iter_mut().rev().find(|write| write.sequence == sequence) else {

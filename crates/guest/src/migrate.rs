@@ -74,7 +74,7 @@ pub enum MigrateError {
     Devices { change: String },
     /// The process ended while it loaded the state.
     #[error(
-        "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"
+        "the incoming QEMU ended while it loaded the guest's state: see its log for the device that differs"
     )]
     LoaderEnded(#[source] QmpError),
     /// The run state is not what the operation needs.
@@ -114,7 +114,7 @@ pub enum MigrateError {
         source: QmpError,
     },
     /// The image that a disk was to go into cannot be used.
-    #[error("the waiting QEMU cannot write the image {path}")]
+    #[error("the incoming QEMU cannot write the image {path}")]
     Image {
         path: PathBuf,
         #[source]

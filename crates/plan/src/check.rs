@@ -107,7 +107,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A defect put into the bodies on purpose, to see that the checks notice.
+/// A defect put into the drivers on purpose, to see that the checks notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// The destination answers a fence and goes on applying (rule 3).
@@ -132,8 +132,8 @@ pub enum Mutation {
     RollBackForgetsGuest,
     /// Roll-back leaves the write protection on (rule 2).
     RollBackKeepsProtection,
-    /// Tearing down leaves the waiting guest.
-    TearDownLeavesGuest,
+    /// Discarding leaves the incoming QEMU.
+    DiscardLeavesGuest,
     /// The destination says that the hypervisor has taken its streams before it has.
     LoadedTooEarly,
     /// The stream of libvirt's hypervisor is not held (rule 5).
@@ -184,7 +184,7 @@ impl Mutation {
         Mutation::FillHoles,
         Mutation::RollBackForgetsGuest,
         Mutation::RollBackKeepsProtection,
-        Mutation::TearDownLeavesGuest,
+        Mutation::DiscardLeavesGuest,
         Mutation::LoadedTooEarly,
         Mutation::GateOpen,
         Mutation::RunsAnothersGuest,

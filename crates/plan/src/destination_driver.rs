@@ -273,7 +273,7 @@ impl World {
                 self.tell_destination(Event::HypervisorRestored);
             }
             DestinationWork::TearsDown => {
-                self.tear_down();
+                self.discard_incoming();
                 self.tell_destination(Event::Discarded);
             }
             DestinationWork::Recovers => self.owner_is_let_go(),

@@ -301,7 +301,7 @@ impl World {
         if !self.libvirt_is_settled() {
             return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
         }
-        self.tear_down();
+        self.discard_incoming();
         let host = self.at(Side::Destination);
         let begun = self.hosts[host].record(self.session).is_some();
         if begun && !self.destination_writes(DestinationPhase::Aborted) {

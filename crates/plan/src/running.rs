@@ -207,8 +207,8 @@ impl World {
         self.executes(pid);
     }
 
-    /// The waiting guest of the session ends.
-    pub fn tear_down(&mut self) {
+    /// The incoming QEMU of the session ends.
+    pub fn discard_incoming(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
             // What becomes of it is not ours to say.
             return self.libvirt.put_back(Side::Destination, self.options.mutation);
@@ -218,13 +218,13 @@ impl World {
         }
     }
 
-    /// A waiting guest ends.
+    /// An incoming QEMU ends.
     pub fn discard(&mut self, pid: u64) {
         // One that was taken over, did not run and is returned has written nothing.
         let ran = self.find(pid).is_some_and(|guest| guest.owned && guest.executed);
         self.check
             .that(!ran, Property::OneRuns, || String::from("the destination ends a guest that ran there"));
-        if self.options.mutation != Some(Mutation::TearDownLeavesGuest) {
+        if self.options.mutation != Some(Mutation::DiscardLeavesGuest) {
             self.agent_ends(pid);
         }
     }

@@ -54,7 +54,7 @@ fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
     noticed_by_streams(Mutation::ResumeAfterCommit, Property::OneRuns, 6000);
     noticed_by_streams(Mutation::RunBeforeJournaled, Property::OneRuns, 6000);
     noticed_by_streams(Mutation::RollBackForgetsGuest, Property::SourceSurvives, 1000);
-    noticed_by_streams(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 3000);
+    noticed_by_streams(Mutation::DiscardLeavesGuest, Property::RetrySucceeds, 3000);
 }
 
 #[test]
@@ -146,12 +146,12 @@ fn rule_7_holes_that_are_filled() {
 
 #[test]
 fn retry_a_waiting_guest_that_is_left() {
-    noticed(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 1000);
+    noticed(Mutation::DiscardLeavesGuest, Property::RetrySucceeds, 1000);
 }
 
 #[test]
 fn a_roll_back_notice_after_which_the_incoming_qemu_is_left_running() {
-    noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
+    noticed(Mutation::DiscardLeavesGuest, Property::Truthful, 1000);
 }
 
 #[test]

@@ -169,7 +169,7 @@ pub enum Message {
         /// Addresses to pair with the source's own.
         endpoints: Vec<Endpoint>,
     },
-    /// S>D step 4: start the waiting guest, for the mode that was offered.
+    /// S>D step 4: start the incoming QEMU, for the mode that was offered.
     Prepare,
     /// D>S: the incoming QEMU is ready, and these are its RAM blocks.
     Prepared {

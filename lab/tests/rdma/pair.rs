@@ -332,7 +332,7 @@ fn tell_qemu(host: &Host, command: &str) {
 }
 
 /// QEMU's own stream, carried by RDMA, of a paused guest: what QEMU 7.2 misses of an emulated guest's writes is not what is
-/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the carrier's own tests
+/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the transport's own tests
 /// lose one in the middle.
 fn leaves_by_streams(agent: &Agent, to: &str) {
     let moved = migrate_with(agent, to, "rdma", "--mode=stream", || {});

@@ -79,7 +79,7 @@ pub enum Plan {
     RollBack,
     /// Source: ask until the outcome is known ([`SourceRecovery::query`]). The guest stays paused.
     Query,
-    /// Destination: end the waiting guest and write that ([`DestinationRecovery::discard`]).
+    /// Destination: end the incoming QEMU and write that ([`DestinationRecovery::discard`]).
     Discard,
     /// Destination: keep the complete guest until the source or an operator decides ([`DestinationRecovery::wait`]).
     Wait,

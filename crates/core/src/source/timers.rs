@@ -155,7 +155,7 @@ impl Source {
 
     fn preparation_is_over(&mut self, now: Time) {
         self.preparation = Preparation::NotBegun;
-        let detail = "the waiting guest did not come up";
+        let detail = "the incoming QEMU did not come up";
         self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
     }
 

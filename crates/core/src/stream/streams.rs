@@ -321,7 +321,7 @@ impl Streams {
         self.scheduler.next(now, channel)
     }
 
-    /// The carrier took a frame of so many bytes.
+    /// The transport took a frame of so many bytes.
     pub fn sent(&mut self, channel: ChannelId, sequence: u64, wire_bytes: u64) {
         self.scheduler.sent(channel, sequence, wire_bytes);
     }

@@ -1,7 +1,7 @@
-//! Disks that the hosts do not share, as QEMU copies them: the waiting QEMU offers an image for each over NBD. The
+//! Disks that the hosts do not share, as QEMU copies them: the incoming QEMU offers an image for each over NBD. The
 //! source's mirrors the guest's disk into it until the guest is stopped and both are the same.
 //!
-//! The waiting QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
+//! The incoming QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
 //! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched
 //! into holes whether or not the guest may do so.
 //!

@@ -134,7 +134,7 @@ pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), RecheckError> 
 }
 
 impl Proved {
-    /// `open`: the files that the waiting QEMU has open; none as long as it has opened nothing.
+    /// `open`: the files that the incoming QEMU has open; none as long as it has opened nothing.
     fn recheck(&self, open: Option<&[OpenFile]>) -> Result<(), RecheckError> {
         let (disk, path) = (self.disk.clone(), self.path.clone());
         let (file, facts) = match open_quietly(&path).and_then(|file| Ok((file.metadata()?, file))) {

@@ -46,7 +46,7 @@ messages! {
     Offer = 0x01, "Offer";
     /// Reserved; where connections are taken.
     Admitted = 0x02, "Admitted";
-    /// Start the waiting guest.
+    /// Start the incoming QEMU.
     Prepare = 0x03, "Prepare";
     /// The incoming QEMU is ready.
     Prepared = 0x04, "Prepared";
