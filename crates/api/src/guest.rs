@@ -60,9 +60,9 @@ pub struct Verdict {
 pub struct GuestDetail {
     /// The line of it.
     pub summary: GuestSummary,
-    /// Its disks, in QEMU's order.
+    /// Disks that its QEMU has, CD images too.
     pub disks: Vec<Disk>,
-    /// Its network cards, in QEMU's order.
+    /// Network cards that its QEMU has.
     pub nics: Vec<Nic>,
     /// Its RAM, as its hypervisor divides it.
     pub ram_blocks: Vec<RamBlock>,

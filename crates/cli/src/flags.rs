@@ -66,7 +66,7 @@ pub enum Command {
     Resolve(ResolveFlags),
     /// Print a completion script for a shell
     Completions {
-        /// The shell
+        /// Shell that the script is for
         shell: Shell,
     },
     /// Print the man page, or write one for every command
@@ -79,7 +79,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct AgentFlags {
-    /// Configuration file
+    /// Configuration file of the agent
     #[arg(long, value_name = "FILE", default_value = "/etc/linerate/agent.toml")]
     pub config: PathBuf,
     /// Check the configuration and end
@@ -96,7 +96,7 @@ pub struct MigrateFlags {
     /// A domain of libvirt on this host, the same as qemu:///system/NAME
     #[arg(long, value_name = "NAME", conflicts_with = "guest")]
     pub domain: Option<String>,
-    /// The destination's agent
+    /// The destination's agent, HOST or HOST:PORT
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
     pub to: String,
     /// Longest downtime of the guest, such as 300ms; a bare number is milliseconds [default: 300ms]
@@ -226,7 +226,7 @@ impl MigrateFlags {
 pub enum LinkCommand {
     /// List ports with their settings
     Show {
-        /// Only this one
+        /// Only the port of this name
         port: Option<String>,
     },
     /// Set a port; all is put back unless it is confirmed in time
@@ -240,7 +240,7 @@ pub enum LinkCommand {
 /// `linerate link confirm | put-back`
 #[derive(Debug, Args)]
 pub struct LinkPortFlags {
-    /// The port
+    /// Name of the port, such as ens1f0
     pub port: String,
     /// The host, if it is not this one; its agent must allow it
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
@@ -257,9 +257,9 @@ impl LinkPortFlags {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["mtu", "speed", "fec", "pause", "queues"]))]
 pub struct LinkSetFlags {
-    /// The port
+    /// Name of the port, such as ens1f0
     pub port: String,
-    /// Largest packet, bytes
+    /// Largest packet (MTU), bytes
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
     /// auto, or a speed to force: 10G, 25G, 1000M. The other side must be set too
@@ -271,7 +271,7 @@ pub struct LinkSetFlags {
     /// Pause frames, both directions
     #[arg(long, value_name = "on|off", value_parser = units::on_off)]
     pub pause: Option<bool>,
-    /// Number of queues
+    /// Number of queues for both directions
     #[arg(long, value_name = "COUNT")]
     pub queues: Option<u32>,
     /// The host, if it is not this one; its agent must allow it
@@ -356,14 +356,14 @@ pub enum VmCommand {
         /// The specification, a TOML file; - is standard input
         spec: PathBuf,
     },
-    /// List guests
+    /// List the guests of this host
     List,
     /// Show a guest: disks, network cards, RAM, whether it can be moved, and what the destination must have
     Show {
         /// Name of the guest
         name: String,
     },
-    /// Stop a guest
+    /// Shut a guest down, or end it at once
     Stop {
         /// Name of the guest
         name: String,
@@ -378,10 +378,10 @@ pub enum VmCommand {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pid", "qmp"]))]
 pub struct AdoptFlags {
-    /// Its process
+    /// Process id of its QEMU
     #[arg(long)]
     pub pid: Option<u32>,
-    /// Its QMP socket
+    /// Path of its QMP socket
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
     /// What to call it: a name that no other guest of this host has [default: QEMU's own name of it (-name), its UUID, or

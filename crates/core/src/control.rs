@@ -145,7 +145,7 @@ fn is_small(message: &Message) -> bool {
 }
 
 impl Control {
-    /// Queues a message for all control connections; it is kept until acknowledged.
+    /// Queues a message; it is kept and repeated until the peer acknowledges it.
     pub fn send(&mut self, now: Time, message: Message) {
         self.next_sequence += 1;
         self.unacknowledged.push_back(Unacknowledged {

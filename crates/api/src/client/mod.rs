@@ -73,7 +73,7 @@ impl Client {
         self.post(&paths::fill(paths::GUEST_STOP, name), &request).await
     }
 
-    /// Begins a migration and returns its id; [`Client::watch`] follows it.
+    /// Begins a migration and returns its id; [`Client::events`] follows it.
     pub async fn migrate(&self, request: &MigrateRequest) -> Result<MigrationId, ClientError> {
         let started: MigrationStarted = self.post(paths::MIGRATIONS, request).await?;
         Ok(started.id)

@@ -54,7 +54,7 @@ pub struct QosApplyFlags {
 pub struct QosSwitchFlags {
     /// The intent, a TOML file; - is standard input
     pub file: PathBuf,
-    /// The switch's system
+    /// Operating system of the switch
     #[arg(long, value_enum)]
     pub system: SystemName,
 }

@@ -22,7 +22,7 @@ pub struct Config {
     pub mode: Mode,
     /// Blackout budget, rounds, throttle.
     pub limits: Limits,
-    /// Limits of what is in flight, see [`scheduler::Config`].
+    /// Settings of the extent scheduler.
     pub scheduler: scheduler::Config,
     /// Compare whole RAM while the guest is paused.
     pub verify: bool,
@@ -219,7 +219,7 @@ pub enum Action {
     },
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,
-    /// The migration is over; no action follows.
+    /// The migration is over, with this outcome.
     End(Ending),
 }
 

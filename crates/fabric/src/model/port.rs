@@ -301,7 +301,7 @@ pub struct Bond {
 pub struct PcieLink {
     /// Megatransfers per second and lane: 2500, 5000, 8000, 16000, 32000, 64000.
     pub speed_mts: u32,
-    /// Number of PCIe lanes in use.
+    /// Number of PCIe lanes.
     pub width: u32,
 }
 

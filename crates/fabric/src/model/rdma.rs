@@ -74,8 +74,8 @@ pub struct RdmaDevice {
     pub node_type: Option<String>,
     /// Version of its firmware.
     pub firmware: Option<String>,
-    /// PCIe address, such as `0000:3b:00.0`; the network port has the same.
+    /// PCIe address, such as `0000:3b:00.0`.
     pub pcie_address: Option<String>,
-    /// Its ports, most often one.
+    /// Ports of the adapter, each with its state.
     pub ports: Vec<RdmaPort>,
 }

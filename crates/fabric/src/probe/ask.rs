@@ -156,7 +156,7 @@ impl Echoing {
 pub enum Answer {
     /// Answer to [`Question::Inventory`].
     Inventory(Box<Inventory>),
-    /// Answer to [`Question::Echo`], once before datagrams are sent.
+    /// Answer to [`Question::Echo`]: where datagrams are answered.
     Echo(Echoing),
     /// To [`Question::Probe`], in the order of targets.
     Probes {

@@ -39,12 +39,10 @@ pub enum Mode {
 /// Names a [`Mode`], without what belongs to one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[allow(missing_docs, reason = "each is the number of the mode of its name")]
 pub enum ModeTag {
-    /// Tag of [`Mode::Direct`].
     Direct = 1,
-    /// Tag of [`Mode::Streams`].
     Streams = 2,
-    /// Tag of [`Mode::Handover`].
     Handover = 3,
 }
 

@@ -11,22 +11,15 @@ pub const REASON_BYTES_MAX: usize = 255;
 /// Says what a note is. 0 is none; a number once given is never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[allow(missing_docs, reason = "each is the number of the note of its name")]
 pub enum StreamNoteTag {
-    /// Tag of [`StreamNote::Open`].
     Open = 1,
-    /// Tag of [`StreamNote::Opened`].
     Opened = 2,
-    /// Tag of [`StreamNote::Refused`].
     Refused = 3,
-    /// Tag of [`StreamNote::Credit`].
     Credit = 4,
-    /// Tag of [`StreamNote::End`].
     End = 5,
-    /// Tag of [`StreamNote::Reset`].
     Reset = 6,
-    /// Tag of [`StreamNote::Stop`].
     Stop = 7,
-    /// Tag of [`StreamNote::Closed`].
     Closed = 8,
 }
 

@@ -30,7 +30,7 @@ pub enum System {
 }
 
 impl System {
-    /// All systems, in the order of the help text.
+    /// All systems that commands are written for.
     pub const ALL: [System; 4] = [System::Nxos, System::Eos, System::Cumulus, System::Sonic];
 
     /// As the command line names it.
