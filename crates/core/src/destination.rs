@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-/// What the driver reports to [`Destination::handle`].
+/// What the driver reports to `Destination::handle`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A control connection is up.

@@ -44,7 +44,7 @@ pub enum RunResult {
     Unknown,
 }
 
-/// What the driver reports to [`DestinationRecovery::handle`].
+/// What the driver reports to `DestinationRecovery::handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationEvent {
     /// [`DestinationAction::Discard`] came to an end: whether nothing is left of the guest.

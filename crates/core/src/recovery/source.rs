@@ -4,7 +4,7 @@ use super::RETRY_AFTER;
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{GuestState, Outcome, Time};
 
-/// What the driver reports to [`SourceRecovery::handle`].
+/// What the driver reports to `SourceRecovery::handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.

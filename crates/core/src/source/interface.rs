@@ -55,7 +55,7 @@ impl Config {
     }
 }
 
-/// What the driver reports to [`Source::handle`].
+/// What the driver reports to `Source::handle`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The migration was asked for; the first event.
