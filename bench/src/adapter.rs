@@ -16,7 +16,6 @@ use crate::{Common, interrupt};
 /// Queue pairs for each link. A migration takes three for each 100 Gb/s.
 const QUEUE_PAIRS: [u16; 6] = [1, 2, 3, 4, 6, 8];
 
-/// `linerate-bench adapter`
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(flatten)]
@@ -120,7 +119,7 @@ fn measure(binary: &std::path::Path, flags: &Flags, way: Way) -> anyhow::Result<
 /// A row for each way: medians, with the least and the most.
 fn table(ways: &[Way], turns: &[Turn]) -> String {
     let mut text = String::from(
-        "| carrier, connections | out, Gb/s | in, Gb/s | both, Gb/s each way | CPU s/s per Gb/s, out | failed |\n|---|---|---|---|---|---|\n",
+        "| transport, connections | out, Gb/s | in, Gb/s | both, Gb/s each way | CPU s/s per Gb/s, out | failed |\n|---|---|---|---|---|---|\n",
     );
     for way in ways {
         let mine = || turns.iter().filter(|turn| turn.way == *way);

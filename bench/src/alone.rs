@@ -23,7 +23,6 @@ const DISK_MB: u64 = 128;
 const DOWNTIME_MS: u64 = 300;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// `linerate-bench alone`
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     /// Folder for results; made if it is not there

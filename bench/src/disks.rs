@@ -26,7 +26,6 @@ const IMAGE: &str = "g.img";
 const DISK_MB: u64 = 24;
 const FLAGS: [&str; 4] = ["--copy-storage", "all", "--link-timeout", "20s"];
 
-/// `linerate-bench disks`
 #[derive(Debug, Clone, Args)]
 #[group(id = "disks")] // its own name is that of what it is flattened with
 pub struct Flags {

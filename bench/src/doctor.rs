@@ -30,7 +30,6 @@ const TIMED: [(&str, Option<f64>); 4] = [
     ("64 saved inventories", Some(1.0)),
 ];
 
-/// `linerate-bench doctor`
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -19,7 +19,6 @@ const LONG: Duration = Duration::from_secs(180);
 /// The link that is bad.
 const BAD: usize = 1;
 
-/// `linerate-bench far`
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -36,7 +36,7 @@ impl Progress {
         Progress { total, done: 0, began: Instant::now(), terminal: std::io::stderr().is_terminal() }
     }
 
-    /// Something begins; shown only where it can be taken back.
+    /// Something begins; shown only where the line can be rewritten.
     pub fn doing(&self, what: &str) {
         if self.terminal {
             eprint!("\r\x1b[2K{} {what} …", self.head());

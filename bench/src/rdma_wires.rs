@@ -25,7 +25,6 @@ const LONG_REPETITIONS: u32 = 50;
 const BOOT: Duration = Duration::from_secs(120);
 const PAIR: Duration = Duration::from_secs(240);
 
-/// `linerate-bench rdma-wires`
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -95,7 +95,7 @@ pub trait Stage {
 pub struct Moved {
     /// An image of an earlier move was there, and was overwritten.
     pub overwritten: bool,
-    /// As its client was told.
+    /// As reported to its client.
     pub links_lost: usize,
     /// From the request to the end of the client.
     pub total_s: f64,
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_that_went_wrong_is_told_with_its_cut() {
+    fn a_failed_migration_is_reported_with_its_cut() {
         let moved = |wrong: &[&str]| Moved {
             links_lost: 1,
             total_s: 2.0,

@@ -51,7 +51,7 @@ impl Site {
         Site::with(options, |_| Ok(Vec::new()))
     }
 
-    /// The same with agents that stop where they are told.
+    /// The same with agents that stop where a gate is set.
     pub fn gated(options: &SiteOptions) -> anyhow::Result<(Site, [Gate; 2])> {
         let mut gates = Vec::new();
         let site = Site::with(options, |host| {

@@ -18,7 +18,6 @@ use crate::{Common, interrupt};
 const NAME: &str = "soak";
 const DISK_MB: u64 = 128;
 
-/// `linerate-bench soak`
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(flatten)]
@@ -86,7 +85,6 @@ struct Move {
     completed: bool,
     total_s: f64,
     blackout_ms: Option<f64>,
-    /// Where it went.
     blackout: Option<BlackoutSplit>,
     device_state_bytes: u64,
     pauses_ms: Option<f64>,
@@ -290,7 +288,7 @@ fn disk_goes_on(site: &Site, differences: &mut Vec<String>) {
     let (before, end) = (disk_operations(site), Instant::now() + Duration::from_secs(20));
     while disk_operations(site) < before + 50 && !interrupt::asked() {
         if Instant::now() >= end {
-            differences.push("the disk stands still".to_owned());
+            differences.push("the disk makes no progress".to_owned());
             return;
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -26,14 +26,13 @@ const SHARES: [u8; 3] = [20, 50, 80];
 const DISK_MB: u64 = 24;
 /// What QEMU lets the guest write to its disk until that is the same over there, bytes/s, so that it ever is.
 const SLOWLY: u64 = 1 << 20;
-/// From the first bytes of memory on, until both have all that they may have under way.
+/// From the first bytes of memory on, until both have all that they may have in flight.
 const SETTLE: Duration = Duration::from_secs(1);
 /// For so long it is measured.
 const WINDOW: Duration = Duration::from_secs(3);
 /// Only a hang meets it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// `linerate-bench storage-share`
 #[derive(Debug, Clone, clap::Args)]
 pub struct Flags {
     #[command(flatten)]
@@ -127,7 +126,7 @@ fn table(splits: &[Split]) -> String {
 
 /// Two hosts that do not share disks, and a guest at the first that writes its disk as fast as its QEMU lets it.
 struct Stage {
-    /// What QEMU lets the guest write to its disk once memory is under way, bytes/s.
+    /// What QEMU lets the guest write to its disk once memory is being copied, bytes/s.
     fast: u64,
     qmp: Qmp,
     _guest: Qemu,
@@ -172,7 +171,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Begins to move the guest, looks while memory and disk are under way, and takes it back.
+    /// Begins to move the guest, looks while memory and disk are being copied, and cancels.
     fn measure(&mut self, share: u8, round: usize) -> anyhow::Result<Split> {
         self.let_write(SLOWLY)?;
         let [source, destination] = self.agents.as_slice() else { bail!("a lab of two hosts") };
@@ -183,7 +182,7 @@ impl Stage {
         let next = |moving: &mut Moving, what: &str| {
             moving.progress(end).with_context(|| format!("no progress {what}"))
         };
-        while next(&mut moving, "before memory is under way")?.1.sent_bytes == 0 {}
+        while next(&mut moving, "before memory is copied")?.1.sent_bytes == 0 {}
         self.let_write(self.fast)?;
         let from = Instant::now() + SETTLE;
         let left = |progress: &Progress| {
@@ -192,7 +191,7 @@ impl Stage {
         let mut least = u64::MAX;
         let mut after = |moving: &mut Moving, instant: Instant| -> anyhow::Result<(u64, Progress)> {
             loop {
-                let seen = next(moving, "while memory is under way")?;
+                let seen = next(moving, "while memory is copied")?;
                 ensure!(seen.1.round == 0, "all of the memory was sent before it was looked at");
                 if Instant::now() >= from {
                     least = least.min(left(&seen.1));

@@ -20,7 +20,6 @@ const START: Duration = Duration::from_secs(20);
 const PORT: u16 = 6100;
 const BLOCK: usize = 256 << 10;
 
-/// `linerate-bench tunnel`
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -18,7 +18,6 @@ use crate::{Common, interrupt};
 const SIZES: [u32; 3] = [4, 65_536, 4 << 20];
 const PORT: &str = "5201";
 
-/// `linerate-bench wires`
 #[derive(Debug, Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -65,7 +65,7 @@ void heartbeat_start(const char *spec) {
     beat.peer = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port)};
     inet_pton(AF_INET, peer, &beat.peer.sin_addr);
 
-    // Ahead of the threads that write memory, so that a gap means the guest stood still and not that it was busy.
+    // Ahead of the threads that write memory, so that a gap means that the guest was stopped and not that it was busy.
     pthread_attr_t attributes;
     struct sched_param priority = {.sched_priority = 10};
     pthread_t thread;

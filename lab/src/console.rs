@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_says_first_where_it_has_arrived_is_where_counting_begins() {
+    fn counting_begins_at_the_guests_first_line_after_arrival() {
         let (folder, console) = console(&[""]);
         let done = std::sync::atomic::AtomicBool::new(false);
         let writes = || {

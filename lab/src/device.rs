@@ -58,11 +58,11 @@ impl Drop for BlockDevice {
 }
 
 /// Detaches devices whose makers are dead.
-pub(crate) fn sweep(lives: impl Fn(i32) -> bool) -> Result<(), LabError> {
+pub(crate) fn sweep(is_alive: impl Fn(i32) -> bool) -> Result<(), LabError> {
     for entry in std::fs::read_dir(FOLDER).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let maker = name.split('-').next().and_then(|pid| pid.parse().ok());
-        if maker.is_none_or(&lives) {
+        if maker.is_none_or(&is_alive) {
             continue;
         }
         if let Ok(device) = std::fs::read_link(entry.path()) {

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_says_what_the_guest_does() {
+    fn the_command_line_sets_what_the_guest_does() {
         let net = Some("10.64.200.10/24,10.64.200.1,7000,500".to_owned());
         let parameters = GuestParameters {
             dirty_mbps: 50,

@@ -56,7 +56,7 @@ impl Limit {
         std::fs::write(&path, pages.to_string()).map_err(io_error("write", &path))?;
         let changed = self.change(|limit| limit.saturating_add(pages));
         if changed.is_err() {
-            // What was not given is not taken back.
+            // Pages that were not reserved are not returned.
             let _ = std::fs::remove_file(&path);
         }
         changed.map_err(|error| io_error("change", &self.file)(error))
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_taken_back_once() {
+    fn reserved_pages_are_returned_once() {
         let (folder, limit) = machine();
         limit.claim(folder.path(), 5).unwrap();
         assert_eq!(pages(&limit), "15");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_given_is_not_taken_back() {
+    fn pages_that_were_not_reserved_are_not_returned() {
         let (folder, limit) = machine();
         let nowhere = Limit { file: folder.path().join("no-such-file"), lock: limit.lock.clone() };
         nowhere.claim(folder.path(), 5).unwrap_err();

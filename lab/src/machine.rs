@@ -109,7 +109,6 @@ impl Machine {
         }
     }
 
-    /// Memory in MiB.
     pub fn memory_mb(mut self, memory_mb: u64) -> Machine {
         self.memory_mb = memory_mb;
         self
@@ -332,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_up_when_it_says_so_and_not_before_nor_if_it_ends() {
+    fn a_machine_is_up_when_it_reports_so_and_not_before_nor_if_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         let start = |seconds: &str| Guard(std::process::Command::new("sleep").arg(seconds).spawn().unwrap());
         let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));

@@ -25,7 +25,7 @@ pub struct Beat {
     pub from: Ipv4Addr,
     /// Counted by the guest from 1.
     pub sequence: u64,
-    /// The guest's own monotonic clock, which stands still while the guest does.
+    /// The guest's own monotonic clock, which stops while the guest is stopped.
     pub guest_ns: u64,
     /// Finished passes over memory.
     pub passes: u64,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{Cache, DiskMode, GuestSpec, Host, LabError, Process, Qmp, wait};
 
-/// Where guest RAM lives.
+/// Where guest RAM is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ram {
     /// A shared file in the host's RAM directory.
@@ -18,7 +18,7 @@ pub enum Ram {
 /// What may be chosen about a bare QEMU.
 #[derive(Debug, Clone)]
 pub struct QemuOptions {
-    /// Where guest RAM lives.
+    /// Where guest RAM is kept.
     pub ram: Ram,
     /// `-incoming`: a destination, stopped until a migration comes; `defer` to say by QMP from where.
     pub incoming: Option<String>,

@@ -10,9 +10,9 @@ use crate::{LabError, device, huge, lab, netns, tool};
 
 /// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none of the others.
 pub fn sweep() -> Result<Vec<String>, LabError> {
-    let removed = each(all().into_iter().filter(|name| !maker_lives(name)), remove);
+    let removed = each(all().into_iter().filter(|name| !maker_is_alive(name)), remove);
     // When nothing of a lab has them open any more.
-    device::sweep(lives)?;
+    device::sweep(is_alive)?;
     removed
 }
 
@@ -68,11 +68,11 @@ fn maker(name: &str) -> Option<i32> {
     pid.parse().ok()
 }
 
-fn maker_lives(name: &str) -> bool {
-    maker(name).is_some_and(lives)
+fn maker_is_alive(name: &str) -> bool {
+    maker(name).is_some_and(is_alive)
 }
 
-fn lives(pid: i32) -> bool {
+fn is_alive(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
@@ -129,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn this_process_lives() {
-        assert!(maker_lives(&format!("lr{}-0", std::process::id())));
+    fn this_process_is_alive() {
+        assert!(maker_is_alive(&format!("lr{}-0", std::process::id())));
         // Above the largest process id that Linux gives out.
-        assert!(!maker_lives("lr4194305-0"));
+        assert!(!maker_is_alive("lr4194305-0"));
     }
 }

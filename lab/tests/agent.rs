@@ -54,7 +54,7 @@ fn an_agent_is_started_killed_and_restarted() {
 }
 
 #[test]
-fn an_agent_that_dies_at_its_start_says_why() {
+fn an_agent_that_fails_at_start_shows_the_reason() {
     let lab = Lab::builder().link(LinkSpec::unshaped()).build().unwrap();
     let binary = script(&lab, "#!/bin/sh\necho 'no such key: frobnicate' >&2; exit 3\n");
     let error = Agent::start(&lab.hosts()[0], options(binary)).unwrap_err();

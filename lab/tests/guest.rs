@@ -1,4 +1,4 @@
-//! The guest boots, is heard, and notices damage. As root, with what lab/install.sh installs.
+//! The guest boots, its packets arrive, and it notices damage. As root, with what lab/install.sh installs.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
 

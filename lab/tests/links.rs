@@ -181,7 +181,7 @@ fn a_killed_maker_is_swept_up_after() {
     maker.wait().unwrap();
     let swept = linerate_lab::sweep();
     assert!(said.contains(&name), "the lab was not made: {said}");
-    assert!(!swept_alive.unwrap().contains(&name) && alive >= 6, "a living maker's lab stays");
+    assert!(!swept_alive.unwrap().contains(&name) && alive >= 6, "the lab of a running maker stays");
     assert!(swept.unwrap().contains(&name));
     assert_eq!(traces(&name), Vec::<String>::new());
 }

@@ -45,7 +45,7 @@ fn operations_lists_every_key_of_the_configuration_and_no_other() {
 }
 
 #[test]
-fn operations_says_what_to_do_about_every_error_code() {
+fn operations_has_every_error_code() {
     let (protocol, page) = (text("docs/protocol.md"), text("docs/operations.md"));
     let codes = protocol.split_once("### Codes").unwrap().1.split_once("\n## ").unwrap().0;
     let names: Vec<String> =

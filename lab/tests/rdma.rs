@@ -253,7 +253,7 @@ fn a_guest_moves_inside_of_a_machine_and_a_cut_link_is_survived() {
 }
 
 #[test]
-fn a_kernel_without_pagemap_scan_refuses_direct_mode_and_says_so() {
+fn a_kernel_without_pagemap_scan_refuses_direct_mode() {
     let _places = places(1);
     let output = ran(&inside(MachineKernel::Debian12, "inside::direct_mode_is_refused"));
     succeeded(&output);
@@ -320,12 +320,12 @@ fn a_guest_in_huge_pages_moves_between_two_machines_by_rdma_and_its_memory_is_th
 
 /// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way, arrives with a warning.
 #[test]
-fn ports_of_different_mtus_are_told() {
+fn ports_of_different_mtus_are_found() {
     let tests = ["pair::meets_a_smaller_mtu", "pair::has_the_smaller_mtu"];
     pair_with_mtus([9000, 1500], MachineKernel::Backports, tests);
 }
 
-/// 200 moves, of which the first 20 lose a cable under way: RDMA is back on that link each time, and both ends agree on what arrived.
+/// 200 moves, of which the first 20 lose a cable during the copy: RDMA is back on that link each time, and both ends agree on what arrived.
 /// RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
 #[test]
 #[ignore = "an hour: make rdma-moves"]
@@ -405,7 +405,7 @@ fn pair_with_mtus(mtus: [u32; 2], second: MachineKernel, tests: [&str; 2]) {
     assert!((a.code, b.code) == (0, 0), "machine a: {}\nmachine b: {}", shown(a), shown(b));
 }
 
-/// The carrier's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
+/// The transport's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
 fn the_carrier(kernel: MachineKernel) {
     let _places = places(1);
     let program = unit_tests("linerate_net");
@@ -474,12 +474,12 @@ fn unit_tests(of: &str) -> PathBuf {
 }
 
 #[test]
-fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_1() {
+fn rdma_transport_moves_fences_and_reports_errors_on_6_1() {
     the_carrier(MachineKernel::Debian12);
 }
 
 #[test]
-fn the_rdma_carrier_moves_fences_and_says_what_is_wrong_on_6_12() {
+fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
     the_carrier(MachineKernel::Backports);
 }
 

@@ -18,7 +18,6 @@ const THIN_WORDS: usize = 3;
 /// So many of the longest files are shown.
 const LONGEST: usize = 10;
 
-/// One crate.
 #[derive(Debug, Default)]
 struct Crate {
     files: usize,
@@ -37,7 +36,7 @@ struct House {
     thin_docs: usize,
 }
 
-/// Prints it.
+/// Prints the counts of all files, as Markdown.
 pub fn run(files: &[PathBuf]) -> Result<()> {
     let mut house = House::default();
     for path in files.iter().filter(|path| is_rust(path)) {

@@ -101,7 +101,7 @@ fn build() -> Result<Vec<Program>> {
     let output = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
     for line in BufReader::new(output).lines() {
-        programs.extend(program(&line.context("cargo's output breaks off")?));
+        programs.extend(program(&line.context("cargo's output is truncated")?));
     }
     if !child.wait()?.success() {
         bail!("the tests could not be built");

@@ -15,7 +15,7 @@ use crate::statistics::{Spread, spread};
 /// What hosts and bridge are set to, bytes, and what that is.
 const STATES: [(&str, &str, &str); 3] = [
     ("9000", "9000", "the link passes 9000 bytes"),
-    ("9000", "1500", "a bridge in the middle passes 1500, nobody says a word"),
+    ("9000", "1500", "a bridge in the middle passes 1500, without an ICMP error"),
     ("1500", "1500", "the bridge as before, its hosts send 1500"),
 ];
 pub const COUNT: usize = STATES.len();

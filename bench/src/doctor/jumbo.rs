@@ -34,7 +34,7 @@ enum State {
 
 const ALL: [(State, &str); STATES] = [
     (State::Healthy, "both links pass 9000 bytes"),
-    (State::SmallBridge, "a bridge of the second link passes 1500, nobody says a word"),
+    (State::SmallBridge, "a bridge of the second link passes 1500, without an ICMP error"),
     (State::SmallBridgeOnly, "the same, and the migration may use this link only"),
     (State::Fixed, "the bridge as before, after `linerate doctor --fix`: its hosts send 1500"),
 ];

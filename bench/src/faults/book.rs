@@ -27,7 +27,7 @@ pub(super) struct Outcome {
     /// The client's exit code, and how long after the fault began it had its answer.
     pub exit: Option<i32>,
     pub answered_s: Option<f64>,
-    /// How long after the client's answer nothing was under way on either host any more.
+    /// How long after the client's answer no session was in progress on either host any more.
     pub settled_s: Option<f64>,
     /// What the guest did then.
     pub guest: String,
@@ -41,7 +41,6 @@ pub(super) struct Outcome {
     pub logs: String,
 }
 
-/// `faults.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Document {
     pub seed: u64,

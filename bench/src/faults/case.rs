@@ -16,9 +16,9 @@ pub enum Fault {
     LinksLong,
     /// What a side sends on one link is lost without a sign.
     OneWay,
-    /// The agent stands still for less than the limit.
+    /// The agent is stopped for less than the limit.
     FreezeShort,
-    /// The agent stands still for longer than the limit.
+    /// The agent is stopped for longer than the limit.
     FreezeLong,
     /// The disk of the journal is full until the migration is over.
     JournalFull,

@@ -226,7 +226,7 @@ impl Stage {
         }
     }
 
-    /// Nothing is under way, the guest runs on its host only, and nothing is left on the other.
+    /// No session is in progress, the guest runs on its host only, and nothing is left on the other.
     fn settle(&mut self) -> anyhow::Result<()> {
         self.site.settle(SOON)?;
         let other = 1 - self.at;

@@ -1,4 +1,4 @@
-//! Faults made and taken back.
+//! Makes faults and removes them.
 
 use std::fs::File;
 use std::io::Write;

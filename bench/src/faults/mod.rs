@@ -19,7 +19,6 @@ use crate::{Common, interrupt, random};
 use book::{Book, Document, Outcome, earlier};
 use case::Case;
 
-/// `linerate-bench faults`
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(flatten)]

@@ -59,7 +59,6 @@ all the time. The fault comes at a random instant of the step. Then it is taken 
 - **retry**: the next migration, there or back.
 ";
 
-/// The page docs/faults.md.
 pub(super) fn page(seed: u64, outcomes: &[Outcome]) -> String {
     let steps: Vec<&Outcome> = outcomes
         .iter()
@@ -133,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_says_what_the_client_was_told_and_when() {
+    fn the_page_lists_the_clients_messages_with_their_times() {
         let one = Outcome {
             name: "agent-kill/copy/destination".into(),
             fault: "agent-kill".into(),

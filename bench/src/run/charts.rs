@@ -25,7 +25,7 @@ const CHARTS: [Chart; 3] = [
     },
     Chart {
         file: "blackout",
-        title: "Blackout, by the mover's own word",
+        title: "Blackout, as the mover reports it",
         unit: "ms",
         figure: blackout,
         mark: None,

@@ -28,7 +28,7 @@ pub struct Figures {
     pub total_s: Option<f64>,
     /// Time to start QEMU's destination; part of `total_s`, as Linerate's own start of it is.
     pub destination_start_s: Option<f64>,
-    /// Copying guest RAM: what is copied while the guest stands still counts too.
+    /// Copying guest RAM: what is copied during the blackout counts too.
     pub copy_s: Option<f64>,
     /// All steps that are neither the copy nor the blackout.
     pub other_steps_ms: Option<f64>,
@@ -84,7 +84,7 @@ impl Figures {
             .map(|seconds| seconds / (populated / 1e9));
     }
 
-    /// The blackout by the mover's own word.
+    /// The blackout as the mover reports it.
     pub fn blackout_ms(&self) -> Option<f64> {
         self.blackout_report_ms.or(self.blackout_qemu_ms)
     }

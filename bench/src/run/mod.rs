@@ -19,7 +19,6 @@ use crate::{Common, interrupt};
 use cases::{Case, Channels, Method};
 use figures::Figures;
 
-/// `linerate-bench run`
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(flatten)]
@@ -63,7 +62,6 @@ pub struct Results {
     pub complete: bool,
     /// Which channels were chosen, with all that were tried.
     pub calibrations: Vec<Calibration>,
-    /// Every migration.
     pub runs: Vec<Figures>,
     /// What went wrong with the measuring itself.
     pub errors: Vec<String>,
@@ -82,11 +80,9 @@ pub struct Machine {
 /// A choice of channels.
 #[derive(Debug, Clone, Serialize)]
 pub struct Calibration {
-    /// Of which case.
     pub case: String,
-    /// Of which QEMU.
     pub qemu: &'static str,
-    /// The choice.
+    /// Number of channels that the run chose.
     pub channels: Channels,
     /// Seconds with each number of channels that completed.
     pub tried: Vec<(Method, u32, f64)>,
@@ -185,7 +181,6 @@ impl Machine {
         }
     }
 
-    /// In a line.
     pub fn text(&self) -> String {
         format!("Linux {}, {} CPUs, {:.0} GiB", self.kernel, self.cpus, self.memory_gib)
     }

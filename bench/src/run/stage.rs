@@ -356,7 +356,7 @@ impl Stage<'_> {
 fn take_answer(figures: &mut Figures, told: &Told) {
     figures.completed = told.completed;
     figures.note = told.note.clone();
-    // Linerate starts the waiting guest itself, so its whole includes that; QEMU's must too.
+    // Linerate starts the incoming QEMU itself, so its whole includes that; QEMU's must too.
     figures.total_s = Some((told.start + told.total).as_secs_f64());
     figures.destination_start_s = Some(told.start.as_secs_f64());
     let number = |pointer: &str| told.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
@@ -370,7 +370,7 @@ fn take_answer(figures: &mut Figures, told: &Told) {
     }
 }
 
-/// A guest that stands still while the other is measured, so that neither pays for the other.
+/// A guest that is paused while the other is measured, so that neither pays for the other.
 struct Frozen(Option<Pid>);
 
 impl Frozen {

@@ -13,7 +13,7 @@ const COLUMNS: [Column; 12] = [
     ("copy, s", |run| run.copy_s.filter(|_| run.completed), 2),
     ("goodput, Gb/s", |run| run.goodput_gbps, 2),
     ("of the wire, %", |run| run.wire_percent, 1),
-    ("blackout by own word, ms", blackout, 1),
+    ("reported blackout, ms", blackout, 1),
     ("of it by QEMU, ms", |run| run.blackout_qemu_ms, 0),
     ("blackout seen by clients, ms", |run| run.blackout_seen_ms, 1),
     ("CPU s/GB", |run| run.cpu_s_per_gb, 2),

@@ -15,7 +15,7 @@ pub struct Target {
     /// In words, with the figure.
     pub promise: String,
     pub found: Option<Spread>,
-    /// The median keeps the promise; None if it could not be told.
+    /// The median keeps the promise; None if it is not known.
     pub met: Option<bool>,
 }
 
@@ -86,7 +86,7 @@ pub fn total(run: &Figures) -> Option<f64> {
     run.total_s.filter(|_| run.completed)
 }
 
-/// By the mover's own word, of runs that reached the destination.
+/// As the mover reports it, of runs that reached the destination.
 pub fn blackout(run: &Figures) -> Option<f64> {
     run.blackout_ms().filter(|_| run.completed)
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ErrorBody;
 
-/// What to measure.
+/// A measurement between this host and another. The agent of `to` takes part in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BenchRequest {
@@ -16,7 +16,7 @@ pub struct BenchRequest {
     /// Networks in CIDR notation; only links in one of them are measured. All if empty.
     #[serde(default)]
     pub links: Vec<String>,
-    /// Over which carrier.
+    /// What the measured connections run over.
     #[serde(default)]
     pub transport: BenchTransport,
     /// Connections for each link; 0: one for a ping-pong, as many as a migration would open for a stream.
@@ -31,11 +31,11 @@ pub struct BenchRequest {
     /// Measure although guests are being migrated, and do not give way to a migration that begins.
     #[serde(default)]
     pub force: bool,
-    /// The measurement.
+    /// The measurement and its sizes and times.
     pub test: BenchTest,
 }
 
-/// Which measurement.
+/// The kinds of measurement, each with its sizes and times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum BenchTest {
@@ -56,11 +56,11 @@ pub enum BenchTest {
     },
 }
 
-/// Over which carrier.
+/// What the measured connections run over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BenchTransport {
-    /// TCP.
+    /// TCP: one connection for each channel.
     #[default]
     Tcp,
     /// RDMA: an RDMA WRITE, and a message of one byte behind it.
@@ -68,7 +68,7 @@ pub enum BenchTransport {
 }
 
 impl BenchTransport {
-    /// For reading.
+    /// The name that tables show.
     pub fn text(self) -> &'static str {
         match self {
             BenchTransport::Tcp => "TCP",
@@ -128,7 +128,7 @@ pub struct BenchReport {
     pub from: String,
     /// Name of the other one.
     pub to: String,
-    /// The carrier.
+    /// What the measured connections ran over.
     pub transport: BenchTransport,
     /// Where threads were to run.
     pub cpu: BenchCpu,
@@ -147,11 +147,11 @@ pub struct BenchReport {
 /// A link that was measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenchLink {
-    /// The port here.
+    /// The port of the host that asked.
     pub source: BenchPort,
-    /// The port there.
+    /// The port of the other host.
     pub destination: BenchPort,
-    /// What it carries, megabits per second: as asked for, or the slower port's word; 0 if nobody says.
+    /// What it carries, megabits per second: as asked for, or the slower port's speed; 0 if it is not known.
     pub speed_mbps: u32,
     /// Connections in use on it, in one direction.
     pub channels: u16,
@@ -163,9 +163,9 @@ pub struct BenchLink {
 pub struct BenchPort {
     /// Name of the interface.
     pub interface: String,
-    /// Its address.
+    /// The IP address that the connections use.
     pub address: String,
-    /// Bytes.
+    /// Largest packet of the port, bytes.
     pub mtu: u32,
     /// Megabits per second; 0 if it does not say.
     pub speed_mbps: u32,
@@ -176,7 +176,7 @@ pub struct BenchPort {
 /// A ping-pong over one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PingPong {
-    /// Position in [`BenchReport::links`].
+    /// Position in [`BenchReport::links`], from 0.
     pub link: u16,
     /// One for each size.
     pub rows: Vec<PingPongRow>,
@@ -185,7 +185,7 @@ pub struct PingPong {
 /// Messages of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PingPongRow {
-    /// Of a message.
+    /// Size of a message, bytes, without headers.
     pub bytes: u32,
     /// Round trips on each channel that were measured.
     pub repetitions: u32,
@@ -193,7 +193,7 @@ pub struct PingPongRow {
     pub latency_us: f64,
     /// Of all channels: message over half a round trip, megabits per second.
     pub mbps: f64,
-    /// The same in percent of the link; absent if nobody says what it carries.
+    /// The same in percent of the link; absent if its speed is not known.
     pub link_percent: Option<f64>,
     /// What was sent in one direction and measured, bytes, all channels.
     pub moved_bytes: u64,
@@ -207,18 +207,18 @@ pub enum BenchDirection {
     Out,
     /// From the other host to here.
     In,
-    /// Both at once.
+    /// From here and to here at the same time.
     Both,
 }
 
 /// A stream over all links at once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
-    /// Which way.
+    /// Which hosts sent in this measurement.
     pub direction: BenchDirection,
     /// Of each link, in their order.
     pub links: Vec<LinkBandwidth>,
-    /// All links together.
+    /// Sum of all links' rates.
     pub sum: Rates,
     /// CPU time of the threads here, seconds for each second.
     pub source_cpu: f64,
@@ -228,12 +228,12 @@ pub struct Bandwidth {
     pub cpu_s_per_gbit: f64,
 }
 
-/// One link's part.
+/// One link's part of a [`Bandwidth`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkBandwidth {
-    /// Position in [`BenchReport::links`].
+    /// Position in [`BenchReport::links`], from 0.
     pub link: u16,
-    /// What it carried.
+    /// Rates of this link alone.
     pub rates: Rates,
     /// From here, bytes that arrived in the whole phase.
     pub out_bytes: u64,
@@ -246,9 +246,9 @@ pub struct LinkBandwidth {
 pub struct Rates {
     /// From here, megabits per second; 0 if nothing went that way.
     pub out_mbps: f64,
-    /// To here.
+    /// To here, megabits per second; 0 if nothing went that way.
     pub in_mbps: f64,
-    /// The faster of the two in percent of what is carried in one direction; absent if nobody says.
+    /// The faster of the two in percent of what is carried in one direction; absent if that is not known.
     pub link_percent: Option<f64>,
 }
 

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probes {
-    /// None: inventories only.
+    /// No probes: inventories only.
     #[default]
     None,
     /// Datagrams: reachable, path MTU, latency, clock.
     Short,
-    /// TCP load too.
+    /// Datagrams and TCP load: half a second for each pair of ports and direction.
     Full,
 }
 
@@ -35,7 +35,7 @@ pub struct DoctorRequest {
 pub struct UnreachableHost {
     /// As it was named in the request.
     pub host: String,
-    /// Why.
+    /// A sentence: what kept the agent from answering.
     pub why: String,
 }
 
@@ -48,7 +48,7 @@ pub struct AnsweredHost {
     pub host: String,
 }
 
-/// What was found.
+/// The doctor's result: what was collected, and the findings in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorAnswer {
     /// Inventories and measurements, in the form of docs/inventory.md.

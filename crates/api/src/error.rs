@@ -14,7 +14,7 @@ pub mod code {
     pub const MIGRATION_UNKNOWN: &str = "migration_unknown";
     /// The migration is over, or beyond commit, and cannot be cancelled any more; or the session is decided already.
     pub const TOO_LATE: &str = "too_late";
-    /// A measurement is under way, here or on the other host; there is one at a time.
+    /// A measurement is in progress, here or on the other host; there is one at a time.
     pub const BENCH_BUSY: &str = "bench_busy";
     /// A guest is being migrated from or to one of the hosts, which a measurement would slow down.
     pub const MIGRATION_UNDER_WAY: &str = "migration_under_way";
@@ -24,7 +24,7 @@ pub mod code {
     pub const ANSWER_LOST: &str = "answer_lost";
     /// A measurement broke off.
     pub const BENCH_FAILED: &str = "bench_failed";
-    /// Asked to stop.
+    /// The caller or an operator asked to stop.
     pub const CANCELLED: &str = "cancelled";
     /// Options that do not belong together.
     pub const USAGE: &str = "usage";

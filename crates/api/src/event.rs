@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DomainEvent, ErrorBody, MigrationOutcome, RdmaPortTotals, Report, Step, TunnelEvent};
 
-/// Something that happened.
+/// One event of a migration, in the order of `sequence`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// When, in microseconds since the migration began.
     pub at_us: u64,
-    /// What.
+    /// The event itself; its fields are beside this object's own.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The kinds of events; `kind` names the one of this event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EventKind {
     /// A step began or ended.
     Step {
-        /// 1 to 10.
+        /// Number of the step, from 1 to 10.
         number: u8,
-        /// Which.
+        /// Name of the step.
         name: Step,
-        /// Began or ended.
+        /// Whether the step began or ended.
         state: StepState,
         /// How long it took; only once it ended.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ pub enum EventKind {
     LinkLost {
         /// Number of the link.
         link: u16,
-        /// Why.
+        /// A sentence: what caused it.
         reason: String,
     },
     /// A lost link carries again.
@@ -59,7 +59,7 @@ pub enum EventKind {
     Tunnel(TunnelEvent),
     /// It is over. Always the last event.
     Finished {
-        /// How.
+        /// Where the guest is, and in which state.
         outcome: MigrationOutcome,
         /// Why not, if not completed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,7 +74,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// A step begins.
+    /// The event that `step` begins.
     pub fn step_started(step: Step) -> EventKind {
         EventKind::Step { number: step.number(), name: step, state: StepState::Started, duration_us: None }
     }
@@ -90,20 +90,20 @@ impl EventKind {
     }
 }
 
-/// See [`EventKind::Step`].
+/// Whether a step began or ended; a failed step has no end of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepState {
-    /// It began.
+    /// The step begins now.
     Started,
-    /// It ended well.
+    /// The step ended without an error.
     Done,
 }
 
 /// How far a migration is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// The step under way.
+    /// The step in progress.
     pub step: Step,
     /// 0 is the first pass.
     pub round: u32,
@@ -123,7 +123,7 @@ pub struct Progress {
     pub rate_bytes_per_s: u64,
     /// How fast the guest writes to pages that were clean; unknown before the second scan.
     pub dirty_rate_bytes_per_s: Option<u64>,
-    /// How long the guest would stand still if it were stopped now.
+    /// Expected downtime if the guest were stopped now.
     pub predicted_blackout_us: Option<u64>,
     /// How long until the destination runs it.
     pub predicted_left_us: Option<u64>,
@@ -160,7 +160,7 @@ pub struct LinkProgress {
     pub local: String,
     /// Address at the destination.
     pub remote: String,
-    /// Whether it carries.
+    /// Whether the link carries data now.
     pub state: LinkState,
     /// The average of the last moments.
     pub rate_bytes_per_s: u64,
@@ -184,9 +184,9 @@ pub struct LinkProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkState {
-    /// It does.
+    /// It carries data.
     Up,
-    /// It was lost.
+    /// All its connections were lost; other links carry its work.
     Lost,
     /// It is being tried.
     Probing,

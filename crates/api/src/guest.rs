@@ -9,11 +9,11 @@ pub struct GuestSummary {
     pub name: String,
     /// Its UUID, if its hypervisor has one for it.
     pub uuid: Option<String>,
-    /// What it does.
+    /// What its hypervisor does with it now.
     pub state: GuestRunState,
-    /// RAM.
+    /// Size of guest RAM, bytes.
     pub memory_bytes: u64,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub vcpus: u32,
     /// Version of its QEMU, such as `10.0.2`.
     pub qemu_version: String,
@@ -30,26 +30,26 @@ pub struct GuestSummary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestRunState {
-    /// It runs.
+    /// Its virtual CPUs run.
     Running,
-    /// It is paused.
+    /// Its virtual CPUs are stopped; RAM and devices are kept.
     Paused,
     /// It waits for a migration to fill it.
     Incoming,
-    /// Its process ended.
+    /// Its QEMU process has ended.
     Stopped,
     /// It runs and is being moved away.
     Migrating,
     /// An earlier migration of it is being brought to its end.
     Recovering,
-    /// Nobody knows yet on which host it is to run: it stands, and its migration waits for the other host or an operator.
+    /// Nobody knows yet on which host it is to run: it is paused, and its migration waits for the other host or an operator.
     InDoubt,
 }
 
-/// Whether something can be done, and if not, everything that stands against it.
+/// Whether something can be done, and if not, every reason against it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// It can.
+    /// There is no reason against it.
     pub possible: bool,
     /// One sentence for each reason; empty if it can.
     pub reasons: Vec<String>,
@@ -60,9 +60,9 @@ pub struct Verdict {
 pub struct GuestDetail {
     /// The line of it.
     pub summary: GuestSummary,
-    /// Its disks.
+    /// Disks that its QEMU has, CD images too.
     pub disks: Vec<Disk>,
-    /// Its network cards.
+    /// Network cards that its QEMU has.
     pub nics: Vec<Nic>,
     /// Its RAM, as its hypervisor divides it.
     pub ram_blocks: Vec<RamBlock>,
@@ -93,7 +93,7 @@ pub struct Disk {
 pub struct Nic {
     /// QEMU's name of the device.
     pub device: String,
-    /// MAC address.
+    /// MAC address, such as `52:54:00:12:34:56`.
     pub mac: String,
     /// What it is plugged into on the host, such as a tap interface.
     pub backend: String,
@@ -104,7 +104,7 @@ pub struct Nic {
 pub struct RamBlock {
     /// QEMU's name of it.
     pub name: String,
-    /// Size.
+    /// Size of the block, bytes.
     pub size_bytes: u64,
     /// How much of it is in use; unknown if it is not backed by a file.
     pub populated_bytes: Option<u64>,
@@ -130,10 +130,10 @@ pub struct StartGuest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptGuest {
-    /// Its process.
+    /// Process id of QEMU; absent: found by the QMP socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its QMP socket.
+    /// Path of its QMP socket; absent: found from the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qmp: Option<String>,
     /// What to call it, whatever QEMU calls it; QEMU's own name of it if absent.
@@ -141,7 +141,7 @@ pub struct AdoptGuest {
     pub name: Option<String>,
 }
 
-/// Stops a guest.
+/// How a guest is to be stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StopGuest {

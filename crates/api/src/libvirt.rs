@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_a_domain_says_little() {
+    fn a_request_for_a_domain_has_few_fields() {
         let text = r#"{"guest":"web","to":"beta","libvirt":{}}"#;
         let request: crate::MigrateRequest = serde_json::from_str(text).unwrap();
         assert_eq!(request.libvirt, Some(LibvirtRequest::default()));

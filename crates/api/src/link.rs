@@ -11,7 +11,7 @@ pub struct LinkRequest {
     /// The host, `HOST` or `HOST:PORT` of its agent; `None` is this one. Another host's agent must allow it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Largest packet, bytes.
+    /// Largest packet (MTU), bytes; absent: unchanged.
     #[serde(default)]
     pub mtu: Option<u32>,
     /// Speed to force, megabits per second; 0 negotiates.
@@ -23,7 +23,7 @@ pub struct LinkRequest {
     /// Pause frames in both directions.
     #[serde(default)]
     pub pause: Option<bool>,
-    /// Number of queues.
+    /// Number of queues for both directions; absent: unchanged.
     #[serde(default)]
     pub queues: Option<u32>,
     /// Say what would change and change nothing.
@@ -47,9 +47,9 @@ pub struct LinkConfirm {
 /// One setting that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStep {
-    /// Which.
+    /// Name of the setting, such as `MTU`.
     pub what: String,
-    /// As it was.
+    /// Its value before the change.
     pub from: String,
     /// As it is now, or would be.
     pub to: String,

@@ -26,7 +26,7 @@ pub struct MigrateRequest {
     pub guest: String,
     /// The destination's agent: `HOST` or `HOST:PORT`.
     pub to: String,
-    /// The longest that the guest may stand still, predicted before it is stopped.
+    /// Largest predicted downtime at which the guest may be stopped.
     /// [`MigrateRequest::DEFAULT_MAX_BLACKOUT_MS`] if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blackout_ms: Option<u32>,
@@ -112,7 +112,7 @@ fn yes() -> bool {
 pub enum Transport {
     /// RDMA where both ends of a link have it and it works, TCP elsewhere.
     Auto,
-    /// TCP only.
+    /// TCP only, even where both ports have RDMA.
     #[default]
     Tcp,
     /// RDMA only: links without it are not used for guest RAM.
@@ -180,7 +180,7 @@ pub struct MigrationStarted {
 pub enum Direction {
     /// Away from this host.
     Outgoing,
-    /// To this host.
+    /// From another host to this one.
     Incoming,
 }
 
@@ -198,11 +198,11 @@ pub enum MigrationOutcome {
     InDoubt,
 }
 
-/// Where a migration stands.
+/// The state of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationState {
-    /// Under way.
+    /// In progress: not at its end, and nobody asked it to stop.
     Running,
     /// Asked to stop and not stopped yet.
     Cancelling,
@@ -222,15 +222,15 @@ pub enum MigrationState {
 /// A migration, in a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationSummary {
-    /// Its name.
+    /// Random id of the migration; the same on both hosts.
     pub id: MigrationId,
-    /// The guest.
+    /// Name of the guest that moves.
     pub guest: String,
-    /// Which way.
+    /// Whether the guest leaves this host or comes to it.
     pub direction: Direction,
     /// The other host, as it was named or as it calls itself.
     pub peer: String,
-    /// Where it stands.
+    /// Its progress, or how it ended.
     pub state: MigrationState,
     /// The step it is in, or ended in.
     pub step: Step,
@@ -258,11 +258,11 @@ pub struct MigrationDetail {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveRequest {
-    /// What to do.
+    /// Whether the guest may run on this host.
     pub decision: Decision,
 }
 
-/// See [`ResolveRequest`].
+/// An operator's decision about a guest in doubt, see [`ResolveRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {

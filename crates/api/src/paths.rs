@@ -1,13 +1,13 @@
 //! The endpoints. The agent routes by [`TABLE`]'s paths, the client fills them in.
 
-/// `GET`: [`AgentStatus`](crate::AgentStatus).
+/// `GET`: the agent itself, [`AgentStatus`](crate::AgentStatus).
 pub const STATUS: &str = "/v1/status";
 /// `GET`: list of [`GuestSummary`](crate::GuestSummary). `POST` [`StartGuest`](crate::StartGuest): 201,
 /// [`GuestSummary`](crate::GuestSummary).
 pub const GUESTS: &str = "/v1/guests";
 /// `POST` [`AdoptGuest`](crate::AdoptGuest): 201, [`GuestSummary`](crate::GuestSummary). No guest can be called `adopt`.
 pub const GUESTS_ADOPT: &str = "/v1/guests/adopt";
-/// `GET`: [`GuestDetail`](crate::GuestDetail).
+/// `GET`: one guest's [`GuestDetail`](crate::GuestDetail).
 pub const GUEST: &str = "/v1/guests/{name}";
 /// `POST` [`StopGuest`](crate::StopGuest): 200, [`GuestSummary`](crate::GuestSummary) as it is then.
 pub const GUEST_STOP: &str = "/v1/guests/{name}/stop";

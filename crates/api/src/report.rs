@@ -7,9 +7,9 @@ use crate::{MigrationId, MigrationOutcome, Step};
 /// All figures of a migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its name.
+    /// Random id of the migration; the same on both hosts.
     pub id: MigrationId,
-    /// The guest.
+    /// Name of the guest that moved.
     pub guest: String,
     /// The host it left.
     pub from: String,
@@ -23,7 +23,7 @@ pub struct Report {
     /// Parallel channels that the hypervisor used beside its main one; absent in direct mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_channels: Option<u16>,
-    /// How it ended.
+    /// Where the guest is now, and in which state.
     pub outcome: MigrationOutcome,
     /// The guest has arrived and does not run there, as it did not run at the source when it was stopped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -46,11 +46,11 @@ pub struct Report {
     pub goodput_bytes_per_s: u64,
     /// Every link that was used.
     pub links: Vec<LinkTotals>,
-    /// What it cost.
+    /// CPU time that the agents spent on it.
     pub cpu: CpuTime,
-    /// Where the time went while the guest stood still; absent if it never did.
+    /// The parts of the blackout; absent if the guest was never stopped.
     pub blackout: Option<BlackoutSplit>,
-    /// How long the guest stood still *before* the blackout, so that its disks were drained while write protection was
+    /// How long the guest was stopped *before* the blackout, so that its disks were drained while write protection was
     /// applied. All such pauses together.
     pub pauses_us: u64,
     /// Size of the hypervisor's device state.
@@ -75,9 +75,9 @@ pub enum Mode {
 /// How long a step took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTime {
-    /// Which.
+    /// The step that was measured.
     pub step: Step,
-    /// How long.
+    /// Time from its begin to its end, microseconds; steps may overlap.
     pub duration_us: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct RoundTotals {
 /// What became of the guest's RAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RamTotals {
-    /// Its size.
+    /// Size of guest RAM, bytes, in use or not.
     pub total_bytes: u64,
     /// Sent, over all rounds: a page that was written during the migration counts each time.
     pub sent_bytes: u64,
@@ -112,7 +112,7 @@ pub struct RamTotals {
 /// What became of disks that went along, all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskTotals {
-    /// How many.
+    /// Number of disks that were copied.
     pub count: u32,
     /// Copied: what they held, and what the guest wrote meanwhile.
     pub copied_bytes: u64,
@@ -133,7 +133,7 @@ pub struct LinkTotals {
     pub remote: String,
     /// Speed of the slower of the two ports; 0 if neither says.
     pub speed_mbps: u32,
-    /// What it carried.
+    /// Bytes of placed writes that the link carried.
     pub sent_bytes: u64,
     /// What it carried over the time that it was there during the copy step.
     pub rate_bytes_per_s: u64,
@@ -163,9 +163,9 @@ pub struct RdmaPortTotals {
     pub port: String,
     /// Bytes sent, headers included.
     pub sent_bytes: Option<u64>,
-    /// Packets sent.
+    /// Packets that the port sent; absent if the adapter does not count them.
     pub sent_packets: Option<u64>,
-    /// Packets sent again.
+    /// Packets that the port sent again; absent if the adapter does not count them.
     pub retransmits: Option<u64>,
     /// Packets marked as congested by switches, and notices of it.
     pub congestion_marks: Option<u64>,
@@ -182,7 +182,7 @@ pub struct CpuTime {
     pub destination_agent_us: u64,
 }
 
-/// Where the time went while the guest stood still, in order.
+/// The parts of the blackout, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlackoutSplit {
     /// From the last instruction at the source to the first at the destination, as the source's clock saw it.
@@ -191,13 +191,13 @@ pub struct BlackoutSplit {
     pub stop_us: u64,
     /// The last scan for written pages, and for what the guest gave back since it was sent.
     pub scan_us: u64,
-    /// The last copy.
+    /// The last round is copied, while the guest is stopped.
     pub last_copy_us: u64,
     /// Guest RAM is compared; 0 without `verify`.
     pub verify_us: u64,
     /// The device state is saved, carried and loaded.
     pub device_state_us: u64,
-    /// Journals are written.
+    /// The source writes its commit to the journal.
     pub journal_us: u64,
     /// The destination starts the guest.
     pub resume_us: u64,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct AgentStatus {
     /// Name of its host.
     pub name: String,
-    /// Version of Linerate.
+    /// Version of Linerate that the agent runs.
     pub version: String,
     /// Seconds since it began.
     pub uptime_s: u64,
@@ -15,7 +15,7 @@ pub struct AgentStatus {
     pub listen: Vec<String>,
     /// How many guests it knows.
     pub guests: u32,
-    /// How many migrations are under way, both ways.
+    /// How many migrations are in progress, outgoing and incoming.
     pub migrations: u32,
     /// How many sessions wait for the other host or an operator to decide.
     pub in_doubt: u32,
@@ -36,7 +36,7 @@ pub struct AgentStatus {
 pub struct KernelFeature {
     /// Its name, such as `pagemap_scan`.
     pub name: String,
-    /// It is there.
+    /// This kernel has it.
     pub present: bool,
     /// What cannot be done without it.
     pub needed_for: String,

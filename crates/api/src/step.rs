@@ -27,7 +27,7 @@ macro_rules! numbered {
                 self as u8
             }
 
-            /// For reading.
+            /// The name that tables and messages show.
             pub fn text(self) -> &'static str {
                 match self { $($type::$name => $text,)* }
             }
@@ -60,7 +60,7 @@ numbered! {
         Copy = 7, "copy";
         /// The guest is stopped: last scan, last copy, device state.
         Blackout = 8, "blackout";
-        /// The destination is told to run the guest.
+        /// The destination gets the command to run the guest.
         Commit = 9, "commit";
         /// The source gives up what it held.
         CleanUp = 10, "clean up";

@@ -25,7 +25,7 @@ pub enum TunnelAddressError {
     Kind,
     /// Not an absolute path, or one with `..`.
     Path,
-    /// Not `ADDRESS:PORT`.
+    /// It is not an `ADDRESS:PORT`.
     Address,
     /// Not a loopback address.
     NotLoopback,
@@ -125,13 +125,13 @@ pub struct TunnelPair {
     pub drives: bool,
 }
 
-/// Makes a tunnel. It lives as long as its event stream is read.
+/// Makes a tunnel. It is open as long as its event stream is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunnelRequest {
     /// The other host's agent, `HOST` or `HOST:PORT`.
     pub to: String,
-    /// At least one.
+    /// What listens here and what it connects to; at least one pair.
     pub pairs: Vec<TunnelPair>,
     /// Networks that links may be in; empty: all.
     #[serde(default)]
@@ -155,21 +155,21 @@ pub enum TunnelEvent {
         /// With the ports that the system chose.
         listen: Vec<TunnelAddress>,
     },
-    /// A link carries.
+    /// A link carries data now.
     LinkUp {
-        /// Which, in words.
+        /// The link's two ports, as people read it.
         link: String,
     },
     /// A link was lost; streams go on over the others, or wait for one.
     LinkLost {
-        /// Which, in words.
+        /// The link's two ports, as people read it.
         link: String,
-        /// Why.
+        /// A sentence: what caused it.
         reason: String,
     },
     /// A connection was not taken at the other host, and was reset here.
     Refused {
-        /// Why.
+        /// A sentence: what caused it.
         reason: String,
     },
     /// Something that the operator should know.
@@ -179,7 +179,7 @@ pub enum TunnelEvent {
     },
     /// It is over; nothing comes after it.
     Ended {
-        /// Why.
+        /// What ended the tunnel.
         error: ErrorBody,
     },
     /// From a newer agent.

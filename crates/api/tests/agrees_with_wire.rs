@@ -17,7 +17,6 @@ fn steps_sides_and_states_have_the_numbers_and_words_of_the_wire() {
     }
 }
 
-/// `CamelCase` to `snake_case`.
 fn snake(name: &str) -> String {
     let mut out = String::new();
     for c in name.chars() {

@@ -1,4 +1,4 @@
-//! The client against agents that are absent, deaf, or break off.
+//! The client against agents that are absent, do not answer, or close the connection.
 
 #![allow(clippy::unwrap_used, reason = "tests say what they expect, their helpers too")]
 
@@ -23,7 +23,7 @@ fn answer_once(answer: &'static str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn an_absent_agent_is_told_from_a_dead_one() {
+async fn absent_and_dead_agents_have_different_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let absent = Client::new(&path).status().await.unwrap_err();
@@ -36,7 +36,7 @@ async fn an_absent_agent_is_told_from_a_dead_one() {
 }
 
 #[tokio::test]
-async fn what_the_agent_refuses_comes_as_it_said_it() {
+async fn a_refusal_of_the_agent_arrives_unchanged() {
     let (_folder, path) = answer_once(
         "HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n\
          {\"code\":\"guest_unknown\",\"retry_can_help\":false,\"message\":\"no guest web\",\"hint\":\"linerate vm list\"}",
@@ -57,7 +57,7 @@ async fn a_refusal_that_is_no_json_is_shown_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_early_is_cut_and_says_how_to_attach_again() {
+async fn an_event_stream_that_ends_early_is_an_error_with_the_attach_command() {
     let (_folder, path) = answer_once(
         "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\n{\"at_us\":1,\"kind\":\"link_restored\",\"link\":0}\n{\"at_us\":2,\"ki",
     );

@@ -9,27 +9,27 @@ const BAR: f64 = 15.0;
 const GAP: f64 = 14.0;
 const TOP: f64 = 62.0;
 
-/// A chart.
+/// A chart of horizontal bars, drawn as SVG.
 #[derive(Clone, Debug)]
 pub struct Bars<'a> {
-    /// Above it.
+    /// Text above the chart.
     pub title: String,
-    /// Behind each figure.
+    /// Unit that stands behind each figure.
     pub unit: &'a str,
     /// What the bars of a row stand for.
     pub series: &'a [Series],
-    /// Its rows.
+    /// Rows from top to bottom.
     pub rows: Vec<Row>,
     /// A line to be reached, if there is one.
     pub mark: Option<f64>,
-    /// Below it.
+    /// Lines of text below the chart.
     pub notes: Vec<String>,
 }
 
 /// Bars of one case.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Beside it.
+    /// Text at the left of the row's bars.
     pub label: String,
     /// One for each series; none where nothing was measured.
     pub bars: Vec<Option<Bar>>,
@@ -38,11 +38,11 @@ pub struct Row {
 /// One figure, or several with their spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Bar {
-    /// Smallest.
+    /// Smallest figure: the left end of the line that shows the spread.
     pub min: f64,
     /// What the bar shows.
     pub median: f64,
-    /// Largest.
+    /// Largest figure: the right end of the line that shows the spread.
     pub max: f64,
 }
 
@@ -54,7 +54,7 @@ impl Bar {
 }
 
 impl Bars<'_> {
-    /// The picture.
+    /// The chart as a complete SVG document.
     pub fn draw(&self) -> String {
         let bars = self.rows.iter().flat_map(|row| row.bars.iter().flatten());
         let largest = bars.map(|bar| bar.max).chain(self.mark).fold(0.0, f64::max);

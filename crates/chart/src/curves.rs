@@ -10,34 +10,34 @@ const TOP: f64 = 62.0;
 const HEIGHT: f64 = 300.0;
 const AXIS: f64 = 42.0;
 
-/// A chart.
+/// A chart of curves, drawn as SVG; the horizontal axis is logarithmic.
 #[derive(Clone, Debug)]
 pub struct Curves<'a> {
-    /// Above it.
+    /// Text above the chart.
     pub title: String,
     /// What stands upwards, with its unit.
     pub upwards: &'a str,
     /// Powers of ten upwards, instead of from 0 in equal steps.
     pub logarithmic: bool,
-    /// The curves.
+    /// The curves, drawn one over the other.
     pub curves: Vec<Curve>,
     /// A line to be reached, if there is one.
     pub mark: Option<f64>,
-    /// Below it.
+    /// Lines of text below the chart.
     pub notes: Vec<String>,
 }
 
-/// A curve.
+/// One curve: a series and its points.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// In the legend.
+    /// Name and colour, as the legend shows them.
     pub series: Series,
     /// Size of a message in bytes, and the figure. A message of nothing stands where one byte does.
     pub points: Vec<(u32, f64)>,
 }
 
 impl Curves<'_> {
-    /// The picture.
+    /// The chart as a complete SVG document.
     pub fn draw(&self) -> String {
         let series: Vec<Series> = self.curves.iter().map(|curve| curve.series.clone()).collect();
         let bottom = TOP + HEIGHT;

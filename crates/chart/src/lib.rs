@@ -15,7 +15,7 @@ pub const COLOURS: [&str; 6] = ["#0b6e4f", "#d1495b", "#41617f", "#e0a030", "#7f
 /// What a colour stands for.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend.
+    /// Name that the legend shows.
     pub title: String,
     /// As SVG names it.
     pub colour: &'static str,

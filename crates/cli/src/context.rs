@@ -20,7 +20,6 @@ const ANSWER_BYTES_MAX: u64 = 1024;
 /// An output, and how text must look on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
-    /// Columns.
     pub width: usize,
     pub paint: Paint,
     /// Text can be redrawn in place.
@@ -96,7 +95,7 @@ impl Context {
         self.print(&(text + "\n"))
     }
 
-    /// A line on standard error. If nobody reads it, nothing is to be done.
+    /// A line on standard error. If the reader is gone, nothing is to be done.
     pub fn print_line(&self, line: &str) {
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }

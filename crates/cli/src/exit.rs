@@ -17,27 +17,21 @@ macro_rules! exits {
 }
 
 exits! {
-    /// All went well.
     Ok = 0, "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run";
-    /// Nothing was moved.
     Failed = 1, "failed; a guest that was to be moved runs at the source as before";
     /// What clap ends with as well.
     Usage = 2, "the command line is wrong; nothing was done";
-    /// No agent.
     Unreachable = 3, "the agent cannot be reached; nothing was done";
     /// A no, not a failure.
     Refused = 4, "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
-    /// On request.
     Cancelled = 5, "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
     InDoubt = 6, "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
-    /// It is nowhere.
     GuestGone = 7, "the guest ended by itself, or with its host";
     /// The migration goes on.
     NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
-    /// Failed after commit.
     MovedWithFault = 10, "the guest runs at the destination, but something failed after that";
     /// The doctor found something.
     DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";

@@ -31,12 +31,10 @@ pub struct Flags {
     /// Write JSON to standard output: one document, or one event a line where something is watched
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the agent of this host, in the foreground
@@ -68,7 +66,7 @@ pub enum Command {
     Resolve(ResolveFlags),
     /// Print a completion script for a shell
     Completions {
-        /// The shell
+        /// Shell that the script is for
         shell: Shell,
     },
     /// Print the man page, or write one for every command
@@ -79,10 +77,9 @@ pub enum Command {
     },
 }
 
-/// `linerate agent`
 #[derive(Debug, Args)]
 pub struct AgentFlags {
-    /// Configuration file
+    /// Configuration file of the agent
     #[arg(long, value_name = "FILE", default_value = "/etc/linerate/agent.toml")]
     pub config: PathBuf,
     /// Check the configuration and end
@@ -90,7 +87,6 @@ pub struct AgentFlags {
     pub check: bool,
 }
 
-/// `linerate migrate`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("copies").multiple(true).args(["copy_storage", "copy_disks"]))]
 pub struct MigrateFlags {
@@ -100,10 +96,10 @@ pub struct MigrateFlags {
     /// A domain of libvirt on this host, the same as qemu:///system/NAME
     #[arg(long, value_name = "NAME", conflicts_with = "guest")]
     pub domain: Option<String>,
-    /// The destination's agent
+    /// The destination's agent, HOST or HOST:PORT
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
     pub to: String,
-    /// The longest that the guest may stand still, such as 300ms; a bare number is milliseconds [default: 300ms]
+    /// Longest downtime of the guest, such as 300ms; a bare number is milliseconds [default: 300ms]
     #[arg(long, value_name = "TIME", value_parser = units::blackout_ms)]
     pub max_blackout: Option<u32>,
     /// Cap over all links together: 10G, 500M, 2.5Gbit are bits per second, 300MiB/s bytes [default: none]
@@ -226,12 +222,11 @@ impl MigrateFlags {
     }
 }
 
-/// `linerate link …`
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
     /// List ports with their settings
     Show {
-        /// Only this one
+        /// Only the port of this name
         port: Option<String>,
     },
     /// Set a port; all is put back unless it is confirmed in time
@@ -245,7 +240,7 @@ pub enum LinkCommand {
 /// `linerate link confirm | put-back`
 #[derive(Debug, Args)]
 pub struct LinkPortFlags {
-    /// The port
+    /// Name of the port, such as ens1f0
     pub port: String,
     /// The host, if it is not this one; its agent must allow it
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
@@ -259,13 +254,12 @@ impl LinkPortFlags {
     }
 }
 
-/// `linerate link set`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["mtu", "speed", "fec", "pause", "queues"]))]
 pub struct LinkSetFlags {
-    /// The port
+    /// Name of the port, such as ens1f0
     pub port: String,
-    /// Largest packet, bytes
+    /// Largest packet (MTU), bytes
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
     /// auto, or a speed to force: 10G, 25G, 1000M. The other side must be set too
@@ -277,7 +271,7 @@ pub struct LinkSetFlags {
     /// Pause frames, both directions
     #[arg(long, value_name = "on|off", value_parser = units::on_off)]
     pub pause: Option<bool>,
-    /// Number of queues
+    /// Number of queues for both directions
     #[arg(long, value_name = "COUNT")]
     pub queues: Option<u32>,
     /// The host, if it is not this one; its agent must allow it
@@ -308,7 +302,6 @@ impl LinkSetFlags {
     }
 }
 
-/// `linerate tunnel`
 #[derive(Debug, Args)]
 pub struct TunnelFlags {
     /// A socket here and one there, such as unix:/run/a.sock=unix:/run/b.sock or tcp:127.0.0.1:4444=tcp:127.0.0.1:4444: for each
@@ -338,7 +331,6 @@ impl TunnelFlags {
     }
 }
 
-/// `linerate migration …`
 #[derive(Debug, Subcommand)]
 pub enum MigrationCommand {
     /// List migrations, newest first, with sessions that wait for a decision
@@ -351,14 +343,12 @@ pub enum MigrationCommand {
     Cancel(MigrationFlags),
 }
 
-/// Which migration.
 #[derive(Debug, Args)]
 pub struct MigrationFlags {
     /// Name of the migration, or its first characters
     pub id: String,
 }
 
-/// `linerate vm …`
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
     /// Start a guest from a specification
@@ -366,14 +356,14 @@ pub enum VmCommand {
         /// The specification, a TOML file; - is standard input
         spec: PathBuf,
     },
-    /// List guests
+    /// List the guests of this host
     List,
     /// Show a guest: disks, network cards, RAM, whether it can be moved, and what the destination must have
     Show {
         /// Name of the guest
         name: String,
     },
-    /// Stop a guest
+    /// Shut a guest down, or end it at once
     Stop {
         /// Name of the guest
         name: String,
@@ -385,14 +375,13 @@ pub enum VmCommand {
     Adopt(AdoptFlags),
 }
 
-/// `linerate vm adopt`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pid", "qmp"]))]
 pub struct AdoptFlags {
-    /// Its process
+    /// Process id of its QEMU
     #[arg(long)]
     pub pid: Option<u32>,
-    /// Its QMP socket
+    /// Path of its QMP socket
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
     /// What to call it: a name that no other guest of this host has [default: QEMU's own name of it (-name), its UUID, or
@@ -401,7 +390,6 @@ pub struct AdoptFlags {
     pub name: Option<String>,
 }
 
-/// `linerate resolve`
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decision").required(true).args(["resume_here", "give_up"]))]
 pub struct ResolveFlags {

@@ -25,7 +25,6 @@ pub enum UnitError {
     /// Not `HOST` or `HOST:PORT`.
     #[error("a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")]
     NotAHost,
-    /// Not `LISTEN=CONNECT`.
     #[error("a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")]
     NotAPair,
     /// The address of a socket cannot be read.

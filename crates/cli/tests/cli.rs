@@ -74,7 +74,7 @@ impl Run {
 }
 
 #[tokio::test]
-async fn a_migration_that_loses_a_link_is_told_in_plain_lines_and_reported() {
+async fn a_lost_link_is_in_the_plain_lines_and_in_the_report() {
     let run = Lab::new(0.0).run("migrate web --to beta").await;
     assert_eq!(run.code, Some(0), "{run:?}");
     for words in
@@ -91,7 +91,7 @@ async fn a_migration_that_loses_a_link_is_told_in_plain_lines_and_reported() {
 }
 
 #[tokio::test]
-async fn what_would_make_it_slow_is_said_before_and_holds_nothing_up() {
+async fn warnings_come_before_the_migration_and_do_not_delay_it() {
     let lab = Lab::new(0.0);
     let half = "alpha ens1f1: half duplex";
     let run = lab.run("migrate web --to beta").await;
@@ -121,7 +121,7 @@ async fn json_is_the_name_and_then_every_event() {
 }
 
 #[tokio::test]
-async fn what_the_flags_say_is_what_the_agent_is_asked() {
+async fn flags_reach_the_agent_as_the_request() {
     let lab = Lab::new(0.0);
     let run = lab.run("migrate web --to beta:1 --bandwidth 1G --links 10.0.1.0/24 --verify --quiet").await;
     assert_eq!((run.code, run.out.as_str(), run.err.as_str()), (Some(0), "", ""));
@@ -131,7 +131,7 @@ async fn what_the_flags_say_is_what_the_agent_is_asked() {
 }
 
 #[tokio::test]
-async fn each_ending_has_its_exit_code_and_says_what_to_do() {
+async fn each_ending_has_its_exit_code_and_advice() {
     let lab = Lab::new(0.0);
     for (guest, code, words) in [
         ("full", 4, "where: the destination, step 3 (admit)"),
@@ -147,7 +147,7 @@ async fn each_ending_has_its_exit_code_and_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_lost_on_the_way_is_the_last_word_to_programs_too() {
+async fn a_lost_agent_ends_the_json_output_with_an_error() {
     let lab = Lab::new(0.0);
     let run = lab.run("migrate cut --to beta --json").await;
     assert_eq!(run.code, Some(8), "{run:?}");
@@ -158,7 +158,7 @@ async fn an_agent_that_is_lost_on_the_way_is_the_last_word_to_programs_too() {
 }
 
 #[tokio::test]
-async fn without_an_agent_it_says_how_to_start_one() {
+async fn without_an_agent_the_error_shows_how_to_start_one() {
     let lab = Lab::new(0.0);
     let run = lab.run("status --socket /nonexistent/agent.sock").await;
     assert_eq!(run.code, Some(3));
@@ -253,7 +253,7 @@ async fn lists_and_decisions() {
 }
 
 #[tokio::test]
-async fn documents_of_migrations_are_as_their_schema_says() {
+async fn documents_of_migrations_match_their_schema() {
     let (lab, page) = (Lab::new(0.0), Page::read());
     let mut wrong = Vec::new();
     for (line, first, others) in [

@@ -112,7 +112,7 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
             // Both hosts have one clock here.
             assert!(probe["clock_ahead_us"].as_i64().unwrap().abs() < 1_000_000, "{probe}");
         }
-        // Each load went over its own link: what the shaper lets through, and not what the other link would.
+        // Each load went over its own link: what the shaper passes, and not what the other link would.
         let slow = probe(&healthy, from, "l1", to)["throughput_mbps"].as_u64().unwrap();
         let fast = probe(&healthy, from, "l0", to)["throughput_mbps"].as_u64().unwrap();
         assert!(slow > 0 && slow < 300 && fast > slow, "{slow} and {fast} Mb/s");
@@ -185,7 +185,7 @@ fn three_hosts_on_a_switch_with_a_small_mtu_and_all_to_one() {
 }
 
 #[test]
-fn saved_inventories_need_no_agent_and_silent_hosts_are_said() {
+fn saved_inventories_need_no_agent_and_silent_hosts_are_reported() {
     let stage = Stage::new(2, &[1000]);
     stage.on(1, &["ip", "link", "set", "dev", "l0", "mtu", "1500"]);
     let folder = tempfile::tempdir().unwrap();
@@ -259,7 +259,7 @@ fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
 
 /// A port cannot be larger than the one that it stands on, and its time is over first.
 #[test]
-fn a_port_that_stands_on_another_is_put_back_when_that_one_is() {
+fn a_port_on_top_of_another_is_restored_with_it() {
     let mut stage = Stage::new(2, &[1000]);
     stage.on(0, &["ip", "link", "add", "link", "l0", "name", "a7", "mtu", "9000", "type", "macvlan"]);
     stage.on(0, &["ip", "link", "set", "dev", "a7", "up"]);
@@ -393,7 +393,7 @@ fn unequal_mtus_are_fixed_on_both_hosts_and_the_findings_are_gone() {
     assert_eq!([stage.mtus("l0"), stage.mtus("l1")], ["9000 9000", "9000 9000"]);
     let (_, healthy) = stage.doctor(&["--quick"]);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
-    // Nothing waits for a word any more, on either host.
+    // Nothing waits for a decision any more, on either host.
     for more in [&["l0"][..], &["l1", "--host", &stage.agents[1].address(0).to_string()]] {
         let (exit, text) = stage.linerate(&[&["link", "confirm"], more].concat());
         assert!(exit != 0 && text.contains("no change that waits"), "{text}");
@@ -522,7 +522,7 @@ impl Stage {
 
 /// A daemon that others wrote speaks at both ends of a cable, as two ports of switches that are set in different ways.
 #[test]
-fn what_lldpd_says_at_both_ends_is_heard_and_what_differs_is_found() {
+fn lldp_of_both_ends_is_received_and_compared() {
     let stage = Stage::new(2, &[1000]);
     assert_eq!(stage.neighbours(), ["", ""], "nobody speaks yet");
     let (mut small, mut other) = (stage.switch(0, "leaf0", 1518, 100), stage.switch(1, "leaf1", 9234, 200));

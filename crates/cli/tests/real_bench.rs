@@ -76,7 +76,7 @@ impl Stage {
     }
 }
 
-/// A client under way; killed when dropped.
+/// A running client; killed when dropped.
 struct Running(Child);
 
 impl Running {
@@ -139,7 +139,7 @@ fn a_ping_pong_over_two_links_counts_every_byte_and_names_both_mtus() {
             assert_eq!(row["moved_bytes"].as_u64(), Some(2 * 12 * carried), "{row}");
             assert!(row["latency_us"].as_f64().unwrap() > 0.0);
         }
-        // What the shaper lets through, with room for its burst: 2.5 MB at most against 25 MB there and back.
+        // What the shaper passes, with room for its burst: 2.5 MB at most against 25 MB there and back.
         assert!(rows[3]["mbps"].as_f64().unwrap() < 4000.0, "{table}");
     }
     for file in

@@ -133,7 +133,7 @@ fn disk_began(event: &Value) -> bool {
     event["kind"] == "progress" && bytes("done_bytes") > MIB && bytes("done_bytes") < bytes("total_bytes")
 }
 
-/// All of the disk is over there, and memory is under way.
+/// All of the disk is over there, and memory is being copied.
 fn memory_began(event: &Value) -> bool {
     round_began(event) && event["disks"]["total_bytes"].as_u64().unwrap_or(0) > 0
 }
@@ -490,7 +490,7 @@ fn one_disk_is_shared_and_one_is_copied() {
 }
 
 #[test]
-fn a_guest_that_dies_while_its_disk_is_copied_is_gone_and_that_is_said() {
+fn a_guest_that_ends_while_its_disk_is_copied_is_reported_gone() {
     let stage = Stage::unshared(&[100, 100], guest(), None, raw);
     let pid = stage.guest_process();
     let mut migration = stage.migrate(&COPY);

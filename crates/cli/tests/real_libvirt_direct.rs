@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stage::{LONG, Moving, Stage, quick};
 
-/// Slower than the guest writes, so that it is under way for long.
+/// Slower than the guest writes, so that it takes long.
 const SLOW: [&str; 4] = ["--mode", "direct", "--bandwidth", "40M"];
 /// For those who lose all links. Shorter loses them to a busy machine.
 const IMPATIENT: [&str; 6] = ["--mode", "direct", "--bandwidth", "40M", "--link-timeout", "10s"];
@@ -42,7 +42,7 @@ fn wait_put_back(stage: &Stage, host: usize) {
     }
 }
 
-/// The domain was never touched, as far as anybody can see.
+/// The domain was never touched, as far as can be seen.
 fn stayed(stage: &Stage) {
     stage.is_whole_at(0);
     wait_put_back(stage, 0);
@@ -58,7 +58,7 @@ fn gone_there(stage: &Stage) {
     }
 }
 
-/// Sessions that the second host's agent was told to give up.
+/// Sessions that the second host's agent was asked to give up.
 fn rolled_back(stage: &Stage) -> usize {
     std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("rolled back at its source").count()
 }
@@ -86,7 +86,7 @@ fn finished(lines: &[Value]) -> &Value {
     lines.iter().find(|line| line["kind"] == "finished").expect("its end")
 }
 
-/// How its disk is open. Older libvirts cannot be told of a folder that both hosts share.
+/// How its disk is open. Older libvirts cannot be configured with a folder that both hosts share.
 fn direct(version: LibvirtVersion) -> Option<DiskMode> {
     (version == LibvirtVersion::Eleven).then_some(DiskMode::Direct)
 }
@@ -105,8 +105,8 @@ fn moves_there_and_back(version: LibvirtVersion) {
     let report = &finished(&ended.lines)["report"];
     assert_eq!((&report["mode"], &report["outcome"]), (&"direct".into(), &"completed".into()), "{report:#}");
     // Rule 6: with O_DIRECT it stands while protection is applied.
-    let stood = report["pauses_us"].as_u64() > Some(0);
-    assert_eq!(stood, direct(version).is_some(), "{report:#}");
+    let paused = report["pauses_us"].as_u64() > Some(0);
+    assert_eq!(paused, direct(version).is_some(), "{report:#}");
     assert!(report["rounds"].as_array().unwrap().len() > 1, "nothing was written meanwhile: {report:#}");
     wait_put_back(&stage, 1);
     stage.arrived(1);
@@ -335,7 +335,7 @@ fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behi
 }
 
 #[test]
-fn a_domain_that_cannot_go_this_way_is_told_why_and_goes_by_libvirts_own() {
+fn a_domain_that_direct_mode_refuses_moves_by_libvirts_own_migration() {
     let mut stage = Stage::empty(LibvirtVersion::Eleven);
     let guest = quick(32);
     stage.libvirts[0].start_domain(&guest).unwrap();

@@ -71,7 +71,7 @@ fn qemu_10_with_a_direct_disk() {
 }
 
 #[test]
-fn a_guest_that_somebody_else_started_is_adopted_and_moved() {
+fn a_guest_started_by_another_program_is_adopted_and_moved() {
     let mut stage = Stage::adopted(busy());
     let (_, listed) = stage.linerate_at_source(&["vm", "show", "g", "--json"]);
     let shown: serde_json::Value = serde_json::from_str(&listed).unwrap();
@@ -92,7 +92,7 @@ fn a_guest_that_somebody_else_started_is_adopted_and_moved() {
 
 /// What the destination would refuse is known before it is asked, and both verdicts say it.
 #[test]
-fn a_guest_that_no_destination_takes_is_refused_at_the_source_in_the_words_of_the_list() {
+fn an_unmovable_guest_is_refused_at_the_source_with_the_reason_of_the_list() {
     let stage = Stage::adopted_with(busy(), &["-s"]);
     let (_, listed) = stage.linerate_at_source(&["vm", "show", "g", "--json"]);
     let shown: serde_json::Value = serde_json::from_str(&listed).unwrap();
@@ -160,7 +160,7 @@ fn a_link_that_loses_silently_in_one_direction_is_noticed() {
     let mut stage = Stage::new(&[300, 300], busy());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
-    // Nothing that the source sends arrives; no port goes down, nobody says a word.
+    // Nothing that the source sends arrives; no port goes down, and there is no error.
     stage.lab.cut_one_way(0, stage.source).unwrap();
     migration.wait(LONG, lost);
     let report = ended(&migration.finish()).completed();
@@ -219,7 +219,7 @@ fn a_guest_moves_over_a_single_link_with_a_round_trip_of_800_ms() {
 }
 
 #[test]
-fn a_host_that_is_too_far_is_refused_in_words() {
+fn a_host_that_is_too_far_is_refused_with_a_sentence() {
     let stage = Stage::through_switches(&[1000], GuestParameters { mem_mb: 48, ..busy() });
     let way = Way { delay: Duration::from_millis(1100), loses_one_of: 0 };
     let _far = stage.lab.forward(0, [0, 1], [way, way]).unwrap();
@@ -262,7 +262,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
 #[test]
 fn a_restarted_destination_that_forgot_the_migration_ends_it() {
     let mut stage = Stage::new(&[300, 300], busy());
-    // The time-out is longer than the test's patience: only the destination's own word can end it.
+    // The time-out is longer than the test's patience: only the destination's own message can end it.
     let mut migration = stage.migrate(&["--link-timeout", "3600s"]);
     migration.wait(LONG, round_began);
     stage.destination_agent().kill().unwrap();
@@ -329,7 +329,7 @@ fn leave_room_for_ram(stage: &Stage, bytes: u64) {
 }
 
 #[test]
-fn a_destination_without_room_for_ram_refuses_and_one_that_fills_on_the_way_says_so() {
+fn a_destination_without_room_for_ram_refuses_and_one_that_fills_up_fails() {
     let mut stage = Stage::new(&[300, 300], busy());
     leave_room_for_ram(&stage, 8 << 20);
     let refused = ended(&stage.migrate(&[]).finish()).failed(4);
@@ -350,7 +350,7 @@ fn a_destination_without_room_for_ram_refuses_and_one_that_fills_on_the_way_says
 }
 
 #[test]
-fn refusals_say_why_and_touch_nothing() {
+fn refusals_have_a_reason_and_change_nothing() {
     let mut stage = Stage::new(&[1000], busy());
     let refused = |stage: &Stage, guest: &str, to: &str, code: &str| {
         let (exit, text) = stage.linerate_at_source(&["migrate", guest, "--to", to, "--json"]);

@@ -32,7 +32,7 @@ fn outcome(stage: &mut Stage, migration: Migration) -> (i64, usize) {
 }
 
 #[test]
-fn both_agents_end_before_commit_is_said_and_come_back_in_either_order() {
+fn both_agents_end_before_commit_is_sent_and_restart_in_either_order() {
     let (mut stage, gates) = gated();
     for first in [0, 1] {
         let [from, to] = [stage.source, 1 - stage.source];
@@ -79,9 +79,9 @@ fn is_told_when_links_are_back(stage: &mut Stage) {
     goes_on(stage, 1);
 }
 
-/// The roll-back was written, and nobody could be told of it. The destination keeps the complete guest until it is told.
+/// The roll-back was written, and the notice could not be sent. The destination keeps the complete guest until it is notified.
 #[test]
-fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
+fn the_second_next_agent_notifies_the_destination_of_a_roll_back() {
     let (mut stage, gates) = gated();
     let loaded = gates[1].hold_after("destination.loaded").unwrap();
     let migration = stage.migrate(&[]);
@@ -99,7 +99,7 @@ fn a_destination_is_told_of_a_roll_back_by_the_agent_after_the_next() {
 
 /// The record of the roll-back is the last that the source's agent does; no word of it has left the host.
 #[test]
-fn a_destination_is_told_of_a_roll_back_by_the_next_agent() {
+fn the_next_agent_notifies_the_destination_of_a_roll_back() {
     let (mut stage, gates) = gated();
     let written = gates[0].hold_after("source.rolled_back").unwrap();
     let sent = gates[0].hold_before("source.commit_sent").unwrap();
@@ -159,7 +159,7 @@ fn refused(stage: &mut Stage, gates: &[Gate], record: &str, how: Refusal) {
 
 /// Nobody waits for what an agent does behind the exit code.
 #[test]
-fn a_guest_that_moves_on_at_once_while_agents_end_behind_it_runs_where_the_exit_code_says() {
+fn a_guest_moved_again_while_agents_end_runs_where_the_exit_code_says() {
     let (mut stage, _) = gated();
     for round in 0..6 {
         let [from, to] = [stage.source, 1 - stage.source];

@@ -205,7 +205,7 @@ fn a_throttled_guest_runs_when_its_agent_comes_back_and_stays_paused_if_its_oper
 
 /// Commit is in the source's journal and has not left it: whoever comes next says it.
 #[test]
-fn a_source_that_ended_before_it_said_commit_says_it_when_it_starts_again() {
+fn a_source_that_ended_before_it_sent_commit_sends_it_after_its_restart() {
     let (mut stage, gates) = gated();
     let sent = gates[0].hold_after("source.commit_sent").unwrap();
     let migration = stage.migrate(&[]);
@@ -398,7 +398,7 @@ fn a_paused_guest_arrives_paused_with_qemu_7() {
     arrives_paused(QemuVersion::System);
 }
 
-/// QEMU has written its state by then, and migrates no guest that stands after that.
+/// QEMU has written its state by then, and migrates no paused guest after that.
 #[test]
 fn a_paused_guest_that_goes_back_is_paused_and_moves_at_the_next_try() {
     let (mut stage, gates) = gated();

@@ -113,7 +113,7 @@ fn a_reset_over_loopback_tcp_arrives_as_a_reset() {
     drop(near);
     far.set_read_timeout(Some(LONG)).unwrap();
     assert_eq!(far.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-    // Another stream lives through it.
+    // Another stream survives it.
     let (mut near, mut far) = stage.tcp_connection(&listener, 6000);
     near.write_all(b"y").unwrap();
     far.read_exact(&mut [0]).unwrap();
@@ -139,7 +139,7 @@ fn what_is_not_allowed_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn when_the_other_agent_dies_sockets_are_closed_and_the_command_says_why() {
+fn when_the_other_agent_ends_sockets_close_and_the_command_shows_the_reason() {
     let mut stage = Stage::new();
     let before = stage.held();
     let tunnel = stage.tunnel(&["--link-timeout", "5s", &stage.pair()]);
@@ -159,7 +159,7 @@ fn when_the_other_agent_dies_sockets_are_closed_and_the_command_says_why() {
 }
 
 #[test]
-fn systemd_is_told_when_connections_are_taken() {
+fn systemd_is_notified_when_connections_are_accepted() {
     let stage = Stage::new();
     let path = stage.lab.directory().join("notify.sock");
     let notify = UnixDatagram::bind(&path).unwrap();
@@ -168,11 +168,11 @@ fn systemd_is_told_when_connections_are_taken() {
     command.env("NOTIFY_SOCKET", &path).stdout(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
     let mut said = [0; 64];
-    let heard = notify.recv(&mut said);
+    let length = notify.recv(&mut said);
     let connected = std::os::unix::net::UnixStream::connect(&stage.listen_path);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(&said[..heard.unwrap()], b"READY=1");
+    assert_eq!(&said[..length.unwrap()], b"READY=1");
     connected.unwrap();
 }
 

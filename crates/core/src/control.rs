@@ -34,11 +34,11 @@ const SAMPLES: usize = 8;
 /// What is to be sent on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing {
-    /// A numbered message.
+    /// A message that is sent again until the peer acknowledges it.
     Message {
         /// Its number, from 1.
         sequence: u64,
-        /// The message.
+        /// What is said, without its number.
         message: Message,
     },
     /// Everything up to `through` has arrived.
@@ -145,7 +145,7 @@ fn is_small(message: &Message) -> bool {
 }
 
 impl Control {
-    /// Queues a message.
+    /// Queues a message; it is kept and repeated until the peer acknowledges it.
     pub fn send(&mut self, now: Time, message: Message) {
         self.next_sequence += 1;
         self.unacknowledged.push_back(Unacknowledged {
@@ -274,7 +274,7 @@ impl Control {
         self.last_path_lost
     }
 
-    /// Number of living paths.
+    /// Number of active paths.
     pub fn paths(&self) -> usize {
         self.paths.len()
     }
@@ -326,8 +326,8 @@ fn targets(now: Time, paths: &BTreeMap<PathId, Path>, tried: &[PathId], message:
     let best = |filter: &dyn Fn(&PathId) -> bool| {
         let allowed = || paths.iter().filter(|(id, _)| filter(id));
         let (&freshest, newest) = allowed().max_by_key(|(_, path)| path.last_received_at)?;
-        let lives = |path: &Path| newest.last_received_at - path.last_received_at <= FRESH;
-        let sooner = allowed().filter(|(_, path)| lives(path) && path.is_sooner(newest, now));
+        let is_fresh = |path: &Path| newest.last_received_at - path.last_received_at <= FRESH;
+        let sooner = allowed().filter(|(_, path)| is_fresh(path) && path.is_sooner(newest, now));
         Some(sooner.min_by_key(|(_, path)| path.takes(now)).map_or(freshest, |(&id, _)| id))
     };
     best(&|id| !tried.contains(id)).or_else(|| best(&|_| true)).into_iter().collect()
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(
             [0, 199, 200].map(|now| drain(&mut a, ms(now)).len()),
             [1, 0, 1],
-            "how far it is nobody knows yet"
+            "its delay is not known yet"
         );
         a.acknowledged(ms(600), 0, 1);
         a.send(ms(1000), chunk(2));
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn device_state_does_not_go_where_nobody_knows_yet_how_long_it_takes() {
+    fn device_state_is_not_sent_over_a_path_of_unknown_delay() {
         let mut a = Control::default();
         a.path_up(ms(0), 0);
         drain(&mut a, ms(0));

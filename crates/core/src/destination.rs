@@ -30,7 +30,7 @@
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on
-//! the source may have committed, and its host may be lost: the guest is kept, however long nobody answers (rule 12).
+//! the source may have committed, and its host may be lost: the guest is kept, however long there is no answer (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
@@ -55,10 +55,10 @@ pub struct Config {
     /// Without a control connection for this long, the session is given up, unless the guest is loaded: then the source
     /// may have committed. Longer than the source's own limit, so that the source decides first.
     pub orphan_timeout: Duration,
-    /// The source's last word is waited for this long after the guest runs; then the session is forgotten in memory
+    /// The source's last message is waited for this long after the guest runs; then the session is forgotten in memory
     /// (the journal keeps it).
     pub finish_timeout: Duration,
-    /// The peer is told about a fault and its word waited for this long.
+    /// The peer is notified of a fault, and its answer is waited for this long.
     pub abort_timeout: Duration,
 }
 
@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-/// What happened.
+/// What the driver reports to `Destination::handle`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A control connection is up.
@@ -83,40 +83,40 @@ pub enum Event {
     PathAlive(PathId),
     /// A numbered message came in.
     Received {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
-        /// Its number.
+        /// Its number in the control stream, from 1.
         sequence: u64,
-        /// The message.
+        /// The message, as it was decoded.
         message: Message,
     },
     /// The peer has our messages up to `through`.
     ControlAcknowledged {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
         /// Highest number received over there.
         through: u64,
     },
-    /// Checked and reserved.
+    /// [`Action::Admit`] is done: checked and reserved. The addresses at which the source may connect.
     Admitted(Vec<Endpoint>),
     /// The incoming QEMU waits.
     Prepared {
-        /// Its RAM blocks.
+        /// RAM blocks that the source may write.
         regions: Vec<RegionInfo>,
         /// What its hypervisor may have written while it started.
         touched: Vec<Extent>,
     },
-    /// The guest stands that waits for the hypervisor's own streams, and how both hypervisors are to be set.
+    /// The incoming QEMU waits for the hypervisor's own streams; how both hypervisors are to be set.
     StreamsPrepared(StreamSettings),
     /// The streams say this to the other side's: Stream or Fence.
     SendStreamMessage(Message),
-    /// [`Action::Fence`] is done.
+    /// [`Action::Fence`] is done: nothing more is applied from the channel.
     Fenced {
-        /// The channel.
+        /// The channel of the action.
         channel: ChannelId,
         /// Everything up to here was applied.
         applied: u64,
-        /// Except these.
+        /// Frames up to `applied` that arrived damaged and must be sent again.
         damaged: Vec<u64>,
     },
     /// No write will be applied any more; the digest if one was asked for.
@@ -127,9 +127,9 @@ pub enum Event {
     DisksChecked,
     /// [`Action::Journal`] of this phase is on disk.
     Journaled(DestinationPhase),
-    /// [`Action::RestoreHypervisor`] is done.
+    /// [`Action::RestoreHypervisor`] is done: its settings are as before.
     HypervisorRestored,
-    /// The guest runs.
+    /// [`Action::Run`] is done: the guest runs here.
     GuestRuns {
         /// How long that took.
         took: Duration,
@@ -142,8 +142,8 @@ pub enum Event {
     GuestEnded(Fault),
     /// An action failed, or the hypervisor did.
     Failed(Fault),
-    /// What comes is of no more use: memory here does not take it, or the peer breaks the rules of the streams. Unlike
-    /// [`Event::Failed`] it is of no action, and none is tried again for it.
+    /// Receiving failed: memory here does not take the bytes, or the peer breaks the rules of the streams. Unlike
+    /// [`Event::Failed`] it is not tied to an action: nothing is retried.
     ReceivingFailed(Fault),
     /// [`Action::Discard`] is done: the incoming QEMU has ended and nothing is left of it.
     Discarded,
@@ -158,7 +158,7 @@ pub enum Event {
     },
     /// The operator of this host decides over a loaded guest whose source does not answer: `true` runs it here.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -171,9 +171,9 @@ pub enum Action {
     Admit {
         /// Name of the guest.
         guest: String,
-        /// Its description.
+        /// The source's description of the guest, JSON.
         description: String,
-        /// How it moves.
+        /// What carries RAM and device state, and who decides on commit.
         mode: Mode,
     },
     /// Start the incoming QEMU, for the mode that was admitted. Then [`Event::Prepared`]. In mode Streams
@@ -289,7 +289,7 @@ impl State {
     }
 }
 
-/// See the module.
+/// The destination's state machine; the module's page has its diagram.
 #[derive(Debug)]
 pub struct Destination {
     config: Config,
@@ -305,7 +305,7 @@ pub struct Destination {
     returned: bool,
     /// Committed, and its hypervisor has ended.
     gone: bool,
-    /// The source's word that its guest has stopped; whether it ran until then.
+    /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
     disks_checked: bool,
     state_loaded: bool,
@@ -345,7 +345,7 @@ impl Destination {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::PathUp(path) => self.control.path_up(now, path),
@@ -383,7 +383,7 @@ impl Destination {
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
     }
 
-    /// What a source that asks is told.
+    /// The answer to a source that asks.
     pub fn outcome(&self) -> Outcome {
         match &self.state {
             _ if self.gone => Outcome::Gone,
@@ -395,7 +395,7 @@ impl Destination {
         }
     }
 
-    /// The guest may have been told to run: it is not given up by itself any more.
+    /// The guest may have got the command to run: it is not given up by itself any more.
     pub fn is_committed(&self) -> bool {
         self.committed || matches!(self.state, State::Journaling { .. })
     }
@@ -443,7 +443,7 @@ impl Destination {
         self.mode
     }
 
-    /// Living control connections.
+    /// Number of control connections that are up.
     pub fn paths(&self) -> usize {
         self.control.paths()
     }

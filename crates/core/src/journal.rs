@@ -2,7 +2,7 @@
 //!
 //! The source is the coordinator of a two-phase commit, the destination its one participant:
 //! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may give
-//!   the guest up by itself; from then on only the source's word or an operator's lets it;
+//!   the guest up by itself; from then on only the source's or an operator's decision lets it;
 //! * the source writes [`SourcePhase::CommitSent`] before it sends commit; from then on it never resumes by itself;
 //! * the destination writes [`DestinationPhase::Committed`] before it tells its hypervisor to run the guest;
 //! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor could
@@ -35,7 +35,7 @@ pub enum DestinationPhase {
     Started,
     /// The guest is complete here, and the source may have committed.
     Loaded,
-    /// The hypervisor may have been told to run the guest.
+    /// The hypervisor may have got the command to run the guest.
     Committed,
     /// The hypervisor has confirmed that it has taken the guest over.
     Running,

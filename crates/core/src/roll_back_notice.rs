@@ -20,7 +20,7 @@ const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
 /// What follows from a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Try again then.
+    /// Send the notice again at this time.
     RetryAt(Time),
     /// The destination has given the guest up, or never knew it.
     GivenUp,
@@ -32,11 +32,11 @@ pub enum Next {
     Acknowledged,
 }
 
-/// See the module.
+/// Decides how long the destination is notified of a roll-back.
 #[derive(Clone, Debug)]
 pub struct RollBackNotice {
     until: Time,
-    /// The destination keeps the guest until it is told.
+    /// The destination keeps the guest until it is notified.
     may_be_loaded: bool,
     acknowledged: bool,
     wait: Duration,
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_keeps_a_loaded_guest_is_told_however_late_it_comes_back() {
+    fn a_destination_with_a_loaded_guest_is_notified_however_late_it_returns() {
         let mut notice = RollBackNotice::new(Time::ZERO, true);
         let (mut now, day) = (Time::ZERO, Time::ZERO + Duration::from_secs(86_400));
         while now < day {

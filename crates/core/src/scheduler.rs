@@ -53,7 +53,7 @@ impl Default for Config {
 }
 
 /// Number of the first frame that the scheduler hands out on a channel. Number 1 is the probe's, by which a carrier shows
-/// that the link moves bytes before the channel is told of.
+/// that the link moves bytes before the channel is reported.
 pub const FIRST_SEQUENCE: u64 = 2;
 
 const RECENT: Duration = Duration::from_secs(3);
@@ -71,7 +71,7 @@ pub enum Next {
     Work(Work),
     /// Show that the link works.
     Ping {
-        /// Frame number.
+        /// Number of the frame in its channel, from 1.
         sequence: u64,
     },
     /// Nothing for now; ask again when something was acknowledged or a round began.
@@ -85,7 +85,7 @@ pub enum Next {
 pub struct Work {
     /// Frame number on its channel.
     pub sequence: u64,
-    /// The region.
+    /// The region that the extents are in.
     pub region: RegionId,
     /// Runs in it, in order.
     pub runs: Vec<Run>,
@@ -213,7 +213,7 @@ fn all_done_s(mut ways: Vec<(f64, f64)>, bytes: f64) -> f64 {
     done
 }
 
-/// See the module.
+/// Gives extents to channels; a lost channel's extents are pending again.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
@@ -338,13 +338,13 @@ impl Scheduler {
         (region, runs)
     }
 
-    /// The channel's part of all living channels' rate; equal parts until every one of them has shown a rate.
+    /// The channel's part of all active channels' rate; equal parts until every one of them has shown a rate.
     fn rate_share(&self, channel_id: ChannelId) -> f64 {
-        let living: Vec<_> = self.channels.iter().filter(|(_, channel)| !channel.lost).collect();
+        let active: Vec<_> = self.channels.iter().filter(|(_, channel)| !channel.lost).collect();
         let own = self.channels.get(&channel_id).map_or(0.0, |channel| channel.rate.bytes_per_s());
-        let known = living.iter().all(|(_, channel)| channel.rate.bytes_per_s() > 0.0);
-        let total: f64 = living.iter().map(|(_, channel)| channel.rate.bytes_per_s()).sum();
-        if known && total > 0.0 { own / total } else { 1.0 / living.len().max(1) as f64 }
+        let known = active.iter().all(|(_, channel)| channel.rate.bytes_per_s() > 0.0);
+        let total: f64 = active.iter().map(|(_, channel)| channel.rate.bytes_per_s()).sum();
+        if known && total > 0.0 { own / total } else { 1.0 / active.len().max(1) as f64 }
     }
 
     /// Whether the channel, with what it already has in flight, would be done later than all channels together would be
@@ -357,27 +357,27 @@ impl Scheduler {
         if own_rate <= 0.0 || (channel.in_flight.is_empty() && far_s <= 0.0) {
             return false;
         }
-        let living = || self.channels.values().filter(|channel| !channel.lost);
+        let active = || self.channels.values().filter(|channel| !channel.lost);
         // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first could take
         // every small round, and nobody would ever know that the others are fast.
         let unknown = |other: &Channel| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty();
-        if living().any(unknown) {
+        if active().any(unknown) {
             return !channel.in_flight.is_empty();
         }
         let left: u64 =
-            self.pending_bytes + living().map(|channel| channel.in_flight_wire_bytes).sum::<u64>();
+            self.pending_bytes + active().map(|channel| channel.in_flight_wire_bytes).sum::<u64>();
         let ways: Vec<(f64, f64)> =
-            living().map(|channel| (farther_s(channel, nearest), channel.rate.bytes_per_s())).collect();
+            active().map(|channel| (farther_s(channel, nearest), channel.rate.bytes_per_s())).collect();
         far_s + channel.in_flight_wire_bytes as f64 / own_rate > all_done_s(ways, left as f64)
     }
 
-    /// How long the acknowledgements of the nearest living channel take.
+    /// How long the acknowledgements of the nearest active channel take.
     fn nearest(&self) -> Duration {
-        let living = self.channels.values().filter(|channel| !channel.lost);
-        living.filter_map(|channel| channel.latency.least()).min().unwrap_or_default()
+        let active = self.channels.values().filter(|channel| !channel.lost);
+        active.filter_map(|channel| channel.latency.least()).min().unwrap_or_default()
     }
 
-    /// The channel handed the write to its carrier: this is what it costs on the wire (zero pages cost nothing).
+    /// The channel handed the write to its transport: this is what it costs on the wire (zero pages cost nothing).
     pub fn sent(&mut self, channel_id: ChannelId, sequence: u64, wire_bytes: u64) {
         let Some(channel) = self.channels.get_mut(&channel_id) else { return };
         let Some(write) = channel.in_flight.iter_mut().rev().find(|write| write.sequence == sequence) else {
@@ -486,16 +486,16 @@ impl Scheduler {
 
     /// Living channels of a link.
     pub fn channels_of(&self, link: LinkId) -> Vec<ChannelId> {
-        let living = self.channels.iter().filter(|(_, channel)| !channel.lost && channel.link == link);
-        living.map(|(&id, _)| id).collect()
+        let active = self.channels.iter().filter(|(_, channel)| !channel.lost && channel.link == link);
+        active.map(|(&id, _)| id).collect()
     }
 
-    /// Rate of all living channels together, bytes per second on the wire.
+    /// Rate of all active channels together, bytes per second on the wire.
     pub fn bytes_per_s(&self) -> f64 {
         self.channels.values().filter(|channel| !channel.lost).map(|channel| channel.rate.bytes_per_s()).sum()
     }
 
-    /// Rate of the living channels of one link, bytes per second on the wire.
+    /// Rate of the active channels of one link, bytes per second on the wire.
     pub fn link_bytes_per_s(&self, link: LinkId) -> f64 {
         let of_link = |channel: &&Channel| !channel.lost && channel.link == link;
         self.channels.values().filter(of_link).map(|channel| channel.rate.bytes_per_s()).sum()

@@ -24,7 +24,7 @@ pub struct Round {
 pub struct Blackout {
     /// QEMU was asked to switch; the guest still runs.
     pub asked: Option<Time>,
-    /// The guest stopped.
+    /// The guest executed its last instruction at the source.
     pub stopped: Option<Time>,
     /// QEMU holds at pre-switchover.
     pub pre_switchover: Option<Time>,
@@ -53,7 +53,7 @@ pub struct Blackout {
 }
 
 impl Blackout {
-    /// From the guest's stop to the word that it runs.
+    /// From the guest's stop to the confirmation that it runs.
     pub fn total(&self) -> Option<Duration> {
         Some(self.running? - self.stopped?)
     }
@@ -72,7 +72,7 @@ pub struct Streamed {
     pub zero_bytes: u64,
     /// How fast the guest writes.
     pub dirty_bytes_per_s: f64,
-    /// How long the guest would stand still if it were stopped now.
+    /// Expected downtime if the guest were stopped now.
     pub expected_downtime: Option<Duration>,
     /// Percent by which it slows the guest down.
     pub throttle_percent: u8,
@@ -107,23 +107,23 @@ impl Disks {
 /// Begin and end of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span {
-    /// When it began.
+    /// `None`: the step has not begun.
     pub began: Option<Time>,
-    /// When it ended.
+    /// `None`: the step has not ended.
     pub ended: Option<Time>,
 }
 
-/// See the module.
+/// Times and amounts of one migration, for events and the report.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// When the migration was asked for.
     pub started: Time,
-    /// When it ended.
+    /// End of the migration; `None` while it is in progress.
     pub ended: Option<Time>,
     spans: [Span; 10],
     /// The passes so far.
     pub rounds: Vec<Round>,
-    /// The blackout.
+    /// Moments and amounts of the blackout.
     pub blackout: Blackout,
     /// Bytes that were populated when tracking began.
     pub populated_bytes: u64,

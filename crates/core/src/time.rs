@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Time(pub u64);
 
 impl Time {
-    /// The start.
+    /// Zero on the driver's clock; only differences have a meaning.
     pub const ZERO: Time = Time(0);
 
     /// Time passed since `earlier`; zero if that lies ahead.

@@ -7,32 +7,32 @@ use crate::control::Control;
 
 /// The connection that opened the session is put to use within this.
 const FIRST_PATH: Duration = Duration::from_secs(10);
-/// The peer is told of the end within this.
-const PARTING: Duration = Duration::from_secs(2);
+/// The peer is notified of the end within this.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// Why a tunnel ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The connection that opened it broke off before it was used.
+    /// The connection that opened it was closed before it was used.
     NeverConnected,
     /// All links were gone for too long.
     NoLink,
-    /// The peer was told why, or could not be.
+    /// The peer was notified of the reason, or could not be.
     Closed,
 }
 
-/// See the module.
+/// Decides when a tunnel ends by itself.
 #[derive(Clone, Debug)]
 pub struct Lifetime {
     link_timeout: Duration,
     first_path_until: Option<Time>,
-    parting_until: Option<Time>,
+    closing_until: Option<Time>,
 }
 
 impl Lifetime {
     /// Begins now. All links may be gone for `link_timeout`.
     pub fn new(now: Time, link_timeout: Duration) -> Lifetime {
-        Lifetime { link_timeout, first_path_until: Some(now + FIRST_PATH), parting_until: None }
+        Lifetime { link_timeout, first_path_until: Some(now + FIRST_PATH), closing_until: None }
     }
 
     /// A control connection is up.
@@ -42,19 +42,19 @@ impl Lifetime {
 
     /// The peer is being told why it ends.
     pub fn close(&mut self, now: Time) {
-        self.parting_until.get_or_insert(now + PARTING);
+        self.closing_until.get_or_insert(now + CLOSING);
     }
 
     /// Whether the peer is being told why it ends.
     pub fn is_parting(&self) -> bool {
-        self.parting_until.is_some()
+        self.closing_until.is_some()
     }
 
     /// Whether it ends now.
     pub fn end(&self, now: Time, control: &Control) -> Option<End> {
         let over = |until: Option<Time>| until.is_some_and(|until| now >= until);
         let told = control.unacknowledged() == 0 || control.paths() == 0;
-        if self.is_parting() && (told || over(self.parting_until)) {
+        if self.is_parting() && (told || over(self.closing_until)) {
             Some(End::Closed)
         } else if over(self.first_path_until) {
             Some(End::NeverConnected)
@@ -67,7 +67,7 @@ impl Lifetime {
 
     /// When to look again, at the latest; `None` if only events lead on.
     pub fn timeout(&self, control: &Control) -> Option<Time> {
-        let timers = [self.parting_until, self.first_path_until, self.link_until(control), control.timeout()];
+        let timers = [self.closing_until, self.first_path_until, self.link_until(control), control.timeout()];
         timers.into_iter().flatten().min()
     }
 
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_is_told_of_the_end_for_a_while() {
+    fn the_peer_is_notified_of_the_end_for_a_limited_time() {
         let (mut lifetime, mut control) = (Lifetime::new(s(0), LINK_TIMEOUT), Control::default());
         lifetime.path_up();
         control.path_up(s(1), 0);

@@ -41,13 +41,13 @@ impl FixPlan {
 /// A port to be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PortFix {
-    /// Where.
+    /// The port that is to be set.
     pub location: Location,
     /// Ids of the findings that it is for.
     pub findings: Vec<String>,
     /// What is wanted of it.
     pub requested: RequestedSettings,
-    /// What changes.
+    /// What changes at this port.
     #[serde(flatten)]
     pub plan: Plan,
 }
@@ -57,7 +57,7 @@ pub struct PortFix {
 pub struct HostFix {
     /// Ids of the findings that it is for.
     pub findings: Vec<String>,
-    /// What changes.
+    /// What changes at the host's ports.
     #[serde(flatten)]
     pub plan: HostPlan,
 }
@@ -65,11 +65,11 @@ pub struct HostFix {
 /// A finding that is not fixed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unfixed {
-    /// Its id.
+    /// Id of the finding, such as `mtu-between-hosts`.
     pub finding: String,
     /// The hosts, ports and links that it is about.
     pub locations: Vec<Location>,
-    /// Why, in words.
+    /// A sentence: what keeps it from being fixed.
     pub why: String,
 }
 

@@ -13,11 +13,11 @@ const FILES_MAX: usize = 4096;
 
 /// Why a folder is no survey.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum SavedError {
     /// It cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Read {
-        /// Folder or file.
         path: PathBuf,
         /// What the system said.
         #[source]
@@ -26,7 +26,6 @@ pub enum SavedError {
     /// It cannot be written.
     #[error("{} cannot be written: {source}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
         /// What the system said.
         #[source]
@@ -35,18 +34,12 @@ pub enum SavedError {
     /// A file is no inventory.
     #[error("{}: {source}", path.display())]
     Inventory {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: InventoryError,
     },
-    /// No file.
     #[error("{} holds no *.json; save inventories with `linerate doctor --inventory > HOST.json`", path.display())]
-    Empty {
-        /// The folder.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
 }
 
 /// All `*.json` of a folder, in the order of their names: inventories of hosts, and switches.

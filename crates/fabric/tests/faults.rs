@@ -311,7 +311,7 @@ fn the_table_holds_every_check() {
 
 /// `UPDATE_GOLDEN=1` writes it anew.
 #[test]
-fn the_documentation_has_what_is_said_of_every_fault() {
+fn the_documentation_has_every_fault() {
     let mut table = String::from(
         "| finding | severity | what is said, with the fault in a healthy survey |\n|---|---|---|\n",
     );

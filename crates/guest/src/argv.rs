@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_bare_and_cut_off_are_told() {
+    fn unknown_bare_and_truncated_options_are_errors() {
         assert_eq!(split_strict(&words("-new x")), Err(ArgvError::Unknown("new".into())));
         assert_eq!(split_strict(&words("-")), Err(ArgvError::Bare("-".into())));
         let (options, errors) = split(&words("-new x -m 64 -newer -S --"));

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_said_in_units() {
+    fn sizes_are_shown_in_units() {
         for (size, words) in [
             (0, "0 bytes"),
             (1000, "1000 bytes"),

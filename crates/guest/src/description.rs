@@ -23,7 +23,6 @@ pub const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestDescription {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// Name, as given to QEMU; made from the UUID or the pid where none was given.
     pub name: String,
@@ -208,7 +207,7 @@ pub struct Traits {
     /// It has run virtual machines of its own under KVM. Only its host asks, so it is told to no other.
     #[serde(skip)]
     pub nested: bool,
-    /// A TPM: its state lives outside QEMU.
+    /// A TPM: its state is outside QEMU.
     pub tpm: bool,
     /// Devices plugged or unplugged since the start: the command line no longer describes the guest.
     pub hot_plugged: Vec<String>,
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn another_schema_and_unknown_fields_are_told() {
+    fn another_schema_and_unknown_fields_are_refused() {
         assert!(matches!(GuestDescription::from_json(r#"{"schema":2}"#), Err(DescriptionError::Schema(2))));
         assert!(matches!(GuestDescription::from_json(r#"{"schema":1}"#), Err(DescriptionError::Form(_))));
         assert!(matches!(GuestDescription::from_json("x"), Err(DescriptionError::Form(_))));

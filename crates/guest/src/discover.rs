@@ -94,7 +94,7 @@ pub fn qmp_sockets(arguments: &[String]) -> Vec<PathBuf> {
     short.chain(long).collect()
 }
 
-// A chardev that was handed over as a descriptor has no path; a client has one that leads elsewhere.
+// A chardev that was passed as a descriptor has no path; a client has one that leads elsewhere.
 fn chardev_path(options: &[Argument], id: &str) -> Option<PathBuf> {
     let chardev =
         parsed(options, "chardev", Some("backend")).find(|chardev| chardev.get("id") == Some(id))?;

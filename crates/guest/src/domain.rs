@@ -46,7 +46,7 @@ pub enum DomainError {
     Process(#[from] RegistryError),
 }
 
-/// The capability may still be on in a process that lives.
+/// The capability may still be on in a running process.
 #[derive(Debug, thiserror::Error)]
 pub enum PutBackError {
     /// QEMU does not answer.
@@ -70,7 +70,7 @@ pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord
     Ok((record, found.qmp))
 }
 
-/// Has RAM in shared files left out of QEMU's stream, or not. Refused while a migration is under way at the source.
+/// Has RAM in shared files left out of QEMU's stream, or not. Refused while a migration is in progress at the source.
 pub fn ignore_shared(qmp: &mut Qmp, on: bool, deadline: Instant) -> Result<(), QmpError> {
     let change = json!({ "capabilities": [{ "capability": IGNORE_SHARED, "state": on }] });
     qmp.execute("migrate-set-capabilities", change, deadline).map(drop)
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_without_a_socket_of_its_own_is_told_what_is_missing() {
+    fn a_domain_without_its_own_socket_gets_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
         let soon = Instant::now() + Duration::from_secs(1);
         let missing = open(dir.path(), "web", soon).unwrap_err();

@@ -33,7 +33,7 @@ pub struct DiskGraph {
     pub unused: Vec<usize>,
     /// All nodes. A node comes behind the nodes that it stands on.
     pub nodes: Vec<Node>,
-    /// Jobs under way, without Linerate's own.
+    /// Running jobs, without Linerate's own.
     pub jobs: Vec<Job>,
 }
 

@@ -44,7 +44,7 @@ impl QemuBinary {
     }
 }
 
-/// What the destination's own configuration says about twins.
+/// What the destination's own configuration sets for the incoming QEMU.
 #[derive(Clone, Debug)]
 pub struct IncomingOptions {
     /// The guest's own run-time folder; sockets, pid file and logs go there.

@@ -39,7 +39,7 @@ impl RamFile {
 }
 
 impl LeftoverRam {
-    /// To be asked while the process lives. What Linerate made itself is removed with the guest, and is not among them.
+    /// To be asked while the process runs. What Linerate made itself is removed with the guest, and is not among them.
     pub fn of(record: &GuestRecord) -> LeftoverRam {
         let adopted = record.origin == Origin::Adopted && record.is_alive();
         let pid = record.process.pid;

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_nobody_finished_leaves_nothing() {
+    fn an_unfinished_start_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         let folder = registry.reserve("a").unwrap();

@@ -43,11 +43,11 @@ use crate::run_state::RunState;
 /// Why an operation did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    #[error("QEMU could not be told what to do")]
+    #[error("QEMU could not be given its settings")]
     Qmp(#[from] QmpError),
     #[error("this QEMU has no migration capability {0}: QEMU 4.0 or later is needed")]
     CapabilityMissing(&'static str),
-    #[error("another migration of this guest is under way (status {0}): wait for it or cancel it")]
+    #[error("another migration of this guest is in progress (status {0}): wait for it or cancel it")]
     Busy(String),
     #[error("QEMU's migration ended as {status}: {description}")]
     Failed {
@@ -60,11 +60,11 @@ pub enum MigrateError {
         "the migration was completed already: the guest's state has left this process, it is not resumed here"
     )]
     AlreadyCompleted,
-    /// A migration that somebody else began is under way, or has moved the guest away.
-    #[error("somebody else has begun a migration of this guest (status {0})")]
+    /// A migration that another program began is in progress, or has moved the guest away.
+    #[error("another program has begun a migration of this guest (status {0})")]
     Elsewhere(String),
     #[error(
-        "the guest stands in the state {0}: a snapshot of it is being saved or loaded, or could not be loaded. QEMU would end with the guest if it were told to migrate now. Load the snapshot again or let the guest run (QMP cont), and start the migration again"
+        "the guest is in the state {0}: a snapshot of it is being saved or loaded, or could not be loaded. QEMU would end with the guest if it were to migrate now. Load the snapshot again or let the guest run (QMP cont), and start the migration again"
     )]
     Snapshot(RunState),
     /// A device came or went.
@@ -74,7 +74,7 @@ pub enum MigrateError {
     Devices { change: String },
     /// The process ended while it loaded the state.
     #[error(
-        "the waiting QEMU ended while it loaded the guest's state: see its log for the device that differs"
+        "the incoming QEMU ended while it loaded the guest's state: see its log for the device that differs"
     )]
     LoaderEnded(#[source] QmpError),
     /// The run state is not what the operation needs.
@@ -114,7 +114,7 @@ pub enum MigrateError {
         source: QmpError,
     },
     /// The image that a disk was to go into cannot be used.
-    #[error("the waiting QEMU cannot write the image {path}")]
+    #[error("the incoming QEMU cannot write the image {path}")]
     Image {
         path: PathBuf,
         #[source]

@@ -64,7 +64,7 @@ impl Options {
         matches!(self.get(key), Some("on" | "yes" | "true" | "y"))
     }
 
-    /// Sets a key, in the place where it stood or at the end.
+    /// Sets a key, in its old place or at the end.
     pub fn set(&mut self, key: &str, value: &str) {
         let place = self.pairs.iter().position(|(name, _)| name == key);
         self.remove(key);

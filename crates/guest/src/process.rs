@@ -160,7 +160,7 @@ pub fn connect(record: &GuestRecord, deadline: Instant) -> Result<Qmp, GuestErro
 pub enum StopMethod {
     /// The guest is asked to shut down (ACPI power button); what does not by the deadline is killed.
     PowerDown,
-    /// QEMU is told to end at once.
+    /// QEMU gets the command to end at once.
     Quit,
 }
 

@@ -36,7 +36,7 @@ pub enum ProcessError {
     },
 }
 
-/// A process that can be told from a later one with the same pid.
+/// A process that can be distinguished from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessIdentity {
@@ -67,7 +67,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { pid, start_ticks: stat.start_ticks })
     }
 
-    /// Whether this very process still lives.
+    /// Whether this very process still runs.
     pub fn is_alive(self) -> bool {
         ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
     }

@@ -41,12 +41,12 @@ pub enum QmpError {
     /// QEMU closed the connection: usually its process ended.
     #[error("QEMU closed the QMP connection while {doing}: its process has probably ended")]
     Closed {
-        /// What was under way.
+        /// What was in progress.
         doing: String,
     },
     #[error("QEMU did not answer in time while {doing}")]
     TimedOut {
-        /// What was under way.
+        /// What was in progress.
         doing: String,
     },
     /// A line was not JSON, or not a QMP message.
@@ -63,7 +63,7 @@ pub enum QmpError {
     Broken,
     #[error("the QMP socket failed while {doing}")]
     Socket {
-        /// What was under way.
+        /// What was in progress.
         doing: String,
         #[source]
         source: io::Error,
@@ -88,7 +88,7 @@ impl std::fmt::Display for QemuVersion {
     }
 }
 
-/// Something that QEMU told unasked.
+/// An event of QEMU.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// `STOP`, `MIGRATION`, …

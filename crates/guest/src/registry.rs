@@ -1,7 +1,7 @@
 //! The guests that this host knows: a folder for each, with a record that survives the agent.
 //!
 //! `RUN_DIR/guests/NAME/record.json`, beside it the guest's sockets, pid file and logs. Records are replaced atomically. A guest
-//! lives if its very process lives: pid, start time and boot must agree.
+//! runs if its very process runs: pid, start time and boot must agree.
 
 use std::fs;
 use std::io::{self, Write};
@@ -59,7 +59,7 @@ pub enum RegistryError {
 pub enum Origin {
     /// Started by `linerate vm start`.
     Started,
-    /// Started by somebody else and adopted: its files are not ours to remove.
+    /// Started by another program and adopted: its files are not ours to remove.
     Adopted,
     Arrived,
 }
@@ -85,7 +85,7 @@ pub struct GuestRecord {
 }
 
 impl GuestRecord {
-    /// A record of a process that lives now.
+    /// A record of a process that runs now.
     pub fn new(
         name: &str,
         origin: Origin,
@@ -112,7 +112,7 @@ impl GuestRecord {
         self.process == other.process && self.boot == other.boot
     }
 
-    /// Whether its very process lives.
+    /// Whether its very process runs.
     pub fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|boot| boot == self.boot) && self.process.is_alive()
     }
@@ -156,7 +156,7 @@ impl Registry {
         Ok(self.guests.join(name))
     }
 
-    /// Makes the folder of a new guest. Leftovers of a dead one are removed, a living one is an error.
+    /// Makes the folder of a new guest. Leftovers of a guest that ended are removed; a running one is an error.
     pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let folder = self.folder(name)?;
         let _removing = lock(&self.removing);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_and_the_living_are_protected() {
+    fn records_are_read_back_and_running_guests_are_protected() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         registry.put(&record("b")).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_told_and_skipped() {
+    fn damaged_records_are_reported_and_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         registry.put(&record("a")).unwrap();

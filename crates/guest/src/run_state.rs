@@ -12,7 +12,7 @@ use crate::qmp::{Qmp, QmpError};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum RunState {
-    /// `running`
+    /// `running`: the virtual CPUs run.
     Running,
     /// `paused`: stopped by the QMP command `stop`.
     Paused,

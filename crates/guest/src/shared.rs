@@ -83,7 +83,7 @@ pub struct FileFacts {
     pub magic: u64,
     /// Its name and what is mounted, such as `nfs4` and `nas:/export`.
     pub system: String,
-    /// See `system`.
+    /// Kind of mount, as `system`.
     pub mounted: String,
     /// Number of the file system on that host.
     pub device: u64,

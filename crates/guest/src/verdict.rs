@@ -20,7 +20,7 @@ pub struct Verdict {
     pub reasons: Vec<Reason>,
 }
 
-/// One thing that stands against direct mode.
+/// One reason against direct mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// RAM in anonymous memory.
@@ -38,7 +38,7 @@ pub enum Reason {
     RamMemfd { block: String, version: String },
     /// No descriptor of the memory found.
     #[error(
-        "the file behind RAM block {block} cannot be told among the process's open files: give each guest one memory back end"
+        "the file behind RAM block {block} cannot be found among the process's open files: give each guest one memory back end"
     )]
     RamNotFound { block: String },
     /// RAM that ends inside of a huge page: the file is longer than the block, and no other host can make it so.
@@ -48,7 +48,6 @@ pub enum Reason {
     )]
     RamNotWholePages {
         block: String,
-        /// Its bytes.
         size: u64,
         /// Bytes of its pages.
         page_bytes: u64,
@@ -77,7 +76,7 @@ pub enum Reason {
     /// QEMU itself refuses to migrate.
     #[error("QEMU refuses to migrate this guest: {why}")]
     Blocked { why: String },
-    #[error("another migration of this guest is under way (status {status}): wait for it or cancel it")]
+    #[error("another migration of this guest is in progress (status {status}): wait for it or cancel it")]
     Migrating { status: String },
     /// It is still on its way here.
     #[error("the guest has not arrived in this process yet (run state inmigrate)")]
@@ -87,9 +86,9 @@ pub enum Reason {
         "the guest has left this process (run state postmigrate): look whether it runs on another host; only if it runs nowhere, let it run here (QMP: `cont`)"
     )]
     Left,
-    /// Somebody migrated it while it stood, and gave that up.
+    /// It was migrated while it was paused, and the migration was given up.
     #[error(
-        "QEMU holds the guest in the state postmigrate since an earlier migration was given up, and migrates it again only when it has run: let it run (QMP: `cont`), and pause it again if it is to stand"
+        "QEMU holds the guest in the state postmigrate since an earlier migration was given up, and migrates it again only when it has run: let it run (QMP: `cont`), and pause it again if it is to stay paused"
     )]
     NotRunSince,
     /// No host would take it over.
@@ -162,7 +161,7 @@ impl Verdict {
     }
 }
 
-/// What stands against moving a guest by QEMU's own streams; nothing, if it is empty.
+/// Reasons against moving a guest by QEMU's own streams; nothing, if it is empty.
 pub fn judge_streams(guest: &GuestDescription) -> Vec<Reason> {
     let mut reasons = lacking(guest, &["pause-before-switchover", "events"]);
     reasons.extend(not_taken_over(guest, false));

@@ -27,7 +27,7 @@ fn fill(ram: &Path) {
 }
 
 /// Takes some of each connection, and then all of them end at once.
-fn break_off(connections: Vec<UnixStream>, bytes: usize) {
+fn cut(connections: Vec<UnixStream>, bytes: usize) {
     let readers: Vec<_> = connections
         .into_iter()
         .map(|mut connection| {
@@ -61,7 +61,7 @@ fn connections_break(channels: u16, times: usize) {
                 from.prepare_streams(options, limits, soon()).and_then(|()| from.begin(&path, soon()));
             begun.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));
             let accepted = (0..=channels).map(|_| listener.accept().unwrap().0).collect();
-            break_off(accepted, (number % 8 + 1) << 18);
+            cut(accepted, (number % 8 + 1) << 18);
             let held = from.wait_streams_held(&|| false, &mut |_| None);
             assert!(matches!(held, Err(MigrateError::Failed { .. })), "{number}: {held:?}");
             let cancelled = from.cancel(soon());

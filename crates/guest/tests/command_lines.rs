@@ -156,7 +156,7 @@ fn block(object: &Options, qemu: QemuVersion) -> RamBlock {
     }
 }
 
-/// Taps that were handed over as open files are found by /proc; macvtaps are not.
+/// Taps that were passed as open files are found by /proc; macvtaps are not.
 fn taps(options: &[Argument]) -> Vec<Nic> {
     let of = |name| all(options, name, "type").into_iter().filter(|netdev| netdev.get("type") == Some("tap"));
     let nic = |netdev: Options| Nic {
@@ -282,7 +282,7 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
 }
 
 #[test]
-fn every_twin_of_a_platforms_command_line_has_nothing_of_its_host() {
+fn every_incoming_command_line_has_nothing_of_its_host() {
     for line in lines().iter().filter(|line| !line.guest.domain) {
         let Ok(made) = build_incoming(&line.guest, &generous()) else { continue };
         let text = made.arguments.join(" ");
@@ -320,7 +320,7 @@ const BY_HAND: [&str; 6] = [
 
 /// What the verdict says can go by streams must go: QEMU itself migrates it to an incoming QEMU.
 #[test]
-fn guests_of_plain_scripts_load_in_their_twins() {
+fn guests_of_plain_scripts_load_in_their_incoming_qemu() {
     let qemus = qemus();
     for (number, line) in BY_HAND.iter().enumerate() {
         let (place, qemu) = (Place::new(), &qemus[number % qemus.len()]);
@@ -388,7 +388,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_of_command_lines_says_what_becomes_of_each() {
+fn the_page_of_command_lines_matches_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/command-lines.md");
     let page = page();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

@@ -222,7 +222,7 @@ const FEWER: &str = "-drive if=none,id=d0,file=DIR/a.img,format=raw -device virt
     -device ide-cd,id=cd1";
 
 #[test]
-fn whatever_replaces_an_image_is_told_before_and_during_a_migration_and_at_the_destination() {
+fn a_replaced_image_is_found_before_during_and_after_a_migration() {
     for qemu in qemus() {
         for (number, (word, change)) in CHANGES.iter().enumerate() {
             let (place, mut guest) = started(&qemu, FEWER);
@@ -246,7 +246,7 @@ const FOLLOWED: [usize; 4] = [0, 2, 3, 4];
 
 /// A snapshot of a `-blockdev` node is not followed. The refusal says how to undo it, and then the guest can be moved.
 #[test]
-fn a_snapshot_that_was_committed_as_its_refusal_says_is_none_any_more() {
+fn a_committed_snapshot_is_no_reason_to_refuse() {
     for qemu in qemus() {
         let (place, mut guest) = started(&qemu, FEWER);
         let node = json!({ "node-name": "n1", "snapshot-node-name": "s1" });
@@ -486,7 +486,7 @@ fn a_copied_disk_may_have_another_path_and_no_backing_file_but_not_another_size(
 }
 
 #[test]
-fn an_image_whose_name_leads_to_another_file_now_is_told() {
+fn an_image_whose_name_leads_to_another_file_is_found() {
     for qemu in qemus() {
         let (place, mut guest) = started(&qemu, FEWER);
         guest.graph();
@@ -541,7 +541,7 @@ fn snapshots_within_copied_images_that_stay_behind_are_named() {
 }
 
 #[test]
-fn a_job_under_way_keeps_a_guest_where_it_is() {
+fn a_running_job_keeps_a_guest_where_it_is() {
     for qemu in qemus() {
         let (_place, mut guest) = started(&qemu, FEWER);
         guest.ask("blockdev-add", json!({ "driver": "null-co", "node-name": "away", "size": 8 * MIB }));

@@ -166,7 +166,7 @@ fn an_endless_line_is_cut_off() {
 }
 
 #[test]
-fn silence_and_hanging_up_are_told_apart() {
+fn silence_and_a_closed_connection_are_different_errors() {
     let (_dir, path) = serve(|peer| {
         peer.id();
     });
@@ -203,7 +203,7 @@ fn a_flood_of_events_is_bounded() {
 
 /// QEMU answers what it is asked while it stops the guest: the answer may come before anybody has looked at the events.
 #[test]
-fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
+fn a_guest_whose_stop_comes_just_before_an_answer_ran_until_then() {
     let (dir, path) = serve(|peer| {
         peer.greet();
         let mut begun = false;
@@ -234,7 +234,7 @@ fn a_guest_whose_stop_is_told_just_before_an_answer_ran_until_then() {
     assert!(held.ran && held.stopped.is_some(), "{held:?}");
 }
 
-/// What a newer QEMU may say is shown as it is, and the guest is told nothing.
+/// What a newer QEMU may say is shown as it is, and the guest gets no command.
 #[test]
 fn an_unknown_run_state_is_named_and_nothing_is_done_to_the_guest() {
     let (_dir, path) = serve(|peer| {

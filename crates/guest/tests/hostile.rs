@@ -134,7 +134,7 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
 }
 
 #[test]
-fn descriptions_that_are_not_what_they_say_are_refused() {
+fn descriptions_that_contradict_themselves_are_refused() {
     let mut guest = description(&["-nodefaults"]);
     guest.name = "../../etc".into();
     assert!(matches!(build_incoming(&guest, &options()), Err(IncomingError::Name(_))));
@@ -219,7 +219,7 @@ fn huge_pages_are_counted_apart_from_other_memory() {
 }
 
 #[test]
-fn a_folder_for_ram_that_is_too_small_is_told_by_its_name() {
+fn a_folder_for_ram_that_is_too_small_is_named() {
     let memory = "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on";
     let guest = description(&["-nodefaults", "-object", memory]);
     let made = build_incoming(&guest, &options()).unwrap();

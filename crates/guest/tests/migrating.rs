@@ -107,14 +107,17 @@ fn migrate(place: &Place, qemu: &QemuBinary) {
 }
 
 #[test]
-fn a_guest_moves_to_its_twin() {
+fn a_guest_moves_to_its_incoming_qemu() {
     for qemu in qemus() {
         migrate(&Place::new(), &qemu);
     }
 }
 
 /// A guest, and its incoming QEMU, which listens at `m.sock`.
-fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Running, DestinationQemu) {
+fn incoming_qemu_listens(
+    place: &Place,
+    qemu: &QemuBinary,
+) -> (Running, IncomingQemu, Running, DestinationQemu) {
     place.disk("d.img", 4);
     let mut source = start_spec(place, qemu, SPEC);
     let pid = source.record.process.pid;
@@ -133,7 +136,7 @@ fn twin_listens(place: &Place, qemu: &QemuBinary) -> (Running, IncomingQemu, Run
 fn a_guest_that_is_loaded_and_not_committed_leaves_its_disks_to_the_source() {
     for qemu in qemus() {
         let place = Place::new();
-        let (mut source, made, _waiting, mut to) = twin_listens(&place, &qemu);
+        let (mut source, made, _waiting, mut to) = incoming_qemu_listens(&place, &qemu);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
         let channel = place.path("m.sock");
         from.prepare(soon()).unwrap();
@@ -231,7 +234,7 @@ fn a_paused_guest_stays_paused_after_cancel() {
         let mut source = start_spec(&place, &qemu, SPEC);
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
         assert!(from.pause(soon()).unwrap(), "it ran");
-        assert!(!from.pause(soon()).unwrap(), "it stood already");
+        assert!(!from.pause(soon()).unwrap(), "it was paused already");
         from.resume(soon()).unwrap();
         assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         from.pause(soon()).unwrap();
@@ -252,10 +255,10 @@ fn a_paused_guest_stays_paused_after_cancel() {
 
 /// Its state was written and thrown away: its operator has it as it was, with its disks, and it can be migrated again.
 #[test]
-fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
+fn a_paused_guest_that_rolls_back_is_paused_and_can_be_migrated_again() {
     for qemu in qemus() {
         let place = Place::new();
-        let (mut source, made, _waiting, mut to) = twin_listens(&place, &qemu);
+        let (mut source, made, _waiting, mut to) = incoming_qemu_listens(&place, &qemu);
         source.qmp().execute("stop", json!({}), soon()).unwrap();
         let mut from = SourceQemu::new(source.qmp.take().unwrap(), soon()).unwrap();
         write_state(&mut from, &place.path("m.sock"), &source, &made);
@@ -268,12 +271,12 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
         let write = json!({ "command-line": format!("qemu-io {drive} \"write 0 512\"") });
         // A disk that is not taken over again ends QEMU here.
         from.qmp().execute("human-monitor-command", write, soon()).unwrap();
-        // A later agent takes it back: its journal says in which state it stood.
-        for stood in [RunState::Paused, RunState::PreLaunch] {
-            write_state(&mut from, &discarding(&place, stood.name()), &source, &made);
+        // A later agent rolls back: its journal has the run state.
+        for state in [RunState::Paused, RunState::PreLaunch] {
+            write_state(&mut from, &discarding(&place, state.name()), &source, &made);
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(stood));
+            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(state));
             from.cancel_and_resume(soon()).unwrap();
             assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         }
@@ -282,13 +285,13 @@ fn a_paused_guest_that_is_taken_back_is_paused_and_can_be_migrated_again() {
 
 /// Paused by its operator while it moves, or stopped by itself: nobody but the operator lets it run.
 #[test]
-fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
+fn a_guest_that_did_not_run_is_not_run_after_a_roll_back() {
     for qemu in qemus() {
         let place = Place::new();
         place.disk("d.img", 4);
         let mut source = start_spec(&place, &qemu, SPEC);
         source.qmp().execute("stop", json!({}), soon()).unwrap();
-        for (stood, wanted) in [
+        for (state, wanted) in [
             (None, RunState::PostMigrate),
             (Some(RunState::GuestPanicked), RunState::PostMigrate),
             (Some(RunState::Paused), RunState::Paused),
@@ -307,9 +310,9 @@ fn a_guest_that_did_not_run_is_not_run_when_it_is_taken_back() {
             from.wait_completed(soon(), &|| false).unwrap();
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            let mut heir = SourceQemu::recovered(qmp, stood.is_some(), None, true).stood(stood.clone());
+            let mut heir = SourceQemu::recovered(qmp, state.is_some(), None, true).stood(state.clone());
             heir.cancel_and_resume(soon()).unwrap();
-            assert_eq!(heir.status(soon()).unwrap(), wanted, "{stood:?}");
+            assert_eq!(heir.status(soon()).unwrap(), wanted, "{state:?}");
         }
     }
 }
@@ -353,7 +356,7 @@ fn the_next_agent_resumes_a_guest_that_the_agent_stopped_and_none_that_its_opera
 
 /// What it did when QEMU stopped it counts, not what it did at the beginning.
 #[test]
-fn a_guest_that_its_operator_resumed_while_it_moved_runs_again_when_it_is_taken_back() {
+fn a_guest_resumed_by_its_operator_runs_after_a_roll_back() {
     for qemu in qemus() {
         let place = Place::new();
         place.disk("d.img", 4);
@@ -403,10 +406,10 @@ fn reconnect(old: SourceQemu) -> std::time::Instant {
 }
 
 #[test]
-fn a_destination_that_cannot_load_is_told() {
+fn a_destination_that_cannot_load_is_an_error() {
     for qemu in qemus() {
         let place = Place::new();
-        let (_source, _made, _waiting, mut to) = twin_listens(&place, &qemu);
+        let (_source, _made, _waiting, mut to) = incoming_qemu_listens(&place, &qemu);
         let channel = place.path("m.sock");
         use std::io::Write;
         let mut stream = std::os::unix::net::UnixStream::connect(&channel).unwrap();

@@ -1,4 +1,4 @@
-//! Copied disks, between two real QEMUs. What is left when the guest stands is carried over before anything else
+//! Copied disks, between two real QEMUs. What is left when the guest is stopped is carried over before anything else
 //! happens, and whoever takes a guest back leaves nothing of the copy.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
@@ -96,7 +96,7 @@ fn write(qmp: &mut Qmp, offset: u64, bytes: u64) {
 }
 
 #[test]
-fn what_is_left_when_the_guest_stands_is_carried_over_and_nothing_of_the_copy_stays() {
+fn the_rest_is_copied_while_the_guest_is_paused_and_no_job_remains() {
     for qemu in qemus() {
         let mut pair = mirrored(&qemu);
         let qmp = pair.source.qmp();
@@ -182,7 +182,7 @@ fn a_guest_is_not_stopped_before_its_disks_let_it() {
 }
 
 #[test]
-fn a_guest_that_is_taken_back_has_no_job_and_no_node_of_the_copy() {
+fn a_guest_that_rolls_back_has_no_job_and_no_node_of_the_copy() {
     for qemu in qemus() {
         let mut pair = mirrored(&qemu);
         assert_eq!(remains(pair.source.qmp()).len(), 2, "a job and what it writes to");
@@ -193,7 +193,7 @@ fn a_guest_that_is_taken_back_has_no_job_and_no_node_of_the_copy() {
 }
 
 #[test]
-fn a_mirror_whose_destination_dies_is_told_and_taken_back() {
+fn a_mirror_whose_destination_ends_fails_and_is_removed() {
     for qemu in qemus() {
         let mut pair = mirrored(&qemu);
         pair.destination.quit(soon()).unwrap();

@@ -10,7 +10,7 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::run_state::RunState;
 use serde_json::{Value, json};
 
-/// A guest that somebody else has a monitor of, too.
+/// A guest that another program has a monitor of, too.
 fn guest(place: &Place, qemu: &QemuBinary) -> (Running, SourceQemu, Qmp) {
     let image = place.disk("d.img", 4);
     let mut make = std::process::Command::new("qemu-img");
@@ -67,7 +67,7 @@ enum Agent {
 }
 
 /// Somebody else begins a migration with a session prepared, and the session is given up.
-fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, RunState) {
+fn another_operator(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, RunState) {
     let place = Place::new();
     let (source, mut from, mut hands) = guest(&place, qemu);
     from.prepare(soon()).unwrap();
@@ -93,19 +93,19 @@ fn somebody_else(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &s
 }
 
 #[test]
-fn what_somebody_else_does_with_a_guest_is_not_undone() {
+fn what_another_program_does_with_a_guest_is_not_undone() {
     for qemu in qemus() {
         for agent in [Agent::Tries, Agent::Gives, Agent::Ended] {
-            let done = somebody_else(&qemu, agent, 1 << 30, "completed");
+            let done = another_operator(&qemu, agent, 1 << 30, "completed");
             assert_eq!(done, ("completed".into(), RunState::PostMigrate), "it would run twice: {agent:?}");
-            let done = somebody_else(&qemu, agent, 65537, "active");
+            let done = another_operator(&qemu, agent, 65537, "active");
             assert_eq!(done, ("active".into(), RunState::Running), "{agent:?}");
         }
     }
 }
 
 #[test]
-fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
+fn a_guest_reset_during_a_drain_pause_runs_on() {
     for qemu in qemus() {
         let place = Place::new();
         let (_source, mut from, mut hands) = guest(&place, &qemu);
@@ -125,7 +125,7 @@ fn a_guest_that_is_reset_while_it_stands_for_a_moment_goes_on() {
 }
 
 #[test]
-fn a_guest_whose_record_somebody_removed_is_not_ended() {
+fn a_guest_whose_record_was_removed_is_not_ended() {
     for qemu in qemus() {
         let place = Place::new();
         let (source, mut from, _hands) = guest(&place, &qemu);
@@ -137,7 +137,7 @@ fn a_guest_whose_record_somebody_removed_is_not_ended() {
 }
 
 #[test]
-fn a_device_that_comes_or_goes_while_a_guest_is_moved_is_told() {
+fn a_device_plugged_or_unplugged_during_a_migration_is_found() {
     for qemu in qemus() {
         let place = Place::new();
         let (_source, mut from, mut hands) = guest(&place, &qemu);
@@ -174,7 +174,7 @@ fn a_guest_whose_snapshot_could_not_be_loaded_is_not_lost() {
 }
 
 #[test]
-fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
+fn a_guest_resumed_during_a_migration_runs_after_a_roll_back() {
     for qemu in qemus() {
         let place = Place::new();
         let (source, from, mut hands) = guest(&place, &qemu);
@@ -199,9 +199,9 @@ fn a_guest_that_is_let_run_on_the_way_runs_when_it_is_taken_back() {
     }
 }
 
-/// What is done to a guest that stands is done again if it ran meanwhile, however shortly.
+/// What is done to a paused guest is done again if it ran meanwhile, however shortly.
 #[test]
-fn a_guest_that_its_operator_lets_run_for_a_moment_has_not_stood() {
+fn a_guest_resumed_for_a_moment_was_not_paused_throughout() {
     for qemu in qemus() {
         let place = Place::new();
         let (_source, mut from, mut hands) = guest(&place, &qemu);

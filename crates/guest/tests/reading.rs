@@ -79,7 +79,7 @@ fn a_guest_that_ignores_the_power_button_is_killed() {
 }
 
 #[test]
-fn a_start_that_fails_says_what_qemu_said_and_leaves_nothing() {
+fn a_failed_start_shows_qemus_error_and_leaves_nothing() {
     let place = Place::new();
     let qemu = &qemus()[0];
     let folder = place.registry.reserve("bad").unwrap();
@@ -142,7 +142,7 @@ fn hand_run_guests_of_both_styles_are_found_and_judged() {
 }
 
 #[test]
-fn ordinary_guests_are_told_why_not() {
+fn ordinary_guests_have_reasons_against_direct_mode() {
     for qemu in qemus() {
         let place = Place::new();
         let (disk, qmp) = (place.disk("d.img", 8), place.path("q.sock"));
@@ -191,7 +191,7 @@ fn every_run_state_that_qemu_lists_is_known() {
 }
 
 #[test]
-fn devices_and_states_that_stand_against_direct_mode() {
+fn devices_and_states_that_direct_mode_refuses() {
     let mut guest = description(RAM_IN_A_FILE);
     assert!(judge(&guest, KERNEL).direct);
     assert_eq!(judge_streams(&guest), []);
@@ -276,7 +276,7 @@ fn in_its_folder(place: &Place, qemu: &QemuBinary, line: &str, detached: bool) -
 }
 
 #[test]
-fn a_guest_started_in_a_folder_with_options_from_a_file_gets_a_twin() {
+fn a_guest_started_in_a_folder_with_options_from_a_file_gets_an_incoming_qemu() {
     for (qemu, detached) in qemus().into_iter().zip([false, true]) {
         let place = Place::new();
         let (first, second) = (place.disk("a.img", 4), place.disk("b.img", 8));
@@ -337,7 +337,7 @@ fn an_image_that_no_destination_would_open_is_known_at_the_source() {
 }
 
 #[test]
-fn a_process_without_qmp_is_told() {
+fn a_process_without_qmp_is_an_error() {
     let me = std::process::id() as i32;
     assert!(matches!(discover::by_pid(me, soon()), Err(DiscoverError::NoSocket { .. })));
     assert!(matches!(discover::by_pid(i32::MAX, soon()), Err(DiscoverError::Process(_))));
@@ -376,7 +376,7 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
     let before = [own, lent, template].map(bytes);
     assert!(before.iter().all(|bytes| *bytes > 0), "{before:?}");
     let left = LeftoverRam::of(&guest.record);
-    assert_eq!(left.free(), 0, "its process lives");
+    assert_eq!(left.free(), 0, "its process runs");
     let qmp = guest.qmp.as_mut();
     stop(&place.registry, &guest.record, qmp, StopMethod::Quit, soon()).unwrap();
     let mut other = reader(lent);

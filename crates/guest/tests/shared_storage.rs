@@ -144,7 +144,7 @@ fn without_marks(mut source: Source, path: &Path) -> Source {
 }
 
 #[test]
-fn the_operators_word_counts_where_nothing_is_known_and_not_against_what_is_known() {
+fn the_operators_assertion_counts_only_where_nothing_is_known() {
     let hosts = hosts();
     let original = image(&hosts.here.join("d.img"));
     let copy = hosts.there.join("d.img");
@@ -303,7 +303,7 @@ fn a_shared_image_that_something_else_writes_is_refused() {
 }
 
 #[test]
-fn a_source_that_says_nothing_of_its_storage_shares_none() {
+fn a_source_without_storage_marks_shares_none() {
     let hosts = hosts();
     let path = image(&hosts.here.join("d.img"));
     let mut source = source(vec![disk("vda", &path, false)], &["vda"]);

@@ -1,4 +1,4 @@
-//! What the destination's QEMU does with a guest that is handed over to it: runs it, keeps it as it stood, or cannot.
+//! What the destination's QEMU does with a committed guest: runs it, keeps it paused, or cannot run it.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -108,7 +108,7 @@ fn rested(loaded: &Loaded) -> u64 {
 }
 
 #[test]
-fn a_guest_that_ran_runs_and_its_cpus_tell_whether_it_ever_did() {
+fn a_guest_that_ran_runs_and_its_cpus_show_whether_it_ever_did() {
     for qemu in qemus() {
         let place = Place::new();
         let mut loaded = load(&place, &qemu, Pause::Never);
@@ -205,11 +205,11 @@ enum Lost {
     Late,
     /// It is another now, and the guest's CPUs have worked.
     Connection,
-    /// It is another now, and QEMU never heard of it.
+    /// It is another now, and QEMU never received it.
     Command,
 }
 
-/// QEMU is told to let the guest run, and whoever told it does not hear the answer. Then an operator pauses the guest.
+/// QEMU gets the command to run the guest, and its answer is lost. Then an operator pauses the guest.
 fn paused_behind_a_lost_answer(place: &Place, qemu: &QemuBinary, lost: Lost) -> Loaded {
     let mut loaded = load(place, qemu, Pause::Never);
     let before = rested(&loaded);
@@ -247,7 +247,7 @@ fn a_guest_that_was_paused_behind_a_lost_answer_is_not_let_run_again() {
 }
 
 #[test]
-fn a_guest_that_never_heard_of_it_is_told_again_to_run() {
+fn a_guest_that_missed_the_command_is_resumed_again() {
     for qemu in qemus() {
         let place = Place::new();
         let mut loaded = paused_behind_a_lost_answer(&place, &qemu, Lost::Command);

@@ -107,7 +107,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A defect put into the bodies on purpose, to see that the checks notice.
+/// A defect put into the drivers on purpose, to see that the checks notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// The destination answers a fence and goes on applying (rule 3).
@@ -132,8 +132,8 @@ pub enum Mutation {
     RollBackForgetsGuest,
     /// Roll-back leaves the write protection on (rule 2).
     RollBackKeepsProtection,
-    /// Tearing down leaves the waiting guest.
-    TearDownLeavesGuest,
+    /// Discarding leaves the incoming QEMU.
+    DiscardLeavesGuest,
     /// The destination says that the hypervisor has taken its streams before it has.
     LoadedTooEarly,
     /// The stream of libvirt's hypervisor is not held (rule 5).
@@ -167,7 +167,7 @@ pub enum Mutation {
     CommitNotSaidAgain,
     /// A loaded guest whose source does not answer is given up after a while.
     LoadedGivenUp,
-    /// A roll-back that no abort could tell is not told beside the session either.
+    /// A roll-back that no abort could report has no notice either.
     NeverNotified,
 }
 
@@ -184,7 +184,7 @@ impl Mutation {
         Mutation::FillHoles,
         Mutation::RollBackForgetsGuest,
         Mutation::RollBackKeepsProtection,
-        Mutation::TearDownLeavesGuest,
+        Mutation::DiscardLeavesGuest,
         Mutation::LoadedTooEarly,
         Mutation::GateOpen,
         Mutation::RunsAnothersGuest,
@@ -263,9 +263,9 @@ pub struct Check {
     pub taken_over: BTreeSet<u64>,
     /// Sessions that an operator decided at the source.
     pub resolved: BTreeSet<u64>,
-    /// Sessions whose guest an operator has let run at the destination: he answers for the source's copy.
+    /// Sessions whose guest an operator has let run at the destination: the operator answers for the source's copy.
     pub run_there: BTreeSet<u64>,
-    /// Processes that had the guest when they died, and when: what was said of them may still be under way.
+    /// Processes that had the guest when they died, and when: messages about them may still be in flight.
     pub died: std::collections::BTreeMap<u64, Time>,
     /// A process of the guest has ended by itself or with its host, ever.
     pub lost: bool,

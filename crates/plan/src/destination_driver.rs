@@ -46,9 +46,9 @@ pub const IMAGE_NAMES: u64 = 100;
 pub struct Received {
     /// Everything up to here has landed.
     pub applied: u64,
-    /// But for these, all that were ever damaged: an acknowledgement that told of one may have been lost.
+    /// But for these, all that were ever damaged: an acknowledgement that reported one may have been lost.
     pub damaged: Vec<u64>,
-    /// How many of them an acknowledgement told of.
+    /// How many of them an acknowledgement reported.
     pub damaged_told: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct Received {
 pub struct DestinationDriver {
     /// Its session, if it is active.
     pub machine: Option<Destination>,
-    /// Counts what was begun; a roll-back or crash makes all that is under way void.
+    /// Counts what was begun; a roll-back or crash makes all that is in progress void.
     pub operations: u64,
     /// The process of the incoming QEMU was started.
     pub started: bool,
@@ -68,7 +68,7 @@ pub struct DestinationDriver {
     pub actions: u64,
     /// A restarted agent is still busy with what its journal said.
     pub recovering: bool,
-    /// The guest was told to run, ever.
+    /// The guest got the command to run, ever.
     pub ran: bool,
     /// Told to run, and the answer is missing.
     pub unsure: bool,
@@ -273,7 +273,7 @@ impl World {
                 self.tell_destination(Event::HypervisorRestored);
             }
             DestinationWork::TearsDown => {
-                self.tear_down();
+                self.discard_incoming();
                 self.tell_destination(Event::Discarded);
             }
             DestinationWork::Recovers => self.owner_is_let_go(),
@@ -287,7 +287,7 @@ impl World {
         self.after(span, SimEvent::HypervisorRuns { operations, ran, since, unsure: false });
     }
 
-    /// The hypervisor was told to take the guest over, and does, whether or not the agent that told it still lives. It
+    /// The hypervisor got the command to take the guest over, and does, whether or not the agent still runs. It
     /// is told again while it refuses.
     pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
         let told = operations == self.destination.operations;

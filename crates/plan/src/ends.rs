@@ -46,7 +46,7 @@ impl World {
         );
         let leftover = self.all().find(|guest| !guest.owned).map(|guest| guest.pid);
         self.check.that(leftover.is_none(), Property::RetrySucceeds, || {
-            format!("a waiting guest is left: process {leftover:?}")
+            format!("an incoming QEMU is left: process {leftover:?}")
         });
         let left = self.all().any(|guest| guest.current);
         self.check.that(left || crashed[0] || crashed[1], Property::NothingLost, || {
@@ -112,7 +112,7 @@ impl World {
         )
     }
 
-    /// The host that has a role in the session under way.
+    /// The host that has a role in the session in progress.
     pub fn at(&self, side: Side) -> usize {
         self.roles[crate::wire::index(side)]
     }

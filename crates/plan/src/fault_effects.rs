@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// What is under way may still come; if the ends are told, the destination perhaps after that.
+    /// What is in flight may still come; if the ends are notified, the destination perhaps after that.
     fn cut(&mut self, id: u32, directions: [bool; 2], told: bool) {
         let late_max = self.scenario.late_max;
         for (direction, _) in directions.into_iter().enumerate().filter(|(_, cut)| *cut) {

@@ -8,11 +8,11 @@ use crate::random::Random;
 
 #[derive(Clone, Debug)]
 pub enum FaultKind {
-    /// Both ends are told at once.
+    /// Both ends are notified at once.
     LinkReset(usize),
-    /// It carries nothing any more, and neither end is told.
+    /// It carries nothing any more, and neither end is notified.
     LinkSilent(usize),
-    /// Nothing goes in one direction, nobody is told.
+    /// Nothing goes in one direction, without any notice.
     LinkOneWay(usize, Side),
     /// Every link goes silent.
     AllSilent,

@@ -159,7 +159,7 @@ impl Guest {
         guest
     }
 
-    /// The guest lives for this many milliseconds.
+    /// The guest runs for this many milliseconds.
     pub fn live(&mut self, random: &mut Random, ms: f64) {
         if !self.running || self.gone {
             return;

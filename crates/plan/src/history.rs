@@ -105,7 +105,7 @@ impl World {
         true
     }
 
-    /// What is under way for sessions that are brought to their end goes on.
+    /// What is in progress for sessions that are brought to their end goes on.
     fn leave_queue(&mut self) {
         self.queue.retain(|_, happening| {
             matches!(
@@ -138,7 +138,7 @@ impl World {
         self.continue_run()
     }
 
-    /// Whether this run lives through a history.
+    /// Whether this run goes through a history.
     pub fn is_history(&self) -> bool {
         let Options { histories, .. } = self.options;
         histories

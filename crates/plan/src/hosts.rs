@@ -20,7 +20,7 @@ pub struct Record {
     pub process: Option<u64>,
     /// The guest ran at the source when it was stopped.
     pub ran: bool,
-    /// Rolled back, and the destination may hold the guest and has not been told.
+    /// Rolled back, and the destination may hold the guest and was not notified.
     pub notice_due: bool,
     /// What the host's clock showed. Nothing may depend on it.
     pub clock: i64,
@@ -46,7 +46,6 @@ pub struct Known {
     pub recovers: bool,
 }
 
-/// See [`Machine`].
 #[derive(Debug)]
 pub struct RecoveryCase {
     pub machine: Machine,
@@ -72,7 +71,7 @@ pub struct Host {
     pub writes_again_at: Time,
     /// Sessions that are brought to their end.
     pub cases: BTreeMap<u64, RecoveryCase>,
-    /// Roll-backs that are told beside their sessions.
+    /// Roll-back notices on connections of their own.
     pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
     /// [`Record::notice_due`] where the disk did not take it: it goes with the session's next record.
     pub notice_due: BTreeMap<u64, bool>,

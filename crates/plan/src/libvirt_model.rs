@@ -20,7 +20,6 @@ enum StreamState {
     No,
     /// Its stream waits, or is held.
     Held,
-    /// It was released.
     Released,
     /// It came to its end: the guest runs at the destination.
     Arrived,
@@ -114,7 +113,7 @@ impl World {
     }
 
     fn tell_given_up(&mut self) {
-        let detail = "he has given up his migration";
+        let detail = "libvirt has given up its migration";
         let step = self.source.machine.as_ref().map_or(Step::Commit, |machine| machine.step());
         let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, detail);
         self.source_will(10, 5_000, SourceWork::Deliver(Event::Failed(fault)));

@@ -1,4 +1,4 @@
-//! The operator: decides where nobody else does, on what he sees at both hosts; pauses guests and lets them run again.
+//! The operator: decides where no agent does, by what both hosts show; pauses guests and lets them run again.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ enum OperatorView {
     Nothing,
     /// It is in progress, or being brought to its end.
     Busy,
-    /// It waits for the other side's word, or for his.
+    /// It waits for the other side's answer, or for an operator's decision.
     InDoubt,
 }
 
@@ -98,7 +98,7 @@ impl World {
                 self.tell_destination_case(host, session, DestinationEvent::Resolve(run));
             }
             Machine::Destination(machine) if machine.is_held() => {
-                // It may have run: he paused it himself, and lets it go on.
+                // It may have run: the operator paused it, and lets it go on.
                 (self.wanted, self.paused_since) = (true, true);
                 self.decided_there(session, true);
                 self.note(|| format!("host {host}, session {session}: the operator lets it run"));
@@ -120,7 +120,7 @@ impl World {
         pid.filter(|pid| self.is_alive(*pid))
     }
 
-    /// What he sees of a session at a host whose agent answers.
+    /// What the operator sees of a session at a host whose agent answers.
     fn sees(&self, host: usize, session: u64) -> Option<OperatorView> {
         if !self.hosts[host].up {
             return None;
@@ -143,7 +143,7 @@ impl World {
     }
 
     /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If
-    /// it only waits for a word, he may take either.
+    /// it only waits for a decision, the operator may take either.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
@@ -162,7 +162,7 @@ impl World {
     fn check_needed(&mut self, asks_him: bool) {
         let works = self.now - self.troubled_at >= SETTLES;
         self.check.that(!asks_him || !works || self.check.lost, Property::Ends, || {
-            format!("an operator has to decide, and nothing has stood in the way for {SETTLES:?}")
+            format!("an operator has to decide, and nothing has prevented it for {SETTLES:?}")
         });
     }
 
@@ -175,7 +175,7 @@ impl World {
             || source.roll_back_notices.contains_key(&session);
         self.check.that(tells, Property::Ends, || {
             String::from(
-                "a source rolled back, and nobody tells the destination, which keeps a complete guest",
+                "a source rolled back, and the destination is not notified, and keeps a complete guest",
             )
         });
     }

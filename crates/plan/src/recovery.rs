@@ -75,7 +75,7 @@ impl World {
         let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
         // Its hypervisor may have ended at this very moment.
         if written && phase == DestinationPhase::Loaded && self.destination.guest.is_some() {
-            // The source's may have gone on meanwhile, by itself or because it is taken back.
+            // The source's may have gone on meanwhile, by itself or by a roll-back.
             let stopped = self.guest.ran.is_some();
             let difference = if stopped { self.ram_differs() } else { None };
             self.check.that(difference.is_none(), Property::SameRam, || difference.unwrap_or_default());
@@ -301,7 +301,7 @@ impl World {
         if !self.libvirt_is_settled() {
             return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
         }
-        self.tear_down();
+        self.discard_incoming();
         let host = self.at(Side::Destination);
         let begun = self.hosts[host].record(self.session).is_some();
         if begun && !self.destination_writes(DestinationPhase::Aborted) {

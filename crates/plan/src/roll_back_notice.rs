@@ -1,4 +1,4 @@
-//! A roll-back that no control connection could carry, told on a connection of its own over any link that works; and
+//! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
 //! what a destination that does not know the session says to whoever connects.
 
 use linerate_core::journal::SourcePhase;
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// The word reaches the destination, which answers as it does to a question.
+    /// The notice reaches the destination, which answers as it does to a question.
     pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
         let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
@@ -117,12 +117,12 @@ impl World {
             }
             Next::NoAnswer | Next::Acknowledged => {}
         }
-        self.note(|| String::from("the roll-back is told"));
+        self.note(|| String::from("the roll-back notice is sent"));
         self.set_notice_due(host, session, false);
         self.hosts[host].roll_back_notices.remove(&session);
     }
 
-    /// Somebody connects to a session that the destination's living agent does not know any more.
+    /// A source connects to a session that the destination's running agent does not know any more.
     pub fn forgotten(&mut self, link: usize) {
         let up = self.hosts[self.at(Side::Destination)].up;
         let body = &self.destination;

@@ -10,7 +10,7 @@ use crate::world::World;
 impl World {
     // ---- processes ----
 
-    /// Every living process of the guest.
+    /// Every running process of the guest.
     pub fn all(&self) -> impl Iterator<Item = &Guest> {
         let here = Some(&self.guest).filter(|guest| !guest.gone);
         here.into_iter().chain(&self.destination.guest).chain(&self.parked)
@@ -46,7 +46,7 @@ impl World {
         let Some(guest) = self.find(pid) else { return };
         let (current, running) = (guest.current, guest.running);
         let left = self.all().any(|other| other.pid != pid && other.current);
-        // A copy that died while the word that it is enough was under way is a second fault at the same moment.
+        // A copy that died while the message that it is enough was in flight is a second fault at the same moment.
         let just = |at: &linerate_core::Time| self.now - *at < std::time::Duration::from_secs(3);
         let left = left || self.check.died.values().any(just);
         self.check.that(!current || left, Property::NothingLost, || {
@@ -97,7 +97,7 @@ impl World {
         state(&self.guest)
     }
 
-    /// Roll-back of the session under way: unprotected, at full speed, and as before; or it has to be tried again.
+    /// Roll-back of the session in progress: unprotected, at full speed, and as before; or it has to be tried again.
     pub fn undo(&mut self) -> (GuestState, bool) {
         if self.options.mutation != Some(Mutation::RollBackKeepsProtection) {
             self.guest.unprotect();
@@ -161,7 +161,7 @@ impl World {
 
     // ---- destination ----
 
-    /// The hypervisor is told to take the guest over.
+    /// The hypervisor gets the command to take the guest over.
     pub fn try_to_run(&mut self, pid: u64, ran: bool) -> RunResult {
         let Some(guest) = self.find(pid) else { return RunResult::Ended };
         let (host, running) = (guest.host, guest.running);
@@ -207,8 +207,8 @@ impl World {
         self.executes(pid);
     }
 
-    /// The waiting guest of the session ends.
-    pub fn tear_down(&mut self) {
+    /// The incoming QEMU of the session ends.
+    pub fn discard_incoming(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
             // What becomes of it is not ours to say.
             return self.libvirt.put_back(Side::Destination, self.options.mutation);
@@ -218,13 +218,13 @@ impl World {
         }
     }
 
-    /// A waiting guest ends.
+    /// An incoming QEMU ends.
     pub fn discard(&mut self, pid: u64) {
         // One that was taken over, did not run and is returned has written nothing.
         let ran = self.find(pid).is_some_and(|guest| guest.owned && guest.executed);
         self.check
             .that(!ran, Property::OneRuns, || String::from("the destination ends a guest that ran there"));
-        if self.options.mutation != Some(Mutation::TearDownLeavesGuest) {
+        if self.options.mutation != Some(Mutation::DiscardLeavesGuest) {
             self.agent_ends(pid);
         }
     }

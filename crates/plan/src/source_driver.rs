@@ -43,7 +43,7 @@ pub struct SourceDriver {
     pub machine: Option<Source>,
     /// Counts the incarnations of the process.
     pub incarnation: u64,
-    /// Counts what was begun; a roll-back or crash makes all that is under way void.
+    /// Counts what was begun; a roll-back or crash makes all that is in progress void.
     pub operations: u64,
     /// It once said that commit was sent.
     pub commit_journaled: bool,

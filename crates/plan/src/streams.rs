@@ -92,7 +92,7 @@ impl World {
     }
 
     fn streams_move(&self) -> bool {
-        let living = |id: &u32| {
+        let active = |id: &u32| {
             let connection = self.connections.get(id);
             connection.is_some_and(|connection| {
                 connection.open == [true; 2]
@@ -100,7 +100,7 @@ impl World {
             })
         };
         let peer = self.hosts[self.at(Side::Destination)].up && self.destination.guest.is_some();
-        peer && self.open(Side::Source, Purpose::Channel).iter().any(living)
+        peer && self.open(Side::Source, Purpose::Channel).iter().any(active)
     }
 
     /// Notes and fences go through the state machines in whatever state they are.

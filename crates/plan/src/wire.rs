@@ -1,7 +1,7 @@
 //! Virtual links, and the connections on them.
 //!
 //! A link has a rate and a latency in each direction, shared by all that is sent on it. A connection is a stream: what
-//! arrives, arrives in order. When a link dies, what is under way does not simply vanish: some of it lies in buffers and
+//! arrives, arrives in order. When a link is lost, what is in flight does not simply vanish: some of it lies in buffers and
 //! is handed to the receiver later, perhaps much later, and the write behind it may land in part.
 
 use std::collections::VecDeque;
@@ -71,7 +71,7 @@ pub enum Purpose {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 pub struct Pipe {
-    /// What is under way, and when it arrives.
+    /// What is in flight, and when it arrives.
     pub queue: VecDeque<(Time, Packet)>,
     /// Nothing sent from now on arrives.
     pub cut: bool,
@@ -98,7 +98,7 @@ pub struct Connection {
 /// A pair of ports.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Bytes per second.
+    /// Bytes per second, at most.
     pub rate: f64,
     /// In one direction; there and back takes twice as long.
     pub latency: Duration,
@@ -182,7 +182,7 @@ impl Connection {
         if due { pipe.queue.pop_front().map(|(_, packet)| packet) } else { None }
     }
 
-    /// The direction is cut: of what is under way the first few come late, one perhaps in part, the rest never.
+    /// The direction is cut: of what is in flight the first few come late, one perhaps in part, the rest never.
     /// Gives the times at which something arrives.
     pub fn cut(&mut self, now: Time, direction: usize, random: &mut Random, late_max: Duration) -> Vec<Time> {
         let pipe = &mut self.pipes[direction];
@@ -206,7 +206,7 @@ impl Connection {
         times
     }
 
-    /// Everything under way in a direction is delayed; gives the new times.
+    /// Everything in flight in a direction is delayed; gives the new times.
     pub fn delay(&mut self, direction: usize, span: Duration) -> Vec<Time> {
         let pipe = &mut self.pipes[direction];
         pipe.last_arrival = pipe.last_arrival + span;

@@ -68,7 +68,7 @@ pub enum SimEvent {
         /// Nobody waits for it if the driver counts another number by then.
         operations: u64,
     },
-    /// The destination's hypervisor runs the guest that it was told to run.
+    /// The destination's hypervisor runs the guest as commanded.
     HypervisorRuns {
         /// Nobody waits for the answer if the driver counts another number by then.
         operations: u64,
@@ -84,7 +84,7 @@ pub enum SimEvent {
         /// In vain since then.
         since: Option<Time>,
     },
-    /// Somebody else gives up his migration.
+    /// libvirt gives up its migration.
     OwnerGivesUp,
     /// A question about the outcome reaches the destination.
     Asked {
@@ -104,9 +104,9 @@ pub enum SimEvent {
     },
     /// Something was done for a session that is brought to its end.
     Recovers { host: usize, incarnation: u64, session: u64, work: CaseWork },
-    /// A roll-back is told on a connection of its own (again).
+    /// The roll-back notice is sent on a connection of its own (again).
     SendRollBackNotice { host: usize, incarnation: u64, session: u64 },
-    /// The word that the source rolled back reaches the destination.
+    /// The roll-back notice reaches the destination.
     RollBackNoticeArrives {
         host: usize,
         incarnation: u64,

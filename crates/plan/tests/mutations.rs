@@ -45,7 +45,7 @@ fn often(names: &[&str]) -> Options {
 }
 
 #[test]
-fn streams_that_are_said_to_be_taken_before_they_are() {
+fn streams_that_are_reported_loaded_too_early() {
     noticed_by_streams(Mutation::LoadedTooEarly, Property::SameRam, 500);
 }
 
@@ -54,7 +54,7 @@ fn the_rules_of_commit_and_roll_back_are_watched_where_ram_goes_in_streams() {
     noticed_by_streams(Mutation::ResumeAfterCommit, Property::OneRuns, 6000);
     noticed_by_streams(Mutation::RunBeforeJournaled, Property::OneRuns, 6000);
     noticed_by_streams(Mutation::RollBackForgetsGuest, Property::SourceSurvives, 1000);
-    noticed_by_streams(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 3000);
+    noticed_by_streams(Mutation::DiscardLeavesGuest, Property::RetrySucceeds, 3000);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn rule_5_a_write_after_ram_is_sealed() {
 }
 
 #[test]
-fn what_the_hypervisor_touched_and_nobody_told_is_noticed() {
+fn an_unreported_page_of_the_hypervisor_is_found() {
     noticed(Mutation::TouchedForgotten, Property::SameRam, 500);
 }
 
@@ -146,12 +146,12 @@ fn rule_7_holes_that_are_filled() {
 
 #[test]
 fn retry_a_waiting_guest_that_is_left() {
-    noticed(Mutation::TearDownLeavesGuest, Property::RetrySucceeds, 1000);
+    noticed(Mutation::DiscardLeavesGuest, Property::RetrySucceeds, 1000);
 }
 
 #[test]
-fn a_roll_back_notice_after_which_the_incoming_qemu_is_left_although_the_destination_says_otherwise() {
-    noticed(Mutation::TearDownLeavesGuest, Property::Truthful, 1000);
+fn a_roll_back_notice_after_which_the_incoming_qemu_is_left_running() {
+    noticed(Mutation::DiscardLeavesGuest, Property::Truthful, 1000);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn rule_12_a_roll_back_that_is_not_notified_on_a_connection_of_its_own() {
 }
 
 #[test]
-fn rule_12_a_commit_that_is_not_said_again() {
+fn rule_12_a_commit_that_is_not_repeated() {
     noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotSaidAgain, Property::Ends, 1000);
 }
 

@@ -44,7 +44,7 @@ fn every_guest_moves_by_streams_without_faults() {
 }
 
 #[test]
-fn with_faults_where_somebody_else_decides_who_runs_the_guest() {
+fn with_faults_where_libvirt_decides_who_runs_the_guest() {
     let options = Options { mode: ModeTag::Handover, ..Options::default() };
     let summary = all(0..2000, options).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(summary.moved() > 500, "hardly any guest moves\n{summary}");

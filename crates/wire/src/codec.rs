@@ -139,7 +139,6 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Appends to `out`.
     pub(crate) fn new(out: &'a mut Vec<u8>) -> Writer<'a> {
         Writer { out }
     }

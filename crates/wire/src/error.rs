@@ -10,6 +10,7 @@ use crate::frame::Tag;
 /// Why bytes from the peer were refused. After any of these the connection is of no more use: close it, and say
 /// [`DecodeError::code`] over another one if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum DecodeError {
     /// The header's own checksum is wrong.
     #[error("header damaged: its checksum says {named:#010x}, its bytes give {computed:#010x}")]
@@ -24,7 +25,6 @@ pub enum DecodeError {
         "body of a {tag} frame damaged: the header says checksum {named:#010x}, its bytes give {computed:#010x}"
     )]
     BodyChecksum {
-        /// Of the frame.
         tag: Tag,
         /// As the header has it.
         named: u32,
@@ -33,10 +33,7 @@ pub enum DecodeError {
     },
     /// No frame has this tag, or one from a newer version.
     #[error("unknown frame tag {number:#06x}")]
-    UnknownTag {
-        /// As it came.
-        number: u16,
-    },
+    UnknownTag { number: u16 },
     /// A frame of one tag was to be read as one of another.
     #[error("{got} frame where {expected} was to be read")]
     OtherFrame {
@@ -47,32 +44,17 @@ pub enum DecodeError {
     },
     /// No message has this number.
     #[error("unknown control message {number:#06x}")]
-    UnknownMessage {
-        /// As it came.
-        number: u16,
-    },
+    UnknownMessage { number: u16 },
     /// A number stands for nothing in its table.
     #[error("{what} has no value {number}")]
-    UnknownNumber {
-        /// The field.
-        what: &'static str,
-        /// As it came.
-        number: u64,
-    },
+    UnknownNumber { what: &'static str, number: u64 },
     /// Bits that must be zero are not.
     #[error("reserved field {what} is {value:#x}; it must be 0")]
-    Reserved {
-        /// The field.
-        what: &'static str,
-        /// As it came.
-        value: u64,
-    },
+    Reserved { what: &'static str, value: u64 },
     /// The body's length is not one that a frame of this tag can have.
     #[error("{tag} frame with a body of {length} bytes; it must be {min} to {max}")]
     BodyLength {
-        /// Of the frame.
         tag: Tag,
-        /// Bytes, as named.
         length: u32,
         /// Least bytes for this tag.
         min: u32,
@@ -82,79 +64,39 @@ pub enum DecodeError {
     /// The payload is longer than a frame of this tag can carry.
     #[error("{tag} frame with a payload of {length} bytes; at most {max} are taken")]
     PayloadLength {
-        /// Of the frame.
         tag: Tag,
-        /// Bytes, as named.
         length: u64,
         /// Most bytes for this tag.
         max: u32,
     },
     /// A checksum over no bytes is 0.
     #[error("{part} is empty, but has checksum {checksum:#010x}; it must be 0")]
-    EmptyChecksum {
-        /// `body` or `payload`.
-        part: &'static str,
-        /// As it came.
-        checksum: u32,
-    },
+    EmptyChecksum { part: &'static str, checksum: u32 },
     /// The number of the frame is not one that this tag can have.
     #[error("{tag} frame with sequence {sequence}, which this tag does not allow")]
-    Sequence {
-        /// Of the frame.
-        tag: Tag,
-        /// As it came.
-        sequence: u64,
-    },
+    Sequence { tag: Tag, sequence: u64 },
     /// The body handed in is not the one that the header announces.
     #[error("body of {got} bytes for a header that names {named}")]
     BodyMissing {
         /// Bytes, as the header has it.
         named: u32,
-        /// Bytes at hand.
         got: usize,
     },
     /// A field reaches over the end.
     #[error("{what} reaches over the end: {needed} bytes needed, {left} left")]
-    Truncated {
-        /// The field.
-        what: &'static str,
-        /// Bytes.
-        needed: usize,
-        /// Bytes.
-        left: usize,
-    },
+    Truncated { what: &'static str, needed: usize, left: usize },
     /// Something follows the last field.
     #[error("{left} bytes too many behind {what}")]
-    Trailing {
-        /// What was complete.
-        what: &'static str,
-        /// Bytes.
-        left: usize,
-    },
+    Trailing { what: &'static str, left: usize },
     /// A text or byte string is over its cap.
     #[error("{what} of {length} bytes; at most {max} are taken")]
-    TooLong {
-        /// The field.
-        what: &'static str,
-        /// Bytes, as named.
-        length: usize,
-        /// Most bytes.
-        max: usize,
-    },
+    TooLong { what: &'static str, length: usize, max: usize },
     /// A list is over its cap.
     #[error("{count} {what}; at most {max} are taken")]
-    TooMany {
-        /// The list.
-        what: &'static str,
-        /// Items, as named.
-        count: usize,
-        /// Most items.
-        max: usize,
-    },
+    TooMany { what: &'static str, count: usize, max: usize },
     /// A text is not UTF-8.
     #[error("{what} is not UTF-8")]
     NotUtf8 {
-        /// The field.
         what: &'static str,
         /// Where it is not.
         #[source]
@@ -165,29 +107,16 @@ pub enum DecodeError {
     Magic,
     /// No version lies in the range.
     #[error("HELLO names versions {min} to {max}, which is no range")]
-    VersionRange {
-        /// Oldest.
-        min: u16,
-        /// Newest.
-        max: u16,
-    },
+    VersionRange { min: u16, max: u16 },
     /// A write names nothing to write.
     #[error("WRITE without runs")]
     NoRuns,
     /// A run of 0 bytes.
     #[error("run of 0 bytes at offset {offset:#x}")]
-    EmptyRun {
-        /// In the region.
-        offset: u64,
-    },
+    EmptyRun { offset: u64 },
     /// A run's end is beyond 64 bits.
     #[error("run of {length:#x} bytes at offset {offset:#x} ends beyond 64 bits")]
-    RunOverflow {
-        /// In the region.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-    },
+    RunOverflow { offset: u64, length: u64 },
     /// The data runs do not add up to the payload.
     #[error("WRITE with {payload} bytes of payload for data runs of {runs} bytes")]
     PayloadSum {

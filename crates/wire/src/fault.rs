@@ -27,7 +27,7 @@ pub enum Step {
     Copy = 7,
     /// The guest is stopped: last scan, last copy, device state.
     Blackout = 8,
-    /// The destination is told to run the guest.
+    /// The destination gets the command to run the guest.
     Commit = 9,
     /// The source gives up what it held.
     CleanUp = 10,
@@ -202,7 +202,7 @@ codes! {
     GuestUnknown = 6, retry: false, "no such guest";
     /// A guest of that name or UUID is there already.
     GuestExists = 7, retry: false, "a guest of that name or UUID exists at the destination";
-    /// Another migration of this guest is under way.
+    /// Another migration of this guest is in progress.
     GuestBusy = 8, retry: true, "the guest is being migrated already";
     /// Direct mode cannot be used on this guest.
     NotMigratable = 9, retry: false, "this guest cannot be moved, or not in the way that was asked for";
@@ -212,7 +212,7 @@ codes! {
     ResourceMissing = 11, retry: false, "the destination lacks something that the guest needs";
     /// The guest at the destination is not the same machine.
     GuestDiffers = 12, retry: false, "the guest at the destination is not identical";
-    /// The hypervisor could not be started or did not do what it was told.
+    /// The hypervisor could not be started or refused a command.
     HypervisorFailed = 13, retry: true, "the hypervisor failed";
     /// No link between the hosts could be used.
     NoLink = 14, retry: true, "no link between the two hosts works";
@@ -240,12 +240,12 @@ codes! {
     Internal = 25, retry: false, "a defect in linerate";
 }
 
-/// A fault, as it is told to the peer, the journal and the operator.
+/// A fault, as it is reported to the peer, the journal and the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What it is.
+    /// What went wrong, for programs.
     pub code: Code,
-    /// In which step.
+    /// The step that failed.
     pub step: Step,
     /// On which host it arose.
     pub side: Side,

@@ -48,7 +48,7 @@ impl std::fmt::Debug for Token {
 pub struct Run {
     /// Bytes from the region's start.
     pub offset: u64,
-    /// Bytes; never 0.
+    /// Length in bytes; never 0.
     pub length: u64,
 }
 
@@ -82,7 +82,7 @@ pub struct RegionInfo {
     pub id: u16,
     /// QEMU's name of the RAM block.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -91,13 +91,13 @@ pub struct RegionInfo {
 pub struct Endpoint {
     /// Interface name at the destination.
     pub interface: String,
-    /// Socket address.
+    /// IP address and TCP port to connect to.
     pub address: std::net::SocketAddr,
     /// Length of the address's network prefix, bits.
     pub prefix: u8,
     /// Megabits per second; 0 if the port does not say.
     pub speed_mbps: u32,
-    /// Bytes.
+    /// Largest packet of the port, bytes.
     pub mtu: u32,
     /// NUMA node of the port; -1 if none is known.
     pub numa: i32,
@@ -169,16 +169,16 @@ pub enum Message {
         /// Addresses to pair with the source's own.
         endpoints: Vec<Endpoint>,
     },
-    /// S>D step 4: start the waiting guest, for the mode that was offered.
+    /// S>D step 4: start the incoming QEMU, for the mode that was offered.
     Prepare,
-    /// D>S: the waiting guest stands, and these are its RAM blocks.
+    /// D>S: the incoming QEMU is ready, and these are its RAM blocks.
     Prepared {
         /// RAM blocks as the destination's hypervisor reports them.
         regions: Vec<RegionInfo>,
         /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
         touched: Vec<Extent>,
     },
-    /// D>S, in place of Prepared for [`Mode::Streams`]: the waiting guest stands and waits for its streams. Both hypervisors are set alike.
+    /// D>S, in place of Prepared for [`Mode::Streams`]: the incoming QEMU is ready and waits for its streams. Both hypervisors are set alike.
     StreamsPrepared(StreamSettings),
     /// S>D step 7: a round begins. Informs only.
     RoundMark {
@@ -189,16 +189,16 @@ pub enum Message {
     },
     /// S>D: apply nothing more from this channel and say up to where it was applied.
     Fence {
-        /// The channel.
+        /// The channel to be fenced.
         channel: u32,
     },
     /// D>S: nothing more will be applied from the channel.
     Fenced {
-        /// The channel.
+        /// The channel that was fenced.
         channel: u32,
         /// Highest frame number that was applied; all up to it were, except those that arrived damaged.
         applied: u64,
-        /// All frame numbers up to `applied` that arrived damaged (checksum), told by an acknowledgement before or not:
+        /// All frame numbers up to `applied` that arrived damaged (checksum), reported by an acknowledgement before or not:
         /// that acknowledgement may have died with the link.
         damaged: Vec<u64>,
     },
@@ -219,16 +219,16 @@ pub enum Message {
     RamSealed,
     /// S>D: the next piece of the hypervisor's device-state stream. At most 256 KiB.
     DeviceState {
-        /// Bytes in order.
+        /// Bytes of the stream, in order.
         bytes: Vec<u8>,
     },
     /// S>D: the stream ended.
     DeviceStateEnd {
-        /// Bytes in all.
+        /// Length of the whole stream, bytes.
         total: u64,
     },
     /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could run.
-    /// From here on the destination gives the guest up only on the source's word or an operator's.
+    /// From here on the destination gives the guest up only on the source's or an operator's decision.
     Loaded,
     /// S>D step 9: take the guest over. The source will not resume by itself any more.
     Commit,

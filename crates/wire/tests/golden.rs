@@ -124,7 +124,6 @@ const FRAMES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Number, reserved, fields.
 const MESSAGES: &[(&str, &str)] = &[
     (
         "offer",

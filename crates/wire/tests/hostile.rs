@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_bytes_under_good_checksums_decode_to_what_they_say_or_not_at_all(
+    fn changed_bytes_under_good_checksums_decode_exactly_or_not_at_all(
         sample in strategies::sample(), at in any::<prop::sample::Index>(), value in any::<u8>(),
     ) {
         let mut bytes = sample.encode();

@@ -37,7 +37,7 @@ impl Cable {
         self.pulled.is_some()
     }
 
-    /// From the pull to the agent's word that the link is lost.
+    /// From the pull to the agent's message that the link is lost.
     pub fn noticed_after(&self) -> Option<Duration> {
         between(self.pulled, self.lost)
     }
@@ -47,7 +47,7 @@ impl Cable {
         between(self.pulled, self.put_back)
     }
 
-    /// From putting it back to the agent's word that the link carries again.
+    /// From putting it back to the agent's message that the link carries again.
     pub fn used_again_after(&self) -> Option<Duration> {
         between(self.put_back, self.used_again)
     }
@@ -73,7 +73,7 @@ impl Cable {
         Ok(())
     }
 
-    fn hear(&mut self, lab: &Lab, event: &Event, say: &dyn Fn(&str)) -> Result<()> {
+    fn watch(&mut self, lab: &Lab, event: &Event, say: &dyn Fn(&str)) -> Result<()> {
         match &event.kind {
             EventKind::Progress(progress) if progress.round == 0 && progress.round_bytes_total > 0 => {
                 self.act(lab, progress.round_bytes_done * 100 / progress.round_bytes_total, say)?;
@@ -107,7 +107,7 @@ pub async fn follow(
     let mut events = client.events(&id).await?;
     while let Some(event) = next(&mut events, over).await? {
         if let Some(cable) = &mut cable {
-            cable.hear(lab, &event, say)?;
+            cable.watch(lab, &event, say)?;
         }
     }
     match cable {

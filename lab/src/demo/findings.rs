@@ -46,7 +46,7 @@ impl Findings {
         let cable = if self.cable_was_pulled { ", one cable pulled" } else { "" };
         let moves = if self.journeys.len() == 1 { "moved once" } else { "moved there and back" };
         let still: Vec<String> = self.journeys.iter().map(|(_, blackout)| ms(*blackout)).collect();
-        format!("{moves}{cable}; stood still for {} ms; no harm found", still.join(" and "))
+        format!("{moves}{cable}; downtime {} ms; no harm found", still.join(" and "))
     }
 
     fn fact(&mut self, screen: &Screen, good: bool, who: &str, text: &str) {
@@ -64,7 +64,7 @@ impl Findings {
         };
         self.journeys.push((report.total_us, blackout.total_us));
         let text = format!(
-            "moved {} of memory in {} s; the guest stood still for {} ms of it",
+            "moved {} of memory in {} s; downtime {} ms",
             bytes(report.ram.sent_bytes),
             seconds(report.total_us),
             ms(blackout.total_us)
@@ -100,13 +100,13 @@ impl Findings {
     }
 
     fn network(&mut self, stage: &Stage<'_>, screen: &Screen, seen: &Seen) {
-        let heard = stage.observer.blackout(stage.guest_address(), seen.since);
-        let good = heard.received > 0 && heard.mem_bad == 0 && heard.disk_bad == 0;
+        let beats = stage.observer.blackout(stage.guest_address(), seen.since);
+        let good = beats.received > 0 && beats.mem_bad == 0 && beats.disk_bad == 0;
         let text = format!(
             "{} packets came, {} lost; longest silence {} ms (before: {} ms)",
-            heard.received,
-            heard.lost,
-            ms(heard.longest_gap_us),
+            beats.received,
+            beats.lost,
+            ms(beats.longest_gap_us),
             ms(stage.usual_gap_us)
         );
         self.fact(screen, good, "network", &text);

@@ -85,11 +85,11 @@ impl Journey {
         std::fs::hard_link(&file, &kept).with_context(|| format!("cannot keep {}", file.display()))?;
         stage.console.then(kept);
         let target = stage.console.last_pass() + PASSES_AFTER;
-        let heard = stage.observer.beats(stage.guest_address()).len() + 100;
+        let wanted = stage.observer.beats(stage.guest_address()).len() + 100;
         let arrived = stage.interrupt.wait("the guest's going on after the migration", || {
             let beats = stage.observer.beats(stage.guest_address()).len();
             let hurt = !stage.console.bad_lines().is_empty();
-            Ok((hurt || (stage.console.last_pass() >= target && beats >= heard)).then_some(()))
+            Ok((hurt || (stage.console.last_pass() >= target && beats >= wanted)).then_some(()))
         });
         // What it did not do is judged later, from what it said.
         if stage.interrupt.came() { arrived } else { Ok(()) }

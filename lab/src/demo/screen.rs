@@ -41,7 +41,7 @@ impl Screen {
         self.line(&format!("     {}", self.paint("2", text)));
     }
 
-    /// A command as somebody would type it.
+    /// A command as an operator would type it.
     pub fn command(&self, text: &str) {
         self.line(&format!("     {}\n", self.paint("36", &format!("# {text}"))));
     }

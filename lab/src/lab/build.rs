@@ -27,7 +27,7 @@ impl LabBuilder {
         LabBuilder { hosts: 2, links: Vec::new(), ram_mb: 8192, huge_mb: 0, bridge_helper: false }
     }
 
-    /// Number of hosts, 2 unless told.
+    /// Number of hosts, 2 by default.
     pub fn hosts(mut self, hosts: usize) -> Self {
         self.hosts = hosts;
         self
@@ -45,7 +45,7 @@ impl LabBuilder {
         self
     }
 
-    /// Upper bound of guest RAM per host in MiB (a tmpfs: only what is used is taken). 8192 unless told.
+    /// Upper bound of guest RAM per host in MiB (a tmpfs: only what is used is taken). 8192 by default.
     pub fn ram_mb(mut self, ram_mb: u64) -> Self {
         self.ram_mb = ram_mb;
         self

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shell_gets_every_word_as_it_was() {
+    fn the_shell_gets_every_argument_unchanged() {
         let words = ["printf", "%s|", "a b", "it's", "$HOME `x` \"\\", "", "line\nbreak"];
         let environment = [("GREETING".to_owned(), "it's $1".to_owned())];
         let mut script = command(&environment, &words.map(str::to_owned));

@@ -143,7 +143,7 @@ fn leaves_by_rdma(agent: &Agent) {
     println!("by RDMA: {report:#}");
 }
 
-/// How often the guest moves, and how many of these moves lose a cable under way.
+/// How often the guest moves, and how many of these moves lose a cable during the copy.
 fn wanted(name: &str) -> usize {
     std::env::var(name).unwrap().parse().unwrap()
 }
@@ -152,7 +152,7 @@ fn wanted(name: &str) -> usize {
 fn shuttles(side: Side) {
     let _failure = TellFailure::new();
     let (host, agent) = host(side);
-    // What the older kernel sends is QEMU's own stream, of a guest that stands: see `leaves_by_streams`.
+    // What the older kernel sends is QEMU's own stream, of a paused guest: see `leaves_by_streams`.
     let streams = side == Side::B && std::env::var("PAIR_KERNEL").unwrap() == "6.1";
     if side == Side::A {
         start_guest(&agent);
@@ -331,8 +331,8 @@ fn tell_qemu(host: &Host, command: &str) {
     Qmp::of_guest(host, "g").unwrap().execute(command, Value::Null).unwrap();
 }
 
-/// QEMU's own stream, carried by RDMA, of a guest that stands: what QEMU 7.2 misses of an emulated guest's writes is not what is
-/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the carrier's own tests
+/// QEMU's own stream, carried by RDMA, of a paused guest: what QEMU 7.2 misses of an emulated guest's writes is not what is
+/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the transport's own tests
 /// lose one in the middle.
 fn leaves_by_streams(agent: &Agent, to: &str) {
     let moved = migrate_with(agent, to, "rdma", "--mode=stream", || {});

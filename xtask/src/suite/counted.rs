@@ -37,7 +37,7 @@ impl Counted {
             } else if let Some((_, what)) =
                 line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
             {
-                counted.hear(what);
+                counted.take(what);
             }
         }
         // Where a test writes past the harness its line is torn; the sum is not.
@@ -53,7 +53,7 @@ impl Counted {
     }
 
     /// The outcome of one test.
-    fn hear(&mut self, what: &str) {
+    fn take(&mut self, what: &str) {
         match what {
             "ok" => self.passed += 1,
             "FAILED" => self.failed += 1,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_says_what_became_of_each_test_and_why() {
+    fn the_last_line_counts_results_and_reasons() {
         let errors = "warning: x\nnot run: kvm::a: no /dev/kvm (gone)\nit was not run: y\n";
         let mut counted = Counted::default();
         counted.add(Counted::of(&written(TEXT, errors, None)));

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_writes_and_how_it_ends_is_heard() {
+    fn output_and_exit_status_are_recorded() {
         let good = Script::new("good", "echo 'test a ... ok'; echo 'not run: a: b' >&2").run(LONG);
         assert_eq!((good.text.as_str(), good.errors.as_str()), ("test a ... ok\n", "not run: a: b\n"));
         assert_eq!(good.trouble, None);

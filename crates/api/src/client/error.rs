@@ -8,6 +8,7 @@ use crate::{ErrorBody, MigrationId};
 
 /// Why a request has no answer, or a bad one.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ClientError {
     /// There is no socket at that path.
     #[error("no agent: there is no socket at {}", .path.display())]
@@ -16,25 +17,14 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// There is a socket and nobody behind it.
-    #[error("no agent: nobody listens at {} (an agent ended without removing it)", .path.display())]
-    NobodyListens {
-        /// The socket.
-        path: PathBuf,
-    },
+    #[error("no agent: nothing listens at {} (an agent ended without removing it)", .path.display())]
+    NobodyListens { path: PathBuf },
     /// This user may not use the socket.
     #[error("permission denied on {}", .path.display())]
-    PermissionDenied {
-        /// The socket.
-        path: PathBuf,
-    },
+    PermissionDenied { path: PathBuf },
     /// The socket could not be connected to for another reason.
     #[error("cannot connect to {}: {source}", .path.display())]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     /// The agent did not answer in time.
     #[error("the agent did not answer within {} s", .limit.as_secs())]
     Silent {
@@ -55,26 +45,15 @@ pub enum ClientError {
     Answer(#[source] serde_json::Error),
     /// The answer is longer than any answer should be.
     #[error("the agent's answer is longer than {bytes_max} bytes")]
-    AnswerTooLong {
-        /// The cap.
-        bytes_max: usize,
-    },
+    AnswerTooLong { bytes_max: usize },
     /// The agent said no, or that it failed.
     #[error("{}", .body.message)]
-    Agent {
-        /// HTTP status.
-        status: u16,
-        /// What it said.
-        body: Box<ErrorBody>,
-    },
+    Agent { status: u16, body: Box<ErrorBody> },
     /// The event stream ended before the migration did. The migration goes on.
     #[error("the event stream of migration {id} was cut")]
-    Cut {
-        /// The migration.
-        id: MigrationId,
-    },
+    Cut { id: MigrationId },
     /// The event stream of a measurement ended before the measurement did.
-    #[error("the agent broke the measurement off without a word")]
+    #[error("the agent ended the measurement without a result")]
     BenchCut,
 }
 
@@ -100,7 +79,7 @@ impl ClientError {
             }
             ClientError::Cut { id } => {
                 format!(
-                    "if the agent lives the migration goes on: attach again with `linerate migration attach {id}`; if it was \
+                    "if the agent runs the migration goes on: attach again with `linerate migration attach {id}`; if it was \
                      restarted, `linerate migration list` and `linerate vm list` on both hosts show what became of the guest"
                 )
             }

@@ -48,17 +48,17 @@ impl Client {
         self.get(paths::STATUS).await
     }
 
-    /// All guests.
+    /// All guests that the agent knows, stopped ones too.
     pub async fn guests(&self) -> Result<Vec<GuestSummary>, ClientError> {
         self.get(paths::GUESTS).await
     }
 
-    /// One guest.
+    /// Details of one guest; an error if the agent does not know it.
     pub async fn guest(&self, name: &str) -> Result<GuestDetail, ClientError> {
         self.get(&paths::fill(paths::GUEST, name)).await
     }
 
-    /// Starts a guest.
+    /// Starts a guest from a specification; returns when it runs.
     pub async fn start_guest(&self, request: &StartGuest) -> Result<GuestSummary, ClientError> {
         self.post(paths::GUESTS, request).await
     }
@@ -68,12 +68,12 @@ impl Client {
         self.post(paths::GUESTS_ADOPT, request).await
     }
 
-    /// Stops a guest.
+    /// Shuts a guest down, or ends its QEMU at once (`force`).
     pub async fn stop_guest(&self, name: &str, request: StopGuest) -> Result<GuestSummary, ClientError> {
         self.post(&paths::fill(paths::GUEST_STOP, name), &request).await
     }
 
-    /// Begins a migration.
+    /// Begins a migration and returns its id; [`Client::events`] follows it.
     pub async fn migrate(&self, request: &MigrateRequest) -> Result<MigrationId, ClientError> {
         let started: MigrationStarted = self.post(paths::MIGRATIONS, request).await?;
         Ok(started.id)
@@ -84,7 +84,7 @@ impl Client {
         self.get(paths::MIGRATIONS).await
     }
 
-    /// One migration.
+    /// State of one migration, with its report once it has ended.
     pub async fn migration(&self, id: &MigrationId) -> Result<MigrationDetail, ClientError> {
         self.get(&paths::fill(paths::MIGRATION, &id.0)).await
     }
@@ -135,7 +135,7 @@ impl Client {
         Ok(EventStream::new(answer, id.clone()))
     }
 
-    /// Makes a tunnel, which lives as long as what this returns.
+    /// Makes a tunnel, which is open as long as what this returns.
     pub async fn tunnel(&self, request: &TunnelRequest) -> Result<TunnelStream, ClientError> {
         let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
         let answer = transport::send(&self.socket, "POST", paths::TUNNELS, Some(body), SLOW).await?;

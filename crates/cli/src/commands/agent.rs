@@ -6,7 +6,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::AgentFlags;
 
-/// Runs the agent until it is told to end, or checks its configuration.
+/// Runs the agent until it is stopped, or checks its configuration.
 pub fn run(flags: &AgentFlags, context: &Context) -> Result<Exit, Failure> {
     linerate_agent::run(&flags.config, flags.check)
         .map_err(|error| Failure::new(Exit::Failed, format!("{error:#}"), ""))?;

@@ -8,7 +8,6 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::Flags;
 
-/// Prints the script.
 pub fn run(shell: Shell, context: &Context) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Flags::command(), "linerate", &mut script);

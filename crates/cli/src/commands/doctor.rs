@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::flags::DoctorFlags;
 use crate::render::doctor;
 
-/// Counters are watched this long, so that errors that rise are told from old ones.
+/// Counters are watched this long, so that errors that rise are distinguished from old ones.
 const WATCH_MS: u64 = 1000;
 
 /// Asks the agent, and others through it.
@@ -42,7 +42,7 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     }
 }
 
-/// What is going on meanwhile, for somebody who waits.
+/// What is going on meanwhile, for the operator who waits.
 fn waits_for(request: &DoctorRequest) -> String {
     let hosts = request.hosts.len() + 1;
     match (hosts, request.probes) {

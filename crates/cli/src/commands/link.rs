@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_host_says_does_not_steer_the_terminal() {
+    fn text_of_another_host_cannot_control_the_terminal() {
         let evil = || "\x1b[2J\nl1: all is well".to_owned();
         let answer = LinkAnswer {
             port: evil(),

@@ -32,7 +32,7 @@ fn line(what: &str, elapsed: Duration, width: usize) -> String {
     what.chars().take(space).chain(seconds.chars()).collect()
 }
 
-/// In place of what stands there. If nobody reads it, nothing is to be done.
+/// In place of what stands there. If the reader is gone, nothing is to be done.
 fn write(text: &str) {
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());

@@ -122,7 +122,7 @@ pub(super) fn intent(text: &str) -> Result<Intent, Failure> {
     parse(text).map_err(|error| refused(&error))
 }
 
-/// The file's text. A byte more than is allowed is read, so that a longer file is told from one that fits.
+/// The file's text. A byte more than is allowed is read, so that a longer file is distinguished from one that fits.
 pub(super) fn text(file: &Path) -> Result<String, Failure> {
     let read = || -> io::Result<String> {
         let source: Box<dyn Read> =
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_not_heard_is_no_match() {
+    fn a_host_without_an_answer_does_not_match() {
         let silent = UnreachableHost { host: "beta".into(), why: "no".into() };
         assert!(matches(&[plan(None)], &[]));
         assert!(!matches(&[plan(None)], std::slice::from_ref(&silent)));

@@ -18,7 +18,6 @@ impl Canvas {
         Canvas { term: Term::stderr(), drawn: 0 }
     }
 
-    /// Columns.
     pub fn width(&self) -> usize {
         usize::from(self.term.size().1)
     }
@@ -42,7 +41,7 @@ impl Canvas {
         self.write(&format!("{text}\n"));
     }
 
-    /// If nobody reads it, nothing is to be done.
+    /// If the reader is gone, nothing is to be done.
     fn write(&self, text: &str) {
         let _ = self.term.write_str(text);
     }

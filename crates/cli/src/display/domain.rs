@@ -1,4 +1,4 @@
-//! A domain of libvirt that is moved: what people are told on the way and at the end.
+//! A domain of libvirt that is moved: what is shown on the way and at the end.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl Line {
     }
 }
 
-/// What people are told of an event.
+/// What is shown of an event.
 pub fn text(event: &DomainEvent) -> Option<String> {
     match event {
         DomainEvent::Mode { reason: Some(reason), .. } => {
@@ -88,7 +88,6 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// The report.
     pub fn print(&self, context: &Context) -> Result<(), Failure> {
         context.print(&report(&self.domain, &self.to, &self.state, self.job.as_ref()))
     }
@@ -133,7 +132,7 @@ fn report(domain: &str, to: &str, state: &str, job: Option<&Job>) -> String {
     if let Some(job) = job {
         let ms = |key| format::time_us(number(job, key) * 1000);
         text += &format!("  as a whole        {}\n", ms("time_elapsed"));
-        text += &format!("  stood still       {} by libvirt's word\n", ms("downtime"));
+        text += &format!("  downtime          {}, as libvirt reports it\n", ms("downtime"));
         text += &format!("  memory            {}\n", format::bytes(number(job, "memory_processed")));
         if number(job, "disk_total") > 0 {
             text += &format!("  disks             {}\n", format::bytes(number(job, "disk_processed")));
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_how_far_it_is() {
+    fn the_line_shows_the_progress() {
         let text = line(&job(&[
             ("data_total", 400 << 20),
             ("data_remaining", 100 << 20),

@@ -7,7 +7,7 @@ use crate::render::format::clean;
 /// How many notes are kept on the screen.
 const NOTES_MAX: usize = 3;
 
-/// Where a step stands.
+/// The state of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepView {
     /// It has not begun.

@@ -193,7 +193,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The answer to a cancel that is under way, once; never, if none is.
+/// The answer to a cancel in progress, once; never, if none is.
 async fn answer(
     cancel: &mut Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
 ) -> Option<ClientError> {

@@ -8,7 +8,6 @@ use linerate_api::{BenchCpu, BenchRequest, BenchTest, BenchTransport};
 
 use crate::units::{self, UnitError};
 
-/// `linerate bench …`
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Messages there and back by IMB's rules: latency and bandwidth of every link, by size
@@ -56,7 +55,6 @@ pub struct BenchFlags {
     pub quiet: bool,
 }
 
-/// `linerate bench pingpong`
 #[derive(Debug, Args)]
 pub struct PingPongFlags {
     #[command(flatten)]
@@ -72,7 +70,6 @@ pub struct PingPongFlags {
     time_per_size: u32,
 }
 
-/// `linerate bench bandwidth`
 #[derive(Debug, Args)]
 pub struct BandwidthFlags {
     #[command(flatten)]
@@ -82,7 +79,6 @@ pub struct BandwidthFlags {
     time: u32,
 }
 
-/// Over which carrier.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Transport {
     /// TCP

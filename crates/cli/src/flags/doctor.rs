@@ -6,7 +6,6 @@ use clap::Args;
 
 use crate::units;
 
-/// `linerate doctor`
 #[derive(Debug, Args)]
 pub struct DoctorFlags {
     /// Other hosts to look at, by their agents; probes run between all of them

@@ -8,7 +8,6 @@ use linerate_fabric::qos::switch::System;
 
 use crate::units;
 
-/// `linerate qos …`
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
     /// Show what would change on this host and others
@@ -39,7 +38,6 @@ pub struct QosHostsFlags {
     pub from: Option<PathBuf>,
 }
 
-/// `linerate qos apply`
 #[derive(Debug, Args)]
 pub struct QosApplyFlags {
     /// The intent, a TOML file; - is standard input
@@ -52,12 +50,11 @@ pub struct QosApplyFlags {
     pub within: u32,
 }
 
-/// `linerate qos switch`
 #[derive(Debug, Args)]
 pub struct QosSwitchFlags {
     /// The intent, a TOML file; - is standard input
     pub file: PathBuf,
-    /// The switch's system
+    /// Operating system of the switch
     #[arg(long, value_enum)]
     pub system: SystemName,
 }

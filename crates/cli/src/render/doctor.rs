@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_a_second_is_too_short_for_are_told() {
+    fn links_that_need_more_than_a_second_are_reported() {
         let with = |ms: u64| {
             let ns = ms * 1_000_000;
             Probe { latency: Some(Latency { min_ns: ns, median_ns: ns, max_ns: ns }), ..probe() }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn before_a_migration_only_what_is_grave_is_said() {
+    fn before_a_migration_only_errors_are_shown() {
         let finding = |severity, title: &str| {
             Finding::new("mtu-between-hosts", severity, title).at(Location::port("beta", "ens1f1"))
         };
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_a_finding_is_told_under_it() {
+    fn effects_are_listed_under_their_finding() {
         let mut finding = Finding::new("packet-loss", Severity::Error, "30 %").at(Location::port("b", "l0"));
         let locations = vec![Location::port("b", "l0")];
         let effect = linerate_fabric::model::Effect {
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_found_is_said_too() {
+    fn a_clean_result_is_shown() {
         assert_eq!(report(&Survey::default(), &[], &[], false, SCREEN), "0 hosts: nothing found\n");
     }
 }

@@ -10,7 +10,7 @@ use super::report::rdma_port;
 use super::table::{Align, Table};
 use crate::display::view::{Note, StepView, View};
 
-/// Marks of a step under way, one after the other.
+/// Marks of a step in progress, one after the other.
 const SPINNER: [&str; 4] = ["◐", "◓", "◑", "◒"];
 const SPIN_US: u64 = 150_000;
 
@@ -161,7 +161,7 @@ fn link_bar(link: &LinkProgress, fastest: u64, room: usize, paint: Paint) -> Str
     }
 }
 
-/// As wide as the widest rate, so that the columns stand still.
+/// As wide as the widest rate, so that the columns do not move.
 fn link_rate(link: &LinkProgress, paint: Paint) -> String {
     match link.state {
         LinkState::Up => paint.bold(&format!("{:>9}", bit_rate(link.rate_bytes_per_s))),

@@ -72,7 +72,7 @@ fn a_cancelled_frame_shows_where_it_stopped() {
 }
 
 #[test]
-fn a_report_by_streams_says_so_and_why() {
+fn a_report_of_stream_mode_names_the_mode_and_the_reason() {
     let mut streams = data();
     streams.mode = linerate_api::Mode::Stream;
     streams.stream_channels = Some(2);

@@ -9,7 +9,6 @@ use super::format::{bytes, clean, clock_us};
 use super::paint::Paint;
 use super::table::{Align, Table};
 
-/// `linerate vm list`
 pub fn guests(guests: &[GuestSummary], paint: Paint) -> String {
     if guests.is_empty() {
         return "no guests; start one with `linerate vm start SPEC` or take one over with `linerate vm adopt`\n".into();
@@ -68,7 +67,6 @@ fn verdict(verdict: &Verdict, paint: Paint) -> String {
     }
 }
 
-/// `linerate vm show`
 pub fn guest(guest: &GuestDetail, paint: Paint) -> String {
     let mut lines = facts(&guest.summary, paint);
     let mut disks = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Left]);
@@ -179,7 +177,6 @@ fn migration_state(state: MigrationState, paint: Paint) -> String {
     }
 }
 
-/// `linerate status`
 pub fn status(status: &AgentStatus, paint: Paint) -> String {
     let versions: Vec<String> = status.protocol_versions.iter().map(u16::to_string).collect();
     let mut table = Table::new(&[Align::Left, Align::Left]);
@@ -192,7 +189,7 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     row("Listens at", clean(&status.listen.join(", ")));
     row("Protocol", versions.join(", "));
     row("Guests", status.guests.to_string());
-    row("Migrations", format!("{} under way", status.migrations));
+    row("Migrations", format!("{} in progress", status.migrations));
     if status.in_doubt > 0 {
         row("In doubt", paint.red(&format!("{}; see `linerate migration list`", status.in_doubt)));
     }

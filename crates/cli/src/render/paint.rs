@@ -29,7 +29,7 @@ impl Paint {
         self.wrap("32", text)
     }
 
-    /// For what is under way.
+    /// For what is in progress.
     pub fn cyan(self, text: &str) -> String {
         self.wrap("36", text)
     }

@@ -36,7 +36,7 @@ fn headline(report: &Report, paint: Paint) -> Vec<String> {
         }
         (MigrationOutcome::Completed, Some(split)) => {
             let still = paint.bold(&time_us(split.total_us));
-            format!("{guest} moved from {from} to {to} in {total}; it stood still for {still}")
+            format!("{guest} moved from {from} to {to} in {total}; downtime {still}")
         }
         (MigrationOutcome::Completed, None) => format!("{guest} moved from {from} to {to} in {total}"),
         (MigrationOutcome::Cancelled, _) => format!("{guest} was not moved to {to}: cancelled after {total}"),

@@ -6,7 +6,7 @@ use crate::page::Page;
 use crate::{INTENT, SETTABLE, Stage, judged::nobody};
 
 #[test]
-fn every_document_is_as_its_schema_says() {
+fn every_document_matches_its_schema() {
     let stage = Stage::with(2, &[1000, 1000], SETTABLE);
     stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
     stage.on(1, &["ip", "route", "add", "default", "via", &nobody(&stage), "dev", "l0"]);

@@ -110,7 +110,7 @@ fn kill_libvirt(stage: &Stage, host: usize) {
 }
 
 #[test]
-fn a_libvirt_that_dies_is_told_from_one_that_does_not_know_the_domain() {
+fn a_libvirt_that_ends_is_no_unknown_domain() {
     let mut stage = Stage::shared(LibvirtVersion::Eleven, None);
     let moving = stage.start_bare(0, &SLOW);
     copies(&moving);

@@ -17,7 +17,7 @@ const QUEUED: Duration = Duration::from_millis(700);
 /// No file with the guest's memory is smaller.
 const MEMORY_MIN: u64 = 4 << 20;
 
-/// A command of libvirt's under way, which waits where libvirt has another job.
+/// A running command of libvirt's, which waits where libvirt has another job.
 struct Job(Child);
 
 impl Job {

@@ -303,7 +303,7 @@ fn options(configuration: &str) -> AgentOptions {
     }
 }
 
-/// A `linerate migrate` under way; killed when dropped.
+/// A running `linerate migrate`; killed when dropped.
 pub struct Moving {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,

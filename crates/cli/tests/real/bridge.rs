@@ -10,7 +10,7 @@ use crate::{LONG, busy};
 const PORT: u16 = 7000;
 
 #[test]
-fn a_guest_on_a_bridge_is_heard_from_the_other_host() {
+fn packets_of_a_guest_on_a_bridge_reach_the_other_host() {
     let mut stage = Stage::with_hosts(Lab::builder().bridge_helper(), &[1000, 1000], |lab| {
         let net = Some(guest::heartbeat(lab, 0, PORT, 50));
         GuestSpec::new("g", GuestParameters { net, ..busy() }).bridge("br0")

@@ -102,7 +102,7 @@ fn is_refused(stage: &Stage, said: &str, untouched: &Path) {
     assert!(std::fs::read(untouched).unwrap() == before, "{} was written", untouched.display());
 }
 
-/// Whether the waiting QEMU has something open past the page cache; it opens the guest's disk twice, once to write the copy.
+/// Whether the incoming QEMU has something open past the page cache; it opens the guest's disk twice, once to write the copy.
 fn opened_directly(stage: &Stage, path: &Path) -> bool {
     let folder = PathBuf::from(format!("/proc/{}", stage.qemu_pid(true)));
     let flags = |number: &std::ffi::OsStr| {

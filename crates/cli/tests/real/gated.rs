@@ -31,7 +31,7 @@ fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
 }
 
 impl Stage {
-    /// Two hosts whose agents stop where they are told, and a guest with a disk.
+    /// Two hosts whose agents stop where a gate is set, and a guest with a disk.
     pub fn gated(links_mbps: &[u64], mut guest: GuestSpec) -> (Stage, [Gate; 2]) {
         let (hosts, gates) = gated_hosts(links_mbps);
         guest.parameters.disk_generation = Some(1);
@@ -50,7 +50,7 @@ impl Stage {
         (Stage::of(hosts, |_| guest), gates)
     }
 
-    /// The same with a guest that somebody else started and has a monitor of, too; with such a disk or without one.
+    /// The same with a guest that another program started and has a monitor of, too; with such a disk or without one.
     pub fn gated_with_other_hands(
         links_mbps: &[u64],
         mut guest: GuestSpec,
@@ -136,7 +136,7 @@ impl Stage {
         }
     }
 
-    /// It runs there, nothing of it is on the other host, and nothing is under way.
+    /// It runs there, nothing of it is on the other host, and no session is in progress.
     pub fn settles_at(&mut self, host: usize) {
         self.wait_state(host, "running");
         self.until("the other host has nothing", || self.hypervisors(1 - host).is_empty().then_some(()));

@@ -13,7 +13,7 @@ fn cont(monitor: &std::path::Path) {
 }
 
 #[test]
-fn a_guest_that_somebody_lets_run_at_the_source_before_commit_runs_there_only() {
+fn a_guest_resumed_at_the_source_before_commit_runs_there_only() {
     let (mut stage, gates, monitor) = Stage::gated_with_other_hands(&FAST, guest(QemuVersion::Ten), None);
     let loaded = gates[1].hold_before("destination.loaded").unwrap();
     let migration = stage.migrate(&[]);

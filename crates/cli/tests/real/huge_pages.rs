@@ -50,7 +50,7 @@ fn a_guest_in_huge_pages_with_qemu_10() {
 }
 
 #[test]
-fn too_few_huge_pages_are_said_before_anything_is_touched() {
+fn too_few_huge_pages_are_reported_before_anything_changes() {
     // Enough for one of the two.
     let stage = stage(HUGE_MB / 2, QemuVersion::System);
     let failure = ended(&stage.migrate(&[]).finish()).failed(4);
@@ -61,7 +61,7 @@ fn too_few_huge_pages_are_said_before_anything_is_touched() {
 }
 
 #[test]
-fn a_destination_without_a_folder_for_huge_pages_says_so() {
+fn a_destination_without_a_folder_for_huge_pages_refuses() {
     let mut stage = stage(HUGE_MB, QemuVersion::System);
     stage.restart_destination_without_huge_pages();
     let failure = ended(&stage.migrate(&[]).finish()).failed(4);

@@ -76,7 +76,7 @@ impl Stage {
         }
     }
 
-    /// With a guest that somebody else started, and that the source's agent has adopted.
+    /// With a guest that another program started, and that the source's agent has adopted.
     pub fn adopted(parameters: GuestParameters) -> Stage {
         Stage::foreign(&[1000, 1000], GuestSpec::new("g", parameters), None, QemuOptions::default())
     }
@@ -256,7 +256,6 @@ impl Stage {
         self.shown()["description"].take()
     }
 
-    /// `linerate vm show`.
     pub fn shown(&self) -> Value {
         let (exit, text) = self.linerate_at_source(&["vm", "show", "g", "--json"]);
         assert_eq!(exit, 0, "{text}");
@@ -371,7 +370,7 @@ fn run(agent: &Agent, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap_or(-1), text)
 }
 
-/// A `linerate migrate --json` under way.
+/// A running `linerate migrate --json`.
 pub struct Migration {
     child: Child,
     lines: Receiver<Value>,
@@ -488,7 +487,7 @@ impl End {
     }
 }
 
-/// Bytes are under way.
+/// Bytes are in flight.
 pub fn round_began(event: &Value) -> bool {
     event["kind"] == "progress" && event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 8 << 20)
 }

@@ -64,7 +64,7 @@ impl Destination {
         }
     }
 
-    /// First the journal, then the end of the guest, and only then the word to the source (which may resume on it).
+    /// First the journal, then the end of the guest, and only then the message to the source (which may resume on it).
     /// What was not begun is not begun any more, a commit not yet written least of all.
     pub(super) fn give_up(&mut self, fault: Fault) {
         self.end_guest(DestinationPhase::Aborted, fault);

@@ -105,7 +105,7 @@ fn modes_are_not_mixed() {
 }
 
 #[test]
-fn what_the_streams_say_passes_both_ways() {
+fn stream_messages_pass_in_both_directions() {
     let note = Message::Stream { stream: 2, note: StreamNote::Stop };
     let fenced = Message::Fenced { channel: 5, applied: 0, damaged: Vec::new() };
     let mut driver = Driver::streaming();

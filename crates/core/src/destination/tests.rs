@@ -282,7 +282,7 @@ fn every_event_in_every_state() {
 }
 
 #[test]
-fn a_failure_in_each_state_before_commit_is_told_after_the_guest_is_gone() {
+fn a_failure_before_commit_is_reported_after_the_guest_was_discarded() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         if state == Journaling {
@@ -351,7 +351,7 @@ fn without_the_sources_last_message_the_session_is_closed_all_the_same() {
 }
 
 #[test]
-fn a_commit_not_yet_with_the_journal_can_be_taken_back_and_is_then_never_written() {
+fn a_commit_not_yet_in_the_journal_can_be_revoked_and_is_never_written() {
     let mut driver = Driver::at(Loaded);
     driver.sequence += 1;
     let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };

@@ -7,7 +7,7 @@ use crate::{Code, Time};
 /// Something that happens because time passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timer {
-    /// The source's last word is not waited for any longer.
+    /// The source's last message is not waited for any longer.
     Finish,
     /// The commit is written again.
     Journal,
@@ -77,7 +77,7 @@ impl Destination {
         }
     }
 
-    /// The source is told, or cannot be.
+    /// The source is notified, or cannot be.
     fn closed(&mut self) {
         if let State::Closing { fault, .. } = &self.state {
             let fault = fault.clone();

@@ -9,7 +9,7 @@ use crate::{Outcome, Time};
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
 /// holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
-/// The source's word that it still has its own copy counts for so long: while it waits it asks every second.
+/// A source's message that it still has its own copy counts for so long: while it waits it asks every second.
 pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// Between two looks at a guest that is held for an operator.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -19,11 +19,11 @@ pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// What was found of a committed guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspection {
-    /// It runs.
+    /// The hypervisor confirms that it runs.
     Runs,
-    /// It stands, and no virtual CPU has executed anything since it was loaded.
+    /// It is paused, and no virtual CPU has executed anything since it was loaded.
     NeverRan,
-    /// It stands, and may have run before: somebody may have paused it.
+    /// It is paused, and may have run before.
     MayHaveRun,
     /// Its process has ended.
     Ended,
@@ -44,7 +44,7 @@ pub enum RunResult {
     Unknown,
 }
 
-/// What happened.
+/// What the driver reports to `DestinationRecovery::handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationEvent {
     /// [`DestinationAction::Discard`] came to an end: whether nothing is left of the guest.
@@ -64,7 +64,7 @@ pub enum DestinationEvent {
     RolledBackAtSource,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -99,7 +99,7 @@ enum State {
     Over(DestinationPhase),
 }
 
-/// See the module.
+/// Brings one session of a restarted destination to its end.
 #[derive(Clone, Debug)]
 pub struct DestinationRecovery {
     state: State,
@@ -155,7 +155,7 @@ impl DestinationRecovery {
         self.state == State::Holding
     }
 
-    /// What the source is told meanwhile; none if the journal knows.
+    /// The answer to the source meanwhile; none if the journal knows.
     pub fn outcome(&self) -> Option<Outcome> {
         match self.state {
             State::Over(_) => None,
@@ -170,7 +170,7 @@ impl DestinationRecovery {
         }
     }
 
-    /// When to look again at the latest; none if an action is under way, somebody else decides, or all is over.
+    /// When to look again at the latest; none if an action is in progress, libvirt decides, or all is over.
     pub fn timeout(&self) -> Option<Time> {
         self.due
     }
@@ -189,7 +189,7 @@ impl DestinationRecovery {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
         if let E::CommitAgain { copy } = event {
@@ -243,7 +243,7 @@ impl DestinationRecovery {
             RunResult::Refused if now - since >= RUN_FOR && self.source_has_copy(now) => {
                 self.enter(now, State::Returning);
             }
-            // Nobody has said that he can have it back: this copy may be the only one.
+            // No source has confirmed that it can resume: this copy may be the only one.
             RunResult::Refused if now - since >= RUN_FOR => self.due = Some(now + RETRY_AFTER),
             RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
             RunResult::Ended => self.ended(),

@@ -107,7 +107,7 @@ pub struct DomainRecovery {
     source: Option<DomainState>,
     /// Since when each question to the destination's libvirt had no answer.
     silent_since: Option<Time>,
-    /// The next question is due then; none while one is under way, and at the end.
+    /// The next question is due then; none while one is in flight, and at the end.
     due: Option<Time>,
     doubt: Option<DomainDoubt>,
     end: Option<DomainEnd>,
@@ -126,7 +126,7 @@ impl DomainRecovery {
         Some(if self.source.is_none() { DomainAction::AskSource } else { DomainAction::AskDestination })
     }
 
-    /// Takes an answer. One to a question that is not under way changes nothing.
+    /// Takes an answer. One to a question that is not in flight changes nothing.
     pub fn handle(&mut self, now: Time, event: DomainEvent) {
         match (event, self.source) {
             _ if self.end.is_some() => {}
@@ -146,12 +146,12 @@ impl DomainRecovery {
                     Err(doubt) => self.ask_again(now, doubt),
                 }
             }
-            // Of no question that is under way.
+            // Of no question in flight.
             _ => {}
         }
     }
 
-    /// When to look again; none while a question is under way, and at the end.
+    /// When to look again; none while a question is in flight, and at the end.
     pub fn timeout(&self) -> Option<Time> {
         self.due
     }
@@ -181,7 +181,7 @@ impl DomainRecovery {
         let silent_for = now.since(self.silent_since.unwrap_or(now));
         match (here.is_here(), there) {
             (true, Some(DomainState::Absent)) => Ok(stayed(here, false)),
-            // What waits there for its stream goes with its tunnel. What runs there was not heard of here.
+            // What waits there for its stream goes with its tunnel. This host does not know about a guest that runs there.
             (true, Some(_)) => Err(DomainDoubt::AtBoth),
             (true, None) if silent_for > DESTINATION_SILENT_MAX => Ok(stayed(here, true)),
             (false, Some(DomainState::Absent)) => Ok(DomainEnd::Gone),
@@ -195,7 +195,7 @@ impl DomainRecovery {
 fn stayed(here: DomainState, destination_silent: bool) -> DomainEnd {
     let guest = match here {
         DomainState::Running => GuestState::RunsAtSource,
-        // libvirt leaves a domain paused here if it did not hear that it runs at the destination.
+        // libvirt leaves a domain paused here if the confirmation from the destination was lost.
         DomainState::Paused if !destination_silent => GuestState::PausedAtSource,
         _ => GuestState::Unknown,
     };
@@ -232,7 +232,7 @@ mod tests {
             (Other, Some(Absent), stays(Unknown)),
             (Absent, Some(Running), Ok(DomainEnd::Arrived)),
             (Absent, Some(Absent), Ok(DomainEnd::Gone)),
-            // A copy that waits there, or a success that was not heard of here.
+            // A copy that waits there, or a success whose confirmation was lost.
             (Running, Some(Paused), Err(AtBoth)),
             (Paused, Some(Running), Err(AtBoth)),
             (Running, Some(Running), Err(AtBoth)),

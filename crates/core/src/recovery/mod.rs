@@ -1,5 +1,5 @@
 //! What a host does about sessions that were not brought to their end: found in the journal when the agent starts, or
-//! handed over by a live session that could not end itself (its hypervisor does not answer, its disk is full).
+//! left by a running session that could not end itself (its hypervisor does not answer, its disk is full).
 //!
 //! | file | what it has |
 //! |---|---|
@@ -44,7 +44,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Process {
     /// The boot that it belongs to.
     pub boot: String,
-    /// Process number.
+    /// Process id, which the kernel may use again: the start time tells two apart.
     pub pid: i32,
     /// When it was started, in clock ticks since the boot.
     pub start_ticks: u64,
@@ -62,7 +62,7 @@ pub enum Phase {
 /// A record of the journal, as far as recovery depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The session.
+    /// The session that the record belongs to.
     pub session: SessionId,
     /// Its place in the order in which sessions began on this host.
     pub order: u64,
@@ -79,29 +79,29 @@ pub enum Plan {
     RollBack,
     /// Source: ask until the outcome is known ([`SourceRecovery::query`]). The guest stays paused.
     Query,
-    /// Destination: end the waiting guest and write that ([`DestinationRecovery::discard`]).
+    /// Destination: end the incoming QEMU and write that ([`DestinationRecovery::discard`]).
     Discard,
     /// Destination: keep the complete guest until the source or an operator decides ([`DestinationRecovery::wait`]).
     Wait,
     /// Destination: find out whether the guest runs ([`DestinationRecovery::inspect`]).
     Inspect,
     /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled back.
-    /// The destination is not told: if it has the guest complete, that copy is the only one, and an operator decides about it.
+    /// The destination is not notified: if it has the guest complete, that copy is the only one, and an operator decides about it.
     RecordLoss,
     /// The process is none of this session's business any more: only write this phase.
     RecordEnd(Phase),
-    /// Nothing.
+    /// The session is at its end: there is nothing to do.
     Nothing,
 }
 
 /// What is to be done about `entry`, given all records of the host and whether a process is alive.
-pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> Plan {
+pub fn plan(entry: &Entry, all: &[Entry], is_alive: impl Fn(&Process) -> bool) -> Plan {
     use DestinationPhase as To;
     use SourcePhase as From;
     let superseded = is_superseded(entry, all);
-    let lives = !superseded && entry.process.as_ref().is_some_and(lives);
+    let alive = !superseded && entry.process.as_ref().is_some_and(is_alive);
     match entry.phase {
-        Phase::Source(From::Started | From::ResumingHere) if lives => Plan::RollBack,
+        Phase::Source(From::Started | From::ResumingHere) if alive => Plan::RollBack,
         Phase::Source(From::Started | From::ResumingHere) if !superseded => Plan::RecordLoss,
         // A newer session of the same process began, so this one was rolled back: the guest ran here again.
         Phase::Source(From::Started | From::ResumingHere | From::CommitSent) if superseded => {
@@ -111,9 +111,9 @@ pub fn plan(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> P
         Phase::Source(From::Finished | From::RolledBack) => Plan::Nothing,
         // Also with the process gone: files that were made for it may be left.
         Phase::Destination(To::Started | To::Aborted | To::Returned) if !superseded => Plan::Discard,
-        Phase::Destination(To::Loaded) if lives => Plan::Wait,
+        Phase::Destination(To::Loaded) if alive => Plan::Wait,
         Phase::Destination(To::Loaded) if !superseded => Plan::Discard,
-        Phase::Destination(To::Committed) if lives => Plan::Inspect,
+        Phase::Destination(To::Committed) if alive => Plan::Inspect,
         // It has been leaving since, so it ran here.
         Phase::Destination(To::Started | To::Loaded | To::Committed | To::Running) if superseded => {
             Plan::RecordEnd(Phase::Destination(To::Finished))
@@ -128,14 +128,14 @@ fn is_superseded(entry: &Entry, all: &[Entry]) -> bool {
 }
 
 /// What became of a destination's process.
-pub fn process_fate(entry: &Entry, all: &[Entry], lives: impl Fn(&Process) -> bool) -> ProcessFate {
+pub fn process_fate(entry: &Entry, all: &[Entry], is_alive: impl Fn(&Process) -> bool) -> ProcessFate {
     let left = |one: &Entry| {
         one.order > entry.order
             && one.process == entry.process
             && one.phase == Phase::Source(SourcePhase::Finished)
     };
     match &entry.process {
-        Some(process) if lives(process) => ProcessFate::Alive,
+        Some(process) if is_alive(process) => ProcessFate::Alive,
         Some(_) if all.iter().any(left) => ProcessFate::MovedOn,
         _ => ProcessFate::Ended,
     }

@@ -30,7 +30,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct SettingRecovery {
     state: State,
-    /// The action of the state is due then; none while it is under way, and at the end.
+    /// The action of the state is due then; none while it is in progress, and at the end.
     due: Option<Time>,
 }
 

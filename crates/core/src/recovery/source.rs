@@ -4,7 +4,7 @@ use super::RETRY_AFTER;
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{GuestState, Outcome, Time};
 
-/// What happened.
+/// What the driver reports to `SourceRecovery::handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
@@ -17,18 +17,18 @@ pub enum SourceEvent {
     Written(bool),
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
 /// What the driver is to do; each is answered by one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAction {
-    /// Cancel what the hypervisor was told and let the guest do what it did before.
+    /// Cancel what was begun in the hypervisor and let the guest do what it did before.
     ResumeHere,
     /// End the guest's process here: it runs at the destination.
     EndSource,
-    /// Say commit once more on a connection of its own, and ask how the session ended. Whether the process here is
+    /// Send commit once more on a connection of its own, and ask how the session ended. Whether the process here is
     /// alive or not: the message may never have arrived, and a destination that holds the loaded guest gives it up for
     /// nobody.
     Query,
@@ -39,7 +39,7 @@ pub enum SourceAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Querying,
-    /// The operator's word that the guest runs here, not on disk yet.
+    /// The operator's decision to run the guest here, not on disk yet.
     Deciding,
     ResumingHere,
     EndingSource,
@@ -47,14 +47,14 @@ enum State {
     Over(GuestState),
 }
 
-/// See the module.
+/// Brings one session of a restarted source to its end.
 #[derive(Clone, Debug)]
 pub struct SourceRecovery {
     state: State,
-    /// The action of the state is due then; none while it is under way.
+    /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's word, while a question is under way.
+    /// The operator's decision, while a question is in flight.
     operator_decision: Option<bool>,
 }
 
@@ -93,7 +93,7 @@ impl SourceRecovery {
         self.answer
     }
 
-    /// When to look again at the latest; none if an action is under way or all is over.
+    /// When to look again at the latest; none if an action is in progress or all is over.
     pub fn timeout(&self) -> Option<Time> {
         self.due
     }
@@ -111,7 +111,7 @@ impl SourceRecovery {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
@@ -135,8 +135,8 @@ impl SourceRecovery {
         }
     }
 
-    /// An answer that decides weighs more than the word of an operator that came while the question was under way: the
-    /// destination knows what he may only guess. One that holds the guest takes the question for a commit, so that his word
+    /// An answer that decides weighs more than an operator's decision that came while the question was in flight: the
+    /// destination knows what an operator may only guess. One that holds the guest takes the question for a commit, so that the decision
     /// that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
@@ -153,7 +153,6 @@ impl SourceRecovery {
         if self.due.is_some() { self.decide(now, resume) } else { self.operator_decision = Some(resume) }
     }
 
-    /// The operator's word.
     fn decide(&mut self, now: Time, resume: bool) {
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }

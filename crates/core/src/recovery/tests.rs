@@ -40,9 +40,9 @@ mod journals {
     use super::*;
 
     /// The plan of the first record.
-    fn plan_of(all: &[Entry], living: &[i32]) -> Plan {
-        let lives = |one: &Process| one.boot == "today" && living.contains(&one.pid);
-        plan(&all[0], all, lives)
+    fn plan_of(all: &[Entry], alive: &[i32]) -> Plan {
+        let is_alive = |one: &Process| one.boot == "today" && alive.contains(&one.pid);
+        plan(&all[0], all, is_alive)
     }
 
     #[test]
@@ -69,7 +69,7 @@ mod journals {
     #[test]
     fn each_phase_of_a_process_that_has_ended() {
         let plans = [
-            // Not told: a copy over there may be the only one.
+            // Not notified: a copy over there may be the only one.
             (Phase::Source(From::Started), Plan::RecordLoss),
             // Its only copy may be the destination's: that is asked, and told to run.
             (Phase::Source(From::CommitSent), Plan::Query),
@@ -89,8 +89,8 @@ mod journals {
             ];
             for other in others {
                 let one = entry(1, phase, Some(other));
-                let lives = |found: &Process| *found == process(1);
-                assert_eq!(plan(&one, std::slice::from_ref(&one), lives), wanted, "{phase:?}");
+                let is_alive = |found: &Process| *found == process(1);
+                assert_eq!(plan(&one, std::slice::from_ref(&one), is_alive), wanted, "{phase:?}");
             }
         }
     }
@@ -163,15 +163,15 @@ mod journals {
             destination(2, To::Committed, 2),
             source(3, From::Started, 2),
         ];
-        let lives = |one: &Process| one.pid == 2;
-        let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, lives)).collect();
+        let is_alive = |one: &Process| one.pid == 2;
+        let plans: Vec<Plan> = history.iter().map(|one| plan(one, &history, is_alive)).collect();
         let closed = Plan::RecordEnd(Phase::Destination(To::Finished));
         assert_eq!(plans, [Plan::Query, closed, Plan::RollBack]);
     }
 
     #[test]
-    fn the_fate_of_a_process_is_told_by_the_records_of_that_process() {
-        let of = |all: &[Entry], lives: bool| process_fate(&all[0], all, |_| lives);
+    fn the_fate_of_a_process_depends_on_its_own_records() {
+        let of = |all: &[Entry], alive: bool| process_fate(&all[0], all, |_| alive);
         let came = destination(1, To::Running, 1);
         assert_eq!(of(std::slice::from_ref(&came), true), ProcessFate::Alive);
         assert_eq!(of(std::slice::from_ref(&came), false), ProcessFate::Ended);
@@ -229,7 +229,7 @@ mod at_the_source {
     }
 
     #[test]
-    fn a_guest_is_taken_back_until_it_is_back_and_the_end_written_until_it_sticks() {
+    fn resuming_and_writing_the_end_are_repeated_until_they_succeed() {
         let mut driver = resuming();
         assert!(driver.recovery.takes_back());
         assert_eq!(driver.action(), Some(SourceAction::ResumeHere));
@@ -285,7 +285,7 @@ mod at_the_source {
     }
 
     #[test]
-    fn the_operator_decides_between_two_questions_and_after_one_that_is_under_way() {
+    fn the_operator_decides_between_two_questions_and_after_one_in_progress() {
         let decided = SourceAction::Write(From::ResumingHere);
         for (resume, follows) in [(true, decided), (false, SourceAction::EndSource)] {
             let mut driver = querying();
@@ -314,7 +314,7 @@ mod at_the_source {
     }
 
     #[test]
-    fn the_operators_decision_is_on_disk_before_the_guest_runs_and_nobody_is_asked_meanwhile() {
+    fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_questions() {
         let mut driver = querying();
         driver.action();
         driver.tell(SourceEvent::Answered(None));
@@ -473,7 +473,7 @@ mod at_the_destination {
     }
 
     #[test]
-    fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
+    fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
         for word in [Did::RolledBackAtSource, Did::Resolve(false)] {
             let mut driver = waiting();
             driver.tell(Did::CommitAgain { copy: false });
@@ -498,7 +498,7 @@ mod at_the_destination {
     }
 
     #[test]
-    fn a_hypervisor_that_does_not_answer_is_asked_again_and_told_nothing() {
+    fn a_hypervisor_that_does_not_answer_is_asked_again_and_gets_no_command() {
         let mut driver = seeing();
         for _ in 0..1000 {
             assert_eq!(driver.tell(Did::Inspected(Inspection::Unknown)), None);
@@ -574,7 +574,7 @@ mod at_the_destination {
     }
 
     #[test]
-    fn a_guest_that_cannot_run_is_kept_while_nobody_can_have_it_back() {
+    fn a_guest_that_cannot_run_is_kept_while_no_source_can_take_it() {
         let mut driver = waiting();
         driver.tell(Did::CommitAgain { copy: false });
         driver.tell(Did::Written(true));

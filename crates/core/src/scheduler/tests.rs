@@ -57,7 +57,7 @@ fn a_lost_channels_work_is_not_given_away_before_the_fence() {
 }
 
 #[test]
-fn a_living_channel_cannot_be_fenced_away() {
+fn an_active_channel_cannot_be_fenced_away() {
     let mut scheduler = with_channels(1);
     scheduler.add_work(vec![Extent::new(0, 0, 4096)]);
     work(scheduler.next(ms(0), 0));
@@ -219,18 +219,18 @@ struct Wire {
     far_us: u64,
     bytes_per_ms: u64,
     free_at: Time,
-    under_way: VecDeque<(Time, u64)>,
+    in_flight: VecDeque<(Time, u64)>,
 }
 
 impl Wire {
     fn new(far_us: u64, bytes_per_ms: u64) -> Wire {
-        Wire { far_us, bytes_per_ms, free_at: Time::ZERO, under_way: VecDeque::new() }
+        Wire { far_us, bytes_per_ms, free_at: Time::ZERO, in_flight: VecDeque::new() }
     }
 
     fn carry(&mut self, now: Time, sequence: u64, bytes: u64) {
         let begins = self.free_at.max(now);
         self.free_at = begins + Duration::from_nanos(bytes * 1_000_000 / self.bytes_per_ms);
-        self.under_way.push_back((self.free_at + Duration::from_micros(self.far_us), sequence));
+        self.in_flight.push_back((self.free_at + Duration::from_micros(self.far_us), sequence));
     }
 }
 
@@ -249,8 +249,8 @@ fn last_round(wires: &mut [Wire], rounds: &[u64]) -> Duration {
                 given = true;
             }
             for (channel, wire) in (0..).zip(wires.iter_mut()) {
-                while let Some((_, sequence)) = wire.under_way.front().copied().filter(|(at, _)| *at <= now) {
-                    wire.under_way.pop_front();
+                while let Some((_, sequence)) = wire.in_flight.front().copied().filter(|(at, _)| *at <= now) {
+                    wire.in_flight.pop_front();
                     scheduler.acknowledged(now, channel, sequence, &[]);
                 }
                 loop {

@@ -67,7 +67,7 @@ fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first
 }
 
 #[test]
-fn disks_that_nobody_takes_are_given_up_after_the_limit_however_much_the_guest_writes() {
+fn disks_without_progress_fail_after_the_limit_however_much_the_guest_writes() {
     let mut driver = Driver::at(Streaming);
     for second in 0..29 {
         driver.wait(Duration::from_secs(1));

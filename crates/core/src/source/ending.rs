@@ -6,7 +6,7 @@ use super::{Action, Ending, Source, State};
 use crate::journal::{SourcePhase, Verdict, verdict};
 use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
-/// The destination's word that it gave up too is waited for this long.
+/// The destination's confirmation that it gave up too is waited for this long.
 const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
 /// A destination whose hypervisor hung up is given so long to say why.
 pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
@@ -20,11 +20,11 @@ pub(super) struct RollBack {
     fault: Fault,
     guest: Option<GuestState>,
     peer_done: bool,
-    /// The destination is told then, if it still has to be.
+    /// The destination is notified then, if it still has to be.
     tell_at: Option<Time>,
     /// The fault may only be what the destination's cause looks like from here.
     unexplained: bool,
-    /// The destination may have the guest complete: it is told when the guest is back here, and not if it does not come
+    /// The destination may have the guest complete: it is notified when the guest is back here, and not if it does not come
     /// back.
     may_be_loaded: bool,
     until: Time,
@@ -52,7 +52,7 @@ impl RollBack {
 }
 
 impl Source {
-    /// Any fault. Before commit: roll back. From the journal's CommitSent on, only the destination's word decides.
+    /// Any fault. Before commit: roll back. From the journal's CommitSent on, only the destination's answer decides.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         if self.can_fail() {
             self.roll_back(now, fault, true);
@@ -238,8 +238,8 @@ impl Source {
         if self.was_running { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
-    /// An answer that decides weighs more than the word of an operator that came while the question was under way. A
-    /// destination that holds the guest takes the question for a commit, so that his word that the guest runs here is
+    /// An answer that decides weighs more than an operator's decision that came while the question was in flight. A
+    /// destination that holds the guest takes the question for a commit, so that the decision to run the guest here is
     /// void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.querying = false;
@@ -294,7 +294,7 @@ impl Source {
         if !matches!(self.state, State::Committing { .. }) {
             return;
         }
-        // A question is a commit: one that is under way comes to its end first.
+        // A question is a commit: one in flight is answered first.
         if self.querying {
             self.operator_decision = Some(resume_here);
         } else {

@@ -18,11 +18,11 @@ pub struct Config {
     pub guest: String,
     /// The guest description for the destination.
     pub description: String,
-    /// How it moves.
+    /// What carries RAM and device state, and who decides on commit.
     pub mode: Mode,
     /// Blackout budget, rounds, throttle.
     pub limits: Limits,
-    /// The scheduler's knobs.
+    /// Settings of the extent scheduler.
     pub scheduler: scheduler::Config,
     /// Compare whole RAM while the guest is paused.
     pub verify: bool,
@@ -55,10 +55,10 @@ impl Config {
     }
 }
 
-/// What happened.
+/// What the driver reports to `Source::handle`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Begin.
+    /// The migration was asked for; the first event.
     Start,
     /// A control connection is up.
     PathUp(PathId),
@@ -68,16 +68,16 @@ pub enum Event {
     PathAlive(PathId),
     /// A numbered message came in.
     Received {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
-        /// Its number.
+        /// Its number in the control stream, from 1.
         sequence: u64,
-        /// The message.
+        /// The message, as it was decoded.
         message: Message,
     },
     /// The peer has our messages up to `through`.
     ControlAcknowledged {
-        /// The control connection.
+        /// The control connection that it came on.
         path: PathId,
         /// Highest number received over there.
         through: u64,
@@ -86,12 +86,12 @@ pub enum Event {
     ChannelUp {
         /// The channel; a number never used before.
         channel: ChannelId,
-        /// Its link.
+        /// The link that the channel runs over.
         link: LinkId,
     },
     /// The guest's memory can be tracked now.
     Attached,
-    /// Everything is write-protected.
+    /// All RAM is write-protected: later writes are seen.
     Protected {
         /// What was populated at that moment or later.
         populated: Vec<Extent>,
@@ -147,19 +147,19 @@ pub enum Event {
         /// journal keeps saying that it has to.
         complete: bool,
     },
-    /// Answer to [`Action::Query`].
+    /// Answer to [`Action::Query`]: what became of the session at the destination.
     Answered(Outcome),
     /// [`Action::Query`] came to its end, and nobody answered.
     Unanswered,
     /// The destination's agent refuses connections of this session because it does not know it (any more).
     Forgotten,
-    /// [`Action::CleanUp`] is done.
+    /// [`Action::CleanUp`] is done: nothing of the migration is left here.
     CleanedUp,
     /// The operator wants it to end.
     Cancel,
     /// The operator decides a session in doubt: `true` resumes here, `false` gives the guest up.
     Resolve(bool),
-    /// Time passed.
+    /// Only time passed: a timer may be due.
     Tick,
 }
 
@@ -207,23 +207,23 @@ pub enum Action {
     /// complete. `true` comes before the record of the roll-back and goes to disk with it; `false` comes when the
     /// destination has answered.
     NoticeDue(bool),
-    /// Say commit once more on a connection of its own, and ask how the session stands: the destination's agent may
+    /// Send commit once more on a connection of its own, and ask for the state of the session: the destination's agent may
     /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
     /// or [`Event::Unanswered`].
     Query,
-    /// The roll-back could not be told: tell it on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
+    /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
     /// for it.
     NotifyRollBack {
-        /// The destination may have the guest complete and keeps it until it is told.
+        /// The destination may have the guest complete and keeps it until it is notified.
         may_be_loaded: bool,
     },
     /// The guest is the destination's: end the source's QEMU and remove what is left. Then [`Event::CleanedUp`].
     CleanUp,
-    /// It is over.
+    /// The migration is over, with this outcome.
     End(Ending),
 }
 
-/// How it ended.
+/// How a migration ended: where the guest is, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// `None`: the guest moved.

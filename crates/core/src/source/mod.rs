@@ -84,7 +84,7 @@ use state::State;
 /// Pieces of the hypervisor's stream in flight at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
 const LIVE_PIECES_MAX: usize = 4;
 
-/// See the module.
+/// The source's state machine; the module's page has its diagram.
 #[derive(Debug)]
 pub struct Source {
     config: Config,
@@ -115,7 +115,7 @@ pub struct Source {
     last_progress: Time,
     /// The guest ran until QEMU stopped it.
     was_running: bool,
-    /// The destination may have the guest complete; then it keeps it until it is told that it is not wanted.
+    /// The destination may have the guest complete; then it keeps it until it is notified that it is not wanted.
     may_be_loaded: bool,
     /// The hypervisor here ended while the destination may have had the guest complete.
     source_copy_lost: bool,
@@ -164,7 +164,7 @@ impl Source {
         }
     }
 
-    /// Takes an event.
+    /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
             Event::Start => self.start(now),
@@ -438,14 +438,14 @@ impl Source {
         )
     }
 
-    /// Living control connections.
+    /// Number of control connections that are up.
     pub fn paths(&self) -> usize {
         self.control.paths()
     }
 
     /// Whether the hypervisor's stream is not to be read on for now. While the guest still runs it carries what the
     /// hypervisor has of RAM itself, a display adapter's memory: read no faster than the destination takes it, it is
-    /// over there when the guest stops. Once the guest stands nothing is held back.
+    /// over there when the guest stops. Once the guest is stopped nothing is held back.
     pub fn pauses_stream(&self) -> bool {
         matches!(self.state, State::Switching { .. }) && self.control.unacknowledged() >= LIVE_PIECES_MAX
     }

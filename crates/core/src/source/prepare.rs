@@ -8,12 +8,15 @@ use crate::{
 /// How far the incoming QEMU is.
 #[derive(Debug)]
 pub(super) enum Preparation {
-    /// Not asked for.
     NotBegun,
     /// It starts; it must stand by then.
-    InProgress { until: Time },
+    InProgress {
+        until: Time,
+    },
     /// It stands. These were touched while it started and are copied again.
-    Done { touched: Vec<Extent> },
+    Done {
+        touched: Vec<Extent>,
+    },
 }
 
 impl Source {

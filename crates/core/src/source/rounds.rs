@@ -44,7 +44,7 @@ impl Source {
                 if let Some(round) = self.statistics.rounds.last_mut() {
                     round.took.get_or_insert(now - began);
                 }
-                // Copying went on beside the start of the waiting guest; rounds, and what follows, do not.
+                // Copying went on beside the start of the incoming QEMU; rounds, and what follows, do not.
                 if matches!(self.preparation, Preparation::Done { .. }) {
                     self.scan_at = Some(at);
                     self.scan_when_due(now);

@@ -155,7 +155,7 @@ fn commit_needs_the_confirmations_of_both_sides_in_whatever_order() {
 }
 
 #[test]
-fn what_the_streams_say_passes_in_every_state_and_in_order() {
+fn stream_messages_pass_in_every_state_and_in_order() {
     let note = |stream| Message::Stream { stream, note: crate::StreamNote::Stop };
     for state in ALL {
         let mut driver = Driver::at(state);
@@ -225,7 +225,7 @@ fn every_failure_before_commit_rolls_back_and_none_after_it() {
 }
 
 #[test]
-fn streams_that_nobody_takes_are_given_up_after_the_limit_and_not_before() {
+fn streams_without_progress_fail_after_the_limit_and_not_before() {
     let limit = Config::new("g", "{}".into(), Mode::Streams { channels: 0 }).link_timeout;
     let mut driver = Driver::at(Streaming);
     driver.tell(streamed(0, 1));
@@ -243,7 +243,7 @@ fn streams_that_nobody_takes_are_given_up_after_the_limit_and_not_before() {
     driver.now = driver.now + limit / 2;
     driver.tell(Event::PathAlive(PATH));
     driver.tell(streamed(0, 101));
-    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it stands still");
+    assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it makes no progress");
 }
 
 #[test]
@@ -325,18 +325,18 @@ fn told(driver: &mut Driver, abort: Fault) -> (Fault, Vec<Action>) {
 }
 
 #[test]
-fn a_destination_that_hung_up_says_the_cause() {
+fn a_destination_that_closed_the_connection_sends_the_cause() {
     for note in hung_up() {
         let (mut driver, actions) = failed_after(note.clone(), broken());
         assert!(!says(&actions, is_abort), "{note:?}: it is asked to explain itself, not to stop");
         let (fault, said) = told(&mut driver, cause());
         assert_eq!(fault, cause(), "{note:?}");
-        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this word");
+        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this message");
     }
 }
 
 #[test]
-fn a_destination_that_explains_nothing_is_told_to_stop() {
+fn a_destination_that_sends_no_cause_gets_an_abort() {
     for note in hung_up() {
         let (mut driver, _) = failed_after(note, broken());
         driver.tell(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
@@ -351,7 +351,7 @@ fn a_destination_that_explains_nothing_is_told_to_stop() {
 }
 
 #[test]
-fn what_the_source_knows_best_is_told_at_once_and_stays() {
+fn a_cause_that_the_source_knows_is_sent_at_once_and_kept() {
     // The destination's streams broke by what happened here.
     let mut driver = Driver::at(Streaming);
     assert!(says(&driver.tell(Event::Failed(broken())), is_abort));
@@ -378,6 +378,6 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
         let rolls_back = driver.tell(Event::StreamsFailed(violation())).contains(&Action::RollBack);
         assert_eq!(rolls_back, state <= Journaling, "{state:?}");
         let later = driver.wait(Duration::from_secs(2));
-        assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up is under way already");
+        assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up has begun already");
     }
 }

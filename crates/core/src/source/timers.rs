@@ -15,9 +15,7 @@ enum Timer {
     Step,
     /// The incoming QEMU does not come up.
     Preparation,
-    /// No control connection.
     Unreachable,
-    /// No data channel.
     NoChannel,
     /// Nothing that was sent is acknowledged or taken.
     NoProgress,
@@ -25,7 +23,7 @@ enum Timer {
     Ask,
     /// The clean-up is tried again.
     CleanUp,
-    /// The destination is told of the roll-back.
+    /// The destination is notified of the roll-back.
     Tell,
     /// The destination's answer to the roll-back is not waited for any longer.
     RolledBack,
@@ -157,7 +155,7 @@ impl Source {
 
     fn preparation_is_over(&mut self, now: Time) {
         self.preparation = Preparation::NotBegun;
-        let detail = "the waiting guest did not come up";
+        let detail = "the incoming QEMU did not come up";
         self.fail(now, Fault::new(Code::TimedOut, Step::Prepare, Side::Destination, detail));
     }
 

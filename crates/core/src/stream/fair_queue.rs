@@ -23,7 +23,6 @@ struct ClassQueue {
 
 #[derive(Debug)]
 pub(super) struct FairQueue {
-    /// By class.
     classes: Vec<ClassQueue>,
     /// The clock of the class that was next.
     now: u64,

@@ -56,11 +56,11 @@ pub fn position_of(offset: u64) -> (StreamId, u64) {
 /// A piece of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which stream.
+    /// The stream that the bytes belong to.
     pub stream: StreamId,
     /// Position of the first byte.
     pub position: u64,
-    /// Bytes.
+    /// Length of the piece, bytes.
     pub bytes: u64,
 }
 
@@ -86,7 +86,7 @@ pub enum End {
     Destination,
 }
 
-/// Knobs of streams.
+/// Limits of a session's streams; both sides may have different ones.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Bytes of each ring: one for what is sent and one for what is received, per stream. A stream moves at most a
@@ -96,7 +96,7 @@ pub struct Config {
     pub streams_max: usize,
     /// Most bytes of one turn.
     pub piece_bytes: u64,
-    /// Given to the scheduler ahead of need, in bytes per living channel. Less is fairer, more keeps channels busier.
+    /// Given to the scheduler ahead of need, in bytes per active channel. Less is fairer, more keeps channels busier.
     pub lookahead_bytes: u64,
     /// How much of all streams may wait in their rings for the peer, as time at the rate that the links carry; all of
     /// the rings if absent. For writers that guess from their sockets how fast they are being read, and what is left.
@@ -127,6 +127,7 @@ impl Default for Config {
 
 /// The peer broke the rules of streams; nothing that it says can be relied on any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StreamViolation {
     /// A note or a write for a stream that does not exist.
     #[error("stream {0} does not exist")]
@@ -140,9 +141,7 @@ pub enum StreamViolation {
     /// A write of bytes that were read already or that no credit was given for.
     #[error("stream {stream}: bytes {from} to {to} are not inside the window")]
     OutsideWindow {
-        /// Which stream.
         stream: StreamId,
-        /// First position.
         from: u64,
         /// First position behind it.
         to: u64,
@@ -157,13 +156,11 @@ pub enum StreamViolation {
 
 /// A stream cannot be opened here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum OpenError {
     /// The session has as many as it may.
     #[error("the session has {max} streams already; close some or raise the limit")]
-    TooMany {
-        /// The limit.
-        max: usize,
-    },
+    TooMany { max: usize },
     /// The session is over.
     #[error("the session is over")]
     Over,

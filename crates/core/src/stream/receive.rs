@@ -3,7 +3,7 @@
 use super::spans::Spans;
 use super::{StreamId, StreamViolation};
 
-/// Gaps that are kept. An honest sender has one per piece under way at most.
+/// Gaps that are kept. An honest sender has one per piece in flight at most.
 const GAPS_MAX: usize = 4096;
 
 /// What a writer of the local socket may do.
@@ -13,14 +13,14 @@ pub enum Readable {
     Bytes {
         /// Position of the first.
         position: u64,
-        /// How many.
+        /// Bytes that can be read at once.
         bytes: u64,
     },
     /// Nothing is there yet.
     Wait,
     /// All was written: shut the socket for writing, and say [`super::Streams::finished`].
     End,
-    /// It broke off: reset the socket, and say [`super::Streams::finished`].
+    /// The stream was reset: reset the socket, and say [`super::Streams::finished`].
     Reset,
     /// It is over here.
     Done,
@@ -113,7 +113,7 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// The peer's bytes break off.
+    /// The peer has reset its direction.
     pub fn reset(&mut self) {
         self.broken = true;
     }

@@ -13,14 +13,14 @@ const SMALL_PIECES_MAX: usize = 64;
 pub enum SendSpace {
     /// Put up to so many bytes into the ring at this position.
     Space {
-        /// Where they go.
+        /// Position in the stream of the first byte to write.
         position: u64,
-        /// How many fit.
+        /// Free bytes of the ring; they may wrap around its end.
         bytes: u64,
     },
     /// The ring is full, or the stream is not open yet.
     Wait,
-    /// Nobody takes more bytes: read no more.
+    /// The peer takes no more bytes: read no more.
     Stopped,
 }
 
@@ -30,7 +30,7 @@ enum Ending {
     Open,
     /// The local socket has no more; everything before is still to go.
     Ended,
-    /// It broke off, here or there: nothing more goes.
+    /// Reset, here or there: nothing more is sent.
     Stopped,
 }
 

@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    fn hear(&mut self, at: usize) {
+    fn receive(&mut self, at: usize) {
         let Some(said) = self.sides[at].inbox.pop_front() else { return };
         match said {
             Said::Note(stream, note) => {
@@ -318,7 +318,7 @@ impl World {
         match self.random.below(12) {
             0 | 1 => self.say(at),
             2 | 3 => self.take(at),
-            4 | 5 => self.hear(at),
+            4 | 5 => self.receive(at),
             6 | 7 if a_channel => self.pull(nth),
             8 | 9 if a_channel => self.deliver(nth),
             10 if a_channel => self.acknowledge(nth),

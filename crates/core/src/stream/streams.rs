@@ -16,16 +16,16 @@ use crate::{ChannelId, Extent, LinkId, StreamNote, Time};
 pub enum Event {
     /// The peer wants a stream to a service: [`Streams::accept`] or [`Streams::refuse`] it.
     OpenRequested {
-        /// Its number.
+        /// The number that the peer chose.
         stream: StreamId,
-        /// The service's name.
+        /// Name of the service that the peer wants, such as `qemu`.
         service: String,
     },
     /// A stream that was opened here is there.
     Opened(StreamId),
     /// It is not. Its number is free again.
     Refused {
-        /// Its number.
+        /// The number of the stream that was to be opened here.
         stream: StreamId,
         /// Why, as the peer says.
         reason: String,
@@ -63,7 +63,7 @@ struct Stream {
 /// for each class where there are several.
 const BACKLOG_BYTES_MIN: u64 = 1 << 20;
 
-/// See the module.
+/// All byte streams of a session at one end.
 #[derive(Debug)]
 pub struct Streams {
     end: End,
@@ -79,7 +79,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// No stream yet.
+    /// Begins without streams; `end` decides which numbers are its own.
     pub fn new(end: End, config: Config) -> Streams {
         let mut scheduler = Scheduler::new(config.scheduler.clone());
         scheduler.record_delivered();
@@ -125,7 +125,7 @@ impl Streams {
         Some((self.scheduler.bytes_per_s() * seconds) as u64)
     }
 
-    /// What of a stream may wait however slow the links are. All that waits on slow links is under way, and nothing is
+    /// What of a stream may wait however slow the links are. All that waits on slow links is in flight, and nothing is
     /// left to take turns: classes then have of the links what they have waiting. So where there are several it goes by
     /// weight too, in equal parts to the streams of a class that use at least half of theirs.
     fn least(&self, class: Class) -> u64 {
@@ -321,7 +321,7 @@ impl Streams {
         self.scheduler.next(now, channel)
     }
 
-    /// The carrier took a frame of so many bytes.
+    /// The transport took a frame of so many bytes.
     pub fn sent(&mut self, channel: ChannelId, sequence: u64, wire_bytes: u64) {
         self.scheduler.sent(channel, sequence, wire_bytes);
     }

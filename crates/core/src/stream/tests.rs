@@ -138,7 +138,7 @@ fn streams_take_turns() {
 }
 
 #[test]
-fn a_stream_that_nobody_reads_holds_up_no_other() {
+fn an_unread_stream_does_not_delay_others() {
     let mut streams = source();
     let (stuck, moving) = (opened(&mut streams, 0), opened(&mut streams, 10_000));
     streams.produced(stuck, 1000);
@@ -171,7 +171,7 @@ fn many_small_writes_become_few_pieces() {
 }
 
 #[test]
-fn credit_is_told_by_the_quarter() {
+fn credit_is_sent_by_the_quarter() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
     streams.received(piece(stream, 0, 600)).unwrap();
@@ -273,7 +273,7 @@ fn where_numbers_are_given_once_none_comes_again() {
 }
 
 #[test]
-fn the_size_of_the_peers_ring_is_what_it_said_when_the_stream_was_opened() {
+fn the_size_of_the_peers_ring_is_what_it_sent_at_opening() {
     let mut streams = source();
     let stream = streams.open("x").unwrap();
     assert_eq!(streams.peer_window(stream), None);

@@ -10,7 +10,7 @@ use crate::model::{
 use super::common::{finding, merged, migration_ports, migration_segments, outward, segments, speed};
 use super::ports::is_down;
 
-const DUPLICATE_ADDRESS_WHY: &str = "Packets reach now one host, now the other: connections break off at \
+const DUPLICATE_ADDRESS_WHY: &str = "Packets reach now one host, now the other: connections are cut at \
     random, and a migration may be offered to the wrong host.";
 
 /// One address on two hosts.
@@ -90,7 +90,7 @@ pub(super) fn duplicate_mac(survey: &Survey) -> Vec<Finding> {
     findings
 }
 
-const ADDRESS_TAKEN_WHY: &str = "Packets reach now this host, now the other machine: connections break off \
+const ADDRESS_TAKEN_WHY: &str = "Packets reach now this host, now the other machine: connections are cut \
     at random, and bytes of guests go to somebody else.";
 
 /// An address of a host that a machine outside of the survey has too.
@@ -427,7 +427,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn both_ports_are_named_and_what_follows_is_not_said_twice() {
+        fn both_ports_are_named_and_effects_are_not_repeated() {
             let mut survey = healthy_survey();
             let more = Address { ip: [10, 1, 0, 22].into(), prefix: 24 };
             let second = port(&mut survey, "beta", "ens1f1");

@@ -202,7 +202,7 @@ impl<'a> SwitchSide<'a> {
         self.exported.and_then(|(_, port)| of(port))
     }
 
-    /// `leaf0 Ethernet1/2`.
+    /// Such as `leaf0 Ethernet1/2`: for messages.
     pub(super) fn name(&self) -> String {
         let received = self
             .received(|one| Some((one.system.as_deref().or(one.chassis.as_deref())?, one.port.as_deref())));
@@ -214,7 +214,6 @@ impl<'a> SwitchSide<'a> {
         }
     }
 
-    /// Largest packet, bytes.
     pub(super) fn mtu(&self) -> Option<u32> {
         self.received(Neighbour::mtu).or_else(|| self.exported(|port| port.mtu))
     }
@@ -224,7 +223,6 @@ impl<'a> SwitchSide<'a> {
         self.received(|one| one.autonegotiation).or_else(|| self.exported(|port| port.autonegotiation))
     }
 
-    /// Forward error correction.
     pub(super) fn fec(&self) -> Option<&'a str> {
         self.exported(|port| port.fec.as_deref())
     }
@@ -247,7 +245,6 @@ impl<'a> SwitchSide<'a> {
         self.received(|one| one.aggregation.map(|aggregation| aggregation.on))
     }
 
-    /// Lossless priorities.
     pub(super) fn pfc(&self) -> Option<&'a Pfc> {
         self.received(|one| one.pfc.as_ref()).or_else(|| self.exported(|port| port.pfc.as_ref()))
     }
@@ -264,17 +261,17 @@ pub(super) struct Pair<'a> {
     pub ends: [&'a End; 2],
     /// From the first end to the second.
     pub there: Option<&'a Probe>,
-    /// The other way.
+    /// The probe in the other direction, if there was one.
     pub back: Option<&'a Probe>,
 }
 
 impl<'a> Pair<'a> {
     /// Both directions: who sends, who receives, the probe of it, the probe the other way.
-    pub fn ways(&self) -> [Way<'a>; 2] {
+    pub fn directions(&self) -> [Direction<'a>; 2] {
         let [one, other] = self.ends;
         [
-            Way { from: one, to: other, probe: self.there, reverse: self.back },
-            Way { from: other, to: one, probe: self.back, reverse: self.there },
+            Direction { from: one, to: other, probe: self.there, reverse: self.back },
+            Direction { from: other, to: one, probe: self.back, reverse: self.there },
         ]
     }
 
@@ -292,7 +289,7 @@ impl<'a> Pair<'a> {
 
 /// One direction of a link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way<'a> {
+pub(super) struct Direction<'a> {
     pub from: &'a End,
     pub to: &'a End,
     pub probe: Option<&'a Probe>,

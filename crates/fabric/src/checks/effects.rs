@@ -3,7 +3,6 @@
 
 use crate::model::{Effect, Finding, Location, Survey};
 
-/// Bytes move slowly.
 const SLOW: &[&str] = &[
     "drops-rising",
     "incast-collapse",
@@ -15,7 +14,6 @@ const SLOW: &[&str] = &[
 const BROKEN: &[&str] = &["packet-loss", "rdma-blocked", "tcp-blocked"];
 /// Nothing arrives, or only after a long time.
 const ASTRAY: &[&str] = &["firewall-drops", "round-trip-long", "unreachable"];
-/// Damaged packets.
 const DAMAGED: &[&str] = &["errors-rising"];
 /// Large packets do not pass.
 const NARROW: &[&str] = &["mtu-path"];
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn effects_are_told_under_their_cause_and_make_it_as_bad_as_they_are() {
+    fn effects_are_listed_under_their_cause_and_raise_its_severity() {
         let mut survey = healthy_survey();
         let mut lost = probe();
         (lost.reachable, lost.tcp, lost.throughput_mbps, lost.path_mtu) =

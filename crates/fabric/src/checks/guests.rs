@@ -10,7 +10,6 @@ use super::hosts::is_short;
 const KVM_MISSING_WHY: &str = "A guest that runs with KVM cannot go to a host without it: it is refused. \
     Without KVM guests are emulated, many times slower.";
 
-/// Hosts without KVM.
 pub(super) fn kvm_missing(survey: &Survey) -> Vec<Finding> {
     let without: Vec<_> = survey.hosts.iter().filter(|host| host.hypervisor.kvm == Some(false)).collect();
     if without.is_empty() {

@@ -265,7 +265,7 @@ fn governor_severity(name: &str) -> Option<Severity> {
 }
 
 const CPU_IDLE_STATES_WHY: &str = "A processor that sleeps deeply wakes after the packet has waited. Round \
-    trips become longer and uneven, most of all in the blackout, where little is under way and each step \
+    trips become longer and uneven, most of all in the blackout, where little is in flight and each step \
     waits for the one before.";
 
 /// As long as a good network's round trip.
@@ -622,7 +622,7 @@ mod tests {
         }
 
         #[test]
-        fn pools_that_nobody_uses_are_no_matter() {
+        fn unused_pools_are_no_finding() {
             let mut survey = healthy_survey();
             host_mut(&mut survey, "alpha").memory.huge_pages =
                 vec![HugePages { size_bytes: 2 << 20, total: 64, free: 64 }];

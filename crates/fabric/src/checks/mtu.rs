@@ -397,7 +397,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_port_says_itself_is_not_said_twice() {
+        fn what_a_port_reports_itself_is_not_repeated() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f0").mtu = Some(1500);
             let mut small = probe();

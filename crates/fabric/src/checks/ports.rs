@@ -54,7 +54,7 @@ pub(super) fn is_down(survey: &Survey, at: PortRef<'_>) -> bool {
 }
 
 const LINK_FLAPPING_WHY: &str = "Each time, the channels of a running migration on this link are lost, and \
-    what was under way is sent again on other links.";
+    what was in flight is sent again on other links.";
 
 /// A port sees two changes with each restart of its switch. More than this in one life of a port are a fault, not
 /// maintenance.
@@ -519,7 +519,7 @@ mod tests {
         }
 
         #[test]
-        fn a_forced_port_can_be_told_to_negotiate() {
+        fn a_forced_port_can_be_set_to_negotiate() {
             let mut survey = healthy_survey();
             let link = &mut port(&mut survey, "beta", "ens1f1").link;
             (link.autonegotiation, link.speed_mbps) = (Some(false), Some(10_000));
@@ -588,7 +588,7 @@ mod tests {
         }
 
         #[test]
-        fn packets_that_nobody_listens_for_are_no_finding() {
+        fn packets_without_a_listener_are_no_finding() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_dropped = 3;
             assert_eq!(crate::checks::run_all(&survey), Vec::new());

@@ -471,7 +471,7 @@ mod tests {
         use crate::testing::{healthy_survey, only};
 
         #[test]
-        fn nobody_stops_for_it() {
+        fn roce_in_a_priority_that_is_not_lossless() {
             let mut survey = healthy_survey();
             for host in &mut survey.hosts {
                 for port in host.ports.iter_mut().filter(|port| port.name == "ens1f1") {

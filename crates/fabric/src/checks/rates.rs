@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{End, Finding, Incast, Location, PortKind, PortRef, Probe, Severity, Survey};
 
-use super::common::{Pair, Way, by_shared_port, finding, location, pairs, speed};
+use super::common::{Direction, Pair, by_shared_port, finding, location, pairs, speed};
 
 /// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart. Less
 /// was measured three times, in turn with the other one.
@@ -13,18 +13,17 @@ const RATE_PERCENT_MIN: u64 = 70;
 /// A direction that is slower than another rate says it could be.
 #[derive(Clone, Copy, Debug)]
 struct Slow<'a> {
-    /// The slow one.
-    pub way: Way<'a>,
+    pub direction: Direction<'a>,
     /// What it moves, megabits per second.
     pub moved: u64,
     /// The one to compare with.
-    pub other: Way<'a>,
+    pub other: Direction<'a>,
     /// What that moves, megabits per second.
     pub faster: u64,
 }
 
-fn rate(way: &Way<'_>) -> Option<u64> {
-    way.probe?.throughput_mbps
+fn rate(direction: &Direction<'_>) -> Option<u64> {
+    direction.probe?.throughput_mbps
 }
 
 fn is_less(moved: u64, other: u64) -> bool {
@@ -49,12 +48,12 @@ fn promise(survey: &Survey, end: &End) -> Option<u64> {
 fn one_way(survey: &Survey) -> Vec<Slow<'_>> {
     let mut found = Vec::new();
     for pair in pairs(survey) {
-        let [there, back] = pair.ways();
+        let [there, back] = pair.directions();
         let (Some(one), Some(other)) = (rate(&there), rate(&back)) else { continue };
         if is_less(one, other) {
-            found.push(Slow { way: there, moved: one, other: back, faster: other });
+            found.push(Slow { direction: there, moved: one, other: back, faster: other });
         } else if is_less(other, one) {
-            found.push(Slow { way: back, moved: other, other: there, faster: one });
+            found.push(Slow { direction: back, moved: other, other: there, faster: one });
         }
     }
     found
@@ -67,16 +66,19 @@ fn below_sibling(survey: &Survey) -> Vec<Slow<'_>> {
     let best = |pair: &Pair<'_>, from: &str| {
         let siblings =
             all.iter().filter(|one| one.hosts() == pair.hosts() && promised(one) == promised(pair));
-        let ways = siblings.flat_map(Pair::ways).filter(|way| way.from.host == from);
-        ways.filter_map(|way| Some((rate(&way)?, way))).max_by_key(|(rate, _)| *rate)
+        let directions = siblings.flat_map(Pair::directions).filter(|direction| direction.from.host == from);
+        directions.filter_map(|direction| Some((rate(&direction)?, direction))).max_by_key(|(rate, _)| *rate)
     };
     let mut found = Vec::new();
     for pair in &all {
-        let measured: Vec<(Way<'_>, u64)> =
-            pair.ways().into_iter().filter_map(|way| Some((way, rate(&way)?))).collect();
-        let less = measured.iter().filter_map(|(way, moved)| {
-            let (faster, other) = best(pair, &way.from.host)?;
-            is_less(*moved, faster).then_some(Slow { way: *way, moved: *moved, other, faster })
+        let measured: Vec<(Direction<'_>, u64)> = pair
+            .directions()
+            .into_iter()
+            .filter_map(|direction| Some((direction, rate(&direction)?)))
+            .collect();
+        let less = measured.iter().filter_map(|(direction, moved)| {
+            let (faster, other) = best(pair, &direction.from.host)?;
+            is_less(*moved, faster).then_some(Slow { direction: *direction, moved: *moved, other, faster })
         });
         let less: Vec<Slow<'_>> = less.collect();
         if less.len() == measured.len() {
@@ -92,15 +94,17 @@ const FAR_NS: u64 = 40_000_000;
 /// Pairs of probes, by their numbers in the matrix, of which the first moves far less than the second. One that is to
 /// be measured again beside one that it is compared with. Far links are left out.
 pub fn unequal(survey: &Survey) -> Vec<(usize, usize)> {
-    let number = |way: &Way<'_>| {
+    let number = |direction: &Direction<'_>| {
         let probes = &survey.matrix.probes;
-        way.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
+        direction.probe.and_then(|probe| probes.iter().position(|one| std::ptr::eq(one, probe)))
     };
-    let is_far =
-        |way: &Way<'_>| way.probe.and_then(|probe| probe.latency).is_some_and(|one| one.min_ns >= FAR_NS);
-    let slow = one_way(survey).into_iter().chain(below_sibling(survey)).filter(|slow| !is_far(&slow.way));
+    let is_far = |direction: &Direction<'_>| {
+        direction.probe.and_then(|probe| probe.latency).is_some_and(|one| one.min_ns >= FAR_NS)
+    };
+    let slow =
+        one_way(survey).into_iter().chain(below_sibling(survey)).filter(|slow| !is_far(&slow.direction));
     let mut pairs: Vec<(usize, usize)> =
-        slow.filter_map(|slow| Some((number(&slow.way)?, number(&slow.other)?))).collect();
+        slow.filter_map(|slow| Some((number(&slow.direction)?, number(&slow.other)?))).collect();
     pairs.sort_unstable();
     pairs.dedup_by_key(|(slow, _)| *slow);
     pairs
@@ -109,7 +113,7 @@ pub fn unequal(survey: &Survey) -> Vec<(usize, usize)> {
 impl Slow<'_> {
     /// With both rates, and where the sender looks first.
     fn finding(&self, title: String, why: &'static str, step: &str) -> Finding {
-        let [from, to] = [location(self.way.from), location(self.way.to)];
+        let [from, to] = [location(self.direction.from), location(self.direction.to)];
         let mut finding = finding(Severity::Warning, title)
             .at(from.clone())
             .at(to.clone())
@@ -120,10 +124,10 @@ impl Slow<'_> {
                 format!("{} Mb/s", self.faster),
             )
             .why(why);
-        if let Some(again) = self.way.probe.and_then(|probe| probe.retransmits) {
+        if let Some(again) = self.direction.probe.and_then(|probe| probe.retransmits) {
             finding = finding.seen(from.clone(), "segments sent again", again);
         }
-        let command = format!("tc -s qdisc show dev {}", self.way.from.port);
+        let command = format!("tc -s qdisc show dev {}", self.direction.from.port);
         finding.step(None, step).command(from, "rate limits and drops of the sender", command)
     }
 }
@@ -182,8 +186,12 @@ pub(super) fn throughput_one_way(survey: &Survey) -> Vec<Finding> {
 }
 
 fn throughput_one_way_finding(slow: &Slow<'_>) -> Finding {
-    let title =
-        format!("moves {} Mb/s to {}, {} Mb/s come back", slow.moved, location(slow.way.to), slow.faster);
+    let title = format!(
+        "moves {} Mb/s to {}, {} Mb/s come back",
+        slow.moved,
+        location(slow.direction.to),
+        slow.faster
+    );
     slow.finding(title, THROUGHPUT_ONE_WAY_WHY, ONE_WAY_STEP)
 }
 
@@ -203,7 +211,7 @@ fn throughput_below_sibling_finding(slow: &Slow<'_>) -> Finding {
     let title = format!(
         "moves {} Mb/s to {}, {} moves {} Mb/s",
         slow.moved,
-        location(slow.way.to),
+        location(slow.direction.to),
         slow.other.from.port,
         slow.faster
     );
@@ -245,7 +253,7 @@ fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
     )
 }
 
-const ROUND_TRIP_LONG_WHY: &str = "What the source asks while the guest stands still is answered later by as \
+const ROUND_TRIP_LONG_WHY: &str = "What the source asks during the blackout is answered later by as \
     much, and one TCP connection moves no more than its window in each round trip. The least round trip of \
     many is told: a busy host does not make it long.";
 
@@ -385,7 +393,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_port_promises_and_does_not_hold_is_said_once() {
+        fn a_broken_promise_of_a_port_is_reported_once() {
             let mut survey = healthy_survey();
             let slow = Probe { throughput_mbps: Some(2400), ..probe() };
             survey.matrix.probes = vec![slow, reversed(&probe())];
@@ -475,7 +483,7 @@ mod tests {
         }
 
         #[test]
-        fn the_slow_direction_is_named_where_the_clocks_tell() {
+        fn the_slow_direction_is_named_where_clock_offsets_show_it() {
             for (ahead, slow) in [(25_000 + 120, "alpha"), (-25_000 + 120, "beta")] {
                 let mut survey = survey(70, 50_070);
                 survey.matrix.probes[2].clock_ahead_us = Some(ahead);
@@ -496,7 +504,7 @@ mod tests {
         }
 
         #[test]
-        fn the_rate_of_a_far_link_is_told_under_its_round_trip_and_not_measured_again() {
+        fn the_rate_of_a_far_link_is_an_effect_of_its_round_trip() {
             let mut survey = survey(70, 50_000);
             for probe in &mut survey.matrix.probes {
                 let far = probe.latency.is_some_and(|latency| latency.min_ns > 70_000);

@@ -441,7 +441,7 @@ mod tests {
         }
 
         #[test]
-        fn a_host_of_which_it_is_not_known_says_nothing() {
+        fn a_host_with_unknown_state_is_no_finding() {
             let mut survey = healthy_survey();
             host_mut(&mut survey, "beta").rdma = None;
             assert_eq!(crate::checks::run_all(&survey), Vec::new());

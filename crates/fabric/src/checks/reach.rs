@@ -2,7 +2,7 @@
 
 use crate::model::{Finding, FirewallChain, Location, Probe, Severity, Survey};
 
-use super::common::{Pair, Way, by_shared_port, finding, location, pairs};
+use super::common::{Direction, Pair, by_shared_port, finding, location, pairs};
 
 const UNREACHABLE_WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. \
     Migrations lose time with trying, and go over what is left.";
@@ -11,9 +11,9 @@ const UNREACHABLE_WHY: &str = "Both hosts say that they are on one network, and 
 pub(super) fn unreachable(survey: &Survey) -> Vec<Finding> {
     let mut findings = Vec::new();
     for pair in pairs(survey) {
-        let dead: Vec<Way<'_>> = pair.ways().into_iter().filter(is_dead).collect();
+        let dead: Vec<Direction<'_>> = pair.directions().into_iter().filter(is_dead).collect();
         // A firewall of one end explains the link.
-        if dead.iter().any(|way| suspects(survey, way)) {
+        if dead.iter().any(|direction| suspects(survey, direction)) {
             continue;
         }
         if let Some(first) = dead.first() {
@@ -23,25 +23,25 @@ pub(super) fn unreachable(survey: &Survey) -> Vec<Finding> {
     by_shared_port(findings)
 }
 
-fn unreachable_finding(way: &Way<'_>, both: bool) -> Finding {
-    let (from, to) = (location(way.from), location(way.to));
+fn unreachable_finding(direction: &Direction<'_>, both: bool) -> Finding {
+    let (from, to) = (location(direction.from), location(direction.to));
     let received =
-        way.reverse.is_some_and(|probe| probe.reachable == Some(true) || probe.received == Some(true));
+        direction.reverse.is_some_and(|probe| probe.reachable == Some(true) || probe.received == Some(true));
     let title = match (both, received) {
-        (true, _) => format!("no packet arrives at {to} ({}), nor the other way", way.to.ip),
-        (false, true) => format!("no packet arrives at {to} ({}); the other way they do", way.to.ip),
-        (false, false) => format!("no packet arrives at {to} ({})", way.to.ip),
+        (true, _) => format!("no packet arrives at {to} ({}), nor the other way", direction.to.ip),
+        (false, true) => format!("no packet arrives at {to} ({}); the other way they do", direction.to.ip),
+        (false, false) => format!("no packet arrives at {to} ({})", direction.to.ip),
     };
     let mut finding = finding(Severity::Error, title)
         .at(from.clone())
         .at(to.clone())
-        .seen(from.clone(), "sent from", way.from.ip)
-        .seen(to, "did not arrive at", way.to.ip)
+        .seen(from.clone(), "sent from", direction.from.ip)
+        .seen(to, "did not arrive at", direction.to.ip)
         .why(UNREACHABLE_WHY);
-    if let Some(failure) = way.probe.and_then(|probe| probe.failure.as_ref()) {
+    if let Some(failure) = direction.probe.and_then(|probe| probe.failure.as_ref()) {
         finding = finding.seen(from.clone(), "what happened", failure);
     }
-    let ping = format!("ping -c 3 -I {} {}", way.from.port, way.to.ip);
+    let ping = format!("ping -c 3 -I {} {}", direction.from.port, direction.to.ip);
     finding
         .step(
             None,
@@ -58,14 +58,17 @@ const FIREWALL_DROPS_WHY: &str = "The agents cannot reach each other on this lin
 pub(super) fn firewall_drops(survey: &Survey) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for pair in pairs(survey) {
-        let suspected: Vec<Way<'_>> =
-            pair.ways().into_iter().filter(|way| is_dead(way) && suspects(survey, way)).collect();
+        let suspected: Vec<Direction<'_>> = pair
+            .directions()
+            .into_iter()
+            .filter(|direction| is_dead(direction) && suspects(survey, direction))
+            .collect();
         // Where one end has a firewall and the other has none, it is that.
-        let walled = suspected.iter().filter(|way| !chains(survey, &way.to.host).is_empty());
-        let walled: Vec<Way<'_>> = walled.copied().collect();
+        let walled = suspected.iter().filter(|direction| !chains(survey, &direction.to.host).is_empty());
+        let walled: Vec<Direction<'_>> = walled.copied().collect();
         let culprits = if walled.len() == 1 { walled } else { suspected };
-        for way in culprits {
-            let finding = firewall_drops_finding(survey, &way);
+        for direction in culprits {
+            let finding = firewall_drops_finding(survey, &direction);
             // One firewall, many senders.
             match findings.iter_mut().find(|one| one.locations == finding.locations) {
                 Some(one) => {
@@ -80,29 +83,32 @@ pub(super) fn firewall_drops(survey: &Survey) -> Vec<Finding> {
     findings
 }
 
-fn firewall_drops_finding(survey: &Survey, way: &Way<'_>) -> Finding {
-    let to = location(way.to);
-    let (severity, title) = match tcp_passes(way) {
+fn firewall_drops_finding(survey: &Survey, direction: &Direction<'_>) -> Finding {
+    let to = location(direction.to);
+    let (severity, title) = match tcp_passes(direction) {
         true => (Severity::Warning, "TCP passes, datagrams of the doctor do not"),
         false => (Severity::Error, "nothing that other agents send arrives, and the firewall has rules"),
     };
     let mut finding = finding(severity, title).at(to.clone()).why(FIREWALL_DROPS_WHY);
-    finding = finding.seen(to.clone(), "nothing received from", location(way.from));
-    let chains = chains(survey, &way.to.host);
+    finding = finding.seen(to.clone(), "nothing received from", location(direction.from));
+    let chains = chains(survey, &direction.to.host);
     for chain in &chains {
         let policy = if chain.drops { "drops what no rule accepts" } else { "accepts what no rule drops" };
         let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
-        finding =
-            finding.seen(Location::host(&way.to.host), &what, format!("{policy}, {} rules", chain.rules));
+        finding = finding.seen(
+            Location::host(&direction.to.host),
+            &what,
+            format!("{policy}, {} rules", chain.rules),
+        );
     }
     let chain = match chains.first() {
         Some(chain) => format!("{} {}", chain.table, chain.name),
         None => "inet filter input".to_owned(),
     };
-    let port = agent_port(survey, &way.to.host);
+    let port = agent_port(survey, &direction.to.host);
     let command = format!(
         "nft insert rule {chain} iifname {} meta l4proto '{{ tcp, udp }}' th dport {port} accept",
-        way.to.port
+        direction.to.port
     );
     finding.command(
         to,
@@ -114,15 +120,15 @@ fn firewall_drops_finding(survey: &Survey, way: &Way<'_>) -> Finding {
 
 /// No datagram passes in this direction: requests did not arrive, or those of the other direction did and their
 /// replies did not.
-fn is_dead(way: &Way<'_>) -> bool {
-    witness(way).is_some()
+fn is_dead(direction: &Direction<'_>) -> bool {
+    witness(direction).is_some()
 }
 
 /// The probe that shows it.
-fn witness<'a>(way: &Way<'a>) -> Option<&'a Probe> {
+fn witness<'a>(direction: &Direction<'a>) -> Option<&'a Probe> {
     let unanswered = |probe: &&Probe| probe.reachable == Some(false) && probe.received != Some(true);
     let without_reply = |probe: &&Probe| probe.reachable == Some(false) && probe.received == Some(true);
-    way.probe.filter(unanswered).or(way.reverse.filter(without_reply))
+    direction.probe.filter(unanswered).or(direction.reverse.filter(without_reply))
 }
 
 /// Chains of a host that may drop packets.
@@ -139,14 +145,14 @@ fn agent_port<'a>(survey: &'a Survey, host: &str) -> &'a str {
 }
 
 /// TCP passes where the datagrams of the same probe do not.
-fn tcp_passes(way: &Way<'_>) -> bool {
+fn tcp_passes(direction: &Direction<'_>) -> bool {
     let moved = |probe: &Probe| probe.throughput_mbps.is_some_and(|rate| rate > 0);
-    witness(way).is_some_and(|probe| moved(probe) || probe.tcp == Some(true))
+    witness(direction).is_some_and(|probe| moved(probe) || probe.tcp == Some(true))
 }
 
 /// A firewall may be the reason that nothing arrives: the receiver has one, or TCP passes where datagrams do not.
-fn suspects(survey: &Survey, way: &Way<'_>) -> bool {
-    tcp_passes(way) || !chains(survey, &way.to.host).is_empty()
+fn suspects(survey: &Survey, direction: &Direction<'_>) -> bool {
+    tcp_passes(direction) || !chains(survey, &direction.to.host).is_empty()
 }
 
 const TCP_BLOCKED_WHY: &str = "A migration moves its bytes over TCP to the agent's port: over this link it \
@@ -156,12 +162,13 @@ const TCP_BLOCKED_WHY: &str = "A migration moves its bytes over TCP to the agent
 pub(super) fn tcp_blocked(survey: &Survey) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for pair in pairs(survey) {
-        let ways = pair.ways();
-        let blocked: Vec<&Way<'_>> = ways.iter().filter(|way| is_blocked(way)).collect();
+        let directions = pair.directions();
+        let blocked: Vec<&Direction<'_>> =
+            directions.iter().filter(|direction| is_blocked(direction)).collect();
         // One firewall makes both directions fail: where only one host has one, it is that.
-        let walled: Vec<&&Way<'_>> =
-            blocked.iter().filter(|way| !chains(survey, &way.to.host).is_empty()).collect();
-        let culprits: Vec<&Way<'_>> =
+        let walled: Vec<&&Direction<'_>> =
+            blocked.iter().filter(|direction| !chains(survey, &direction.to.host).is_empty()).collect();
+        let culprits: Vec<&Direction<'_>> =
             if walled.len() == 1 { walled.into_iter().copied().collect() } else { blocked };
         if let Some(finding) = tcp_blocked_finding(survey, &culprits) {
             match findings.iter_mut().find(|one| one.locations == finding.locations) {
@@ -173,22 +180,24 @@ pub(super) fn tcp_blocked(survey: &Survey) -> Vec<Finding> {
     findings
 }
 
-fn tcp_blocked_finding(survey: &Survey, ways: &[&Way<'_>]) -> Option<Finding> {
-    let first = ways.first()?;
+fn tcp_blocked_finding(survey: &Survey, directions: &[&Direction<'_>]) -> Option<Finding> {
+    let first = directions.first()?;
     let port = agent_port(survey, &first.to.host);
     let title = format!("datagrams to the agent at {} pass, TCP to its port {port} does not", first.to.ip);
     let mut finding = finding(Severity::Error, title).why(TCP_BLOCKED_WHY);
-    for way in ways {
-        let (from, to) = (location(way.from), location(way.to));
-        let why =
-            way.probe.and_then(|probe| probe.tcp_failure.clone()).unwrap_or_else(|| "no connection".into());
+    for direction in directions {
+        let (from, to) = (location(direction.from), location(direction.to));
+        let why = direction
+            .probe
+            .and_then(|probe| probe.tcp_failure.clone())
+            .unwrap_or_else(|| "no connection".into());
         finding = finding.at(to.clone()).seen(to.clone(), &format!("TCP from {from}"), why);
-        for chain in chains(survey, &way.to.host) {
+        for chain in chains(survey, &direction.to.host) {
             let what = format!("chain {} {} ({})", chain.table, chain.name, chain.hook);
             finding = finding.seen(to.clone(), &what, format!("{} rules", chain.rules));
             let command = format!(
                 "nft insert rule {} {} iifname {} tcp dport {port} accept",
-                chain.table, chain.name, way.to.port
+                chain.table, chain.name, direction.to.port
             );
             finding = finding.command(
                 to.clone(),
@@ -206,12 +215,12 @@ fn tcp_blocked_finding(survey: &Survey, ways: &[&Way<'_>]) -> Option<Finding> {
 }
 
 /// The port is reached by datagrams, and takes no connection.
-fn is_blocked(way: &Way<'_>) -> bool {
-    way.probe.is_some_and(|probe| probe.tcp == Some(false) && probe.reachable == Some(true))
+fn is_blocked(direction: &Direction<'_>) -> bool {
+    direction.probe.is_some_and(|probe| probe.tcp == Some(false) && probe.reachable == Some(true))
 }
 
 const PACKET_LOSS_WHY: &str = "TCP takes each lost packet for a link that is full, slows down and waits: a \
-    migration over this link moves a fraction of what the link could, and stands still for moments. \
+    migration over this link moves a fraction of what the link could, and stops for moments. \
     Packets were counted twice, without load, late ones not among the lost.";
 
 /// Packets of a thousand. TCP on a local network loses none; from one in a thousand on its rate sinks with the root
@@ -227,34 +236,37 @@ pub(super) fn packet_loss(survey: &Survey) -> Vec<Finding> {
 }
 
 fn packet_loss_of_pair(pair: &Pair<'_>) -> Option<Finding> {
-    let ways = pair.ways();
-    let known = ways.map(|way| lost(&way));
-    let bad: Vec<(Way<'_>, u32)> = ways
+    let directions = pair.directions();
+    let known = directions.map(|direction| lost(&direction));
+    let bad: Vec<(Direction<'_>, u32)> = directions
         .into_iter()
         .zip(known)
-        .filter_map(|(way, lost)| Some((way, lost.filter(|lost| *lost >= PERMILLE_MIN)?)))
+        .filter_map(|(direction, lost)| Some((direction, lost.filter(|lost| *lost >= PERMILLE_MIN)?)))
         .collect();
     match bad.as_slice() {
         [] if known == [None, None] => packet_loss_somewhere(pair),
         [] => None,
-        [(way, lost)] => {
-            let title =
-                format!("{} of packets to {} are lost, the other way none", percent(*lost), location(way.to));
+        [(direction, lost)] => {
+            let title = format!(
+                "{} of packets to {} are lost, the other way none",
+                percent(*lost),
+                location(direction.to)
+            );
             let other = known.iter().flatten().min().copied().unwrap_or(0);
             let title = if other == 0 {
                 title
             } else {
-                format!("{} of packets to {} are lost", percent(*lost), location(way.to))
+                format!("{} of packets to {} are lost", percent(*lost), location(direction.to))
             };
-            Some(packet_loss_finding(title, way, &[(*way, *lost)]))
+            Some(packet_loss_finding(title, direction, &[(*direction, *lost)]))
         }
-        [(way, lost), (_, back), ..] => {
+        [(direction, lost), (_, back), ..] => {
             let (lost_there, lost_back) = (percent(*lost), percent(*back));
             let title = format!(
                 "{lost_there} of packets to {} are lost, {lost_back} of those back",
-                location(way.to)
+                location(direction.to)
             );
-            Some(packet_loss_finding(title, way, &bad))
+            Some(packet_loss_finding(title, direction, &bad))
         }
     }
 }
@@ -266,37 +278,40 @@ fn packet_loss_somewhere(pair: &Pair<'_>) -> Option<Finding> {
         loss.lost.saturating_mul(1000).checked_div(loss.sent)
     };
     let lost = pair.probes().filter_map(permille).max().filter(|lost| *lost >= PERMILLE_MIN)?;
-    let way = pair.ways()[0];
-    let title = format!("{} of packets to {} or of their replies are lost", percent(lost), location(way.to));
-    Some(packet_loss_finding(title, &way, &[(way, lost)]))
+    let direction = pair.directions()[0];
+    let title =
+        format!("{} of packets to {} or of their replies are lost", percent(lost), location(direction.to));
+    Some(packet_loss_finding(title, &direction, &[(direction, lost)]))
 }
 
-fn packet_loss_finding(title: String, way: &Way<'_>, bad: &[(Way<'_>, u32)]) -> Finding {
+fn packet_loss_finding(title: String, direction: &Direction<'_>, bad: &[(Direction<'_>, u32)]) -> Finding {
     let worst = bad.iter().map(|(_, lost)| *lost).max().unwrap_or(0);
     let severity = if worst >= PERMILLE_GRAVE { Severity::Error } else { Severity::Warning };
     let mut finding =
-        finding(severity, title).at(location(way.from)).at(location(way.to)).why(PACKET_LOSS_WHY);
-    for (way, lost) in bad {
+        finding(severity, title).at(location(direction.from)).at(location(direction.to)).why(PACKET_LOSS_WHY);
+    for (direction, lost) in bad {
         finding = finding.seen(
-            location(way.from),
-            &format!("lost on the way to {}", location(way.to)),
+            location(direction.from),
+            &format!("lost on the way to {}", location(direction.to)),
             percent(*lost),
         );
     }
-    let port = &way.from.port;
+    let port = &direction.from.port;
     finding
         .step(
             None,
             "look at cable, transceivers and both switch ports: errors and drops that rise, a full \
              buffer, a rate limit",
         )
-        .command(location(way.from), "counters of the port", format!("ip -s -s link show dev {port}"))
+        .command(location(direction.from), "counters of the port", format!("ip -s -s link show dev {port}"))
 }
 
 /// Packets of a thousand that are lost in a direction, by either side's count. `None` if nobody knows the direction.
-fn lost(way: &Way<'_>) -> Option<u32> {
-    let there = way.probe.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_there?, loss.sent)));
-    let back = way.reverse.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_back?, loss.sent)));
+fn lost(direction: &Direction<'_>) -> Option<u32> {
+    let there =
+        direction.probe.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_there?, loss.sent)));
+    let back =
+        direction.reverse.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_back?, loss.sent)));
     let permille = |(lost, sent): (u32, u32)| lost.saturating_mul(1000).checked_div(sent);
     there.and_then(permille).max(back.and_then(permille))
 }

@@ -13,7 +13,7 @@ use crate::model::{
 
 const CPUS: &str = "sys/devices/system/cpu";
 
-/// Reads them.
+/// Reads processors and power saving from /proc and /sys; what cannot be read is left out.
 pub fn cpu(root: &Root) -> Cpu {
     let online = root.text(format!("{CPUS}/online")).map(|text| number_list(&text));
     let cpus = online.clone().unwrap_or_default();
@@ -166,7 +166,7 @@ pub fn kvm(root: &Root) -> Option<bool> {
     }
 }
 
-/// Reads them.
+/// Reads the system from /proc, /sys and /etc; what cannot be read is left out.
 pub fn system(root: &Root) -> System {
     let kernel = root.text("proc/sys/kernel/osrelease");
     System {
@@ -280,7 +280,7 @@ mod tests {
         use crate::collect::root::fixture::files;
 
         #[test]
-        fn a_folder_of_memory_is_told_from_one_on_a_disk() {
+        fn folders_in_memory_and_on_disk_are_distinguished() {
             let shared = ram_folder(Path::new("/dev/shm"), false);
             assert_eq!(shared.filesystem.as_deref(), Some("tmpfs"));
             assert!(shared.size_bytes > Some(0) && shared.available_bytes <= shared.size_bytes, "{shared:?}");

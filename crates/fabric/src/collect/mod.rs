@@ -63,7 +63,7 @@ impl Options {
     }
 }
 
-/// Reads everything.
+/// Collects the whole inventory; what cannot be read is left out, with a note where it matters.
 pub fn inventory(options: &Options) -> Inventory {
     let root = &options.root;
     let (mut inventory, began) = begin(options);

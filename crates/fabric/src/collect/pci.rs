@@ -37,7 +37,7 @@ pub fn folder(address: &str) -> PathBuf {
     PathBuf::from("sys/bus/pci/devices").join(address)
 }
 
-/// `0000:3b:00.0`
+/// Has the form `0000:3b:00.0`.
 fn is_address(name: &str) -> bool {
     let parts: Vec<&str> = name.split([':', '.']).collect();
     parts.len() == 4

@@ -63,7 +63,7 @@ fn gids(root: &Root, folder: &str) -> Vec<Gid> {
     root.names(format!("{folder}/gids")).into_iter().take(GIDS_MAX).filter_map(gid).collect()
 }
 
-/// `4: ACTIVE`
+/// Takes `ACTIVE` from `4: ACTIVE`, as sysfs writes it.
 fn behind_colon(text: &str) -> String {
     text.split_once(':').map_or(text, |(_, rest)| rest).trim().to_owned()
 }

@@ -56,7 +56,7 @@ impl Root {
         names
     }
 
-    /// Something is there.
+    /// A file or folder is at this path below the root.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
     }

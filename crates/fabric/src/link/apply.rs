@@ -14,13 +14,12 @@ use crate::qos::apply::{self as qos, QosError};
 
 /// A setting that did not go in.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ApplyError {
     /// The kernel or the driver refused.
     #[error("{what} of {port} could not be set: {source}")]
     Setting {
-        /// Which.
         what: &'static str,
-        /// The port.
         port: String,
         /// What the kernel said.
         #[source]
@@ -28,12 +27,7 @@ pub enum ApplyError {
     },
     /// The kernel has no ethtool netlink.
     #[error("{what} of {port} could not be set: this kernel has no ethtool netlink (Linux 5.6)")]
-    NoEthtool {
-        /// Which.
-        what: &'static str,
-        /// The port.
-        port: String,
-    },
+    NoEthtool { what: &'static str, port: String },
     /// Priorities, shares or lossless traffic.
     #[error(transparent)]
     Qos(#[from] QosError),

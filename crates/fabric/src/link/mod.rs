@@ -18,15 +18,15 @@ use crate::qos::DcbSettings;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RequestedSettings {
-    /// Largest packet, bytes.
+    /// Largest packet (MTU), bytes.
     pub mtu: Option<u32>,
-    /// Speed.
+    /// Negotiated, or forced to a speed.
     pub speed: Option<Speed>,
     /// Forward error correction: `auto`, `off`, `rs`, `baser`, `llrs`.
     pub fec: Option<String>,
     /// Pause frames in both directions.
     pub pause: Option<bool>,
-    /// How many queues.
+    /// Number of queues for both directions.
     pub queues: Option<u32>,
 }
 
@@ -44,9 +44,9 @@ pub enum Speed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// Largest packet, bytes.
+    /// Largest packet (MTU), bytes.
     pub mtu: Option<u32>,
-    /// Speed is negotiated.
+    /// Speed is negotiated; otherwise it is forced to `speed_mbps`.
     pub autonegotiation: Option<bool>,
     /// Forced speed, megabits per second.
     pub speed_mbps: Option<u32>,
@@ -56,13 +56,13 @@ pub struct Settings {
     pub fec: Option<Vec<String>>,
     /// The adapter chooses the FEC.
     pub fec_auto: Option<bool>,
-    /// Pause frames.
+    /// Whether pause frames are negotiated, obeyed and sent.
     pub pause: Option<Pause>,
     /// Queues for both directions.
     pub queues_combined: Option<u32>,
-    /// Receive queues.
+    /// Number of queues that only receive.
     pub queues_rx: Option<u32>,
-    /// Send queues.
+    /// Number of queues that only send.
     pub queues_tx: Option<u32>,
     /// Priorities, shares, lossless traffic.
     pub dcb: Option<DcbSettings>,
@@ -71,9 +71,9 @@ pub struct Settings {
 /// One setting that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortStep {
-    /// Which.
+    /// Name of the setting, such as `MTU`.
     pub what: String,
-    /// As it is.
+    /// Its value before the change.
     pub from: String,
     /// As it shall be.
     pub to: String,

@@ -10,11 +10,11 @@ pub const IPV6_MTU_MIN: u32 = 1280;
 
 /// What the port cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum Impossible {
     /// The MTU is out of the driver's range.
     #[error("{port} takes an MTU of at most {most}, not {wanted}")]
     Mtu {
-        /// The port.
         port: String,
         /// The driver's limit, bytes.
         most: u32,
@@ -24,34 +24,24 @@ pub enum Impossible {
     /// No mode of this speed.
     #[error("{port} has no link mode of {wanted} Mb/s; it can do {able}")]
     Speed {
-        /// The port.
         port: String,
         /// The speed that was requested, megabits per second.
         wanted: u32,
-        /// Its modes.
         able: String,
     },
     /// The port's speed cannot be set at all.
     #[error(
         "{port} ({driver}) does not let its speed be set; adapters that are configured by firmware need their own tool"
     )]
-    NoSpeed {
-        /// The port.
-        port: String,
-        /// Its driver.
-        driver: String,
-    },
+    NoSpeed { port: String, driver: String },
     /// Too many or no queues.
     #[error("{port} has 1 to {most} queues, not {wanted}")]
     Queues {
-        /// The port.
         port: String,
-        /// Its most.
         most: u32,
         /// The number of queues that was requested.
         wanted: u32,
     },
-    /// Not a FEC.
     #[error("{wanted:?} is no FEC; there are auto, off, rs, baser, llrs")]
     Fec {
         /// The name that was requested.
@@ -59,12 +49,7 @@ pub enum Impossible {
     },
     /// The port does not have such a setting.
     #[error("{port} has no setting for {what}")]
-    Missing {
-        /// The port.
-        port: String,
-        /// Which.
-        what: &'static str,
-    },
+    Missing { port: String, what: &'static str },
 }
 
 /// What the request changes on this port.

@@ -21,7 +21,7 @@ pub enum Severity {
 /// Where: a host, or one of its ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Location {
-    /// Host.
+    /// Name of the host, as its inventory has it.
     pub host: String,
     /// Port; `None` is the host as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ impl fmt::Display for Location {
 /// A value that was seen at a location. A finding shows them side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
-    /// Where.
+    /// The host or port that has the value.
     pub location: Location,
     /// What, such as `MTU`.
     pub what: String,
@@ -89,9 +89,9 @@ pub enum AutoFix {
 pub struct Effect {
     /// Id of the check that saw it.
     pub id: String,
-    /// What it saw.
+    /// The finding's title, as the check wrote it.
     pub title: String,
-    /// Where.
+    /// Hosts and ports that the check named.
     pub locations: Vec<Location>,
 }
 
@@ -150,7 +150,7 @@ impl Finding {
         self
     }
 
-    /// Shows a value.
+    /// Adds a value that was observed; `what` names it, such as `MTU`.
     pub fn seen(mut self, location: Location, what: &str, value: impl ToString) -> Finding {
         self.seen.push(Observation { location, what: what.to_owned(), value: value.to_string() });
         self

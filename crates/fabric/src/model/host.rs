@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct System {
-    /// `linux` or `windows`.
+    /// Operating system: `linux` or `windows`.
     pub os: Option<String>,
     /// Such as `Debian GNU/Linux 12 (bookworm)`.
     pub distribution: Option<String>,
     /// Release of the kernel, such as `6.12.9-amd64`.
     pub kernel: Option<String>,
-    /// Such as `x86_64`.
+    /// Processor architecture, such as `x86_64`.
     pub architecture: Option<String>,
     /// Secure Boot is on: firmware tools cannot see adapters then.
     pub secure_boot: Option<bool>,
@@ -28,7 +28,7 @@ pub struct System {
 pub struct Feature {
     /// Its name, such as `pagemap_scan`.
     pub name: String,
-    /// It is there.
+    /// This kernel has it.
     pub present: bool,
     /// What cannot be done without it.
     pub needed_for: String,
@@ -42,11 +42,11 @@ pub struct Cpu {
     pub model: Option<String>,
     /// Processors that the kernel runs on (hyper-threads count).
     pub online: Option<u32>,
-    /// Physical cores.
+    /// Number of physical cores on all sockets.
     pub cores: Option<u32>,
     /// Instruction set extensions, as in /proc/cpuinfo.
     pub flags: Vec<String>,
-    /// NUMA nodes.
+    /// NUMA nodes, each with its CPUs.
     pub nodes: Vec<NumaNode>,
     /// Frequency governors in use, and by how many CPUs.
     pub governors: Vec<Governor>,
@@ -56,17 +56,17 @@ pub struct Cpu {
     pub idle_states: Vec<IdleState>,
 }
 
-/// A NUMA node.
+/// A NUMA node and its CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NumaNode {
-    /// Its number.
+    /// The kernel's number of the node.
     pub number: u32,
-    /// Its CPUs.
+    /// Numbers of the CPUs on this node.
     pub cpus: Vec<u32>,
 }
 
-/// A frequency governor.
+/// A frequency governor and how many CPUs it governs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Governor {
@@ -76,15 +76,15 @@ pub struct Governor {
     pub cpus: u32,
 }
 
-/// An idle state.
+/// An idle state of a CPU, and how long waking takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IdleState {
-    /// Such as `C6`.
+    /// The kernel's name, such as `C6`.
     pub name: String,
     /// How long waking takes, microseconds.
     pub latency_us: u32,
-    /// May be entered.
+    /// The kernel may choose it.
     pub enabled: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct IdleState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// All of it.
+    /// Size of the host's RAM, bytes, as the kernel counts it.
     pub total_bytes: Option<u64>,
     /// What a new program could have.
     pub available_bytes: Option<u64>,
@@ -112,7 +112,7 @@ pub struct Memory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RamFolder {
-    /// Where it is.
+    /// Path of the folder on the host.
     pub path: String,
     /// `tmpfs`, `hugetlbfs`, or another; `None` if it is not there or cannot be read.
     pub filesystem: Option<String>,
@@ -128,9 +128,9 @@ pub struct RamFolder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// No limit.
+    /// The kernel sets no limit.
     Unlimited,
-    /// Bytes.
+    /// The limit, in bytes.
     Bytes(u64),
 }
 
@@ -152,17 +152,17 @@ pub struct HugePages {
 pub struct Hypervisor {
     /// /dev/kvm can be opened.
     pub kvm: Option<bool>,
-    /// QEMU binaries.
+    /// QEMU binaries that were found, each asked for its version.
     pub qemu: Vec<Qemu>,
     /// Models of guest processors that run here in full, as QEMU says; empty if not asked.
     pub cpu_models: Vec<String>,
 }
 
-/// A QEMU binary.
+/// A QEMU binary of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Qemu {
-    /// Where it is.
+    /// Path of the binary on the host.
     pub path: String,
     /// Its version, such as `10.0.2`.
     pub version: Option<String>,
@@ -170,7 +170,7 @@ pub struct Qemu {
     pub machines: Vec<String>,
 }
 
-/// The host's clock.
+/// Whether the host's clock is right.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Time {
@@ -199,12 +199,12 @@ pub struct Route {
     /// Next router; `None` if the network is on the port.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
-    /// Port.
+    /// Name of the port that packets leave by.
     pub port: String,
     /// The address that packets leave with.
     #[serde(default)]
     pub source: Option<IpAddr>,
-    /// The lowest wins.
+    /// Priority of the route: the lowest wins.
     #[serde(default)]
     pub metric: u32,
     /// Largest packet of this route, bytes, if it is set.
@@ -215,7 +215,7 @@ pub struct Route {
 /// The router of a default route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
-    /// Its address.
+    /// IP address of the router.
     pub ip: IpAddr,
     /// The port it is reached by.
     pub port: String,
@@ -238,7 +238,7 @@ pub struct Firewall {
 pub struct FirewallChain {
     /// Family and table, such as `inet filter`.
     pub table: String,
-    /// Name.
+    /// Name of the chain in its table.
     pub name: String,
     /// Hook, such as `input` or `ingress`.
     pub hook: String,
@@ -252,7 +252,7 @@ pub struct FirewallChain {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Agent {
-    /// Version of Linerate.
+    /// Version of Linerate that the agent runs.
     pub version: String,
     /// Addresses, with ports, at which it takes migrations; those of the migration network.
     pub listen: Vec<String>,

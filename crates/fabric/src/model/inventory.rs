@@ -29,7 +29,7 @@ pub struct Schema {
 pub struct Note {
     /// What was read, such as `ethtool ens1f0: rings`.
     pub about: String,
-    /// What happened.
+    /// A sentence: what could not be read, and why.
     pub what: String,
 }
 
@@ -56,7 +56,7 @@ pub struct Inventory {
     pub memory: Memory,
     /// KVM and the QEMU binaries.
     pub hypervisor: Hypervisor,
-    /// The host's clock.
+    /// Whether the host's clock is right.
     pub time: Time,
     /// What names resolve to here.
     pub names: Vec<Resolved>,
@@ -78,13 +78,10 @@ pub struct Inventory {
 
 /// Why bytes are not an inventory that this doctor can read.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum InventoryError {
-    /// More than [`INVENTORY_BYTES_MAX`].
     #[error("an inventory of {bytes} bytes is larger than the {INVENTORY_BYTES_MAX} that are read")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// No JSON, or a field has another type.
     #[error("not an inventory: {0}; docs/inventory.md describes the form")]
     Form(#[source] serde_json::Error),
@@ -96,7 +93,6 @@ pub enum InventoryError {
     Version {
         /// Major version found; 0 if it says none.
         major: u16,
-        /// Minor version found.
         minor: u16,
     },
     /// Every inventory needs the name of its host.
@@ -138,7 +134,7 @@ impl Inventory {
         self.ports.iter().find(|port| port.name == name)
     }
 
-    /// Adds a note.
+    /// Notes what could not be collected: `about` is the part, `what` the error.
     pub fn note(&mut self, about: impl Into<String>, what: impl ToString) {
         self.notes.push(Note { about: about.into(), what: what.to_string() });
     }
@@ -190,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_out_but_none_there_is_said() {
+    fn unknown_is_left_out_and_none_is_written() {
         let mut host = Inventory::new("alpha");
         assert!(!host.to_json().unwrap().contains("rdma"));
         host.rdma = Some(Vec::new());

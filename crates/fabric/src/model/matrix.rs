@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 /// One end of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct End {
-    /// Host.
+    /// Name of the host, as its inventory has it.
     pub host: String,
-    /// Its port.
+    /// Name of the port, such as `ens1f0`.
     pub port: String,
-    /// Its address.
+    /// The port's IP address that the probe uses.
     pub ip: IpAddr,
 }
 
@@ -31,13 +31,13 @@ pub struct PathMtu {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
-    /// Least.
+    /// The smallest round trip, nanoseconds.
     #[serde(rename = "min_us", with = "as_us")]
     pub min_ns: u64,
-    /// Half are faster.
+    /// Half of the round trips are faster, nanoseconds.
     #[serde(rename = "median_us", with = "as_us")]
     pub median_ns: u64,
-    /// Most.
+    /// The largest round trip, nanoseconds.
     #[serde(rename = "max_us", with = "as_us")]
     pub max_ns: u64,
 }
@@ -72,9 +72,9 @@ pub struct Loss {
 /// One direction between one port of one host and one port of another. What was not measured is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Sending end.
+    /// The port that sends probes.
     pub from: End,
-    /// Receiving end.
+    /// The port that receives and answers them.
     pub to: End,
     /// A packet that had to leave by the port arrived.
     #[serde(default)]
@@ -159,9 +159,9 @@ impl Probe {
 /// Several hosts that send to one at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incast {
-    /// Who sends.
+    /// The ports that send at the same time.
     pub from: Vec<End>,
-    /// Who receives.
+    /// The port that receives from all of them.
     pub to: End,
     /// What each got, megabits per second, in the order of `from`.
     pub throughput_mbps: Vec<u64>,
@@ -174,8 +174,8 @@ pub struct Incast {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Matrix {
-    /// Between two ports.
+    /// One for each pair of ports and direction.
     pub probes: Vec<Probe>,
-    /// N to one.
+    /// One for each port that several hosts sent to at once.
     pub incasts: Vec<Incast>,
 }

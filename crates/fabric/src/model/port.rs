@@ -19,7 +19,7 @@ pub enum PortKind {
     Team,
     /// A VLAN on another port.
     Vlan,
-    /// A software switch.
+    /// A software switch (Linux bridge).
     Bridge,
     /// One end of a virtual cable.
     Veth,
@@ -27,7 +27,7 @@ pub enum PortKind {
     Macvlan,
     /// A program's port, such as a guest's.
     Tun,
-    /// The host itself.
+    /// The loopback port of the host.
     Loopback,
     /// Any other, and what a newer version names.
     #[default]
@@ -41,7 +41,7 @@ pub enum PortKind {
 pub enum Duplex {
     /// One direction at a time.
     Half,
-    /// Both at once.
+    /// Sends and receives at the same time.
     Full,
 }
 
@@ -57,13 +57,13 @@ pub struct Address {
 /// An address that another machine has too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// The address.
+    /// The own address for which another machine answered.
     pub ip: IpAddr,
     /// Hardware address of who answered.
     pub mac: String,
 }
 
-/// A network port.
+/// A network port of a host: hardware, settings, counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Port {
@@ -73,7 +73,7 @@ pub struct Port {
     pub index: Option<u32>,
     /// What sort of port it is.
     pub kind: PortKind,
-    /// Hardware address, `aa:bb:cc:dd:ee:ff`.
+    /// Hardware address, such as `aa:bb:cc:dd:ee:ff`.
     pub mac: Option<String>,
     /// Brought up by the administrator.
     pub up: Option<bool>,
@@ -91,7 +91,7 @@ pub struct Port {
     pub taken: Vec<Taken>,
     /// Speed, duplex and what is advertised.
     pub link: LinkSettings,
-    /// Forward error correction.
+    /// Forward error correction; absent if the driver does not report it.
     pub fec: Option<Fec>,
     /// Pause frames (IEEE 802.3x).
     pub pause: Option<Pause>,
@@ -101,9 +101,9 @@ pub struct Port {
     pub driver_version: Option<String>,
     /// Version of the adapter's firmware.
     pub firmware: Option<String>,
-    /// Queues.
+    /// Numbers of queues; absent if the driver does not report them.
     pub queues: Option<Queues>,
-    /// Rings.
+    /// Sizes of the rings; absent if the driver does not report them.
     pub rings: Option<Rings>,
     /// Interrupts of the port.
     pub irqs: Vec<Irq>,
@@ -178,7 +178,7 @@ fn mode_speed_mbps(mode: &str) -> Option<u32> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fec {
-    /// What runs now.
+    /// The mode that the link uses now.
     pub active: Option<String>,
     /// What is allowed by the setting.
     pub configured: Vec<String>,
@@ -186,15 +186,15 @@ pub struct Fec {
     pub auto: Option<bool>,
 }
 
-/// Pause frames.
+/// Pause frames (IEEE 802.3x) of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pause {
-    /// Negotiated.
+    /// Negotiated with the other side; otherwise forced.
     pub autonegotiation: Option<bool>,
     /// Obeys the other side's.
     pub rx: Option<bool>,
-    /// Sends them.
+    /// Sends them when its buffers fill up.
     pub tx: Option<bool>,
 }
 
@@ -202,17 +202,17 @@ pub struct Pause {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Queues {
-    /// Receive only.
+    /// Queues that only receive.
     pub rx: Option<u32>,
-    /// Send only.
+    /// Queues that only send.
     pub tx: Option<u32>,
-    /// Both.
+    /// Queues that receive and send.
     pub combined: Option<u32>,
-    /// Most receive-only queues.
+    /// Largest number of receive-only queues.
     pub rx_max: Option<u32>,
-    /// Most send-only queues.
+    /// Largest number of send-only queues.
     pub tx_max: Option<u32>,
-    /// Most combined queues.
+    /// Largest number of combined queues.
     pub combined_max: Option<u32>,
 }
 
@@ -228,17 +228,17 @@ impl Queues {
     }
 }
 
-/// Ring sizes, entries.
+/// Sizes of the rings, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rings {
-    /// Receive ring.
+    /// Receive ring, as set.
     pub rx: Option<u32>,
-    /// Largest receive ring.
+    /// Receive ring, the largest that can be set.
     pub rx_max: Option<u32>,
-    /// Send ring.
+    /// Send ring, as set.
     pub tx: Option<u32>,
-    /// Largest send ring.
+    /// Send ring, the largest that can be set.
     pub tx_max: Option<u32>,
 }
 
@@ -246,13 +246,13 @@ pub struct Rings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Bytes received.
+    /// Bytes received, as the kernel counts them.
     pub rx_bytes: u64,
-    /// Bytes sent.
+    /// Bytes sent, as the kernel counts them.
     pub tx_bytes: u64,
-    /// Packets received.
+    /// Packets received, as the kernel counts them.
     pub rx_packets: u64,
-    /// Packets sent.
+    /// Packets sent, as the kernel counts them.
     pub tx_packets: u64,
     /// Packets received in error, of any sort.
     pub rx_errors: u64,
@@ -266,7 +266,7 @@ pub struct Counters {
     pub rx_missed: u64,
     /// Packets with a wrong check sum: a bad cable or transceiver, or FEC that differs.
     pub rx_crc_errors: u64,
-    /// Half-duplex collisions.
+    /// Collisions, which only a half-duplex link has.
     pub collisions: u64,
 }
 
@@ -276,7 +276,7 @@ pub struct Counters {
 pub struct CountersChange {
     /// Over how long, milliseconds.
     pub over_ms: u64,
-    /// What each gained.
+    /// The increase of each counter in that time.
     pub gained: Counters,
 }
 
@@ -301,7 +301,7 @@ pub struct Bond {
 pub struct PcieLink {
     /// Megatransfers per second and lane: 2500, 5000, 8000, 16000, 32000, 64000.
     pub speed_mts: u32,
-    /// Lanes.
+    /// Number of PCIe lanes.
     pub width: u32,
 }
 
@@ -325,7 +325,7 @@ pub struct Pcie {
     pub id: Option<String>,
     /// What the adapter is able to.
     pub able: Option<PcieLink>,
-    /// What runs now.
+    /// Width and speed that were negotiated.
     pub running: Option<PcieLink>,
     /// What the slot is able to (the bridge above), if it can be asked.
     pub slot_able: Option<PcieLink>,
@@ -342,7 +342,7 @@ impl Pcie {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Irq {
-    /// Its number.
+    /// The kernel's number of the interrupt.
     pub number: u32,
     /// Its name in the kernel, such as `mlx5_comp3@pci:0000:3b:00.0`.
     pub name: Option<String>,
@@ -358,13 +358,13 @@ pub struct Irq {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dcb {
-    /// Shares.
+    /// Traffic classes and their shares.
     pub ets: Option<Ets>,
-    /// Lossless priorities.
+    /// Which priorities are lossless.
     pub pfc: Option<Pfc>,
     /// Which traffic gets which priority.
     pub applications: Vec<Application>,
-    /// Who decides.
+    /// Who exchanges settings with the switch, and by which protocol.
     pub dcbx: Option<Dcbx>,
 }
 
@@ -406,11 +406,11 @@ pub enum Selector {
     Stream,
     /// A UDP or DCCP port; RoCE v2 is 4791.
     Datagram,
-    /// Any transport's port.
+    /// The port of any transport: TCP, UDP, SCTP or DCCP.
     AnyPort,
     /// The DSCP of the IP header.
     Dscp,
-    /// Any other.
+    /// A kind that this version does not know.
     #[serde(other)]
     Other,
 }
@@ -418,11 +418,11 @@ pub enum Selector {
 /// One entry of the application priority table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Application {
-    /// What `protocol` is.
+    /// What the number in `protocol` means.
     pub selector: Selector,
     /// Number of the protocol.
     pub protocol: u16,
-    /// Its priority.
+    /// Priority of this traffic, 0 to 7.
     pub priority: u8,
 }
 
@@ -434,10 +434,10 @@ pub struct Dcbx {
     pub host: bool,
     /// The adapter's firmware speaks DCBX.
     pub firmware: bool,
-    /// IEEE version.
+    /// Speaks the IEEE version of DCBX.
     pub ieee: bool,
-    /// Older CEE version.
+    /// Speaks CEE, the version of DCBX before IEEE's.
     pub cee: bool,
-    /// Nothing is exchanged.
+    /// Settings are static: nothing is exchanged.
     pub fixed: bool,
 }

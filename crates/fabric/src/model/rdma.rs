@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 pub enum LinkLayer {
     /// Ethernet: RoCE or iWARP.
     Ethernet,
-    /// InfiniBand.
+    /// InfiniBand, not Ethernet.
     Infiniband,
-    /// Any other.
+    /// A layer that this version does not know.
     #[serde(other)]
     Other,
 }
@@ -23,7 +23,7 @@ pub enum GidKind {
     RoceV1,
     /// RoCE v2, over UDP.
     RoceV2,
-    /// Any other.
+    /// A kind that this version does not know.
     #[serde(other)]
     Other,
 }
@@ -52,7 +52,7 @@ pub struct RdmaPort {
     pub state: Option<String>,
     /// What it runs on.
     pub link_layer: Option<LinkLayer>,
-    /// Megabits per second.
+    /// Speed as running, megabits per second.
     pub speed_mbps: Option<u32>,
     /// The network port that it belongs to.
     pub port: Option<String>,
@@ -64,18 +64,18 @@ pub struct RdmaPort {
     pub default_traffic_class: Option<u8>,
 }
 
-/// An RDMA device.
+/// An RDMA device with its ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RdmaDevice {
-    /// Such as `mlx5_0`.
+    /// The kernel's name, such as `mlx5_0`.
     pub name: String,
     /// Sort of node: `CA` for RoCE and InfiniBand, `RNIC` for iWARP.
     pub node_type: Option<String>,
     /// Version of its firmware.
     pub firmware: Option<String>,
-    /// PCIe address.
+    /// PCIe address, such as `0000:3b:00.0`.
     pub pcie_address: Option<String>,
-    /// Its ports.
+    /// Ports of the adapter, each with its state.
     pub ports: Vec<RdmaPort>,
 }

@@ -13,7 +13,7 @@ use super::{Address, Inventory, Location, Matrix, Port, PortKind, Switch};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Survey {
-    /// The hosts.
+    /// Inventories of the hosts, one each.
     pub hosts: Vec<Inventory>,
     /// The host whose agent asked the others; `None` for saved inventories.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,9 +27,9 @@ pub struct Survey {
 /// A port with its host.
 #[derive(Clone, Copy, Debug)]
 pub struct PortRef<'a> {
-    /// The host.
+    /// The host that the port belongs to.
     pub host: &'a Inventory,
-    /// The port.
+    /// The port, in the host's inventory.
     pub port: &'a Port,
 }
 
@@ -249,7 +249,7 @@ impl Address {
 /// The ports of a survey that are on one network: a migration between two of its hosts can use it as a link.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
-    /// The network.
+    /// The IP network that the ports share.
     pub network: Network,
     /// Its ports, at most one entry for each address, in the survey's order of hosts.
     pub members: Vec<(PortRef<'a>, IpAddr)>,

@@ -10,7 +10,7 @@ use super::{Application, Ets, Pfc};
 pub struct Aggregation {
     /// The port can be aggregated.
     pub able: bool,
-    /// It is.
+    /// The port is in an aggregate now.
     pub on: bool,
     /// Number of the aggregate.
     pub number: Option<u32>,
@@ -20,17 +20,17 @@ pub struct Aggregation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Neighbour {
-    /// Chassis.
+    /// Chassis id: most often the switch's MAC address.
     pub chassis: Option<String>,
-    /// Port.
+    /// Port id: the switch's name of its port.
     pub port: Option<String>,
     /// What the administrator wrote of the port.
     pub port_description: Option<String>,
     /// Name of the system.
     pub system: Option<String>,
-    /// Its description.
+    /// What the system says of itself: product and version.
     pub system_description: Option<String>,
-    /// Management addresses.
+    /// Addresses at which the switch can be administered.
     pub management: Vec<String>,
     /// Largest frame, bytes, Ethernet header and check sum counted (18 more than the MTU).
     pub frame_bytes_max: Option<u32>,
@@ -38,15 +38,15 @@ pub struct Neighbour {
     pub vlan_untagged: Option<u16>,
     /// VLANs that it names.
     pub vlans: Vec<u16>,
-    /// Link aggregation.
+    /// Link aggregation; absent if it is not advertised.
     pub aggregation: Option<Aggregation>,
     /// It negotiates the speed.
     pub autonegotiation: Option<bool>,
-    /// Its shares.
+    /// Traffic classes and shares that it advertises.
     pub ets: Option<Ets>,
-    /// Its lossless priorities.
+    /// Lossless priorities that it advertises.
     pub pfc: Option<Pfc>,
-    /// Its application priorities.
+    /// Which traffic gets which priority, as it advertises.
     pub applications: Vec<Application>,
 }
 
@@ -63,7 +63,7 @@ impl Neighbour {
 pub struct Switch {
     /// Its name, as it says by LLDP.
     pub switch: String,
-    /// Its ports.
+    /// Ports that the file names, in its order.
     pub ports: Vec<SwitchPort>,
 }
 
@@ -73,21 +73,21 @@ pub struct Switch {
 pub struct SwitchPort {
     /// Its name, as it says by LLDP.
     pub name: String,
-    /// Largest packet, bytes.
+    /// Largest packet (MTU), bytes.
     pub mtu: Option<u32>,
     /// Megabits per second, as running.
     pub speed_mbps: Option<u32>,
     /// Speed is negotiated (else forced).
     pub autonegotiation: Option<bool>,
-    /// Forward error correction.
+    /// Forward error correction, by the switch's name of it.
     pub fec: Option<String>,
     /// VLAN of untagged frames.
     pub vlan_untagged: Option<u16>,
-    /// Tagged VLANs.
+    /// VLANs of tagged frames.
     pub vlans: Vec<u16>,
     /// Number of the aggregate that it is a member of.
     pub aggregate: Option<u32>,
-    /// Lossless priorities.
+    /// Which priorities are lossless.
     pub pfc: Option<Pfc>,
     /// Host at the other end, if known.
     pub host: Option<String>,

@@ -33,16 +33,16 @@ pub enum Depth {
     Short,
     /// TCP load too: half a second for each pair of ports and direction.
     Full,
-    /// TCP load only.
+    /// TCP load only, without datagrams.
     Load,
 }
 
 /// Where to send probes, and from where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// Own end.
+    /// The port that sends.
     pub from: End,
-    /// The other.
+    /// The port that answers.
     pub to: End,
     /// MTU of the own port, bytes.
     pub mtu: u32,
@@ -72,21 +72,21 @@ pub enum Question {
     },
     /// Answer datagrams for a while.
     Echo {
-        /// How long, milliseconds.
+        /// How long to answer, milliseconds.
         for_ms: u64,
     },
-    /// Send probes.
+    /// Send probes to other hosts and report.
     Probe {
         /// Where to, one after the other.
         targets: Vec<Target>,
-        /// How much.
+        /// How much the probes move.
         depth: Depth,
     },
     /// Take bytes on this connection and count them.
     Sink,
     /// Change settings of ports, if the host allows it.
     Change {
-        /// What.
+        /// The settings, or what becomes of a trial.
         change: Box<Change>,
     },
 }
@@ -109,11 +109,11 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Changed {
-    /// To [`Change::Link`].
+    /// What [`Change::Link`] did.
     Link(LinkAnswer),
-    /// To [`Change::Qos`].
+    /// What [`Change::Qos`] did.
     Qos(QosAnswer),
-    /// To the others.
+    /// [`Change::Confirm`] or [`Change::PutBack`] was done.
     Done,
     /// It was not done.
     Failed(ErrorBody),
@@ -121,25 +121,25 @@ pub enum Changed {
 
 /// Requests that came from an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heard {
-    /// From where.
+pub struct EchoSource {
+    /// Address that sent the requests.
     pub from: IpAddr,
     /// To which of the own addresses.
     pub at: IpAddr,
-    /// How many.
+    /// Number of requests that arrived.
     pub requests: u64,
 }
 
-/// Datagrams are answered.
+/// Where datagrams are answered, and how many have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Echoing {
     /// What they must begin with.
     pub token: [u8; 16],
-    /// Where.
+    /// Addresses and UDP ports that answer.
     pub addresses: Vec<SocketAddr>,
     /// Requests that came so far.
     #[serde(default)]
-    pub heard: Vec<Heard>,
+    pub heard: Vec<EchoSource>,
 }
 
 impl Echoing {
@@ -154,55 +154,53 @@ impl Echoing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// To [`Question::Inventory`].
+    /// Answer to [`Question::Inventory`].
     Inventory(Box<Inventory>),
-    /// To [`Question::Echo`].
+    /// Answer to [`Question::Echo`]: where datagrams are answered.
     Echo(Echoing),
     /// To [`Question::Probe`], in the order of targets.
     Probes {
-        /// What was measured.
+        /// One result for each target.
         probes: Vec<Probe>,
     },
     /// To [`Question::Sink`], once before the bytes.
     Ready,
     /// After the last block of a sink.
     Sunk {
-        /// Bytes that came.
+        /// Bytes that were received on this connection.
         bytes: u64,
         /// From the first to the last, microseconds.
         took_us: u64,
     },
-    /// To [`Question::Change`].
+    /// Answer to [`Question::Change`].
     Changed {
         /// What became of it.
         changed: Box<Changed>,
     },
-    /// No.
+    /// The agent does not do it.
     Refused {
         /// Why, and what to do.
         why: String,
     },
 }
 
-/// Why an agent was not heard.
+/// Why an agent's answer was not received.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum AskError {
-    /// No connection.
     #[error("{0}")]
     Connect(#[from] ConnectError),
     /// The connection broke, or the answer took too long.
     #[error("no answer from {peer}: {source}")]
     Broken {
-        /// The agent.
         peer: SocketAddr,
         /// What the system said.
         #[source]
         source: std::io::Error,
     },
     /// A load was cut.
-    #[error("the load between here and {peer} broke off: {source}")]
+    #[error("the load between here and {peer} was cut: {source}")]
     Load {
-        /// The agent.
         peer: SocketAddr,
         /// What became of its connections.
         #[source]
@@ -211,29 +209,17 @@ pub enum AskError {
     /// What came was no question or answer.
     #[error("what came from the other agent was not understood: {0}; are both of the same version?")]
     Form(#[source] serde_json::Error),
-    /// Longer than [`BYTES_MAX`].
     #[error("the other agent announced {bytes} bytes, more than the {BYTES_MAX} that are taken")]
-    TooLong {
-        /// Announced.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
     /// The agent said no.
     #[error("{peer} refused: {why}")]
-    Refused {
-        /// The agent.
-        peer: SocketAddr,
-        /// Why.
-        why: String,
-    },
+    Refused { peer: SocketAddr, why: String },
     /// An answer to something else.
     #[error("{peer} gave an answer that does not belong to the question")]
-    Unexpected {
-        /// The agent.
-        peer: SocketAddr,
-    },
+    Unexpected { peer: SocketAddr },
 }
 
-/// Connects and asks.
+/// Connects to the agent of `route` and sends the question; `wait` limits each step.
 pub fn open(route: &Route, question: &Question, wait: Duration) -> Result<Stream, AskError> {
     let hello = Hello {
         version_min: VERSION_MIN,
@@ -266,7 +252,7 @@ pub fn ask(
     }
 }
 
-/// Sends a document.
+/// Sends a document: its length as u32, then JSON.
 pub fn send(
     stream: &Stream,
     document: &impl Serialize,
@@ -280,7 +266,7 @@ pub fn send(
     stream.send_all(&bytes, deadline).map_err(|source| AskError::Broken { peer, source })
 }
 
-/// Receives a document.
+/// Receives a document of at most [`BYTES_MAX`] bytes.
 pub fn receive<T: DeserializeOwned>(
     stream: &Stream,
     peer: SocketAddr,

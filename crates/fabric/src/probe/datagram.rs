@@ -59,7 +59,7 @@ pub fn reply(token: &[u8; TOKEN_BYTES], reply: &Reply) -> Vec<u8> {
     datagram
 }
 
-/// Reads a reply.
+/// Decodes a reply; `None` if it is none, or does not begin with the token.
 pub fn read_reply(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<Reply> {
     let rest = datagram.strip_prefix(token)?;
     let name_length = usize::from(*rest.get(16)?);

@@ -17,7 +17,7 @@ use super::datagram::{Reply, read_request, reply};
 use super::sender::room_for_bursts;
 use crate::collect::kernel::links;
 
-/// No echo lives longer, whatever it was asked for.
+/// No echo is open longer, whatever it was asked for.
 pub const LONGEST: Duration = Duration::from_secs(120);
 const TURN: Duration = Duration::from_millis(100);
 /// The largest datagram that there can be.
@@ -25,20 +25,18 @@ const DATAGRAM_BYTES: usize = 65_535;
 
 /// Datagrams cannot be answered.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum EchoError {
     /// No socket at an address.
     #[error("no datagram socket at {address}: {source}")]
     Socket {
-        /// The address.
         address: IpAddr,
         /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// No random numbers.
     #[error("the kernel gave no random numbers for a token")]
     Random,
-    /// No thread.
     #[error("no thread to answer datagrams: {0}")]
     Thread(#[source] io::Error),
 }
@@ -48,11 +46,11 @@ pub enum EchoError {
 pub struct Echo {
     echoing: Echoing,
     until: Arc<Mutex<Instant>>,
-    heard: Heard,
+    counts: RequestCounts,
 }
 
 /// Requests that came with the token: from where, to which address, how many.
-type Heard = Arc<Mutex<BTreeMap<(SocketAddr, IpAddr), u32>>>;
+type RequestCounts = Arc<Mutex<BTreeMap<(SocketAddr, IpAddr), u32>>>;
 
 /// Senders that are counted; more are answered all the same.
 const SENDERS_MAX: usize = 65_536;
@@ -65,27 +63,27 @@ impl Echo {
         getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
         let until = Arc::new(Mutex::new(Instant::now() + last.min(LONGEST)));
         let names = port_names();
-        let heard = Heard::default();
+        let counts = RequestCounts::default();
         let mut bound = Vec::new();
         for address in addresses {
             let failed = |source| EchoError::Socket { address: address.ip(), source };
             let socket = socket(*address).map_err(failed)?;
             bound.extend(socket.local_addr().map_err(failed)?.as_socket());
-            let (at, names, heard, until) = (address.ip(), names.clone(), heard.clone(), until.clone());
-            let serve = move || serve(&socket, &token, &names, &until, |from| count(&heard, from, at));
+            let (at, names, counts, until) = (address.ip(), names.clone(), counts.clone(), until.clone());
+            let serve = move || serve(&socket, &token, &names, &until, |from| count(&counts, from, at));
             std::thread::Builder::new().name("echo".into()).spawn(serve).map_err(EchoError::Thread)?;
         }
-        Ok(Echo { echoing: Echoing { token, addresses: bound, heard: Vec::new() }, until, heard })
+        Ok(Echo { echoing: Echoing { token, addresses: bound, heard: Vec::new() }, until, counts })
     }
 
     /// Where, what requests must begin with, and which came.
     pub fn echoing(&self) -> Echoing {
         let mut sums: BTreeMap<(IpAddr, IpAddr), u64> = BTreeMap::new();
-        for ((from, at), count) in lock(&self.heard).iter() {
+        for ((from, at), count) in lock(&self.counts).iter() {
             *sums.entry((from.ip(), *at)).or_default() += u64::from(*count);
         }
-        let heard = sums.into_iter().map(|((from, at), requests)| ask::Heard { from, at, requests });
-        Echoing { heard: heard.collect(), ..self.echoing.clone() }
+        let sources = sums.into_iter().map(|((from, at), requests)| ask::EchoSource { from, at, requests });
+        Echoing { heard: sources.collect(), ..self.echoing.clone() }
     }
 
     /// Lets it live at least this much longer. False if it has ended already.
@@ -107,12 +105,12 @@ impl Drop for Echo {
     }
 }
 
-fn count(heard: &Heard, from: SocketAddr, at: IpAddr) -> u32 {
-    let mut heard = lock(heard);
-    if heard.len() >= SENDERS_MAX && !heard.contains_key(&(from, at)) {
+fn count(counts: &RequestCounts, from: SocketAddr, at: IpAddr) -> u32 {
+    let mut counts = lock(counts);
+    if counts.len() >= SENDERS_MAX && !counts.contains_key(&(from, at)) {
         return 0;
     }
-    let count = heard.entry((from, at)).or_default();
+    let count = counts.entry((from, at)).or_default();
     *count = count.saturating_add(1);
     *count
 }

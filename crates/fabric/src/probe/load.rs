@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_receiver_says_what_came_within_its_time() {
+    fn the_receiver_reports_bytes_and_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = listener.local_addr().unwrap();
         let ours = Stream::new(TcpStream::connect(peer).unwrap()).unwrap();

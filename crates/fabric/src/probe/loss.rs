@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::datagram::Reply;
-use super::sender::{Fate, Sender};
+use super::sender::{ProbeResult, Sender};
 use crate::model::Loss;
 
 /// Fewer than any queue on the way holds.
@@ -20,17 +20,17 @@ const BURST_GAP_MAX: Duration = Duration::from_millis(50);
 pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Duration) -> Option<Loss> {
     let quiet = QUIET + round_trip * 2;
     let first = answered(sender, quiet)?;
-    let mut came = Came { first: first.sequence, seen: vec![false; packets as usize] };
+    let mut received = ReceivedProbes { first: first.sequence, seen: vec![false; packets as usize] };
     let mut left = packets;
     while left > 0 {
-        burst(sender, &mut came, left.min(BURST), quiet.min(BURST_GAP_MAX))?;
+        burst(sender, &mut received, left.min(BURST), quiet.min(BURST_GAP_MAX))?;
         left -= left.min(BURST);
     }
-    if came.missing() > 0 {
-        wait(sender, &mut came, late + round_trip * 2)?;
+    if received.missing() > 0 {
+        wait(sender, &mut received, late + round_trip * 2)?;
     }
     let last = answered(sender, quiet);
-    let lost = came.missing();
+    let lost = received.missing();
     // The packets from the first answered one to the last: what of them arrived was counted there.
     let lost_there = last.filter(|last| first.arrived > 0 && last.arrived > 0).map(|last| {
         let (sent, arrived) =
@@ -41,12 +41,12 @@ pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Dura
 }
 
 /// Which of the packets behind `first` had a reply.
-struct Came {
+struct ReceivedProbes {
     first: u32,
     seen: Vec<bool>,
 }
 
-impl Came {
+impl ReceivedProbes {
     fn note(&mut self, reply: &Reply) {
         let at = reply.sequence.wrapping_sub(self.first).wrapping_sub(1) as usize;
         if let Some(seen) = self.seen.get_mut(at) {
@@ -63,38 +63,38 @@ impl Came {
 fn answered(sender: &mut Sender, wait: Duration) -> Option<Reply> {
     const TRIES: usize = 24;
     (0..TRIES).find_map(|_| match sender.try_small(wait) {
-        Fate::Came { reply, .. } => Some(reply),
+        ProbeResult::Received { reply, .. } => Some(reply),
         _ => None,
     })
 }
 
-fn burst(sender: &mut Sender, came: &mut Came, packets: u32, quiet: Duration) -> Option<()> {
-    let before = came.missing();
+fn burst(sender: &mut Sender, received: &mut ReceivedProbes, packets: u32, quiet: Duration) -> Option<()> {
+    let before = received.missing();
     for number in 0..packets {
         // What cannot be sent for once counts as lost; a port that went away ends the measurement elsewhere.
         let _ = sender.send(sender.small());
         if number % FETCH == FETCH - 1 {
             while let Some(reply) = sender.reply_there() {
-                came.note(&reply);
+                received.note(&reply);
             }
         }
     }
-    while before - came.missing() < packets {
+    while before - received.missing() < packets {
         match sender.next_reply(quiet) {
-            Ok(Some(reply)) => came.note(&reply),
+            Ok(Some(reply)) => received.note(&reply),
             Ok(None) => break,
-            Err(Fate::Unsendable(_)) => return None,
+            Err(ProbeResult::Unsendable(_)) => return None,
             Err(_) => {}
         }
     }
     Some(())
 }
 
-fn wait(sender: &mut Sender, came: &mut Came, long: Duration) -> Option<()> {
+fn wait(sender: &mut Sender, received: &mut ReceivedProbes, long: Duration) -> Option<()> {
     let until = std::time::Instant::now() + long;
-    while came.missing() > 0 {
+    while received.missing() > 0 {
         match sender.next_reply(until.saturating_duration_since(std::time::Instant::now())) {
-            Ok(Some(reply)) => came.note(&reply),
+            Ok(Some(reply)) => received.note(&reply),
             Ok(None) => break,
             Err(_) => return None,
         }

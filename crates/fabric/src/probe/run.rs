@@ -16,7 +16,7 @@ use crate::collect::kernel::netlink::{Asker, Attributes, Writer};
 use crate::model::{Latency, Loss, PathMtu, Probe};
 use crate::probe::ask::{Depth, Question, Target, ask};
 use crate::probe::load::send_load;
-use crate::probe::sender::{Fate, InFlight, Sender};
+use crate::probe::sender::{InFlight, ProbeResult, Sender};
 use crate::probe::{loss, mtu};
 
 /// A reply on a local network takes some microseconds; a host whose CPUs are busy needs longer. Where the link is far,
@@ -165,7 +165,7 @@ fn other_port(target: &Target) -> Option<String> {
 /// Reachable, latency, clock, port of arrival.
 fn reach(sender: &mut Sender, target: &Target, by_tcp: &OnceLock<Duration>, probe: &mut Probe) -> bool {
     let first = match first_answer(sender, by_tcp) {
-        Fate::Came { reply, round_trip, .. } => {
+        ProbeResult::Received { reply, round_trip, .. } => {
             probe.arrives_at = (!reply.port.is_empty() && reply.port != target.to.port).then_some(reply.port);
             round_trip
         }
@@ -182,7 +182,7 @@ fn reach(sender: &mut Sender, target: &Target, by_tcp: &OnceLock<Duration>, prob
 
 /// The first reply, to any packet. The first packets may wait for ARP. From the fourth on there are many of them, for a
 /// path that loses most.
-fn first_answer(sender: &mut Sender, by_tcp: &OnceLock<Duration>) -> Fate {
+fn first_answer(sender: &mut Sender, by_tcp: &OnceLock<Duration>) -> ProbeResult {
     const MANY: usize = 32;
     let mut flight = InFlight::default();
     let began = Instant::now();
@@ -194,18 +194,18 @@ fn first_answer(sender: &mut Sender, by_tcp: &OnceLock<Duration>) -> Fate {
         let copies = if number == TRIES { MANY } else { 1 };
         let answer = (0..copies).find_map(|_| flight.send(sender).err()).map_or_else(
             || flight.next(sender, FIRST_GAP),
-            |fate| {
+            |result| {
                 std::thread::sleep(FIRST_GAP);
-                Some(fate)
+                Some(result)
             },
         );
         match answer {
             // Nobody answers ARP so far.
-            None | Some(Fate::Unsendable(ErrorKind::HostUnreachable)) => {}
-            Some(fate) => return fate,
+            None | Some(ProbeResult::Unsendable(ErrorKind::HostUnreachable)) => {}
+            Some(result) => return result,
         }
     }
-    Fate::Lost
+    ProbeResult::Lost
 }
 
 /// Round trips, and how far the other clock was ahead in the fastest of them, microseconds.
@@ -238,8 +238,8 @@ impl Times {
         times
     }
 
-    fn add(&mut self, fate: Fate) {
-        if let Fate::Came { reply, round_trip, clock } = fate {
+    fn add(&mut self, result: ProbeResult) {
+        if let ProbeResult::Received { reply, round_trip, clock } = result {
             self.all.push(round_trip);
             if self.best.is_none_or(|(least, _)| round_trip < least) {
                 self.best = Some((round_trip, microseconds(reply.clock) - microseconds(clock)));
@@ -266,10 +266,10 @@ impl Times {
     /// Replies that come until then.
     fn fetch(&mut self, sender: &mut Sender, flight: &mut InFlight, until: Instant) {
         while !flight.is_empty() {
-            let Some(fate) = flight.next(sender, until.saturating_duration_since(Instant::now())) else {
+            let Some(result) = flight.next(sender, until.saturating_duration_since(Instant::now())) else {
                 break;
             };
-            self.add(fate);
+            self.add(result);
         }
     }
 
@@ -278,14 +278,14 @@ impl Times {
     }
 }
 
-fn why_not(fate: &Fate, target: &Target) -> String {
+fn why_not(result: &ProbeResult, target: &Target) -> String {
     let (from, to, echo) = (&target.from.port, &target.to.ip, target.echo);
-    match fate {
-        Fate::Refused => {
+    match result {
+        ProbeResult::Refused => {
             format!("{to} refuses datagrams at {echo}: a firewall, or another host has the address")
         }
-        Fate::TooLarge => format!("{from} does not even pass small packets"),
-        Fate::Unsendable(kind) => format!("nothing can be sent by {from}: {kind}"),
+        ProbeResult::TooLarge => format!("{from} does not even pass small packets"),
+        ProbeResult::Unsendable(kind) => format!("nothing can be sent by {from}: {kind}"),
         _ => format!(
             "no reply from {echo} over {from}: wrong cable or VLAN, a firewall that drops UDP, or a wrong route back"
         ),
@@ -311,12 +311,12 @@ fn path_mtu(sender: &mut Sender, promised: u32, wait: Duration, copies: usize) -
     let mut silent = false;
     let passed = mtu::largest(promised, |sizes| {
         // One packet says most often all there is to say.
-        if sizes == [promised] && matches!(sender.try_packet(promised, wait), Fate::Came { .. }) {
+        if sizes == [promised] && matches!(sender.try_packet(promised, wait), ProbeResult::Received { .. }) {
             return vec![true];
         }
-        let fates = sender.try_sizes(sizes, copies, wait);
-        silent |= fates.contains(&Fate::Lost);
-        fates.iter().map(|fate| matches!(fate, Fate::Came { .. })).collect()
+        let results = sender.try_sizes(sizes, copies, wait);
+        silent |= results.contains(&ProbeResult::Lost);
+        results.iter().map(|result| matches!(result, ProbeResult::Received { .. })).collect()
     })?;
     Some(PathMtu { promised, passed, black_hole: silent && passed < promised })
 }
@@ -352,7 +352,7 @@ fn small_ones(sender: &mut Sender, wait: Duration, over: &AtomicBool) -> (usize,
 }
 
 const GET_ROUTE: u16 = 26;
-/// `struct rtmsg`.
+/// Length of the kernel's `struct rtmsg`.
 const ROUTE_BYTES: usize = 12;
 const DESTINATION: u16 = 1;
 const SOURCE: u16 = 2;

@@ -24,9 +24,9 @@ pub struct Sender {
 
 /// What became of a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It came, and its reply too.
-    Came {
+pub enum ProbeResult {
+    /// It arrived, and its reply too.
+    Received {
         /// What the reply says.
         reply: Reply,
         /// From sending to the reply.
@@ -36,7 +36,7 @@ pub enum Fate {
     },
     /// It was too large, and the own port or a router on the way said so.
     TooLarge,
-    /// Nobody said anything.
+    /// There was no reply within the time limit.
     Lost,
     /// Somebody said that nobody listens there.
     Refused,
@@ -50,7 +50,7 @@ pub struct InFlight(BTreeMap<u32, (Instant, Duration)>);
 
 impl InFlight {
     /// Sends a small probe and notes when.
-    pub fn send(&mut self, sender: &mut Sender) -> Result<(), Fate> {
+    pub fn send(&mut self, sender: &mut Sender) -> Result<(), ProbeResult> {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = Instant::now();
         let number = sender.send(sender.small())?;
@@ -59,7 +59,7 @@ impl InFlight {
     }
 
     /// What became of the next one that has a reply; `None` when the time is over. An error is nobody's of them.
-    pub fn next(&mut self, sender: &mut Sender, wait: Duration) -> Option<Fate> {
+    pub fn next(&mut self, sender: &mut Sender, wait: Duration) -> Option<ProbeResult> {
         let deadline = Instant::now() + wait;
         loop {
             match sender.next_reply(deadline.saturating_duration_since(Instant::now())) {
@@ -67,10 +67,14 @@ impl InFlight {
                     let reply = reply?;
                     if let Some((began, clock)) = self.0.remove(&reply.sequence) {
                         let round_trip = began.elapsed();
-                        return Some(Fate::Came { reply, round_trip, clock: clock + round_trip / 2 });
+                        return Some(ProbeResult::Received {
+                            reply,
+                            round_trip,
+                            clock: clock + round_trip / 2,
+                        });
                     }
                 }
-                Err(fate) => return Some(fate),
+                Err(result) => return Some(result),
             }
         }
     }
@@ -101,61 +105,64 @@ impl Sender {
     }
 
     /// Sends a packet of this size, IP header counted, and waits for its reply.
-    pub fn try_packet(&mut self, packet_bytes: u32, wait: Duration) -> Fate {
+    pub fn try_packet(&mut self, packet_bytes: u32, wait: Duration) -> ProbeResult {
         // Before it is sent: the kernel may carry packet and reply before `send` is back.
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let began = Instant::now();
         match self.send(packet_bytes) {
             Ok(sequence) => self.wait_for(sequence, began, clock, wait),
-            Err(fate) => fate,
+            Err(result) => result,
         }
     }
 
     /// Sends packets of several sizes at once, so many of each, and says what became of each size.
-    pub fn try_sizes(&mut self, sizes: &[u32], copies: usize, wait: Duration) -> Vec<Fate> {
-        let (mut fates, mut numbers) = (vec![Fate::Lost; sizes.len()], Vec::new());
+    pub fn try_sizes(&mut self, sizes: &[u32], copies: usize, wait: Duration) -> Vec<ProbeResult> {
+        let (mut results, mut numbers) = (vec![ProbeResult::Lost; sizes.len()], Vec::new());
         for (at, size) in sizes.iter().enumerate() {
             for _ in 0..copies {
                 // A router's word on an earlier packet comes with the next one that is sent.
                 match self.send(*size).or_else(|_| self.send(*size)) {
                     Ok(number) => numbers.push((number, at)),
-                    Err(fate) => fates.get_mut(at).into_iter().for_each(|one| *one = fate.clone()),
+                    Err(result) => results.get_mut(at).into_iter().for_each(|one| *one = result.clone()),
                 }
             }
         }
         let deadline = Instant::now() + wait * 3;
         let mut spoke = false;
-        while fates.contains(&Fate::Lost) && Instant::now() < deadline {
+        while results.contains(&ProbeResult::Lost) && Instant::now() < deadline {
             match self.next_reply(wait) {
                 Ok(Some(reply)) => {
                     let at = numbers.iter().find(|(number, _)| *number == reply.sequence).map(|(_, at)| *at);
-                    if let Some(fate) = at.and_then(|at| fates.get_mut(at)) {
+                    if let Some(result) = at.and_then(|at| results.get_mut(at)) {
                         let clock = reply.clock;
-                        *fate = Fate::Came { reply, round_trip: wait, clock };
+                        *result = ProbeResult::Received { reply, round_trip: wait, clock };
                     }
                 }
                 Ok(None) => break,
-                Err(fate) => spoke |= fate == Fate::TooLarge,
+                Err(result) => spoke |= result == ProbeResult::TooLarge,
             }
         }
         if spoke {
-            fates.iter_mut().filter(|fate| **fate == Fate::Lost).for_each(|fate| *fate = Fate::TooLarge);
+            results
+                .iter_mut()
+                .filter(|result| **result == ProbeResult::Lost)
+                .for_each(|result| *result = ProbeResult::TooLarge);
         }
-        fates
+        results
     }
 
     /// A packet of the smallest size.
-    pub fn try_small(&mut self, wait: Duration) -> Fate {
+    pub fn try_small(&mut self, wait: Duration) -> ProbeResult {
         self.try_packet(self.small(), wait)
     }
 
     /// Sends a packet and does not wait. Gives its number.
-    pub fn send(&mut self, packet_bytes: u32) -> Result<u32, Fate> {
+    pub fn send(&mut self, packet_bytes: u32) -> Result<u32, ProbeResult> {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = packet_bytes.saturating_sub(self.headers) as usize;
         match self.socket.send(&request(&self.token, self.sequence, bytes)) {
             Ok(_) => Ok(self.sequence),
-            Err(error) => Err(fate_of(&error)),
+            Err(error) => Err(result_of(&error)),
         }
     }
 
@@ -173,7 +180,7 @@ impl Sender {
     }
 
     /// The next reply, to any of the packets sent. `Ok(None)` when the time is over.
-    pub fn next_reply(&mut self, wait: Duration) -> Result<Option<Reply>, Fate> {
+    pub fn next_reply(&mut self, wait: Duration) -> Result<Option<Reply>, ProbeResult> {
         let deadline = Instant::now() + wait;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -182,7 +189,7 @@ impl Sender {
             }
             // A time-out of zero would wait for ever.
             let turn = left.max(Duration::from_millis(1));
-            self.socket.set_read_timeout(Some(turn)).map_err(|error| fate_of(&error))?;
+            self.socket.set_read_timeout(Some(turn)).map_err(|error| result_of(&error))?;
             let mut buffer = [0; 256];
             match io::Read::read(&mut &self.socket, &mut buffer) {
                 Ok(bytes) => {
@@ -191,22 +198,22 @@ impl Sender {
                     }
                 }
                 Err(error) if is_time_out(&error) => {}
-                Err(error) => return Err(fate_of(&error)),
+                Err(error) => return Err(result_of(&error)),
             }
         }
     }
 
-    fn wait_for(&mut self, sequence: u32, began: Instant, clock: Duration, wait: Duration) -> Fate {
+    fn wait_for(&mut self, sequence: u32, began: Instant, clock: Duration, wait: Duration) -> ProbeResult {
         loop {
             match self.next_reply(wait.saturating_sub(began.elapsed())) {
                 Ok(Some(reply)) if reply.sequence == sequence => {
                     let round_trip = began.elapsed();
-                    return Fate::Came { reply, round_trip, clock: clock + round_trip / 2 };
+                    return ProbeResult::Received { reply, round_trip, clock: clock + round_trip / 2 };
                 }
                 // A late one of an earlier packet.
                 Ok(Some(_)) => {}
-                Ok(None) => return Fate::Lost,
-                Err(fate) => return fate,
+                Ok(None) => return ProbeResult::Lost,
+                Err(result) => return result,
             }
         }
     }
@@ -230,12 +237,12 @@ fn is_time_out(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-fn fate_of(error: &io::Error) -> Fate {
+fn result_of(error: &io::Error) -> ProbeResult {
     const TOO_LARGE: i32 = 90; // EMSGSIZE
     match (error.raw_os_error(), error.kind()) {
-        (Some(TOO_LARGE), _) => Fate::TooLarge,
-        (_, io::ErrorKind::ConnectionRefused) => Fate::Refused,
-        (_, kind) => Fate::Unsendable(kind),
+        (Some(TOO_LARGE), _) => ProbeResult::TooLarge,
+        (_, io::ErrorKind::ConnectionRefused) => ProbeResult::Refused,
+        (_, kind) => ProbeResult::Unsendable(kind),
     }
 }
 
@@ -286,7 +293,7 @@ mod tests {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..TIMES {
             let began = Instant::now();
-            if let Fate::Came { round_trip, .. } = sender.try_small(Duration::from_secs(5)) {
+            if let ProbeResult::Received { round_trip, .. } = sender.try_small(Duration::from_secs(5)) {
                 left_out.push(began.elapsed().saturating_sub(round_trip));
                 ours.push(round_trip);
             }

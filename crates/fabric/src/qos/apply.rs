@@ -12,22 +12,18 @@ use crate::model::{Application, Dcb, Dcbx, Ets};
 
 /// A setting that did not go in.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum QosError {
     /// There is nothing to set.
     #[error(
         "{port} has no DCB: neither its driver nor this kernel offers shares and lossless priorities for it; nothing was set. \
          Take it out of `ports` of the intent"
     )]
-    NoDcb {
-        /// The port.
-        port: String,
-    },
+    NoDcb { port: String },
     /// Kernel or driver refused.
     #[error("{what} of {port} could not be set: {source}")]
     Setting {
-        /// Which.
         what: &'static str,
-        /// The port.
         port: String,
         /// Who refused, and why.
         #[source]
@@ -36,9 +32,7 @@ pub enum QosError {
     /// configfs did not take it.
     #[error("what RDMA connections of {device} get could not be set in {}: {source}", path.display())]
     Roce {
-        /// RDMA device.
         device: String,
-        /// The file.
         path: PathBuf,
         /// What the system said.
         #[source]

@@ -22,15 +22,15 @@ use crate::model::{Application, Dcbx, Ets};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcbSettings {
-    /// Who decides.
+    /// Who exchanges settings with the switch.
     pub dcbx: Option<Dcbx>,
-    /// Classes and shares.
+    /// Traffic classes of priorities, and their shares.
     pub ets: Option<Ets>,
     /// Priorities that are lossless; all others are not.
     pub lossless: Option<Vec<u8>>,
     /// Entries of the application table that go.
     pub remove: Vec<Application>,
-    /// Entries that come.
+    /// Entries of the application table that are added.
     pub add: Vec<Application>,
     /// What RDMA connections get that do not say.
     pub roce: Vec<RoceDefault>,
@@ -40,7 +40,7 @@ pub struct DcbSettings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RoceDefault {
-    /// RDMA device.
+    /// Name of the RDMA device, such as `mlx5_0`.
     pub device: String,
     /// Its port, from 1.
     pub port: u32,

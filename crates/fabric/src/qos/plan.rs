@@ -22,7 +22,7 @@ const ROCE_V1: u16 = 0x8915;
 pub struct PortPlan {
     /// Name of the port.
     pub port: String,
-    /// What changes.
+    /// What changes at this port.
     #[serde(flatten)]
     pub plan: Plan,
     /// Why it cannot be; nothing changes then.
@@ -69,7 +69,7 @@ pub fn host(host: &Inventory, intent: &Intent) -> HostPlan {
     }
 }
 
-/// One port.
+/// What the intent changes at one port of a host.
 pub fn port_plan(host: &Inventory, port: &Port, intent: &Intent) -> Result<Plan, Impossible> {
     let (dcb, now, pfc) = able(host, port, intent)?;
     let mut plan = Plan::default();

@@ -10,13 +10,13 @@ use super::switch::head;
 
 /// Why there is no text.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum WindowsError {
-    /// No adapters.
     #[error("the intent has no `windows_adapters`: name them as Get-NetAdapter does")]
     NoAdapters,
 }
 
-/// The script.
+/// Writes a PowerShell script that sets the adapters of the intent.
 pub fn write(intent: &Intent) -> Result<String, WindowsError> {
     if intent.windows_adapters.is_empty() {
         return Err(WindowsError::NoAdapters);

@@ -11,7 +11,7 @@ const STYLE: &str = "body{font:15px/1.45 sans-serif;margin:2em auto;max-width:75
     .6em;text-align:left}details{margin:.3em 0}summary{cursor:pointer}code{background:#f2f2f2;padding:.1em \
     .3em}.error{color:#b00020}.warning{color:#9a6700}.hint{color:#0550ae}svg text{font:12px sans-serif}";
 
-/// The whole report.
+/// The whole report as one HTML page without outside resources.
 pub fn html(survey: &Survey, findings: &[Finding]) -> String {
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

@@ -17,7 +17,7 @@ pub enum Verdict {
     Clean,
     /// Migrations will be slow.
     Warnings,
-    /// Migrations will fail.
+    /// A migration would fail, hang, or go the wrong way.
     Errors,
 }
 

@@ -2,7 +2,6 @@
 
 use linerate_fabric::model::*;
 
-/// Number of links.
 pub const LINKS: u8 = 4;
 
 pub fn healthy() -> Survey {

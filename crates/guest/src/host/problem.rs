@@ -26,13 +26,7 @@ pub enum Problem {
         "{path} is a disk of {} here and of {} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)",
         exact_bytes(*here), exact_bytes(*there)
     )]
-    FileSize {
-        path: PathBuf,
-        /// Bytes here.
-        here: u64,
-        /// Bytes there.
-        there: u64,
-    },
+    FileSize { path: PathBuf, here: u64, there: u64 },
     /// A link leads out of the allowed folders.
     #[error("{path} is a link to {target}, which is in none of the folders that guests may open files in")]
     FileOutside { path: PathBuf, target: PathBuf },
@@ -81,33 +75,20 @@ pub enum Problem {
     #[error("the bridge {name} is not here")]
     BridgeMissing { name: String },
     #[error("the guest needs {} of memory and {} are available here", bytes(*needed), bytes(*available))]
-    MemoryShort {
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes available.
-        available: u64,
-    },
+    MemoryShort { needed: u64, available: u64 },
     /// The folder for RAM is too small, or full.
     #[error(
         "the guest needs {} of RAM in {} and {} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
         bytes(*needed), folder.display(), bytes(*available)
     )]
-    RamFolderShort {
-        folder: PathBuf,
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes free.
-        available: u64,
-    },
+    RamFolderShort { folder: PathBuf, needed: u64, available: u64 },
     /// Huge pages are short.
     #[error(
         "the guest needs {} in huge pages of {} and {} are free here: raise vm.nr_hugepages",
         bytes(*needed), bytes(*page_bytes), bytes(*available)
     )]
     HugePagesShort {
-        /// Bytes needed.
         needed: u64,
-        /// Bytes available.
         available: u64,
         /// Bytes of one page.
         page_bytes: u64,

@@ -50,7 +50,7 @@ impl Builder<'_> {
             let why = "it connects to a socket of the source's host instead of serving one: start the guest without it, or with server=on,wait=off";
             return Err(refused("chardev", id, why));
         }
-        // A descriptor was handed over by whoever started QEMU (libvirt): its monitor, a UNIX socket.
+        // A descriptor was passed by the program that started QEMU (libvirt): its monitor, a UNIX socket.
         if options.get("path").is_none() && options.get("fd").is_none() {
             self.note(format!("{id} was a network port at the source and is connected to nothing here"));
             return Ok(Options::from_pairs(&[("backend", "null"), ("id", id)]));

@@ -1,4 +1,4 @@
-//! The source's guest is taken back: what was begun is cancelled, and the guest does what it did before.
+//! Rolls the source's guest back: cancels what was begun, and restores the guest's run state.
 //!
 //! Somebody else may have begun a migration of the same guest over another monitor. That one is neither cancelled nor
 //! undone: a guest that it has moved away runs elsewhere.
@@ -34,7 +34,10 @@ impl SourceQemu {
             Ok(()) => self.as_before(false, deadline),
             Err(MigrateError::AlreadyCompleted) => self.as_before(true, deadline),
             Err(MigrateError::Elsewhere(status)) => {
-                tracing::warn!(status, "somebody else has begun a migration of this guest: it is left alone");
+                tracing::warn!(
+                    status,
+                    "another program has begun a migration of this guest: it is left alone"
+                );
                 self.tidy_mirrors(deadline);
                 Ok(())
             }
@@ -71,7 +74,7 @@ impl SourceQemu {
         Ok(())
     }
 
-    /// QEMU leaves a guest that stood in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
+    /// QEMU leaves a guest that was paused in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
     /// It refuses to migrate it from there, its disks may be without an owner, and the only way out is to let it run. So a guest that
     /// its operator paused is let run and stopped in one go: it runs for less than a millisecond. Any other stays as it is, because
     /// QEMU would run it as if nothing had stopped it.
@@ -91,10 +94,10 @@ impl SourceQemu {
             return Ok(());
         }
         activate_disks(&mut self.qmp, deadline)?;
-        let stood = self.stands.as_ref().map_or("not running", RunState::name);
+        let before = self.stands.as_ref().map_or("not running", RunState::name);
         tracing::warn!(
-            stood,
-            "the guest is here again and stands in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
+            before,
+            "the guest is here again, in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
         );
         Ok(())
     }
@@ -192,7 +195,7 @@ impl SourceQemu {
                 RunState::Running => return Ok(()),
                 RunState::FinishMigrate | RunState::Colo => {}
                 ref state if state.stopped_by_itself() => return Ok(()),
-                // An operator's pause is the operator's to end, also if he has reset the guest since.
+                // An operator's pause is the operator's to end, also after a reset of the guest.
                 RunState::Paused if !self.paused_here => return Ok(()),
                 RunState::PreLaunch if !self.paused_here && !self.was_completed(deadline)? => return Ok(()),
                 ref state if self.can_continue(state, deadline)? => {

@@ -27,7 +27,7 @@ pub struct DestinationQemu {
     has_run: RunEvidence,
 }
 
-/// What is known of a guest that was told to run, where the answer is lost.
+/// What is known of a guest that got the command to run, where the answer is lost.
 #[derive(Debug, Default)]
 struct RunEvidence {
     /// QEMU's RESUME event has come.
@@ -157,7 +157,7 @@ impl DestinationQemu {
             return Ok(());
         }
         if self.has_run(deadline) {
-            tracing::warn!(%status, "somebody has paused the guest since it was run here: it stays as it is");
+            tracing::warn!(%status, "the guest was paused since it ran here: it stays paused");
             return Ok(());
         }
         self.qmp.execute("cont", json!({}), deadline)?;
@@ -214,7 +214,7 @@ impl DestinationQemu {
     pub fn save_ram_again(&mut self, deadline: Instant) {
         if let Err(error) = settings::set_capabilities(&mut self.qmp, &[("x-ignore-shared", false)], deadline)
         {
-            tracing::warn!(%error, "the waiting QEMU could not be told to save RAM again");
+            tracing::warn!(%error, "the incoming QEMU could not be set to save RAM again");
         }
     }
 

@@ -1,7 +1,7 @@
-//! Disks that the hosts do not share, as QEMU copies them: the waiting QEMU offers an image for each over NBD. The
-//! source's mirrors the guest's disk into it until the guest stands and both are the same.
+//! Disks that the hosts do not share, as QEMU copies them: the incoming QEMU offers an image for each over NBD. The
+//! source's mirrors the guest's disk into it until the guest is stopped and both are the same.
 //!
-//! The waiting QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
+//! The incoming QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
 //! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched
 //! into holes whether or not the guest may do so.
 //!
@@ -20,7 +20,7 @@ use crate::qmp::{Qmp, QmpError};
 const PREFIX: &str = "linerate-disk-";
 /// Between two looks at the jobs while the guest runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// The same while it stands.
+/// The same while it is paused.
 const SHORT_LOOK: Duration = Duration::from_millis(1);
 /// What QEMU says where another process has the image open for writing: a raw one, and a qcow2 one.
 const LOCKED: [&str; 2] = ["\" lock", "read-only"];
@@ -145,7 +145,7 @@ impl SourceQemu {
             if give_up() {
                 return Err(MigrateError::GivenUp);
             }
-            let jobs = self.living_mirrors()?;
+            let jobs = self.running_mirrors()?;
             tell(sum(&jobs));
             if jobs.iter().all(|job| job.status == "ready") {
                 return Ok(());
@@ -156,10 +156,10 @@ impl SourceQemu {
 
     /// How far the mirrors are; none if no disk is copied.
     pub(super) fn look_at_mirrors(&mut self) -> Result<Option<MirrorProgress>, MigrateError> {
-        Ok(if self.copied.is_empty() { None } else { Some(sum(&self.living_mirrors()?)) })
+        Ok(if self.copied.is_empty() { None } else { Some(sum(&self.running_mirrors()?)) })
     }
 
-    /// The guest stands: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
+    /// The guest is stopped: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
     pub fn complete_mirrors(
         &mut self,
         deadline: Instant,
@@ -168,8 +168,8 @@ impl SourceQemu {
         if self.copied.is_empty() {
             return Ok(None);
         }
-        let living = self.living_mirrors()?;
-        for job in &living {
+        let running = self.running_mirrors()?;
+        for job in &running {
             // Of a mirror that is ready this is no cancel: it ends when nothing is left to copy.
             let end = json!({ "device": job.id, "force": false });
             self.qmp.execute("block-job-cancel", end, command_deadline())?;
@@ -209,7 +209,7 @@ impl SourceQemu {
     }
 
     /// None of them may be over.
-    fn living_mirrors(&mut self) -> Result<Vec<Job>, MigrateError> {
+    fn running_mirrors(&mut self) -> Result<Vec<Job>, MigrateError> {
         let jobs = self.sound_mirrors()?;
         match jobs.iter().find(|job| job.is_over()) {
             Some(job) => Err(self.failed_mirror(&job.id, "it ended by itself")),
@@ -224,7 +224,7 @@ impl SourceQemu {
             return Err(self.failed_mirror(&job.id, error));
         }
         if jobs.len() != self.copied.len() {
-            return Err(self.failed_mirror("", "somebody else ended its copy"));
+            return Err(self.failed_mirror("", "another program ended its copy"));
         }
         Ok(jobs)
     }

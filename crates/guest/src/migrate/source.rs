@@ -55,7 +55,7 @@ pub struct SourceQemu {
     pub(super) begun: Option<bool>,
     /// Devices that it had at the beginning; none if that is not known.
     devices: Option<Vec<String>>,
-    /// How QEMU is set when it is told to migrate; none if it is set already.
+    /// How QEMU is set when it gets the command to migrate; none if it is set already.
     to_set: Option<Value>,
     /// Drives that are being mirrored to the destination, in order.
     pub(super) copied: Vec<String>,
@@ -76,7 +76,7 @@ impl SourceQemu {
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
     /// beginning comes from the journal.
     ///
-    /// `paused_here`: that agent had stopped the guest itself. Otherwise a guest that stands was paused by somebody else,
+    /// `paused_here`: that agent had stopped the guest itself. Otherwise a paused guest was paused by somebody else,
     /// whose business it is to let it run again.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, paused_here: bool) -> SourceQemu {
         SourceQemu {
@@ -102,14 +102,14 @@ impl SourceQemu {
         self.mark.iter().for_each(PauseMark::clear);
     }
 
-    /// In which run state the guest stood before QEMU's migration stopped it, if it did. If that is not known, a guest that did not
+    /// The guest's run state before QEMU's migration stopped it, if it did not run. If that is not known, a guest that did not
     /// run stays as QEMU leaves it.
     pub fn stood(mut self, state: Option<RunState>) -> SourceQemu {
         self.stands = state;
         self
     }
 
-    /// The run state of a guest that stood before QEMU stopped it.
+    /// The run state of a guest that did not run before QEMU stopped it.
     pub fn stands(&self) -> Option<&RunState> {
         self.stands.as_ref()
     }
@@ -149,7 +149,7 @@ impl SourceQemu {
         Ok(RunState::ask(&mut self.qmp, deadline)?)
     }
 
-    /// Chooses capabilities and parameters for direct mode. They are set when QEMU is told to migrate, and not before: a
+    /// Chooses capabilities and parameters for direct mode. They are set when QEMU gets the command to migrate, and not before: a
     /// snapshot or another migration that somebody else asks for meanwhile would leave the guest's RAM out.
     pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.check_at_rest(deadline)?;
@@ -159,7 +159,7 @@ impl SourceQemu {
         Ok(())
     }
 
-    /// No migration of this guest is under way, and none has moved it away.
+    /// No migration of this guest is in progress, and none has moved it away.
     pub(super) fn check_at_rest(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let status = self.migration_status(deadline)?;
         match status.as_str() {
@@ -310,12 +310,12 @@ impl SourceQemu {
         Ok(answer.get("downtime").and_then(Value::as_u64))
     }
 
-    /// Whether the guest runs, now that it was taken back: an operator or an I/O error may have stopped it on the way.
+    /// Whether the guest runs, after the roll-back: an operator or an I/O error may have stopped it on the way.
     pub fn runs(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         Ok(self.status(deadline)? == RunState::Running)
     }
 
-    /// Stops a running guest, block I/O drained: protection is applied while it stands. False if somebody else has stopped it before,
+    /// Stops a running guest, block I/O drained: protection is applied while it is paused. False if another program has stopped it before,
     /// whose business it is to let it run again.
     pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
@@ -336,13 +336,13 @@ impl SourceQemu {
         }
     }
 
-    /// Whether a guest that [`SourceQemu::pause`] found standing has stood ever since.
+    /// Whether a guest that [`SourceQemu::pause`] found paused has been paused ever since.
     pub fn has_stood(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let stands = self.status(deadline)? != RunState::Running;
         Ok(!self.has_resumed() && stands)
     }
 
-    /// Takes the next event that says so. Before QEMU is told to migrate nobody else asks for it.
+    /// Takes the next event that says so. Before QEMU gets the command to migrate nobody else asks for it.
     fn has_resumed(&mut self) -> bool {
         self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok()
     }
@@ -371,7 +371,7 @@ impl SourceQemu {
     // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
     pub(super) fn can_continue(&mut self, state: &RunState, deadline: Instant) -> Result<bool, MigrateError> {
         match state {
-            // A guest that is reset while it stands.
+            // A guest that is reset while it is paused.
             RunState::Paused | RunState::PreLaunch => Ok(true),
             RunState::PostMigrate => {
                 Ok(matches!(self.migration_status(deadline)?.as_str(), "cancelled" | "failed"))

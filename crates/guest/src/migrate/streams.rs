@@ -55,7 +55,7 @@ impl StreamOptions {
 /// What the operator wants of the source's QEMU.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLimits {
-    /// The guest may stand still for so long.
+    /// Longest downtime at which QEMU may stop the guest.
     pub downtime: Duration,
     /// Slow the guest down (auto-converge) if it writes too fast.
     pub throttle: bool,
@@ -74,11 +74,10 @@ pub struct StreamProgress {
     pub zero_bytes: u64,
     /// How fast the guest writes.
     pub dirty_bytes_per_s: u64,
-    /// How long the guest would stand still now.
+    /// Expected downtime if it were stopped now.
     pub expected_downtime: Option<Duration>,
     /// Percent by which the guest is slowed down.
     pub throttle_percent: u8,
-    /// Copied disks.
     pub disks: Option<MirrorProgress>,
 }
 
@@ -153,7 +152,7 @@ impl SourceQemu {
     /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up
     /// lets it.
     ///
-    /// Where disks are copied, whoever is told answers how long the rest of RAM may take when the guest stands; none if
+    /// Where disks are copied, whoever is told answers how long the rest of RAM may take when the guest is stopped; none if
     /// QEMU must not stop it yet. A guest that writes nothing at all to its RAM is stopped all the same once that is
     /// over there: QEMU asks nobody then.
     pub fn wait_streams_held(

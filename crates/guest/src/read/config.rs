@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_of_options_says_stands_in_its_place() {
+    fn options_of_a_file_replace_the_file() {
         let file = "# made by hand\n[device \"usb\"]\n  driver = \"ich9-usb-ehci1\"\n  addr = \"1d.7\"\n\n[memory]\n size = \"64M\"\n[smp-opts]\n\tcpus = \"2\"\n[chardev \"a\"]\n path = \"/x,y\"\n";
         let read = |path: &str| (path == "/etc/a.cfg").then(|| file.to_owned());
         let expanded = expand(&words("-nodefaults --readconfig /etc/a.cfg -S"), read);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_or_understood_stays_to_be_refused() {
+    fn an_unreadable_file_of_options_is_refused_later() {
         let line = words("-readconfig /etc/a.cfg -S");
         assert_eq!(expand(&line, |_| None), line);
         for text in ["[device", "key = \"x\"", "[a]\nkey", "[a]\nkey = x", "[a]\nb c = \"d\""] {

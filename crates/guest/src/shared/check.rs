@@ -72,7 +72,7 @@ pub enum NotShared {
         there: String,
         theirs: String,
     },
-    /// It cannot be told.
+    /// It is not known.
     #[error(
         "it cannot be proved that the disk {disk} is shared: {} here ({here}) and {there} at the source \
          ({theirs}): {why}. Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, say so: \
@@ -126,7 +126,7 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
 }
 
 /// Whether the images are still what was proved, and, once QEMU has opened them, that QEMU has those very files open.
-/// Cheap: for the blackout. Marks are there as long as the source lives and has not given up.
+/// Cheap: for the blackout. Marks are there as long as the source runs and has not given up.
 pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), RecheckError> {
     let list = |pid| open_files::open_files(pid).map_err(|source| RecheckError::OpenFiles { pid, source });
     let open = pid.map(list).transpose()?;
@@ -134,7 +134,7 @@ pub fn recheck(proved: &[Proved], pid: Option<i32>) -> Result<(), RecheckError> 
 }
 
 impl Proved {
-    /// `open`: the files that the waiting QEMU has open; none as long as it has opened nothing.
+    /// `open`: the files that the incoming QEMU has open; none as long as it has opened nothing.
     fn recheck(&self, open: Option<&[OpenFile]>) -> Result<(), RecheckError> {
         let (disk, path) = (self.disk.clone(), self.path.clone());
         let (file, facts) = match open_quietly(&path).and_then(|file| Ok((file.metadata()?, file))) {

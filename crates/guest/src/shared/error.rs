@@ -38,7 +38,7 @@ pub enum RecheckError {
         /// The image on this host.
         path: PathBuf,
     },
-    #[error("the disk {disk}: the waiting QEMU has opened {} under another name, or not at all", path.display())]
+    #[error("the disk {disk}: the incoming QEMU has opened {} under another name, or not at all", path.display())]
     NotOpened {
         /// Name of the drive.
         disk: String,

@@ -46,7 +46,7 @@ pub(super) fn put(file: &File) -> io::Result<i64> {
     Ok(first)
 }
 
-/// Whether somebody else has marked this file at this place. A lock of another length is not the mark.
+/// Whether another program has marked this file at this place. A lock of another length is not the mark.
 pub(super) fn is_there(file: &File, first: i64) -> io::Result<bool> {
     if first < FIRST {
         return Ok(false);

@@ -56,7 +56,7 @@ pub(crate) fn metadata_in(pid: i32, path: &Path) -> io::Result<Metadata> {
     fs::metadata(path_in(pid, path))
 }
 
-/// Whether the file behind `/proc/PID/fd/N` is open for writing. If that cannot be told, it is.
+/// Whether the file behind `/proc/PID/fd/N` is open for writing. If that is not known, it counts as open for writing.
 pub(crate) fn writes(link: &Path) -> bool {
     let info = link.to_string_lossy().replace("/fd/", "/fdinfo/");
     let Ok(text) = fs::read_to_string(info) else { return true };

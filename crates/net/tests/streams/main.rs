@@ -187,7 +187,7 @@ fn a_refused_stream_resets_its_socket_and_says_why() {
 }
 
 #[test]
-fn a_stream_that_nobody_reads_holds_up_no_other() {
+fn an_unread_stream_does_not_delay_others() {
     let _alone = alone();
     let pair = Pair::new(&config(), 1);
     let stuck = pair.open_unix("unix");

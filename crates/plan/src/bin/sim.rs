@@ -11,7 +11,7 @@ const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--t
   --streams            RAM in the hypervisor's own streams
   --handover        libvirt owns the switch-over; not with --histories
   --often FAULT        most faults are of this kind, or at this moment; repeatable
-  --mutation DEFECT    a defect in the bodies, to see that it is noticed
+  --mutation DEFECT    a defect in the drivers, to see that it is noticed
   --only PROMISE       look at this promise alone";
 
 struct Arguments {

@@ -20,7 +20,7 @@ pub enum Role {
     ControlJoin = 2,
     /// A channel for placed writes.
     Data = 3,
-    /// A source that has committed, and still has its own copy, asks how the session stands. It says commit once more,
+    /// A source that has committed, and still has its own copy, asks for the state of the session. It sends commit once more,
     /// for the message may never have come. Answered by an OUTCOME and closed.
     Query = 4,
     /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered
@@ -71,7 +71,7 @@ pub struct Hello {
     pub version_min: u16,
     /// Newest version that the source speaks.
     pub version_max: u16,
-    /// The session.
+    /// The session that the connection belongs to.
     pub session: SessionId,
     /// What the connection is for.
     pub role: Role,

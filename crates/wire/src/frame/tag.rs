@@ -92,7 +92,7 @@ macro_rules! tags {
 
 // A number once given is never given again: the line of a removed tag stays, as a comment that says so.
 tags! {
-    /// Opens every connection.
+    /// The first frame of every connection.
     Hello = 0x01, "HELLO", body HELLO_BYTES, HELLO_BYTES; payload 0; sequence Zero;
     /// The connection is taken.
     Welcome = 0x02, "WELCOME", body WELCOME_BYTES, WELCOME_BYTES; payload 0; sequence Zero;
@@ -100,7 +100,7 @@ tags! {
     Refuse = 0x03, "REFUSE", body FAULT_BYTES_MIN, FAULT_BYTES_MAX; payload 0; sequence Zero;
     /// How a session ended.
     Outcome = 0x04, "OUTCOME", body OUTCOME_BYTES, OUTCOME_BYTES; payload 0; sequence Zero;
-    /// A placed write.
+    /// A placed write: runs and their bytes.
     Write = 0x10, "WRITE", body WRITE_BYTES_MIN, WRITE_BYTES_MAX; payload PAYLOAD_BYTES_MAX; sequence FromOne;
     /// A payload to be thrown away.
     Probe = 0x11, "PROBE", body 0, 0; payload PAYLOAD_BYTES_MAX; sequence FromOne;
@@ -110,7 +110,7 @@ tags! {
     Ack = 0x20, "ACK", body ACK_BYTES_MIN, ACK_BYTES_MAX; payload 0; sequence Any;
     /// The key to a window, on RDMA channels.
     Grant = 0x21, "GRANT", body GRANT_BYTES, GRANT_BYTES; payload 0; sequence Zero;
-    /// A control message.
+    /// A numbered control message.
     Control = 0x30, "CONTROL", body CONTROL_BYTES_MIN, CONTROL_BODY_MAX; payload 0; sequence FromOne;
     /// Control messages that have come.
     ControlAck = 0x31, "CONTROL_ACK", body 0, 0; payload 0; sequence Any;

@@ -16,14 +16,14 @@ pub struct Claim {
     pub window: Run,
 }
 
-/// The key to a window. It is good on this channel for as long as the channel lives.
+/// The key to a window. It is good on this channel for as long as the channel is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The region, or [`SCRATCH_REGION`].
     pub region: u16,
     /// The key that every write must show.
     pub key: u32,
-    /// The window.
+    /// The range of the region that may be written.
     pub window: Run,
     /// What the destination's adapter calls the window's first byte.
     pub address: u64,

@@ -13,7 +13,7 @@ const RUN_BYTES: usize = 16;
 /// region, which is not known here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Write {
-    /// The region.
+    /// Number of the region that the runs are in.
     pub region: u16,
     /// Runs that the payload fills, in this order.
     pub data: Vec<Run>,

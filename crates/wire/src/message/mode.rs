@@ -39,12 +39,10 @@ pub enum Mode {
 /// Names a [`Mode`], without what belongs to one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[allow(missing_docs, reason = "each is the number of the mode of its name")]
 pub enum ModeTag {
-    /// [`Mode::Direct`].
     Direct = 1,
-    /// [`Mode::Streams`].
     Streams = 2,
-    /// [`Mode::Handover`].
     Handover = 3,
 }
 
@@ -53,8 +51,8 @@ pub enum ModeTag {
 #[error(
     "the source offers to move the guest in mode {number}, which this agent does not know: install the same release of linerate on both hosts"
 )]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub struct UnknownMode {
-    /// As it came.
     pub number: u8,
     /// The mode's fields, unread.
     pub fields: Vec<u8>,

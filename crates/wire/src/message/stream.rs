@@ -11,22 +11,15 @@ pub const REASON_BYTES_MAX: usize = 255;
 /// Says what a note is. 0 is none; a number once given is never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[allow(missing_docs, reason = "each is the number of the note of its name")]
 pub enum StreamNoteTag {
-    /// [`StreamNote::Open`]
     Open = 1,
-    /// [`StreamNote::Opened`]
     Opened = 2,
-    /// [`StreamNote::Refused`]
     Refused = 3,
-    /// [`StreamNote::Credit`]
     Credit = 4,
-    /// [`StreamNote::End`]
     End = 5,
-    /// [`StreamNote::Reset`]
     Reset = 6,
-    /// [`StreamNote::Stop`]
     Stop = 7,
-    /// [`StreamNote::Closed`]
     Closed = 8,
 }
 
@@ -49,41 +42,41 @@ impl StreamNoteTag {
     }
 }
 
-/// One thing said of a stream, by either side.
+/// One note about a stream, from either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamNote {
     /// A new stream to something that the other side knows by this name.
     Open {
-        /// The name.
+        /// Name of the service, at most 255 bytes.
         service: String,
-        /// Bytes that may be written to the opener before it has said more.
+        /// Bytes that may be written to the opener before the next Credit.
         window: u64,
     },
-    /// It is there.
+    /// The service is there: bytes may flow.
     Opened {
-        /// Bytes that may be written to the acceptor before it has said more.
+        /// Bytes that may be written to the acceptor before the next Credit.
         window: u64,
     },
     /// It is not; the number is free again.
     Refused {
-        /// Why, for people.
+        /// A sentence for people, at most 255 bytes.
         reason: String,
     },
-    /// Bytes may be written up to this position. Never lower than what was said before.
+    /// Bytes may be written up to this position. Never lower than before.
     Credit {
         /// First position that may not be written.
         limit: u64,
     },
     /// The sayer's bytes end here, as a half-closed socket's do.
     End {
-        /// Bytes in all.
+        /// Length of the whole stream, bytes.
         total: u64,
     },
-    /// The sayer's bytes break off: whoever wrote them is gone. What has not been read of them is lost.
+    /// The sender resets its direction: the program that wrote to it is gone. What has not been read of them is lost.
     Reset,
     /// The sayer takes no more bytes: whoever read them is gone.
     Stop,
-    /// The sayer has no byte of the stream under way and waits for none. Said once, and nothing after it; when both have
+    /// The sender has no byte of the stream in flight and waits for none. Sent once, and nothing after it; when both have
     /// said it the number is free again.
     Closed,
 }

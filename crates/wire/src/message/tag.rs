@@ -32,7 +32,7 @@ macro_rules! messages {
                 match self { $(Message::$tag { .. } => MessageTag::$tag,)* }
             }
 
-            /// See [`MessageTag::name`].
+            /// The name that [`MessageTag::name`] gives it.
             pub fn name(&self) -> &'static str {
                 self.tag().name()
             }
@@ -46,11 +46,11 @@ messages! {
     Offer = 0x01, "Offer";
     /// Reserved; where connections are taken.
     Admitted = 0x02, "Admitted";
-    /// Start the waiting guest.
+    /// Start the incoming QEMU.
     Prepare = 0x03, "Prepare";
-    /// The waiting guest stands.
+    /// The incoming QEMU is ready.
     Prepared = 0x04, "Prepared";
-    /// A round begins.
+    /// A round of copying begins.
     RoundMark = 0x05, "RoundMark";
     /// Apply nothing more from this channel.
     Fence = 0x06, "Fence";
@@ -62,24 +62,24 @@ messages! {
     RamSealed = 0x09, "RamSealed";
     /// A piece of the device-state stream.
     DeviceState = 0x0a, "DeviceState";
-    /// The stream ended.
+    /// The device state is complete.
     DeviceStateEnd = 0x0b, "DeviceStateEnd";
     /// The guest could run.
     Loaded = 0x0c, "Loaded";
-    /// Run.
+    /// Run the guest: it is the destination's now.
     Commit = 0x0d, "Commit";
-    /// The guest runs.
+    /// The guest runs at the destination.
     TakenOver = 0x0e, "TakenOver";
     /// The session can be forgotten.
     Finished = 0x0f, "Finished";
-    /// It is over.
+    /// The session is given up, with a fault.
     Abort = 0x10, "Abort";
     /// It is over on this side too.
     Aborted = 0x11, "Aborted";
     /// What a byte stream needs besides its bytes.
     Stream = 0x12, "Stream";
     // 0x13 was PrepareStreams of version 1.
-    /// It stands, and how both hypervisors are set.
+    /// The incoming QEMU is ready; how both hypervisors are set.
     StreamsPrepared = 0x14, "StreamsPrepared";
     /// The guest has stopped; whether it ran, and its disks.
     Stopped = 0x15, "Stopped";

@@ -25,7 +25,6 @@ impl Sample {
         Sample { frame, sequence, payload_length: 0, payload_checksum: 0 }
     }
 
-    /// Header and body.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.frame
@@ -91,7 +90,6 @@ pub fn set(at: usize, value: u8) -> impl FnOnce(&mut Vec<u8>) {
     move |bytes| bytes[at] = value
 }
 
-/// Bytes, for [`changed`].
 pub fn put<const N: usize>(at: usize, value: [u8; N]) -> impl FnOnce(&mut Vec<u8>) {
     move |bytes| bytes[at..at + N].copy_from_slice(&value)
 }

@@ -28,7 +28,6 @@ pub fn sample() -> impl Strategy<Value = Sample> {
     ]
 }
 
-/// Any control message.
 pub fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         select(vec![

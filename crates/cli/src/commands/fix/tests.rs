@@ -222,7 +222,7 @@ async fn a_second_port_that_is_refused_takes_the_first_one_back() {
 }
 
 #[tokio::test]
-async fn that_the_agent_puts_it_back_by_itself_is_said_only_where_it_can_be_so() {
+async fn an_automatic_restore_is_promised_only_where_it_is_possible() {
     let failure_of = async |refuses: fn(&str) -> Option<ErrorBody>| {
         let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses });
         let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
@@ -238,7 +238,7 @@ async fn that_the_agent_puts_it_back_by_itself_is_said_only_where_it_can_be_so()
 
 /// Nobody knows whether it was done: not said is that nothing was.
 #[tokio::test]
-async fn an_answer_that_was_lost_does_not_say_that_nothing_changed() {
+async fn a_lost_answer_is_not_reported_as_no_change() {
     let lost = |line: &str| line.starts_with("set").then(|| ErrorBody::new("answer_lost", "lost"));
     let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses: lost });
     let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// RAM is sealed.
 fn loading() -> Driver {
     let mut driver = Driver::new();
     driver.receive(offer_in(Ok(Mode::Handover { regions: regions() })));

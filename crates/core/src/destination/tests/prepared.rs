@@ -1,9 +1,9 @@
 //! From the last of the device state to the guest's first instruction: what the journal has before what is said, who
-//! decides over a guest that is complete here, and what is told of one that cannot run.
+//! decides over a guest that is complete here, and what becomes of one that cannot run.
 
 use super::*;
 
-/// A destination that has been told of the stop, with RAM sealed.
+/// A destination that has been notified of the stop, with RAM sealed.
 fn sealed(was_running: bool) -> Driver {
     let mut driver = Driver::at(Receiving);
     driver.receive(Message::Stopped { was_running, disks: "[]".into() });
@@ -60,7 +60,7 @@ fn a_second_message_of_its_stop_is_refused() {
 }
 
 #[test]
-fn loaded_is_said_only_when_the_journal_has_it() {
+fn loaded_is_sent_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
     let before = driver.load();
     assert!(before.contains(&Action::Journal(DestinationPhase::Loaded)), "{before:?}");
@@ -115,7 +115,7 @@ fn nothing_more_of_the_device_state_is_taken_after_its_end() {
 }
 
 #[test]
-fn device_state_that_is_shorter_than_it_says_is_refused() {
+fn device_state_shorter_than_announced_is_refused() {
     let mut driver = Driver::at(Loading);
     driver.receive(Message::DeviceState { bytes: vec![1] });
     driver.receive(Message::DeviceStateEnd { total: 2 });
@@ -161,21 +161,21 @@ fn a_source_that_answers_again_decides_over_a_loaded_guest() {
 fn the_operator_decides_over_a_loaded_guest_only_if_its_source_does_not_answer() {
     for run in [true, false] {
         for state in ALL {
-            for heard in [true, false] {
+            for answered in [true, false] {
                 let mut driver = Driver::at(state);
-                let mut actions = if heard { vec![] } else { driver.tell(Event::PathLost(PATH)) };
-                assert_eq!(driver.machine.is_held(), state == Loaded && !heard, "{state:?}");
+                let mut actions = if answered { vec![] } else { driver.tell(Event::PathLost(PATH)) };
+                assert_eq!(driver.machine.is_held(), state == Loaded && !answered, "{state:?}");
                 actions.extend(driver.tell(Event::Resolve(run)));
-                let decides = state == Loaded && !heard;
-                assert_eq!(commits(&actions), decides && run, "{state:?}, {heard}: {actions:?}");
-                assert_eq!(aborts(&actions), decides && !run, "{state:?}, {heard}: {actions:?}");
+                let decides = state == Loaded && !answered;
+                assert_eq!(commits(&actions), decides && run, "{state:?}, {answered}: {actions:?}");
+                assert_eq!(aborts(&actions), decides && !run, "{state:?}, {answered}: {actions:?}");
             }
         }
     }
 }
 
 #[test]
-fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
+fn a_repeated_commit_is_accepted_only_once_loaded() {
     for state in ALL {
         let mut driver = Driver::at(state);
         let (fault, outcome) = (driver.fault().cloned(), driver.machine.outcome());
@@ -188,7 +188,7 @@ fn a_commit_said_again_is_taken_once_loaded_and_only_then() {
 }
 
 #[test]
-fn a_commit_that_was_said_aside_may_come_once_more_by_the_session() {
+fn a_commit_sent_on_its_own_connection_may_come_again_in_the_session() {
     for state in [Journaling, Resuming, Running] {
         let mut driver = Driver::at(state);
         let actions = driver.receive(Message::Commit);
@@ -211,7 +211,7 @@ fn a_guest_that_did_not_run_at_the_source_is_not_run_here() {
 }
 
 #[test]
-fn committed_is_told_only_once_the_guest_runs() {
+fn committed_is_reported_only_once_the_guest_runs() {
     let mut driver = Driver::at(Loaded);
     driver.receive(Message::Commit);
     driver.tell(Event::Journaled(DestinationPhase::Committed));
@@ -253,7 +253,7 @@ fn a_guest_that_cannot_run_is_returned_after_it_is_gone() {
 }
 
 #[test]
-fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody() {
+fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_not_returned() {
     for state in ALL {
         let mut driver = Driver::at(state);
         let before = driver.machine.outcome();
@@ -279,7 +279,7 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_given_back_to_nobody(
 }
 
 #[test]
-fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_that_says_it_has_its_own() {
+fn a_commit_that_cannot_be_journalled_returns_the_guest_only_to_a_source_with_a_copy() {
     let unwritten = || Event::Failed(fault(Code::JournalFailed));
     let mut driver = Driver::at(Journaling);
     driver.tell(Event::CommitAgain { copy: true });
@@ -318,7 +318,7 @@ fn a_commit_that_the_disk_does_not_take_gives_the_guest_back_only_to_a_source_th
 }
 
 #[test]
-fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
+fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
     let mut driver = Driver::at(Loaded);
     driver.tell(Event::CommitAgain { copy: false });
     driver.tell(Event::Failed(fault(Code::JournalFailed)));
@@ -330,11 +330,11 @@ fn a_commit_that_is_not_on_disk_is_taken_back_by_who_said_it() {
 
 #[test]
 fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
-    for heard in [true, false] {
+    for answered in [true, false] {
         for state in [JournalingLoaded, Loaded, Journaling] {
             let mut driver = Driver::at(state);
             assert!(driver.machine.is_complete());
-            if !heard {
+            if !answered {
                 driver.tell(Event::PathLost(PATH));
             }
             let actions = driver.tell(Event::Cancel);
@@ -351,7 +351,7 @@ fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
 }
 
 #[test]
-fn a_guest_that_cannot_run_is_kept_while_nobody_says_that_he_can_have_it_back() {
+fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));
     // A connection says that the agent over there runs, and nothing of its hypervisor.
     let alone: [Onward; 4] = [

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_destination_is_told_of_the_stop_before_anything_that_follows_from_it() {
+fn the_stop_is_sent_before_anything_that_follows_from_it() {
     for was_running in [true, false] {
         let mut driver = Driver::at(Switching);
         let actions = driver.tell(Event::PreSwitchover { was_running, disks: "[7]".into() });

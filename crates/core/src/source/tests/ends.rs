@@ -1,4 +1,4 @@
-//! Who decides behind commit, who is told of a roll-back, and clean-ups that fail.
+//! Who decides behind commit, who is notified of a roll-back, and clean-ups that fail.
 
 use super::*;
 
@@ -43,22 +43,22 @@ fn only_a_roll_back_that_no_abort_could_report_sends_a_notice() {
 
 /// On disk with the record of the roll-back: the agent may end before anybody answers.
 #[test]
-fn a_later_agent_is_to_tell_of_a_roll_back_until_the_destination_has_answered() {
+fn the_roll_back_notice_is_due_until_the_destination_has_answered() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
         let actions = driver.tell(rolled_back(true));
         let at = |wanted: Action| actions.iter().position(|action| *action == wanted);
         let record = at(Action::Journal(SourcePhase::RolledBack)).expect("it is written");
-        let untold = at(Action::NoticeDue(true));
-        assert_eq!(untold.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
+        let due = at(Action::NoticeDue(true));
+        assert_eq!(due.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
         let told = driver.receive(Message::Aborted).contains(&Action::NoticeDue(false));
         assert_eq!(told, state >= Sealing, "{state:?}");
         // One that answered first, and one that may have the only copy, need no word.
-        for (heard, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
+        for (answered, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
             let mut driver = Driver::at(state);
             driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-            if heard {
+            if answered {
                 driver.receive(Message::Aborted);
             }
             assert!(!driver.tell(guest).contains(&Action::NoticeDue(true)), "{state:?}");
@@ -138,7 +138,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
 }
 
 #[test]
-fn a_destination_that_may_have_the_guest_complete_is_not_told_if_the_guest_does_not_come_back_here() {
+fn a_destination_with_a_complete_guest_gets_no_notice_if_the_source_lost_its_own() {
     let lost = (GuestState::Gone, true);
     let not_yet = (GuestState::PausedAtSource, false);
     for (state, (guest, complete)) in
@@ -196,7 +196,7 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
 }
 
 #[test]
-fn commit_is_said_only_when_the_journal_has_it() {
+fn commit_is_sent_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
     let before = driver.receive(Message::Loaded);
     assert!(before.contains(&Action::Journal(SourcePhase::CommitSent)));

@@ -47,7 +47,7 @@ fn only_libvirts_decision_or_that_it_has_none_ends_a_released_stream() {
         },
     ];
     for (n, other) in others.into_iter().enumerate() {
-        assert!(!other(&mut driver).contains(&Action::RollBack), "{n}: somebody else decides");
+        assert!(!other(&mut driver).contains(&Action::RollBack), "{n}: libvirt decides");
     }
     driver.tell(Event::PathUp(PATH + 1));
     assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));

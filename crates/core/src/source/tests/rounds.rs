@@ -160,5 +160,5 @@ fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() 
     }
     assert!(driver.machine.pauses_stream());
     driver.tell(pre_switchover(true));
-    assert!(!driver.machine.pauses_stream(), "the guest stands: QEMU must not wait for anybody");
+    assert!(!driver.machine.pauses_stream(), "the guest is stopped: QEMU must not wait");
 }

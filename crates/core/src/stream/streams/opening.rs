@@ -68,7 +68,7 @@ impl Streams {
         }
     }
 
-    /// It is not.
+    /// Refuses [`Event::OpenRequested`]; `reason` is cut to what the protocol allows.
     pub fn refuse(&mut self, stream: StreamId, reason: &str) {
         if self.streams.get(&stream).is_some_and(|one| one.phase == Phase::OpenRequested) {
             self.streams.remove(&stream);

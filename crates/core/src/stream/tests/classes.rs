@@ -89,7 +89,7 @@ fn what_one_class_has_waiting_leaves_the_others_their_part() {
 }
 
 /// Which part of a link of 5 MB/s the second class has, in percent, where the first has so many streams. All always
-/// have something to send, and all that may wait is under way at once.
+/// have something to send, and all that may wait is in flight at once.
 fn share_of_a_slow_link(weights: [u16; 2], streams_of_first: usize) -> u64 {
     let backlog = Some(Duration::from_millis(50));
     let config = Config { window_bytes: 64 << 20, backlog, weights: weights.to_vec(), ..Config::default() };
@@ -98,7 +98,7 @@ fn share_of_a_slow_link(weights: [u16; 2], streams_of_first: usize) -> u64 {
     let classes = [vec![0; streams_of_first], vec![1]].concat();
     let ids: Vec<StreamId> = classes.iter().map(|class| streams.open_in(*class, "x").unwrap()).collect();
     ids.iter().for_each(|id| streams.note(*id, StreamNote::Opened { window: 1 << 40 }).unwrap());
-    let (mut now, mut under_way) = (Time::ZERO, VecDeque::new());
+    let (mut now, mut in_flight) = (Time::ZERO, VecDeque::new());
     let (mut all, mut of_second) = (0, 0);
     for turn in 0..2000 {
         for stream in &ids {
@@ -107,9 +107,9 @@ fn share_of_a_slow_link(weights: [u16; 2], streams_of_first: usize) -> u64 {
             }
         }
         while let Next::Work(work) = streams.next(now, CHANNEL) {
-            under_way.push_back(work);
+            in_flight.push_back(work);
         }
-        let Some(work) = under_way.pop_front() else { continue };
+        let Some(work) = in_flight.pop_front() else { continue };
         for piece in work.runs.iter().map(|run| Piece::of(*run)) {
             now = now + Duration::from_nanos(piece.bytes * 200);
             if turn >= 1000 {

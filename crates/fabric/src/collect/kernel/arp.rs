@@ -40,7 +40,6 @@ pub struct Answers {
     port: String,
     /// Who answered for an address.
     replies: BTreeMap<Ipv4Addr, Mac>,
-    /// Requests were sent.
     asked: bool,
 }
 

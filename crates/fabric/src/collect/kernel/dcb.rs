@@ -128,11 +128,11 @@ const IEEE_VERSION: u8 = 8;
 
 /// A request that did not go through.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum DcbError {
     /// The kernel refused, or the driver has no DCB at all.
     #[error("the kernel refused: {0}")]
     Kernel(#[source] NetlinkError),
-    /// The driver refused.
     #[error("the adapter's driver refused: {0}")]
     Driver(#[source] io::Error),
     /// The driver did not take the mode of DCBX; it gives no reason.
@@ -457,7 +457,7 @@ mod tests {
 
         /// The loopback has no DCB on any kernel: it is refused by the kernel's own code, whether it has DCB or not.
         #[test]
-        fn a_port_without_dcb_is_told_from_other_refusals() {
+        fn a_port_without_dcb_is_no_other_refusal() {
             let mut setter = Setter::open("lo").unwrap();
             let dscp = Application { selector: Selector::Dscp, protocol: 26, priority: 3 };
             for error in [setter.lossless(&[3]).unwrap_err(), setter.add(dscp).unwrap_err()] {

@@ -239,7 +239,7 @@ mod tests {
         }
 
         #[test]
-        fn a_port_without_link_has_no_speed_and_says_why() {
+        fn a_port_without_link_has_no_speed_and_a_reason() {
             let link = ask(4, Writer::new().u32(5, u32::MAX).u8(6, 0xff)).link;
             assert_eq!((link.speed_mbps, link.duplex), (None, None));
             let link = ask(6, Writer::new().u8(2, 0).u8(5, 4)).link;
@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn offloads_that_are_off_are_told_too() {
+        fn offloads_that_are_off_are_listed() {
             let hardware = bits(&[("tx-tcp-segmentation", true), ("rx-gro", true)]);
             let active = Writer::new().bytes(1, &[]).bytes(3, &bit("rx-gro", false).finish());
             let port = ask(11, Writer::new().nest(2, hardware).nest(4, active));

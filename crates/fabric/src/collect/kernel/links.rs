@@ -15,7 +15,7 @@ use crate::model::{Address, Bond, Counters, Port, PortKind};
 /// A port with what is only needed while the inventory is put together.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
-    /// The port.
+    /// What netlink says of the port; collectors add the rest.
     pub port: Port,
     /// Bus and name of the device, such as `pci` and `0000:3b:00.0`.
     pub device: Option<(String, String)>,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn members_and_vlans_are_said_by_name() {
+    fn members_and_vlans_are_listed_by_name() {
         let bond = vec![
             InfoBond::Mode(BondMode::Ieee8023Ad),
             InfoBond::XmitHashPolicy(BondXmitHashPolicy::Layer34),

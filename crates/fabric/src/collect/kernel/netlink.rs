@@ -131,7 +131,7 @@ impl<'a> Attributes<'a> {
         self.iter().find(|(one, _)| *one == kind).map(|(_, value)| value)
     }
 
-    /// Nested attributes.
+    /// The attributes inside the first one of `kind`; `None` if there is none.
     pub fn nested(self, kind: u16) -> Option<Attributes<'a>> {
         self.get(kind).map(Attributes)
     }
@@ -164,12 +164,12 @@ impl<'a> Attributes<'a> {
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// None yet.
+    /// A writer without any attribute yet.
     pub fn new() -> Writer {
         Writer::default()
     }
 
-    /// One of bytes.
+    /// Appends an attribute with these bytes, padded to four.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Writer {
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
@@ -189,19 +189,19 @@ impl Writer {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// A text.
+    /// Appends a text with the zero byte that the kernel wants at its end.
     pub fn text(self, kind: u16, value: &str) -> Writer {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.bytes(kind, &bytes)
     }
 
-    /// Nested attributes.
+    /// Appends the attributes of `inner` as one nested attribute.
     pub fn nest(self, kind: u16, inner: Writer) -> Writer {
         self.bytes(kind | NLA_F_NESTED, &inner.0)
     }
 
-    /// The bytes.
+    /// All attributes, as they stand in a message.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }

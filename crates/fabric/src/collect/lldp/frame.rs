@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::model::{Aggregation, Application, Ets, Neighbour, Pfc, Selector};
 
-/// Destination, source, type.
+/// Length of destination, source and type.
 const ETHERNET_BYTES: usize = 14;
 const LLDP: [u8; 2] = [0x88, 0xcc];
 /// Organisations whose parts are understood.
@@ -16,13 +16,13 @@ const LIST_MAX: usize = 512;
 /// What a frame says, and for how many seconds it holds (0: the neighbour leaves).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advertisement {
-    /// Who speaks.
+    /// The sender, as it describes itself.
     pub neighbour: Neighbour,
-    /// Seconds.
+    /// Seconds for which the advertisement is valid; 0: the sender goes away.
     pub holds_s: u16,
 }
 
-/// Reads an Ethernet frame. `None` if it is no LLDP frame or breaks off before it says who speaks.
+/// Reads an Ethernet frame. `None` if it is no LLDP frame or ends before it names the sender.
 pub fn read(frame: &[u8]) -> Option<Advertisement> {
     let (header, mut rest) = frame.split_at_checked(ETHERNET_BYTES)?;
     if header.get(12..)? != LLDP {
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn everything_that_a_switch_says() {
+    fn every_field_of_a_switch_is_read() {
         let said = read(&switch_frame("leaf1", 1518, 120)).unwrap();
         let neighbour = said.neighbour;
         assert_eq!(said.holds_s, 120);
@@ -244,7 +244,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_frame_that_breaks_off_anywhere_is_no_harm() {
+    fn a_truncated_frame_is_no_harm() {
         let whole = switch_frame("leaf1", 9234, 120);
         for length in 0..whole.len() {
             let _ = read(&whole[..length]);

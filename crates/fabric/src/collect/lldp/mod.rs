@@ -24,7 +24,6 @@ use crate::collect::kernel::netlink::{Asker, Writer};
 use crate::collect::root::Root;
 use crate::model::{Neighbour, Port, PortKind};
 
-/// EtherType of LLDP.
 const LLDP: u16 = 0x88cc;
 /// The address that the nearest bridge listens at; ports pass its frames up only if they are told to.
 const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0x00, 0x00, 0x0e];
@@ -35,11 +34,11 @@ const NEIGHBOURS_MAX: usize = 4096;
 
 /// LLDP frames cannot be received.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ListenError {
     /// No packet socket: needs CAP_NET_RAW.
     #[error("no packet socket for LLDP: {0}; what switches say stays unknown")]
     Socket(#[source] io::Error),
-    /// No thread.
     #[error("no thread for LLDP: {0}; what switches say stays unknown")]
     Thread(#[source] io::Error),
 }
@@ -153,7 +152,7 @@ fn memberships() -> Result<Vec<Membership>, NetlinkError> {
 
 const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
-/// Fails where somebody else has joined already: then it is not ours to leave.
+/// Fails where another program has joined already: then it is not ours to leave.
 const CREATE_NEW: u16 = 0x200 | 0x400;
 
 /// A static entry of the port's own address filter (`bridge fdb add … self`).

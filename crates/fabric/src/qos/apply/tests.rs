@@ -164,7 +164,7 @@ fn half_of_an_application_is_put_back() {
 }
 
 #[test]
-fn what_cannot_be_put_back_is_said_and_stops_nothing_else() {
+fn a_failed_restore_is_reported_and_stops_nothing_else() {
     let (mut kernel, settings, undo) = changed(ADAPTER);
     let before = kernel.dcb.clone();
     set_on(&mut kernel, &settings).unwrap();

@@ -97,7 +97,7 @@ fn without_roce_a_class_needs_a_mark() {
 }
 
 #[test]
-fn two_lossless_classes_where_it_is_said() {
+fn two_lossless_classes_need_the_setting() {
     let two = FULL.replace("dscp = 34", "dscp = 34\nlossless = true");
     let intent = parse(&two.replace("roce", "lossless_classes = 2\nroce")).unwrap();
     assert_eq!(intent.lossless(), [3, 4]);
@@ -112,7 +112,7 @@ fn the_example_of_the_page_is_an_intent() {
 }
 
 #[test]
-fn a_line_number_is_said_and_a_large_file_is_refused() {
+fn an_error_has_its_line_and_a_large_file_is_refused() {
     assert!(sentence("ports = [\n\"a\"\n").contains("line"));
     assert!(matches!(parse(&" ".repeat(INTENT_BYTES_MAX + 1)), Err(IntentError::TooLarge)));
 }

@@ -116,7 +116,7 @@ fn a_second_priority_for_the_same_traffic_goes() {
 }
 
 #[test]
-fn an_entry_for_the_protocol_that_says_otherwise_goes() {
+fn a_contradicting_entry_for_the_protocol_is_removed() {
     let mut survey = healthy_survey();
     let entry = |priority| Application { selector: Selector::Datagram, protocol: 4791, priority };
     dcb_mut(&mut survey).applications.push(entry(3));
@@ -157,7 +157,7 @@ fn pause_frames_give_way_to_lossless_priorities() {
 }
 
 #[test]
-fn roce_of_connections_that_say_none() {
+fn roce_default_of_connections() {
     let mut survey = healthy_survey();
     host_mut(&mut survey, "alpha").rdma.as_mut().unwrap()[1].ports[0].default_roce =
         Some("IB/RoCE v1".into());

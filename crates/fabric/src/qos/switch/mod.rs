@@ -16,21 +16,21 @@ use thiserror::Error;
 
 use super::intent::{Class, Intent};
 
-/// A switch system.
+/// A switch's operating system for which commands are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// Cisco NX-OS, Nexus 9000.
     Nxos,
-    /// Arista EOS.
+    /// Arista's EOS.
     Eos,
     /// NVIDIA Cumulus Linux 5, NVUE.
     Cumulus,
-    /// SONiC, from 202111.
+    /// SONiC from release 202111 on.
     Sonic,
 }
 
 impl System {
-    /// All of them.
+    /// All systems that commands are written for.
     pub const ALL: [System; 4] = [System::Nxos, System::Eos, System::Cumulus, System::Sonic];
 
     /// As the command line names it.
@@ -46,8 +46,8 @@ impl System {
 
 /// Why there is no text.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum SwitchError {
-    /// No ports.
     #[error(
         "the intent has no `switch_ports`: name the switch's ports that hosts hang on, as the switch names them"
     )]
@@ -56,10 +56,7 @@ pub enum SwitchError {
     #[error(
         "{system} trusts either the DSCP or the VLAN tag of a port, and the intent has classes of both kinds: give every class a dscp, or none"
     )]
-    Mixed {
-        /// The system.
-        system: &'static str,
-    },
+    Mixed { system: &'static str },
     /// JSON could not be made.
     #[error("the tables cannot be written: {0}")]
     Tables(#[from] serde_json::Error),

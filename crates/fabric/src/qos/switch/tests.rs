@@ -40,7 +40,7 @@ fn a_full_intent_on_every_system() {
 }
 
 #[test]
-fn classes_told_by_the_vlan_tag() {
+fn classes_by_vlan_tag() {
     for system in System::ALL {
         check(&format!("{}-tagged.txt", system.name()), &write(&tagged(), system).unwrap());
     }
@@ -136,7 +136,7 @@ fn without_lossless_classes_nothing_is_stopped() {
 }
 
 #[test]
-fn what_cannot_be_written_says_what_is_missing() {
+fn an_error_names_what_is_missing() {
     let nobody = parse(HEALTHY).unwrap();
     assert!(write(&nobody, System::Eos).unwrap_err().to_string().contains("`switch_ports`"));
     assert!(windows::write(&nobody).unwrap_err().to_string().contains("`windows_adapters`"));
