@@ -145,8 +145,10 @@ impl Host {
 
     fn make_directories(&self, ram_mb: u64) -> Result<(), LabError> {
         for directory in [self.run_directory(), self.state_directory(), self.ram_directory()] {
-            let mut private = std::fs::DirBuilder::new();
-            private.recursive(true).mode(0o700).create(&directory).map_err(io_error("create", &directory))?;
+            // QEMUs of libvirt, which are not root, pass through the host's own folder.
+            std::fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
+            let private = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+            private.map_err(io_error("create", &directory))?;
         }
         mount_ram(&self.ram_directory(), ram_mb)
     }

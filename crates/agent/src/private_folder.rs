@@ -41,6 +41,7 @@ pub enum FolderError {
 pub(crate) fn private_folder(path: &Path) -> Result<(), FolderError> {
     let failed = |source| FolderError::Open { path: path.to_owned(), source };
     let whole = std::path::absolute(path).map_err(failed)?;
+    std::fs::create_dir_all(whole.parent().unwrap_or(&whole)).map_err(failed)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&whole).map_err(failed)?;
     // The folder itself is no symbolic link, of which another user may be the owner.
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH;

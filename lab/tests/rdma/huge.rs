@@ -43,7 +43,7 @@ fn leaves_in_huge_pages() {
     assert!(before > 0);
     fs::write(mark(PAGES_FILE), before.to_string()).unwrap();
     // It writes at least two huge pages in every round, which takes longer here than a usual blackout.
-    let moved = migrate_with(&agent, "10.9.0.2:7979", "rdma", "--max-blackout=10s", || {});
+    let moved = migrate_with(&agent, "10.9.0.2:7979", "rdma", &["--max-blackout=10s"], || {});
     let report = moved.arrived(&agent);
     for link in report["links"].as_array().unwrap() {
         assert_eq!(link["rdma"], true, "{report:#}");

@@ -94,7 +94,7 @@ fn carries(event: &Value) -> bool {
 
 /// Moves the guest in direct mode, compares its memory, and does something when a part has arrived.
 pub(crate) fn migrate(agent: &Agent, to: &str, transport: &str, halfway: impl FnOnce()) -> Moved {
-    migrate_with(agent, to, transport, "--verify", halfway)
+    migrate_with(agent, to, transport, &["--verify"], halfway)
 }
 
 /// The same with another option than comparing.
@@ -102,14 +102,14 @@ pub(crate) fn migrate_with(
     agent: &Agent,
     to: &str,
     transport: &str,
-    option: &str,
+    options: &[&str],
     halfway: impl FnOnce(),
 ) -> Moved {
     let mut command = agent.client();
     // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be silent.
-    command.args(["migrate", "g", "--to", to, "--transport", transport, option, "--json"]);
+    command.args(["migrate", "g", "--to", to, "--transport", transport, "--json"]).args(options);
     command.args(["--link-timeout", "300s"]);
-    if transport != "tcp" {
+    if transport != "tcp" && !options.contains(&"--bandwidth") {
         // Slow enough for work to be left for both links when something is done to one: RDMA's are not shaped.
         command.args(["--bandwidth", "40M"]);
     }

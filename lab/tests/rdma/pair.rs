@@ -208,7 +208,10 @@ fn keep(agent: &Agent, side: Side, name: &str, moved: &Moved) {
 /// By RDMA over both links, also over the one whose cable was pulled for a second. Returns what was amiss.
 fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Vec<String> {
     let to = if side == Side::A { "10.9.0.2:7979" } else { "10.9.0.1:7979" };
-    let moved = migrate_with(agent, to, "rdma", mode, || {
+    // So slow that the copy lasts until the link is back.
+    let slow = [mode, "--bandwidth", "10M"];
+    let options = if cut { &slow[..] } else { &slow[..1] };
+    let moved = migrate_with(agent, to, "rdma", options, || {
         if cut {
             tool(&["ip", "link", "set", "l1", "down"]);
             thread::sleep(Duration::from_secs(1));
@@ -335,7 +338,7 @@ fn tell_qemu(host: &Host, command: &str) {
 /// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the transport's own tests
 /// lose one in the middle.
 fn leaves_by_streams(agent: &Agent, to: &str) {
-    let moved = migrate_with(agent, to, "rdma", "--mode=stream", || {});
+    let moved = migrate_with(agent, to, "rdma", &["--mode=stream"], || {});
     let report = moved.arrived(agent);
     assert_eq!(report["mode"], "stream", "{report:#}");
     let links = report["links"].as_array().unwrap();
