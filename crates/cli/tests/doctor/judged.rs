@@ -200,7 +200,6 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
     let file = stage.lab.hosts()[1].directory().join("agent.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     let ram = stage.lab.directory().join("on-a-disk");
-    std::fs::create_dir_all(&ram).unwrap();
     std::fs::write(&file, text.replace("name = \"b\"", "name = \"a\"")).unwrap();
     stage.agents[1].kill().unwrap();
     stage.agents[1].restart().unwrap();
