@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use linerate_core::{Fault, Outcome};
+use linerate_core::{Code, Fault, Outcome, Side, Step};
 use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -22,6 +22,7 @@ use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
 use crate::lock::{Condvar, Mutex};
+use crate::tls::TlsError;
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 256;
@@ -220,7 +221,17 @@ fn handshake(
     let deadline = Instant::now() + options.handshake_wait;
     let stream = Stream::new(connection).map_err(ExchangeError::Socket)?;
     options.tcp.apply(&stream).map_err(ExchangeError::Socket)?;
-    match exchange::receive(&stream, &[Tag::Hello], deadline)? {
+    let stream = match &options.tcp.tls {
+        Some(tls) => stream.accept_tls(tls, deadline)?,
+        None => stream,
+    };
+    let hello = exchange::receive(&stream, &[Tag::Hello], deadline);
+    if let Err(ExchangeError::Tls(TlsError::PeerSpokeTls)) = &hello {
+        // A frame, by which it sees that this is a plain port.
+        let fault = Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, "this port is plain");
+        exchange::send(&stream, &Frame::Refuse(fault), deadline)?;
+    }
+    match hello? {
         Frame::Hello(hello) => Ok(Accepted { hello, peer, stream, deadline, _slot: slot }),
         other => Err(ExchangeError::Unexpected(other.tag())),
     }
