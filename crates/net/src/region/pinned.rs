@@ -323,6 +323,16 @@ mod tests {
         assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
     }
 
+    #[test]
+    fn what_is_copied_into_a_held_window_is_not_taken_for_a_hole() {
+        let inner = Arc::new(FileRegion::new(WINDOW_BYTES).unwrap());
+        let held = PinnedRegion::new(inner.clone());
+        held.pin(run(0, 1)).unwrap();
+        held.write(run(3, 1), &[5; PAGE as usize]).unwrap();
+        held.settle(&|_| {}).unwrap();
+        assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
+    }
+
     /// Windows, of which some are huge pages: no hole can be punched into a part of one before it is released.
     struct Huge {
         inner: Arc<FileRegion>,

@@ -21,10 +21,10 @@ const RECORD_HEADER_BYTES: usize = 5;
 pub(super) const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a record on the wire at most: header, content, and 256 for content type, padding and tag (RFC 8446, 5.2).
 pub(super) const WIRE_RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + RECORD_BYTES_MAX + 256;
-/// What a record of this side needs beyond its content, with an alert or key update in front of it.
+/// What a record needs beyond its content, with key updates in front of it. An alert needs no more.
 pub(super) const RECORD_SPARE_BYTES: usize = 512;
-/// States without input or output that come one after the other. It is a guard against a defect, not a limit of TLS.
-const SILENT_STEPS_MAX: usize = 16;
+/// Calls for an alert: one for it, and one for a key update that waited before it. More are a defect.
+const ALERT_CALLS_MAX: usize = 4;
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ enum Side {
 /// See the module.
 pub(super) struct Connection {
     side: Side,
-    /// Records that were made while reading and are not sent yet. They go before any record that is made later.
+    /// Records of the handshake and alerts that are not sent yet. After the handshake only an error makes any.
     ready: Vec<u8>,
     failed: Option<TlsError>,
     closed_here: bool,
@@ -152,20 +152,10 @@ impl Connection {
     }
 
     fn write(&mut self, wish: Wish<'_>, out: &mut [u8]) -> Result<usize, TlsError> {
-        let mut written = 0;
-        for _ in 0..SILENT_STEPS_MAX {
-            let ready = self.take_ready();
-            let place = out.get_mut(written..written + ready.len()).ok_or_else(defect)?;
-            place.copy_from_slice(&ready);
-            written += ready.len();
-            let rest = out.get_mut(written..).unwrap_or_default();
-            match self.advance(&mut [], wish, rest, &mut |_| {}).1? {
-                Step::Wrote(bytes) => return Ok(written + bytes),
-                Step::Again | Step::PeerClosed => {}
-                Step::Ready | Step::NeedsInput => break,
-            }
+        match self.advance(&mut [], wish, out, &mut |_| {}).1? {
+            Step::Wrote(bytes) => Ok(bytes),
+            _ => Err(self.fail(defect())),
         }
-        Err(self.fail(defect()))
     }
 
     /// One call of `rustls`, never after an error.
@@ -208,7 +198,7 @@ impl Connection {
 
     /// After an error `rustls` may have an alert for the peer. While it has, a call does nothing but hand it out.
     fn make_alert(&mut self) {
-        for _ in 0..SILENT_STEPS_MAX {
+        for _ in 0..ALERT_CALLS_MAX {
             if !self.state().wants_write()
                 || self.call(&mut [], Wish::Nothing, &mut [], &mut |_| {}).1.is_err()
             {
@@ -243,7 +233,7 @@ fn handle<Data>(
             }
         },
         Ok(ConnectionState::EncodeTlsData(mut data)) => encode(&mut data, ready),
-        // It is in order in `ready`, and goes out before anything that is made later.
+        // It is in order in `ready`, and goes out before the next call.
         Ok(ConnectionState::TransmitTlsData(sent)) => {
             sent.done();
             Ok(Step::Again)

@@ -18,6 +18,7 @@ use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_net::tls::{Tls, TlsError};
 use linerate_wire::frame::{Role, encode_control};
+use rustix::io::Errno;
 
 use crate::common::*;
 use crate::identity::*;
@@ -94,7 +95,7 @@ fn probes_are_answered() {
 /// Nothing of a record that is not verified is seen in the region, and a channel that is cut is no channel that ended.
 #[test]
 fn only_verified_bytes_land() {
-    for fate in [Fate::Change(9000), Fate::Cut(12_000)] {
+    for fate in [Fate::Change(9000, 1), Fate::Cut(12_000)] {
         let is_cut = matches!(fate, Fate::Cut(_));
         let tls = tls();
         let relayed = relayed(&tls, &tls, fate);
@@ -120,7 +121,7 @@ fn only_verified_bytes_land() {
 }
 
 /// Memory that has no page for what lands, as a tmpfs that is full.
-struct Full(HeapRegion);
+struct Full(HeapRegion, Errno);
 
 impl Region for Full {
     fn size(&self) -> u64 {
@@ -142,7 +143,7 @@ impl Region for Full {
         self.0.read(run, to)
     }
     fn write(&self, _: Run, _: &[u8]) -> io::Result<()> {
-        Err(rustix::io::Errno::FAULT.into())
+        Err(self.1.into())
     }
     fn clear(&self, run: Run) -> io::Result<()> {
         self.0.clear(run)
@@ -155,14 +156,17 @@ impl Region for Full {
 #[test]
 fn memory_without_a_page_is_named_as_the_reason() {
     let tls = tls();
-    let (near, far) = pair(&tls, &tls);
-    let destination = Destination::serve(far, table(Arc::new(Full(HeapRegion::new(64 << 10)))));
-    let (source, _) = heap(vec![0x55; 64 << 10]);
-    let data = [run(0, 64 << 10)];
-    let order = WriteOrder { sequence: 1, region_id: 0, region: source.as_ref(), data: &data, zero: &[] };
-    StreamSender::new(near).write(&order).unwrap();
-    let end = destination.end();
-    assert!(matches!(end, ChannelEnd::Failed(ChannelError::Memory { region: 0, .. })), "{end:?}");
+    for why in [Errno::FAULT, Errno::NOSPC] {
+        let (near, far) = pair(&tls, &tls);
+        let full = Full(HeapRegion::new(64 << 10), why);
+        let destination = Destination::serve(far, table(Arc::new(full)));
+        let (source, _) = heap(vec![0x55; 64 << 10]);
+        let data = [run(0, 64 << 10)];
+        let order = WriteOrder { sequence: 1, region_id: 0, region: source.as_ref(), data: &data, zero: &[] };
+        StreamSender::new(near).write(&order).unwrap();
+        let end = destination.end();
+        assert!(matches!(end, ChannelEnd::Failed(ChannelError::Memory { region: 0, .. })), "{end:?}");
+    }
 }
 
 #[test]

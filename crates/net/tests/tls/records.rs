@@ -1,12 +1,13 @@
 //! What happens to records on the way, and how a connection ends.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
 use linerate_net::tcp::Stream;
 use linerate_net::tls::{Tls, TlsError};
-use rustls::{AlertDescription, ServerConnection};
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConfig, ClientConnection, ServerConnection};
 
 use crate::common::*;
 use crate::identity::*;
@@ -53,14 +54,16 @@ fn a_connection_that_is_closed_ends() {
     assert!(end.kind() == io::ErrorKind::UnexpectedEof && TlsError::of(&end).is_none(), "{end}");
     let error = near.send_all(&[4], soon()).unwrap_err();
     assert!(matches!(tls_error(&error), TlsError::ClosedHere), "{error}");
+    let end = receive(&near, 1).unwrap_err();
+    assert!(end.kind() == io::ErrorKind::UnexpectedEof && TlsError::of(&end).is_none(), "no loss: {end}");
 }
 
 #[test]
 fn a_changed_byte_ends_the_connection_for_both() {
-    // In the content, in the tag, in the record's length and in its type.
-    for at in [1000, 5 + 5000 + 10, 3, 0] {
+    // In the content, in the tag, in the record's length (shorter, and longer than any record), and in its type.
+    for (at, bits) in [(1000, 1), (5 + 5000 + 10, 0x80), (3, 0x10), (3, 0x80), (0, 1)] {
         let tls = tls();
-        let relayed = relayed(&tls, &tls, Fate::Change(at));
+        let relayed = relayed(&tls, &tls, Fate::Change(at, bits));
         relayed.arm();
         let (near, far) = (&relayed.source, &relayed.destination);
         near.send_all(&[1; 5000], soon()).unwrap();
@@ -123,6 +126,33 @@ fn readers_and_writers_of_one_connection_do_not_wait_for_each_other() {
             scope.spawn(|| assert!(receive(to, sent.len()).unwrap() == sent));
         }
     });
+}
+
+#[test]
+fn a_configuration_with_small_records_and_tickets_is_overruled() {
+    let parts = Parts::of(&Authority::new("cluster"));
+    let (mut client, mut server) = (parts.client_config(), parts.server_config());
+    (client.max_fragment_size, server.max_fragment_size) = (Some(100), Some(100));
+    server.send_tls13_tickets = 2;
+    let tls = Tls::new(client, server);
+    let (near, far) = pair(&tls, &tls);
+    near.send_all(&[1; 40_000], soon()).unwrap();
+    assert_eq!(receive(&far, 40_000).unwrap(), [1; 40_000]);
+    assert_eq!(tickets_of(&tls, parts.client_config()), 0);
+}
+
+/// Tickets that a client gets from a server with this configuration.
+fn tickets_of(tls: &Tls, client: ClientConfig) -> u32 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let other = Stream::new(listener.accept().unwrap().0).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || other.accept_tls(tls, soon()).unwrap().send_all(b"!", soon()).unwrap());
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut connection = ClientConnection::new(Arc::new(client), name).unwrap();
+        rustls::Stream::new(&mut connection, &mut socket).read_exact(&mut [0]).unwrap();
+        connection.tls13_tickets_received()
+    })
 }
 
 /// A server that speaks TLS by itself, after the handshake, with the records that it would send next.

@@ -15,8 +15,8 @@ use crate::common::soon;
 pub enum Fate {
     /// Only so many bytes go on, and then the connection ends.
     Cut(usize),
-    /// A byte of it is another.
-    Change(usize),
+    /// These bits of a byte are others.
+    Change(usize, u8),
 }
 
 /// Both ends of a connection that has shaken hands, and what waits for the first record after it.
@@ -67,7 +67,7 @@ fn pass_records(mut from: TcpStream, mut to: TcpStream, armed: &AtomicBool, fate
     while let Some(mut record) = next_record(&mut from) {
         if armed.load(Ordering::SeqCst) && !std::mem::replace(&mut done, true) {
             match fate {
-                Fate::Change(at) => record[*at] ^= 0x10,
+                Fate::Change(at, bits) => record[*at] ^= bits,
                 Fate::Cut(bytes) => {
                     to.write_all(&record[..*bytes]).unwrap();
                     break;
