@@ -15,6 +15,7 @@ use linerate_core::{Code, Fault, Outcome, Side, Step};
 use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustls::pki_types::CertificateDer;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use thiserror::Error;
 
@@ -75,6 +76,11 @@ pub struct Accepted {
 }
 
 impl Accepted {
+    /// The chain that the peer proved itself with, in DER, its own certificate first. Empty without TLS.
+    pub fn peer_certificates(&self) -> &[CertificateDer<'static>] {
+        self.stream.peer_certificates()
+    }
+
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {
         exchange::send(&self.stream, &Frame::Welcome(welcome), self.deadline)?;
         Ok(self.stream)

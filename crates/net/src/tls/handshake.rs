@@ -1,7 +1,7 @@
 //! The handshake: bounded in time and bytes, whatever the peer does.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::connection::{Connection, Step};
 use super::error::TlsError;
@@ -106,7 +106,7 @@ impl Handshake<'_> {
     }
 
     fn late(&self) -> TlsError {
-        TlsError::Timeout { allowed: self.deadline.saturating_duration_since(self.begun).max(Duration::ZERO) }
+        TlsError::Timeout { allowed: self.deadline.saturating_duration_since(self.begun) }
     }
 
     fn check_first(&self, is_client: bool) -> Result<(), TlsError> {

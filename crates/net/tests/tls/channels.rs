@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use crate::common::*;
 use crate::identity::*;
 use crate::relay::*;
-use crate::{pair, tcp_options};
+use crate::{pair, pair_with_buffers, tcp_options};
 
 fn tls() -> Tls {
     Parts::of(&Authority::new("cluster")).tls()
@@ -79,6 +79,18 @@ fn placed_writes_land_over_several_channels_at_once() {
         near.closer().close();
         assert!(matches!(destination.end(), ChannelEnd::Closed));
     }
+}
+
+#[test]
+fn a_write_does_not_stay_behind_in_part() {
+    let tls = tls();
+    let (near, far) = pair_with_buffers(&tls, 16 << 10);
+    let (source, _) = heap(content(1 << 20));
+    let (landed, regions) = heap(vec![0xee; 1 << 20]);
+    let destination = Destination::serve(far, regions);
+    send_all(&near, source.as_ref(), run(0, 1 << 20), 1 << 20);
+    assert!(landed.snapshot() == source.snapshot());
+    drop(destination);
 }
 
 #[test]
@@ -197,9 +209,11 @@ fn questions_are_answered() {
     let tls = tls();
     let options = ListenOptions { tcp: tcp_options(Some(&tls)), ..ListenOptions::default() };
     let address = "127.0.0.1:0".parse().unwrap();
-    let listener =
-        Listener::start(&[address], options, |accepted| accepted.outcome(Outcome::Committed).unwrap())
-            .unwrap();
+    let listener = Listener::start(&[address], options, |accepted| {
+        assert_eq!(accepted.peer_certificates().len(), 1);
+        accepted.outcome(Outcome::Committed).unwrap();
+    })
+    .unwrap();
     let route = route(listener.addresses()[0]);
     let answer = query(&route, &hello(Role::Query), &tcp_options(Some(&tls))).unwrap();
     assert_eq!(answer, Outcome::Committed);

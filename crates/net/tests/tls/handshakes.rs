@@ -126,7 +126,8 @@ fn a_handshake_that_never_ends_is_given_up() {
     let trickling = std::thread::spawn(move || {
         // The beginning of a record of 512 bytes, then a byte now and then.
         let mut bytes = vec![22, 3, 1, 2, 0, 1, 0, 1, 252];
-        while !until.load(Ordering::SeqCst) && slow.write_all(&bytes).is_ok() {
+        let end = soon();
+        while !until.load(Ordering::SeqCst) && Instant::now() < end && slow.write_all(&bytes).is_ok() {
             bytes = vec![0];
             std::thread::sleep(Duration::from_millis(100));
         }

@@ -38,3 +38,12 @@ fn pair(source: &Tls, destination: &Tls) -> (Stream, Stream) {
     let near = dial(&listener, Some(source)).unwrap();
     (near, streams.recv_timeout(WAIT).unwrap())
 }
+
+/// Both ends of a connection with socket buffers of this size.
+fn pair_with_buffers(tls: &Tls, buffer_bytes: usize) -> (Stream, Stream) {
+    let tcp = TcpOptions { buffer_bytes, ..tcp_options(Some(tls)) };
+    let (listener, streams) =
+        listener_with(ListenOptions { tcp: tcp.clone(), handshake_wait: WAIT, ..ListenOptions::default() });
+    let (near, _) = connect(&route(listener.addresses()[0]), &hello(Role::Data), &tcp).unwrap();
+    (near, streams.recv_timeout(WAIT).unwrap())
+}
