@@ -58,6 +58,10 @@ impl Region for Ram {
         self.0.read(run, to)
     }
 
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        self.0.write(run, from)
+    }
+
     fn wipe(&self, run: Run) -> io::Result<()> {
         self.0.wipe(run)
     }

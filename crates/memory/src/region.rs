@@ -13,8 +13,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::block::{Backing, RamBlock};
 use crate::gather::{self, Gather};
 use crate::holes::{next_data, push_run};
-use crate::sum;
 use crate::zero::{PAGE, page_is_zero, slice_is_zero};
+use crate::{sum, sys};
 
 /// Size and alignment of a transparent huge page.
 const HUGE_BYTES: u64 = 2 << 20;
@@ -235,15 +235,27 @@ impl Mapping {
         self.base
     }
 
-    /// Copies a run out; `to` must be as long. Holes are read as zero and are filled by it.
+    /// Copies a run out; `to` must be as long. Holes are read as zero and stay holes.
+    ///
+    /// It reads the file: loads from the mapping would fault with SIGBUS where a hole cannot be filled.
     pub fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        let (start, length) = self.check(run)?;
+        let (_, length) = self.check(run)?;
         if length != to.len() {
             return Err(invalid("the place for a run is not as long as the run"));
         }
-        // SAFETY: `check` vouches for `length` bytes at `start`, which is the length of `to`.
-        unsafe { copy_shared(start, to) };
-        Ok(())
+        self.file.read_exact_at(to, run.offset)
+    }
+
+    /// Copies into a run; `from` must be as long. Where no page can be had, as in a full tmpfs, it is an error (`EFAULT`),
+    /// and what is before it is written.
+    pub fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        let (start, length) = self.check(run)?;
+        if length != from.len() {
+            return Err(invalid("what goes into a run is not as long as the run"));
+        }
+        // SAFETY: `check` vouches for `length` bytes at `start`, which is the length of `from`; the mapping is writable,
+        // outlives the call and is never seen as a slice.
+        unsafe { sys::write_own(from, start) }
     }
 
     /// Makes the run read as zero without taking its pages away: whoever knows them goes on knowing them.

@@ -207,6 +207,28 @@ pub(crate) fn move_pages(pages: &[*mut libc::c_void], node: Option<i32>) -> Opti
     (result == 0 && status.iter().all(|node| *node >= 0)).then_some(status)
 }
 
+/// Copies into memory of our own process by `process_vm_writev`: stores from here would fault with SIGBUS where a page
+/// of a file cannot be had, and the kernel says `EFAULT`.
+///
+/// # Safety
+/// `to` must be mapped and writable for `from.len()` bytes, and never be seen as a slice.
+pub(crate) unsafe fn write_own(from: &[u8], to: *mut u8) -> io::Result<()> {
+    let own = std::process::id() as libc::pid_t;
+    let mut done = 0;
+    while let Some(rest) = from.get(done..).filter(|rest| !rest.is_empty()) {
+        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let remote = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: rest.len() };
+        // SAFETY: both lists have one entry. The kernel reads `rest`, and writes where the caller vouches for.
+        let written = unsafe { libc::process_vm_writev(own, &local, 1, &remote, 1, 0) };
+        match usize::try_from(written) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => done += bytes,
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+    Ok(())
+}
+
 /// How many pages of a file's range are in memory. `None` where the kernel or the file system cannot say.
 pub(crate) fn pages_cached(file: impl AsFd, offset: u64, length: u64) -> Option<u64> {
     let mut wanted = raw::cachestat_range { off: offset, len: length };

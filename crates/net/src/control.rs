@@ -5,7 +5,6 @@
 //! longer where the link is far.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -19,7 +18,7 @@ use thiserror::Error;
 
 use crate::lock::{Condvar, Mutex};
 use crate::round_trip::RoundTrip;
-use crate::socket::{is_transient, receive_now, send_all, wait_readable};
+use crate::socket::is_transient;
 use crate::tcp::Stream;
 
 /// Times of control paths.
@@ -110,7 +109,7 @@ impl ControlSender {
     }
 
     fn send_locked(&self, said: &mut Instant, frame: &[u8]) -> Result<(), ControlError> {
-        let sent = send_all(self.stream.as_fd(), frame, Instant::now() + self.limit);
+        let sent = self.stream.send_all(frame, Instant::now() + self.limit);
         if sent.is_err() {
             // Part of a frame may have gone: nothing that follows would be understood.
             self.stream.shut();
@@ -286,7 +285,7 @@ impl Reader {
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ControlError> {
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match receive_now(self.stream.as_fd(), rest) {
+            match self.stream.receive_now(rest) {
                 Ok(0) => return Err(ControlError::Closed),
                 Ok(bytes) => {
                     done += bytes;
@@ -305,11 +304,11 @@ impl Reader {
     fn wait(&self) -> Result<(), ControlError> {
         let waited = self.last_received_at.elapsed();
         let left = self.silence_max.saturating_sub(waited);
-        if !left.is_zero() && wait_readable(self.stream.as_fd(), left).map_err(ControlError::Socket)? {
+        if !left.is_zero() && self.stream.wait_readable(left).map_err(ControlError::Socket)? {
             return Ok(());
         }
         // The clock may have run while this thread did not: only what is really not there counts as silence.
-        match wait_readable(self.stream.as_fd(), Duration::ZERO).map_err(ControlError::Socket)? {
+        match self.stream.wait_readable(Duration::ZERO).map_err(ControlError::Socket)? {
             true => Ok(()),
             false => Err(ControlError::Silent { waited: self.last_received_at.elapsed() }),
         }

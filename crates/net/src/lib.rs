@@ -6,6 +6,7 @@
 //! * [`channel_thread`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`round_trip`]: limits that are longer where a link is far.
 //! * [`control`]: control connections.
+//! * [`tls`]: TLS 1.3 under the TCP carrier.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`mod@bench`]: connections that are measured instead of used.
 //! * [`region`]: what a transport needs of the memory that it moves.
@@ -35,3 +36,4 @@ pub mod stats;
 pub mod stream;
 pub mod table;
 pub mod tcp;
+pub mod tls;

@@ -1,8 +1,9 @@
 //! What a carrier needs of the memory that it reads from and writes to.
 //!
 //! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice. A carrier
-//! hands the region a socket and says which runs, and the region does the gathered or scattered system call itself. An
-//! RDMA adapter is told where the region is mapped, and reads and writes it without anybody's help.
+//! hands the region a socket and says which runs, and the region does the gathered or scattered system call itself.
+//! With TLS it has the region copy from and to buffers. An RDMA adapter is told where the region is mapped, and reads
+//! and writes it without anybody's help.
 
 pub mod heap;
 pub mod pinned;
@@ -51,6 +52,13 @@ pub trait Region: Send + Sync {
     /// 0 means that the peer closed.
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize>;
 
+    /// Copies a run out; `to` is as long as the run. A page that cannot be had, as in a full tmpfs, is an error.
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()>;
+
+    /// Copies into a run; `from` is as long as the run. A page that cannot be had is an error, and the pages before it are
+    /// written then.
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()>;
+
     /// Makes the run read as zero, and a hole where it can.
     fn clear(&self, run: Run) -> io::Result<()>;
 
@@ -72,12 +80,6 @@ pub trait Region: Send + Sync {
     /// The window that is claimed for what is, or lands, at this offset: named in the same way at both ends. `None` outside.
     fn window(&self, offset: u64) -> Option<Run> {
         window_of(offset, self.size())
-    }
-
-    /// Copies a run out; `to` is as long as the run. Holes are read as zero and may be filled by it.
-    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        let _ = (run, to);
-        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Makes the run read as zero *in the pages that it has*, which an adapter may know.

@@ -8,6 +8,31 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+/// Whether a system call on a socket waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Not, whatever the socket is set to.
+    Never,
+    /// As the socket is set to.
+    AsSet,
+}
+
+impl Wait {
+    pub(crate) fn sending(self) -> SendFlags {
+        match self {
+            Wait::Never => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            Wait::AsSet => SendFlags::NOSIGNAL,
+        }
+    }
+
+    pub(crate) fn receiving(self) -> RecvFlags {
+        match self {
+            Wait::Never => RecvFlags::DONTWAIT,
+            Wait::AsSet => RecvFlags::empty(),
+        }
+    }
+}
+
 /// Waits until the descriptor can be read, is closed or has failed. False when the time is over.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, wait: Duration) -> io::Result<bool> {
     wait_for(fd, PollFlags::IN, wait)
@@ -44,20 +69,6 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Fills the buffer before the deadline.
-pub(crate) fn receive_exact(fd: BorrowedFd<'_>, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
-    let mut done = 0;
-    while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
-        match receive_now(fd, rest) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(bytes) => done += bytes,
-            Err(error) if is_transient(&error) => wait_until(deadline, |left| wait_readable(fd, left))?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 /// Sends all before the deadline.
 pub(crate) fn send_all(fd: BorrowedFd<'_>, bytes: &[u8], deadline: Instant) -> io::Result<()> {
     let mut rest = bytes;
@@ -72,7 +83,10 @@ pub(crate) fn send_all(fd: BorrowedFd<'_>, bytes: &[u8], deadline: Instant) -> i
     Ok(())
 }
 
-fn wait_until(deadline: Instant, wait: impl FnOnce(Duration) -> io::Result<bool>) -> io::Result<()> {
+pub(crate) fn wait_until(
+    deadline: Instant,
+    wait: impl FnOnce(Duration) -> io::Result<bool>,
+) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     if !left.is_zero() && wait(left)? { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }

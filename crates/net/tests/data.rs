@@ -15,7 +15,7 @@ use linerate_net::region::Region;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_net::tcp::stats::tcp_info;
-use linerate_wire::frame::{HEADER_BYTES, encode_write};
+use linerate_wire::frame::{HEADER_BYTES, encode_write, encode_write_without_checksum};
 
 fn order<'a>(sequence: u64, region: &'a dyn Region, data: &'a [Run], zero: &'a [Run]) -> WriteOrder<'a> {
     WriteOrder { sequence, region_id: 0, region, data, zero }
@@ -103,6 +103,18 @@ fn proxy(flip: usize) -> (Stream, Stream) {
     });
     std::thread::spawn(move || std::io::copy(&mut far_back, &mut near_back));
     (Stream::new(source).unwrap(), Stream::new(destination).unwrap())
+}
+
+#[test]
+fn a_payload_that_nobody_summed_counts_as_damaged_in_plain_text() {
+    let (source_end, destination_end) = tcp_pair();
+    let destination = Destination::serve(destination_end, heap(vec![0; 4096]).1);
+    let mut frame = Vec::new();
+    encode_write_without_checksum(&mut frame, 1, 0, &[run(0, PAGE)], &[]).unwrap();
+    frame.extend([7; PAGE as usize]);
+    source_end.send_all(&frame, soon()).unwrap();
+    assert_eq!(acknowledged(&mut StreamAcks::new(source_end), 1), [1]);
+    drop(destination);
 }
 
 #[test]

@@ -49,6 +49,12 @@ impl Region for SlowRegion {
         std::thread::sleep(Duration::from_millis(60));
         self.inner.receive(socket, runs, done)
     }
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.inner.read(run, to)
+    }
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        self.inner.write(run, from)
+    }
     fn clear(&self, run: Run) -> io::Result<()> {
         self.inner.clear(run)
     }

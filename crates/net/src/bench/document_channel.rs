@@ -2,13 +2,11 @@
 //! deadline.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 use thiserror::Error;
 
 use crate::channel::Closer;
-use crate::socket::{receive_exact, send_all};
 use crate::tcp::Stream;
 
 /// Longest document, bytes.
@@ -50,19 +48,19 @@ impl DocumentChannel {
         let too_long = DocumentError::TooLong { bytes };
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= DOCUMENT_BYTES_MAX).ok_or(too_long)?;
         let whole = [&length.to_le_bytes(), document].concat();
-        send_all(self.0.as_fd(), &whole, deadline).map_err(error)
+        self.0.send_all(&whole, deadline).map_err(error)
     }
 
     /// Waits for a document.
     pub fn receive(&self, deadline: Instant) -> Result<Vec<u8>, DocumentError> {
         let mut length = [0; 4];
-        receive_exact(self.0.as_fd(), &mut length, deadline).map_err(error)?;
+        self.0.receive_exact(&mut length, deadline).map_err(error)?;
         let bytes = u32::from_le_bytes(length) as usize;
         if bytes > DOCUMENT_BYTES_MAX {
             return Err(DocumentError::TooLong { bytes });
         }
         let mut document = vec![0; bytes];
-        receive_exact(self.0.as_fd(), &mut document, deadline).map_err(error)?;
+        self.0.receive_exact(&mut document, deadline).map_err(error)?;
         Ok(document)
     }
 }

@@ -6,11 +6,11 @@
 use std::io;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::SockRef;
 
 use super::{BLOCK_BYTES, MESSAGE_BYTES_MAX, TestConnection, TestError};
 use crate::channel::Closer;
+use crate::socket::Wait;
 use crate::tcp::Stream;
 
 /// First byte of a block that others follow.
@@ -36,13 +36,12 @@ impl TcpTestConnection {
         Ok(TcpTestConnection { stream, outgoing: Vec::new(), incoming: Vec::new(), silence })
     }
 
-    fn error(&self, error: rustix::io::Errno) -> TestError {
-        use rustix::io::Errno;
-        match error {
+    fn error(&self, error: io::Error) -> TestError {
+        match error.kind() {
             // What a blocking socket says when its time is over.
-            Errno::AGAIN => TestError::Silent { waited: self.silence },
-            Errno::CONNRESET | Errno::PIPE => TestError::Closed,
-            other => TestError::Socket(other.into()),
+            io::ErrorKind::WouldBlock => TestError::Silent { waited: self.silence },
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => TestError::Closed,
+            _ => TestError::Socket(error),
         }
     }
 
@@ -50,23 +49,27 @@ impl TcpTestConnection {
         provide(&mut self.outgoing, bytes)?;
         let mut rest = self.outgoing.get(..bytes).ok_or(TestError::TooLarge { bytes })?;
         while !rest.is_empty() {
-            match send(&self.stream, rest, SendFlags::NOSIGNAL) {
+            match self.stream.send(rest, Wait::AsSet) {
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.error(error)),
             }
         }
-        Ok(())
+        match self.stream.is_flushed(Wait::AsSet) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(TestError::Silent { waited: self.silence }),
+            Err(error) => Err(self.error(error)),
+        }
     }
 
     fn receive_bytes(&mut self, bytes: usize) -> Result<(), TestError> {
         provide(&mut self.incoming, bytes)?;
         let mut rest = self.incoming.get_mut(..bytes).ok_or(TestError::TooLarge { bytes })?;
         while !rest.is_empty() {
-            match recv(&self.stream, &mut *rest, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(TestError::Closed),
-                Ok((came, _)) => rest = rest.get_mut(came..).unwrap_or_default(),
-                Err(rustix::io::Errno::INTR) => {}
+            match self.stream.receive(rest, Wait::AsSet) {
+                Ok(0) => return Err(TestError::Closed),
+                Ok(came) => rest = rest.get_mut(came..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.error(error)),
             }
         }

@@ -246,6 +246,11 @@ impl Region for FileRegion {
         self.file.read_exact_at(to, run.offset)
     }
 
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        self.check(Run { length: run.length.max(from.len() as u64), ..run })?;
+        self.file.write_all_at(from, run.offset)
+    }
+
     fn wipe(&self, run: Run) -> io::Result<()> {
         self.check(run)?;
         let zeroes = vec![0; usize::try_from(run.length).map_err(io::Error::other)?];

@@ -326,6 +326,12 @@ impl Region for Damaged {
     fn receive(&self, _: std::os::fd::BorrowedFd<'_>, _: &[Run], _: usize) -> std::io::Result<usize> {
         Ok(0)
     }
+    fn read(&self, run: Run, to: &mut [u8]) -> std::io::Result<()> {
+        self.inner.read(run, to)
+    }
+    fn write(&self, run: Run, from: &[u8]) -> std::io::Result<()> {
+        self.inner.write(run, from)
+    }
     fn clear(&self, run: Run) -> std::io::Result<()> {
         self.inner.clear(run)
     }

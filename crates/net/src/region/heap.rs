@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use linerate_core::{PAGE_BYTES, Run};
 use linerate_wire::PayloadChecksum;
@@ -25,22 +24,14 @@ impl HeapRegion {
 
     /// A copy of what it holds now.
     pub fn snapshot(&self) -> Vec<u8> {
-        self.read().clone()
+        self.bytes.read().clone()
     }
 
     /// Writes from outside of any channel, as a guest does.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let run = Run { offset: offset as u64, length: bytes.len() as u64 };
-        slice_mut(&mut self.write(), run)?.copy_from_slice(bytes);
+        slice_mut(&mut self.bytes.write(), run)?.copy_from_slice(bytes);
         Ok(())
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Vec<u8>> {
-        self.bytes.read()
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<u8>> {
-        self.bytes.write()
     }
 }
 
@@ -52,11 +43,11 @@ impl From<Vec<u8>> for HeapRegion {
 
 impl Region for HeapRegion {
     fn size(&self) -> u64 {
-        self.read().len() as u64
+        self.bytes.read().len() as u64
     }
 
     fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
-        let bytes = self.read();
+        let bytes = self.bytes.read();
         let mut checksum = PayloadChecksum::after(before);
         for run in runs {
             checksum.update(slice(&bytes, *run)?);
@@ -65,7 +56,7 @@ impl Region for HeapRegion {
     }
 
     fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        let bytes = self.read();
+        let bytes = self.bytes.read();
         for run in runs {
             let mut offset = run.offset;
             for page in slice(&bytes, *run)?.chunks(PAGE_BYTES as usize) {
@@ -78,7 +69,7 @@ impl Region for HeapRegion {
     }
 
     fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        let bytes = self.read();
+        let bytes = self.bytes.read();
         let mut pieces = vec![head];
         for run in runs {
             pieces.push(slice(&bytes, *run)?);
@@ -89,7 +80,7 @@ impl Region for HeapRegion {
     }
 
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
-        let mut bytes = self.write();
+        let mut bytes = self.bytes.write();
         let mut done = done as u64;
         for run in runs {
             if done < run.length {
@@ -102,8 +93,28 @@ impl Region for HeapRegion {
         Ok(0)
     }
 
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        let bytes = self.bytes.read();
+        let from = slice(&bytes, run)?;
+        if from.len() != to.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        let mut bytes = self.bytes.write();
+        let to = slice_mut(&mut bytes, run)?;
+        if from.len() != to.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
     fn clear(&self, run: Run) -> io::Result<()> {
-        slice_mut(&mut self.write(), run)?.fill(0);
+        slice_mut(&mut self.bytes.write(), run)?.fill(0);
         Ok(())
     }
 

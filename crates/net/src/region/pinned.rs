@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLockReadGuard};
 
 use linerate_core::{PAGE_BYTES, Run};
 
@@ -56,10 +56,6 @@ impl PinnedRegion {
     /// Nothing of it is held yet.
     pub fn new(inner: Arc<dyn Region>) -> PinnedRegion {
         PinnedRegion { inner, windows: RwLock::default() }
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Box<Empty>>> {
-        self.windows.read()
     }
 
     /// Makes these runs of a window holes. The kernel splits no huge page that is registered and only writes zeroes, so
@@ -144,13 +140,20 @@ impl Region for PinnedRegion {
 
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
         // Held until the bytes are there: a window that is held in between would take their pages for holes.
-        let windows = self.read();
+        let windows = self.windows.read();
         PinnedRegion::mark(&windows, runs, false);
         self.inner.receive(socket, runs, done)
     }
 
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        // Held until the bytes are there, as in `receive`.
+        let windows = self.windows.read();
+        PinnedRegion::mark(&windows, &[run], false);
+        self.inner.write(run, from)
+    }
+
     fn clear(&self, run: Run) -> io::Result<()> {
-        let windows = self.read();
+        let windows = self.windows.read();
         let mut free: Option<Run> = None;
         for piece in pieces(run) {
             match windows.get(&(piece.offset / WINDOW_BYTES)) {
@@ -226,7 +229,7 @@ impl Region for PinnedRegion {
     }
 
     fn written_by_adapter(&self, runs: &[Run]) {
-        PinnedRegion::mark(&self.read(), runs, false);
+        PinnedRegion::mark(&self.windows.read(), runs, false);
     }
 
     fn settle(&self, release: &dyn Fn(Run)) -> io::Result<()> {
@@ -320,6 +323,16 @@ mod tests {
         assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
     }
 
+    #[test]
+    fn what_is_copied_into_a_held_window_is_not_taken_for_a_hole() {
+        let inner = Arc::new(FileRegion::new(WINDOW_BYTES).unwrap());
+        let held = PinnedRegion::new(inner.clone());
+        held.pin(run(0, 1)).unwrap();
+        held.write(run(3, 1), &[5; PAGE as usize]).unwrap();
+        held.settle(&|_| {}).unwrap();
+        assert_eq!(inner.snapshot().unwrap()[3 * PAGE as usize..][..64], [5; 64]);
+    }
+
     /// Windows, of which some are huge pages: no hole can be punched into a part of one before it is released.
     struct Huge {
         inner: Arc<FileRegion>,
@@ -349,6 +362,12 @@ mod tests {
         }
         fn receive(&self, _: BorrowedFd<'_>, _: &[Run], _: usize) -> io::Result<usize> {
             Ok(0)
+        }
+        fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+            self.inner.read(run, to)
+        }
+        fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+            self.inner.write(run, from)
         }
         fn clear(&self, run: Run) -> io::Result<()> {
             if self.is_locked(run) { self.inner.wipe(run) } else { self.inner.clear(run) }

@@ -230,7 +230,6 @@ impl Region for Sending {
         self.0.mapped_at(run)
     }
 
-    /// For an adapter that cannot register the ring.
     fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
         let (ring, places) = self.0.place(run)?;
         let mut rest = to;
@@ -241,6 +240,10 @@ impl Region for Sending {
             rest = behind;
         }
         Ok(())
+    }
+
+    fn write(&self, _run: Run, _from: &[u8]) -> io::Result<()> {
+        Err(wrong_way())
     }
 
     /// Where it lands in the peer's ring: so a window has the same name each time that the stream comes around.
@@ -281,6 +284,22 @@ impl Region for Receiving {
 
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
         self.rings.each(runs, done, |memory, runs, done| memory.receive(socket, runs, done))
+    }
+
+    fn read(&self, _run: Run, _to: &mut [u8]) -> io::Result<()> {
+        Err(wrong_way())
+    }
+
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        let (ring, places) = self.rings.place(run)?;
+        let mut rest = from;
+        for place in places {
+            let length = usize::try_from(place.length).unwrap_or(usize::MAX);
+            let (piece, behind) = rest.split_at_checked(length).ok_or(io::ErrorKind::InvalidInput)?;
+            ring.memory.write(place, piece)?;
+            rest = behind;
+        }
+        Ok(())
     }
 
     fn clear(&self, _run: Run) -> io::Result<()> {

@@ -14,6 +14,7 @@ use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
 use crate::links::Link;
 use crate::round_trip::{ROUND_TRIP_MAX, RoundTrip};
+use crate::tls::TlsError;
 
 /// Where a connection goes, and through which port.
 #[derive(Clone, Debug)]
@@ -73,6 +74,13 @@ pub enum ConnectError {
         #[source]
         source: ExchangeError,
     },
+    /// TLS could not be agreed on, or is not what the peer speaks.
+    #[error("no TLS with {remote}: {source}")]
+    Tls {
+        remote: SocketAddr,
+        #[source]
+        source: TlsError,
+    },
     #[error("{remote} refused the connection: {fault}")]
     Refused {
         remote: SocketAddr,
@@ -125,11 +133,23 @@ fn open(
     let remote = route.remote;
     let deadline = Instant::now() + options.connect_wait;
     let stream = connect_stream(route, options)?;
-    let deadline = deadline.max(Instant::now() + RoundTrip::of(&stream).silence(Duration::ZERO));
-    exchange::send(&stream, &Frame::Hello(hello.clone()), deadline)
-        .and_then(|()| exchange::receive(&stream, answers, deadline))
-        .map(|answer| (stream, answer))
-        .map_err(|source| ConnectError::Handshake { remote, source })
+    let round_trip = RoundTrip::of(&stream);
+    let later = || deadline.max(Instant::now() + round_trip.silence(Duration::ZERO));
+    let stream = match &options.tls {
+        Some(tls) => stream.begin_tls(tls, later()).map_err(|source| ConnectError::Tls { remote, source })?,
+        None => stream,
+    };
+    let deadline = later();
+    let answer = match exchange::send(&stream, &Frame::Hello(hello.clone()), deadline) {
+        // The peer may have refused this host's certificate just now, and closed. It has said so before.
+        Err(error) if !stream.is_encrypted() => Err(error),
+        _ => exchange::receive(&stream, answers, deadline),
+    };
+    match answer {
+        Ok(answer) => Ok((stream, answer)),
+        Err(ExchangeError::Tls(source)) => Err(ConnectError::Tls { remote, source }),
+        Err(source) => Err(ConnectError::Handshake { remote, source }),
+    }
 }
 
 fn connect_stream(route: &Route, options: &TcpOptions) -> Result<Stream, ConnectError> {

@@ -1,7 +1,6 @@
 //! The handshake: one small frame each way, with a deadline over the whole.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
@@ -9,7 +8,7 @@ use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
 use super::Stream;
-use crate::socket::{receive_exact, send_all};
+use crate::tls::TlsError;
 
 /// A handshake frame could not be sent or received.
 #[derive(Debug, Error)]
@@ -17,6 +16,8 @@ pub enum ExchangeError {
     /// The connection failed or the time was over ([`io::ErrorKind::TimedOut`]).
     #[error("the connection failed in the handshake: {0}")]
     Socket(#[source] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// It is no frame.
     #[error("the peer's handshake is no frame: {0}")]
     Decode(#[from] DecodeError),
@@ -31,18 +32,34 @@ pub enum ExchangeError {
 pub(super) fn send(stream: &Stream, frame: &Frame, deadline: Instant) -> Result<(), ExchangeError> {
     let mut bytes = Vec::new();
     frame.encode(0, 0, 0, &mut bytes)?;
-    send_all(stream.as_fd(), &bytes, deadline).map_err(ExchangeError::Socket)
+    stream.send_all(&bytes, deadline).map_err(failed)
 }
 
 /// Reads one frame of the tags allowed, and not a byte more. The tag is checked before anything is allocated.
 pub(super) fn receive(stream: &Stream, allowed: &[Tag], deadline: Instant) -> Result<Frame, ExchangeError> {
     let mut bytes = [0; HEADER_BYTES];
-    receive_exact(stream.as_fd(), &mut bytes, deadline).map_err(ExchangeError::Socket)?;
+    let received = stream.receive_exact(&mut bytes, deadline);
+    // A TLS record begins with its content type and a version of 3; no frame has such a tag.
+    if !stream.is_encrypted() && bytes.get(1) == Some(&3) {
+        match bytes.first() {
+            Some(21) => return Err(TlsError::PeerExpectsTls.into()),
+            Some(22) => return Err(TlsError::PeerSpokeTls.into()),
+            _ => {}
+        }
+    }
+    received.map_err(failed)?;
     let header = Header::decode(&bytes)?;
     if !allowed.contains(&header.tag) {
         return Err(ExchangeError::Unexpected(header.tag));
     }
     let mut body = vec![0; header.body_length as usize];
-    receive_exact(stream.as_fd(), &mut body, deadline).map_err(ExchangeError::Socket)?;
+    stream.receive_exact(&mut body, deadline).map_err(failed)?;
     Ok(Frame::decode(&header, &body)?)
+}
+
+fn failed(error: io::Error) -> ExchangeError {
+    match TlsError::of(&error) {
+        Some(inner) => ExchangeError::Tls(inner.clone()),
+        None => ExchangeError::Socket(error),
+    }
 }

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use linerate_core::{Fault, Outcome};
+use linerate_core::{Code, Fault, Outcome, Side, Step};
 use linerate_wire::frame::{Frame, Hello, Tag, Welcome};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustls::pki_types::CertificateDer;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use thiserror::Error;
 
@@ -22,6 +23,7 @@ use super::Stream;
 use super::exchange::{self, ExchangeError};
 use super::options::TcpOptions;
 use crate::lock::{Condvar, Mutex};
+use crate::tls::TlsError;
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 256;
@@ -74,6 +76,11 @@ pub struct Accepted {
 }
 
 impl Accepted {
+    /// The chain that the peer proved itself with, in DER, its own certificate first. Empty without TLS.
+    pub fn peer_certificates(&self) -> &[CertificateDer<'static>] {
+        self.stream.peer_certificates()
+    }
+
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {
         exchange::send(&self.stream, &Frame::Welcome(welcome), self.deadline)?;
         Ok(self.stream)
@@ -220,7 +227,17 @@ fn handshake(
     let deadline = Instant::now() + options.handshake_wait;
     let stream = Stream::new(connection).map_err(ExchangeError::Socket)?;
     options.tcp.apply(&stream).map_err(ExchangeError::Socket)?;
-    match exchange::receive(&stream, &[Tag::Hello], deadline)? {
+    let stream = match &options.tcp.tls {
+        Some(tls) => stream.accept_tls(tls, deadline)?,
+        None => stream,
+    };
+    let hello = exchange::receive(&stream, &[Tag::Hello], deadline);
+    if let Err(ExchangeError::Tls(TlsError::PeerSpokeTls)) = &hello {
+        // A frame, by which it sees that this is a plain port.
+        let fault = Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, "this port is plain");
+        exchange::send(&stream, &Frame::Refuse(fault), deadline)?;
+    }
+    match hello? {
         Frame::Hello(hello) => Ok(Accepted { hello, peer, stream, deadline, _slot: slot }),
         other => Err(ExchangeError::Unexpected(other.tag())),
     }

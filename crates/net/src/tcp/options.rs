@@ -7,6 +7,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::Stream;
 use crate::round_trip::RoundTrip;
+use crate::tls::Tls;
 
 /// Options of connections. The defaults are for ports of 10 to 200 Gb/s on a local network.
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ pub struct TcpOptions {
     pub buffer_bytes: usize,
     /// Type of service (DSCP and ECN bits) for switches that sort by it; `None` for the system's.
     pub type_of_service: Option<u8>,
+    /// Every connection speaks TLS with this; `None` for plain text. Both ends must have the same: it is not negotiated.
+    pub tls: Option<Tls>,
 }
 
 impl Default for TcpOptions {
@@ -30,6 +33,7 @@ impl Default for TcpOptions {
             user_timeout: Duration::from_secs(1),
             buffer_bytes: 0,
             type_of_service: None,
+            tls: None,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The destination's side of a channel: header, body, payload straight into the region, checksum over what landed.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use crate::channel::{ChannelEnd, ChannelError, Receiver, total};
 use crate::fence::Fence;
 use crate::receipts::{Receipts, SILENCE_MAX};
 use crate::region::Region;
-use crate::socket::{is_transient, receive_now, send_all, wait_readable};
+use crate::socket::is_transient;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
 
@@ -122,7 +121,8 @@ impl Server<'_> {
         let mut intact = true;
         if !write.data.is_empty() {
             self.land(region, &write, header.payload_length as usize)?;
-            intact = region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
+            intact = self.is_verified(&write)
+                || region.checksum(&write.data).map_err(memory)? == header.payload_checksum;
             if intact {
                 region.placed(&write.data).map_err(memory)?;
             }
@@ -139,6 +139,11 @@ impl Server<'_> {
         Ok(intact)
     }
 
+    /// TLS has verified the payload before it landed, so that its source need not sum it.
+    fn is_verified(&self, write: &Write) -> bool {
+        write.without_checksum && self.stream.is_encrypted()
+    }
+
     /// Receives the payload into the region. The permit covers single system calls that do not wait, so that a seal is
     /// not held up by a source that stops in the middle.
     fn land(&mut self, region: &dyn Region, write: &Write, length: usize) -> Result<(), ChannelError> {
@@ -151,14 +156,14 @@ impl Server<'_> {
         let mut done = 0;
         while done < length {
             let permit = self.permit()?;
-            let received = region.receive(self.stream.as_fd(), &write.data, done);
+            let received = self.stream.receive_region(region, &write.data, done);
             drop(permit);
             match received {
                 Ok(0) => return Err(ChannelError::ClosedInFrame),
                 Ok(bytes) => done += bytes,
                 Err(error) if is_transient(&error) => self.wait()?,
                 // Not the socket's failure: there is no page for it, as in a tmpfs that is full.
-                Err(source) if Errno::from_io_error(&source) == Some(Errno::FAULT) => {
+                Err(source) if matches!(Errno::from_io_error(&source), Some(Errno::FAULT | Errno::NOSPC)) => {
                     return Err(ChannelError::Memory { region: write.region, source });
                 }
                 Err(error) => return Err(ChannelError::Socket(error)),
@@ -191,8 +196,10 @@ impl Server<'_> {
 
     fn acknowledge(&mut self) -> Result<(), ChannelError> {
         match self.receipts.write(&mut self.answer)? {
-            true => send_all(self.stream.as_fd(), &self.answer, Instant::now() + ACK_WAIT)
-                .map_err(ChannelError::Socket),
+            true => {
+                let deadline = Instant::now() + ACK_WAIT;
+                self.stream.send_all(&self.answer, deadline).map_err(ChannelError::Socket)
+            }
             false => Ok(()),
         }
     }
@@ -201,7 +208,7 @@ impl Server<'_> {
     fn fill(&mut self, buffer: &mut [u8], at_beginning: bool) -> Result<(), ChannelError> {
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match receive_now(self.stream.as_fd(), rest) {
+            match self.stream.receive_now(rest) {
                 Ok(0) if at_beginning && done == 0 => return Err(ChannelError::Closed),
                 Ok(0) => return Err(ChannelError::ClosedInFrame),
                 Ok(bytes) => done += bytes,
@@ -218,7 +225,7 @@ impl Server<'_> {
     /// Waits for the source, but tells it first what has come.
     fn wait(&mut self) -> Result<(), ChannelError> {
         self.acknowledge()?;
-        match wait_readable(self.stream.as_fd(), SILENCE_MAX).map_err(ChannelError::Socket)? {
+        match self.stream.wait_readable(SILENCE_MAX).map_err(ChannelError::Socket)? {
             true => Ok(()),
             false => Err(ChannelError::Stalled { waited: SILENCE_MAX }),
         }

@@ -1,18 +1,17 @@
 //! The source's two halves of a channel.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag, encode_write};
+use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag, encode_write, encode_write_without_checksum};
 use linerate_wire::payload_checksum;
 
 use super::Stream;
 use super::stats::Progress;
 use crate::channel::{AckReader, Acknowledged, ChannelError, Sender, WriteOrder, total};
 use crate::round_trip::RoundTrip;
-use crate::socket::{is_transient, receive_now, wait_readable, wait_writable};
+use crate::socket::{Wait, is_transient};
 use crate::stats::ChannelStats;
 
 /// A connection that takes nothing for this long has failed. Who watches acknowledgements finds it far earlier; this is
@@ -48,11 +47,14 @@ impl StreamSender {
                 Err(error) => return Err(ChannelError::Socket(error)),
             }
         }
+        while !self.stream.is_flushed(Wait::Never).map_err(ChannelError::Socket)? {
+            self.wait()?;
+        }
         Ok(done as u64)
     }
 
     fn wait(&self) -> Result<(), ChannelError> {
-        match wait_writable(self.stream.as_fd(), SEND_WAIT).map_err(ChannelError::Socket)? {
+        match self.stream.wait_writable(SEND_WAIT).map_err(ChannelError::Socket)? {
             true => Ok(()),
             false => Err(ChannelError::Stalled { waited: SEND_WAIT }),
         }
@@ -65,15 +67,21 @@ impl Sender for StreamSender {
         // sent again. Waiting for room first keeps that time short.
         self.wait()?;
         let memory = |source| ChannelError::Memory { region: order.region_id, source };
-        let checksum = match order.data {
-            [] => 0,
-            data => order.region.checksum(data).map_err(memory)?,
-        };
-        encode_write(&mut self.head, order.sequence, order.region_id, order.data, order.zero, checksum)?;
+        let (sequence, region_id, data, zero) = (order.sequence, order.region_id, order.data, order.zero);
+        if self.stream.is_encrypted() && !data.is_empty() {
+            // The tag of each record says more, and what is read is what is sent.
+            encode_write_without_checksum(&mut self.head, sequence, region_id, data, zero)?;
+        } else {
+            let checksum = match data {
+                [] => 0,
+                data => order.region.checksum(data).map_err(memory)?,
+            };
+            encode_write(&mut self.head, sequence, region_id, data, zero, checksum)?;
+        }
         // The codec has checked that it is within the cap of a frame.
         let length = self.head.len() + order.data_bytes() as usize;
         let sent = self.send_through(length, |done| {
-            order.region.send(self.stream.as_fd(), &self.head, order.data, done)
+            self.stream.send_region(order.region, &self.head, order.data, done)
         })?;
         self.stats.frame(order.data_bytes(), total(order.zero), sent);
         Ok(sent)
@@ -87,9 +95,7 @@ impl Sender for StreamSender {
         Frame::Probe.encode(sequence, length, payload_checksum(&payload), &mut self.head)?;
         self.head.extend_from_slice(&payload);
         let sent = self.send_through(self.head.len(), |done| {
-            let rest = self.head.get(done..).unwrap_or_default();
-            let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-            Ok(rustix::net::send(&self.stream, rest, flags)?)
+            self.stream.send_now(self.head.get(done..).unwrap_or_default())
         })?;
         self.stats.frame(0, 0, sent);
         Ok(sent)
@@ -142,7 +148,7 @@ impl StreamAcks {
         let have = self.partial.len();
         self.partial.resize(needed, 0);
         let place = self.partial.get_mut(have..).unwrap_or_default();
-        let received = receive_now(self.stream.as_fd(), place);
+        let received = self.stream.receive_now(place);
         self.partial.truncate(have + received.as_ref().copied().unwrap_or(0));
         match received {
             Ok(0) if have == 0 => Err(ChannelError::Closed),
@@ -166,7 +172,7 @@ impl AckReader for StreamAcks {
                 continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || !wait_readable(self.stream.as_fd(), left).map_err(ChannelError::Socket)? {
+            if left.is_zero() || !self.stream.wait_readable(left).map_err(ChannelError::Socket)? {
                 return Ok(None);
             }
         }

@@ -65,6 +65,11 @@ pub fn welcome() -> Welcome {
 
 /// Listens on loopback and hands out what was taken.
 pub fn listener() -> (Listener, mpsc::Receiver<Stream>) {
+    listener_with(ListenOptions::default())
+}
+
+/// As [`listener`], with these options.
+pub fn listener_with(options: ListenOptions) -> (Listener, mpsc::Receiver<Stream>) {
     let (taken, streams) = mpsc::channel();
     let taken = Mutex::new(taken);
     let handler = move |accepted: Accepted| {
@@ -73,7 +78,7 @@ pub fn listener() -> (Listener, mpsc::Receiver<Stream>) {
         }
     };
     let address = "127.0.0.1:0".parse().unwrap();
-    (Listener::start(&[address], ListenOptions::default(), handler).unwrap(), streams)
+    (Listener::start(&[address], options, handler).unwrap(), streams)
 }
 
 /// Both ends of a TCP connection that has shaken hands.
@@ -120,4 +125,9 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// A generous deadline.
+pub fn soon() -> Instant {
+    Instant::now() + WAIT
 }

@@ -19,7 +19,7 @@ pub struct Write {
     pub data: Vec<Run>,
     /// Runs that become zero, and holes where they can. They cost nothing on the wire and may be of any length.
     pub zero: Vec<Run>,
-    /// The payload was not summed: the transport's own checks have to do. On RDMA channels only, where the operator chose it.
+    /// The payload was not summed: the transport's own checks have to do. Over TLS, and over RDMA where the operator chose it.
     pub without_checksum: bool,
 }
 

@@ -1,7 +1,14 @@
 //! Memory to memory over loopback TCP, with the frames, checksums and chunk sizes of a data channel, against a plain
-//! send and receive loop in the same run. Prints a table of medians with the spread; compare within one run only.
+//! send and receive loop in the same run; then plain text against TLS. Prints tables of medians with the spread;
+//! compare within one run only.
 //!
-//! `cargo run --release -p linerate-net --example throughput`
+//! `cargo run --release -p linerate-net --example throughput`, with `-- tls` for the second table only.
+#![allow(clippy::unwrap_used, reason = "certificates are made by the code of the tests")]
+
+#[path = "../../tests/tls/identity.rs"]
+#[allow(dead_code)]
+mod identity;
+mod secure;
 
 use std::io;
 use std::net::TcpListener;
@@ -43,6 +50,12 @@ impl Region for Unchecked {
     }
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
         self.0.receive(socket, runs, done)
+    }
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.0.read(run, to)
+    }
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        self.0.write(run, from)
     }
     fn clear(&self, run: Run) -> io::Result<()> {
         self.0.clear(run)
@@ -155,6 +168,14 @@ fn wait(stream: &Stream, flags: rustix::event::PollFlags) {
 }
 
 fn main() -> Outcome<()> {
+    if std::env::args().nth(1).as_deref() != Some("tls") {
+        framing()?;
+        println!();
+    }
+    secure::run()
+}
+
+fn framing() -> Outcome<()> {
     let mut cases = Vec::new();
     for chunk in [64 << 10, 256 << 10, 1 << 20] {
         for checked in [None, Some(false), Some(true)] {

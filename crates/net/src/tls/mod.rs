@@ -1,0 +1,68 @@
+//! TLS 1.3 under the TCP transport, by `rustls`. docs/trust.md has the choices.
+//!
+//! * [`Tls`]: the configurations of a host, in [`TcpOptions`](crate::tcp::options::TcpOptions). With it, every
+//!   connection is made and taken with TLS, and a [`Stream`](crate::tcp::Stream) reads and writes records.
+//! * [`error`]: why a handshake or a connection failed.
+//!
+//! A record is verified before a byte of it reaches a region. A connection that ends without `close_notify` is an error.
+
+mod connection;
+pub mod error;
+mod handshake;
+mod incoming;
+mod outgoing;
+pub(crate) mod session;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::pki_types::ServerName;
+use rustls::server::NoServerSessionStorage;
+use rustls::{ClientConfig, ServerConfig};
+
+pub use error::TlsError;
+
+/// The TLS of a host: what it is when it connects, and when it is connected to.
+///
+/// Who may be a peer is up to the verifiers in the configurations, and so are ciphers, certificate and ALPN. With ALPN
+/// configured, a peer that agrees on none of the protocols is refused.
+#[derive(Clone)]
+pub struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: Option<ServerName<'static>>,
+}
+
+impl Tls {
+    /// Switches resumption, tickets and early data off in both configurations.
+    pub fn new(mut client: ClientConfig, mut server: ServerConfig) -> Tls {
+        client.resumption = Resumption::disabled();
+        client.enable_early_data = false;
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        server.max_early_data_size = 0;
+        server.send_half_rtt_data = false;
+        // Records are made for the buffers of a session.
+        (client.max_fragment_size, server.max_fragment_size) = (None, None);
+        Tls { client: Arc::new(client), server: Arc::new(server), name: None }
+    }
+
+    /// The name that the client's verifier is asked about. Without it that is the address that is connected to.
+    pub fn with_peer_name(self, name: ServerName<'static>) -> Tls {
+        Tls { name: Some(name), ..self }
+    }
+
+    fn peer_name(&self, address: Option<IpAddr>) -> ServerName<'static> {
+        let address = address.unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED));
+        self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
+    }
+}
+
+/// Keys are in it.
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
+    }
+}

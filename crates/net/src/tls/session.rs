@@ -1,0 +1,221 @@
+//! TLS on a connected socket, for a thread that reads and a thread that writes.
+//!
+//! Three locks, taken in this order: what came in (readers), what goes out (writers; it is the order of records on the
+//! wire), and the connection's keys and counters. The last is held for one record at a time, so that a reader and a
+//! writer hold each other up for no longer. No lock is held while waiting for the socket.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use rustls::pki_types::CertificateDer;
+
+use super::connection::{Connection, RECORD_BYTES_MAX, Step};
+use super::error::TlsError;
+use super::incoming::Incoming;
+use super::outgoing::Outgoing;
+use super::{Tls, handshake};
+use crate::lock::Mutex;
+use crate::socket::Wait;
+
+/// See the module.
+pub(crate) struct Session {
+    incoming: Mutex<Incoming>,
+    outgoing: Mutex<Outgoing>,
+    connection: Mutex<Connection>,
+    closed_here: AtomicBool,
+    peer_certificates: Vec<CertificateDer<'static>>,
+    cipher: &'static str,
+}
+
+impl Session {
+    /// The handshake of the side that connected.
+    pub fn connect(
+        tls: &Tls,
+        socket: BorrowedFd<'_>,
+        peer: Option<IpAddr>,
+        deadline: Instant,
+    ) -> Result<Session, TlsError> {
+        let connection = Connection::client(tls.client.clone(), tls.peer_name(peer))?;
+        Session::after(handshake::run(connection, socket, &tls.client.alpn_protocols, deadline)?)
+    }
+
+    /// The handshake of the side that was connected to.
+    pub fn accept(tls: &Tls, socket: BorrowedFd<'_>, deadline: Instant) -> Result<Session, TlsError> {
+        let connection = Connection::server(tls.server.clone())?;
+        Session::after(handshake::run(connection, socket, &tls.server.alpn_protocols, deadline)?)
+    }
+
+    fn after((connection, incoming): (Connection, Incoming)) -> Result<Session, TlsError> {
+        let (peer_certificates, cipher) = (connection.peer_certificates(), connection.cipher());
+        Ok(Session {
+            incoming: Mutex::new(incoming),
+            outgoing: Mutex::default(),
+            connection: Mutex::new(connection),
+            closed_here: AtomicBool::new(false),
+            peer_certificates,
+            cipher,
+        })
+    }
+
+    pub fn peer_certificates(&self) -> &[CertificateDer<'static>] {
+        &self.peer_certificates
+    }
+
+    pub fn cipher(&self) -> &'static str {
+        self.cipher
+    }
+
+    /// Makes records of at most `length` bytes and gives the socket what it takes of them. Returns the bytes that are
+    /// taken over; [`flush`](Session::flush) says when they are gone. `fill` is asked for each record's content, which
+    /// begins at a number of bytes. `WouldBlock` while records of before are left.
+    pub fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        wait: Wait,
+        length: usize,
+        fill: &mut dyn FnMut(usize, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        let mut outgoing = self.outgoing.lock();
+        outgoing.flush(socket, wait)?;
+        let mut taken = 0;
+        while taken < length {
+            let size = RECORD_BYTES_MAX.min(length - taken);
+            let Some((content, room)) = outgoing.room(size) else { break };
+            match fill(taken, content) {
+                // What was taken over before goes out; the next call finds the error again.
+                Err(_) if taken > 0 => break,
+                filled => filled?,
+            }
+            let written = self.connection.lock().encrypt(content, room)?;
+            outgoing.made(written);
+            taken += size;
+        }
+        match outgoing.flush(socket, wait) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Gives the socket what is left. `WouldBlock` if it does not take all.
+    pub fn flush(&self, socket: BorrowedFd<'_>, wait: Wait) -> io::Result<()> {
+        self.outgoing.lock().flush(socket, wait)
+    }
+
+    /// Whether something can be received without the socket.
+    pub fn is_readable(&self) -> bool {
+        self.incoming.lock().is_ready()
+    }
+
+    /// Gives content of records that are verified to `take`, at most `length` bytes of it, and returns how many. `take` is
+    /// called with the number of bytes before it. Ok(0) is the end that the peer has said. `WouldBlock` if no whole
+    /// record is there.
+    pub fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        wait: Wait,
+        length: usize,
+        take: &mut dyn FnMut(usize, &[u8]) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        let mut incoming = self.incoming.lock();
+        let mut done = 0;
+        while done < length {
+            if let Some(error) = incoming.failure() {
+                match done {
+                    0 => return Err(error.into()),
+                    _ => break,
+                }
+            }
+            let rest = length - done;
+            let mut take = |content: &[u8]| take(done, content);
+            let taken = match incoming.left() {
+                [] if incoming.ended => break,
+                [] if incoming.has_record() => self.read(&mut incoming, socket, rest, &mut take),
+                [] if done > 0 => break,
+                [] => match self.refill(&mut incoming, socket, wait)? {
+                    true => Ok(0),
+                    false => break,
+                },
+                left => {
+                    let bytes = left.len().min(rest);
+                    take(left.get(..bytes).unwrap_or_default()).map(|()| incoming.take(bytes))
+                }
+            };
+            match taken {
+                // The next call finds the error again.
+                Err(_) if done > 0 => break,
+                taken => done += taken?,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads records up to the first one with content, and returns how much of it was taken. The rest is kept.
+    fn read(
+        &self,
+        incoming: &mut Incoming,
+        socket: BorrowedFd<'_>,
+        wanted: usize,
+        take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        let (records, kept) = incoming.parts();
+        let mut taken = Ok(0);
+        let (discard, step) = self.connection.lock().read(records, &mut |content| {
+            let (now, later) = content.split_at(content.len().min(wanted));
+            taken = take(now).map(|()| now.len());
+            kept.extend_from_slice(if taken.is_ok() { later } else { content });
+        });
+        incoming.discard(discard);
+        match step {
+            Ok(Step::PeerClosed) => incoming.ended = true,
+            Ok(_) => {}
+            Err(error) => {
+                self.send_alert(socket);
+                incoming.failed = Some(error);
+            }
+        }
+        taken
+    }
+
+    /// False at the end of the stream, if it is this side that ended it.
+    fn refill(&self, incoming: &mut Incoming, socket: BorrowedFd<'_>, wait: Wait) -> io::Result<bool> {
+        match incoming.receive(socket, usize::MAX, wait)? {
+            0 if self.closed_here.load(Ordering::SeqCst) => Ok(false),
+            0 => {
+                incoming.failed = Some(TlsError::Truncated);
+                Ok(true)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Tells the peer why reading ended, if that goes at once.
+    fn send_alert(&self, socket: BorrowedFd<'_>) {
+        let mut outgoing = self.outgoing.lock();
+        let alert = self.connection.lock().take_ready();
+        outgoing.append(&alert);
+        // The connection is over in either case.
+        let _ = outgoing.flush(socket, Wait::Never);
+    }
+
+    /// Says that nothing more comes from here, without waiting: a writer in the middle of a record keeps the connection from
+    /// ending well.
+    pub fn close(&self, socket: BorrowedFd<'_>) {
+        self.closed_here.store(true, Ordering::SeqCst);
+        let Some(mut outgoing) = self.outgoing.try_lock() else { return };
+        let Some((_, room)) = outgoing.room(0) else { return };
+        if let Ok(bytes) = self.connection.lock().close_notify(room) {
+            outgoing.made(bytes);
+            let _ = outgoing.flush(socket, Wait::Never);
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("cipher", &self.cipher).finish_non_exhaustive()
+    }
+}
