@@ -1,0 +1,131 @@
+//! The authorities that a host trusts: one, or two while the hosts change from one to the next.
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, TrustAnchor};
+
+use crate::certificate::{AuthorityId, CertificateError, Facts};
+use crate::name::{ClusterName, cluster_of_authority};
+
+/// Authorities that may be trusted at a time: the one that leaves and the one that comes.
+pub const AUTHORITIES_MAX: usize = 2;
+
+/// Why a list of authorities was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BundleError {
+    /// No certificate in it.
+    #[error("there is no authority's certificate; it begins with -----BEGIN CERTIFICATE-----")]
+    Empty,
+    /// More than [`AUTHORITIES_MAX`].
+    #[error("there are more than {AUTHORITIES_MAX} authorities; take out those that no host's certificate comes from")]
+    Many,
+    /// The same key twice.
+    #[error("authority {0} is there twice; take one out")]
+    Twice(AuthorityId),
+    /// A host's certificate, or another that may not sign.
+    #[error("{0} is no authority: its certificate may not sign others (basicConstraints, keyUsage)")]
+    NoAuthority(AuthorityId),
+    /// An authority of Linerate for another cluster.
+    #[error("authority {id} is for cluster {found}, this host is in {expected}")]
+    Cluster {
+        /// The authority.
+        id: AuthorityId,
+        /// What its certificate says.
+        found: ClusterName,
+        /// This host's.
+        expected: ClusterName,
+    },
+    /// A section is cut short or not base64.
+    #[error("the file of authorities is damaged; copy it again")]
+    Pem,
+    /// One of the certificates.
+    #[error("an authority's certificate: {0}")]
+    Certificate(#[from] CertificateError),
+}
+
+/// An authority whose certificates are accepted.
+#[derive(Clone, Debug)]
+pub struct TrustedAuthority {
+    pub(crate) certificate: CertificateDer<'static>,
+    pub(crate) anchor: TrustAnchor<'static>,
+    pub(crate) id: AuthorityId,
+    /// Known for Linerate's own authorities only.
+    pub(crate) cluster: Option<ClusterName>,
+}
+
+impl TrustedAuthority {
+    pub(crate) fn new(certificate: CertificateDer<'static>) -> Result<TrustedAuthority, BundleError> {
+        let facts = Facts::of(&certificate)?;
+        if !facts.is_authority {
+            return Err(BundleError::NoAuthority(facts.key));
+        }
+        let anchor = webpki::anchor_from_trusted_cert(&certificate).map_err(|_| CertificateError::Encoding)?.to_owned();
+        let cluster = facts.uris.iter().find_map(|uri| cluster_of_authority(uri).ok());
+        Ok(TrustedAuthority { certificate, anchor, id: facts.key, cluster })
+    }
+
+    /// The hash of its public key.
+    pub fn id(&self) -> AuthorityId {
+        self.id
+    }
+}
+
+/// One or two authorities, with different keys.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    authorities: Vec<TrustedAuthority>,
+}
+
+impl Bundle {
+    /// From certificates in DER.
+    pub fn new(certificates: Vec<CertificateDer<'static>>) -> Result<Bundle, BundleError> {
+        if certificates.is_empty() {
+            return Err(BundleError::Empty);
+        }
+        if certificates.len() > AUTHORITIES_MAX {
+            return Err(BundleError::Many);
+        }
+        let mut authorities: Vec<TrustedAuthority> = Vec::new();
+        for certificate in certificates {
+            let next = TrustedAuthority::new(certificate)?;
+            if authorities.iter().any(|known| known.id == next.id) {
+                return Err(BundleError::Twice(next.id));
+            }
+            authorities.push(next);
+        }
+        Ok(Bundle { authorities })
+    }
+
+    /// From a PEM file; text between its sections is passed over.
+    pub fn from_pem(pem: &[u8]) -> Result<Bundle, BundleError> {
+        let mut certificates = Vec::new();
+        for certificate in CertificateDer::pem_slice_iter(pem).take(AUTHORITIES_MAX + 1) {
+            certificates.push(certificate.map_err(|_| BundleError::Pem)?);
+        }
+        Bundle::new(certificates)
+    }
+
+    /// The PEM file.
+    pub fn to_pem(&self) -> String {
+        self.authorities.iter().map(|one| crate::pem::certificate_pem(&one.certificate)).collect()
+    }
+
+    /// Each of them; the order says nothing.
+    pub fn authorities(&self) -> &[TrustedAuthority] {
+        &self.authorities
+    }
+
+    /// Every authority of Linerate's in it is this cluster's.
+    pub(crate) fn check_cluster(&self, expected: &ClusterName) -> Result<(), BundleError> {
+        for one in &self.authorities {
+            if let Some(found) = one.cluster.as_ref().filter(|found| *found != expected) {
+                let (found, expected) = (found.clone(), expected.clone());
+                return Err(BundleError::Cluster { id: one.id, found, expected });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn anchors(&self) -> Vec<TrustAnchor<'static>> {
+        self.authorities.iter().map(|one| one.anchor.clone()).collect()
+    }
+}
