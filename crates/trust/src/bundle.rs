@@ -1,6 +1,5 @@
 //! The authorities that a host trusts: one, or two while the hosts change from one to the next.
 
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
 use crate::certificate::{AuthorityId, CertificateError, Facts};
@@ -34,9 +33,6 @@ pub enum BundleError {
         /// This host's.
         expected: ClusterName,
     },
-    /// A section is cut short or not base64.
-    #[error("the file of authorities is damaged; copy it again")]
-    Pem,
     /// One of the certificates.
     #[error("an authority's certificate: {0}")]
     Certificate(#[from] CertificateError),
@@ -93,15 +89,6 @@ impl Bundle {
             authorities.push(next);
         }
         Ok(Bundle { authorities })
-    }
-
-    /// From a PEM file; text between its sections is passed over.
-    pub fn from_pem(pem: &[u8]) -> Result<Bundle, BundleError> {
-        let mut certificates = Vec::new();
-        for certificate in CertificateDer::pem_slice_iter(pem).take(AUTHORITIES_MAX + 1) {
-            certificates.push(certificate.map_err(|_| BundleError::Pem)?);
-        }
-        Bundle::new(certificates)
     }
 
     /// The PEM file.

@@ -83,7 +83,6 @@ pub(crate) struct Facts {
     pub dns_names: Vec<String>,
     pub common_name: Option<String>,
     pub serial: Serial,
-    pub not_before: UnixTime,
     pub not_after: UnixTime,
     /// Of the public key.
     pub key: AuthorityId,
@@ -113,7 +112,6 @@ impl Facts {
             dns_names,
             common_name: parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned),
             serial: Serial::new(parsed.raw_serial()),
-            not_before: seconds(parsed.validity().not_before.timestamp()),
             not_after: seconds(parsed.validity().not_after.timestamp()),
             key: key_id(parsed.public_key().raw),
             is_authority: constraints.is_some_and(|found| found.value.ca)

@@ -237,7 +237,6 @@ mod tests {
             dns_names: owned(dns_names),
             common_name: common_name.map(str::to_owned),
             serial: Serial::new(&[1]),
-            not_before: zero,
             not_after: zero,
             key: key_id(b""),
             is_authority: false,

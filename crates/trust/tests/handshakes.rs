@@ -240,7 +240,7 @@ fn a_client_without_a_certificate_is_refused() {
     let mut cluster = Cluster::new("lab");
     let one = cluster.host("one");
     let mut config = tls::client(&one, None).unwrap();
-    config.client_auth_cert_resolver = Arc::new(rustls::client::ResolvesServerCertNone);
+    config.client_auth_cert_resolver = Arc::new(Nobody);
     let refused = handshake(config, tls::server(&one).unwrap()).err().unwrap();
     assert_eq!(refused.server, Some(rustls::Error::NoCertificatesPresented));
 }
@@ -410,6 +410,19 @@ fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
     again.read_tls(&mut end.as_slice()).unwrap();
     assert!(again.process_new_packets().is_err());
     assert!(tls::peer(&two, &again, Side::Client).is_err());
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl rustls::client::ResolvesClientCert for Nobody {
+    fn resolve(&self, _: &[&[u8]], _: &[rustls::SignatureScheme]) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
 }
 
 /// A client that shows this chain, whatever its identity is.
