@@ -24,8 +24,8 @@ use crate::token::{Redeemed, StoreError, Token, Tokens};
 
 mod register;
 
-pub use register::{ISSUED_MAX, Issued, RegisterError};
 use register::Register;
+pub use register::{ISSUED_MAX, Issued, RegisterError};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -52,7 +52,9 @@ pub enum AuthorityError {
     #[error("another process uses this authority; is the agent running?")]
     Busy,
     /// Key and certificate are not a pair, or damaged.
-    #[error("the authority's key is damaged or does not belong to its certificate; restore both from one backup")]
+    #[error(
+        "the authority's key is damaged or does not belong to its certificate; restore both from one backup"
+    )]
     Key,
     /// The certificate is no authority's of Linerate.
     #[error("the authority's certificate names no cluster; restore it from a backup")]
@@ -85,7 +87,9 @@ pub enum AuthorityError {
         from: UnixTime,
     },
     /// Revoked, or not in the register.
-    #[error("the certificate of {0} was revoked or is not from this authority; join it again with a new token")]
+    #[error(
+        "the certificate of {0} was revoked or is not from this authority; join it again with a new token"
+    )]
     NotIssued(HostName),
     /// The register.
     #[error(transparent)]
@@ -183,7 +187,8 @@ impl Authority {
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256);
         let key = key.map_err(|_| AuthorityError::Key)?;
         let certificate = files::read(&folder.join(CERTIFICATE_FILE), Secrecy::Public)?;
-        let certificate = CertificateDer::from_pem_slice(&certificate).map_err(|_| CertificateError::Encoding)?;
+        let certificate =
+            CertificateDer::from_pem_slice(&certificate).map_err(|_| CertificateError::Encoding)?;
         let facts = Facts::of(&certificate)?;
         if facts.key != key_id(&key.subject_public_key_info()) {
             return Err(AuthorityError::Key);
@@ -237,10 +242,12 @@ impl Authority {
         let mut params = self.host_params(now)?;
         params.distinguished_name = common_name(name.host.as_str());
         params.subject_alt_names = vec![SanType::URI(name.to_string().try_into()?)];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(request.key(), &self.issuer)?.der().clone();
         let facts = Facts::of(&certificate)?;
-        self.register.add(Issued { serial: facts.serial, host: name.host.clone(), not_after: facts.not_after }, now)?;
+        self.register
+            .add(Issued { serial: facts.serial, host: name.host.clone(), not_after: facts.not_after }, now)?;
         Ok(certificate)
     }
 
@@ -293,7 +300,10 @@ impl Authority {
 
     /// A key and certificate for the server that hosts join at, valid as long as the authority. Only who has the
     /// authority's key can make one, so a host of the cluster cannot take a token's secret.
-    pub(crate) fn join_certificate(&self, now: UnixTime) -> Result<(CertificateDer<'static>, KeyPair), AuthorityError> {
+    pub(crate) fn join_certificate(
+        &self,
+        now: UnixTime,
+    ) -> Result<(CertificateDer<'static>, KeyPair), AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = self.host_params(now)?;
         params.not_after = date_time(self.facts.not_after)?;

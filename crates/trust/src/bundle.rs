@@ -15,7 +15,9 @@ pub enum BundleError {
     #[error("there is no authority's certificate; it begins with -----BEGIN CERTIFICATE-----")]
     Empty,
     /// More than [`AUTHORITIES_MAX`].
-    #[error("there are more than {AUTHORITIES_MAX} authorities; take out those that no host's certificate comes from")]
+    #[error(
+        "there are more than {AUTHORITIES_MAX} authorities; take out those that no host's certificate comes from"
+    )]
     Many,
     /// The same key twice.
     #[error("authority {0} is there twice; take one out")]
@@ -44,6 +46,7 @@ pub struct TrustedAuthority {
     pub(crate) certificate: CertificateDer<'static>,
     pub(crate) anchor: TrustAnchor<'static>,
     pub(crate) id: AuthorityId,
+    pub(crate) path_length: Option<u32>,
     /// Known for Linerate's own authorities only.
     pub(crate) cluster: Option<ClusterName>,
 }
@@ -54,9 +57,11 @@ impl TrustedAuthority {
         if !facts.is_authority {
             return Err(BundleError::NoAuthority(facts.key));
         }
-        let anchor = webpki::anchor_from_trusted_cert(&certificate).map_err(|_| CertificateError::Encoding)?.to_owned();
+        let anchor = webpki::anchor_from_trusted_cert(&certificate)
+            .map_err(|_| CertificateError::Encoding)?
+            .to_owned();
         let cluster = facts.uris.iter().find_map(|uri| cluster_of_authority(uri).ok());
-        Ok(TrustedAuthority { certificate, anchor, id: facts.key, cluster })
+        Ok(TrustedAuthority { certificate, anchor, id: facts.key, path_length: facts.path_length, cluster })
     }
 
     /// The hash of its public key.
@@ -111,8 +116,28 @@ impl Bundle {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn anchors(&self) -> Vec<TrustAnchor<'static>> {
-        self.authorities.iter().map(|one| one.anchor.clone()).collect()
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn one_or_two_different_authorities_are_a_bundle() {
+        let authority = || {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+        };
+        let [one, two, three] = [authority(), authority(), authority()];
+        assert_eq!(Bundle::new(vec![]).unwrap_err(), BundleError::Empty);
+        assert!(Bundle::new(vec![one.clone()]).is_ok());
+        assert_eq!(Bundle::new(vec![one.clone(), two.clone()]).unwrap().authorities().len(), 2);
+        assert!(matches!(Bundle::new(vec![one.clone(), one.clone()]), Err(BundleError::Twice(_))));
+        assert_eq!(Bundle::new(vec![one, two, three]).unwrap_err(), BundleError::Many);
     }
 }

@@ -88,6 +88,12 @@ pub(crate) struct Facts {
     pub key: AuthorityId,
     /// Whether it may sign certificates: basicConstraints and, if there, keyUsage.
     pub is_authority: bool,
+    /// Most certificates between an authority's and a host's: pathLenConstraint, any number without it.
+    pub path_length: Option<u32>,
+    /// Whether extendedKeyUsage is there and names clients of TLS.
+    pub for_clients: bool,
+    /// The same for servers.
+    pub for_servers: bool,
 }
 
 impl Facts {
@@ -101,6 +107,7 @@ impl Facts {
         }
         let constraints = parsed.basic_constraints().map_err(|_| CertificateError::Extensions)?;
         let usage = parsed.key_usage().map_err(|_| CertificateError::Extensions)?;
+        let extended = parsed.extended_key_usage().map_err(|_| CertificateError::Extensions)?;
         let names = parsed.subject_alternative_name().map_err(|_| CertificateError::Extensions)?;
         let names = names.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
         if names.len() > NAMES_MAX {
@@ -110,10 +117,18 @@ impl Facts {
         Ok(Facts {
             uris,
             dns_names,
-            common_name: parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned),
+            common_name: parsed
+                .subject()
+                .iter_common_name()
+                .next()
+                .and_then(|name| name.as_str().ok())
+                .map(str::to_owned),
             serial: Serial::new(parsed.raw_serial()),
             not_after: seconds(parsed.validity().not_after.timestamp()),
             key: key_id(parsed.public_key().raw),
+            path_length: constraints.as_ref().and_then(|found| found.value.path_len_constraint),
+            for_clients: extended.as_ref().is_some_and(|found| found.value.client_auth),
+            for_servers: extended.as_ref().is_some_and(|found| found.value.server_auth),
             is_authority: constraints.is_some_and(|found| found.value.ca)
                 && usage.is_none_or(|found| found.value.key_cert_sign()),
         })

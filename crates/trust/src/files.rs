@@ -107,7 +107,9 @@ pub fn read(path: &Path, secrecy: Secrecy) -> Result<Vec<u8>, FileError> {
     let mode = about.st_mode & 0o7777;
     match secrecy {
         Secrecy::Private if mode & OTHERS_ANY != 0 => Err(FileError::KeyMode { path: path.to_owned(), mode }),
-        Secrecy::Public if mode & OTHERS_WRITE != 0 => Err(FileError::WritableMode { path: path.to_owned(), mode }),
+        Secrecy::Public if mode & OTHERS_WRITE != 0 => {
+            Err(FileError::WritableMode { path: path.to_owned(), mode })
+        }
         Secrecy::Private | Secrecy::Public => Ok(()),
     }?;
     let mut bytes = Vec::new();
@@ -133,13 +135,14 @@ pub fn write(path: &Path, bytes: &[u8], secrecy: Secrecy) -> Result<(), FileErro
         Secrecy::Public => Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH,
     };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let written = rustix::fs::openat(&folder_fd, &temporary, flags, mode).map_err(io::Error::from).and_then(|file| {
-        let mut file = File::from(file);
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        rustix::fs::renameat(&folder_fd, &temporary, &folder_fd, name)?;
-        Ok(rustix::fs::fsync(&folder_fd)?)
-    });
+    let written =
+        rustix::fs::openat(&folder_fd, &temporary, flags, mode).map_err(io::Error::from).and_then(|file| {
+            let mut file = File::from(file);
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            rustix::fs::renameat(&folder_fd, &temporary, &folder_fd, name)?;
+            Ok(rustix::fs::fsync(&folder_fd)?)
+        });
     written.map_err(|error| {
         // The first error counts; the name is reused by the next attempt.
         let _ = rustix::fs::unlinkat(&folder_fd, &temporary, AtFlags::empty());

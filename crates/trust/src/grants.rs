@@ -167,7 +167,11 @@ fn beneath<'a>(roots: &'a [Root], path: &'a Path) -> Result<Option<Granted<'a>>,
 
 fn is_interface(name: &str) -> bool {
     let usable = |byte: u8| byte.is_ascii_graphic() && !b"/*:".contains(&byte);
-    !name.is_empty() && name.len() <= INTERFACE_BYTES_MAX && name.bytes().all(usable) && name != "." && name != ".."
+    !name.is_empty()
+        && name.len() <= INTERFACE_BYTES_MAX
+        && name.bytes().all(usable)
+        && name != "."
+        && name != ".."
 }
 
 #[cfg(test)]
@@ -239,10 +243,14 @@ mod tests {
         assert!(!bridge("br1") && !bridge("br") && !bridge(""));
         let tap = |name| grants.tap(name).is_ok();
         assert!(tap("tap-7") && tap("mytap"));
-        assert!(!tap("tap7") && !tap("mytap2") && !tap("tap-/../x") && !tap("tap-*") && !tap("tap-4567890123456"));
+        assert!(
+            !tap("tap7") && !tap("mytap2") && !tap("tap-/../x") && !tap("tap-*") && !tap("tap-4567890123456")
+        );
         let target = |text: &str| grants.target(&text.parse().unwrap()).is_ok();
         assert!(target("unix:/run/a.sock") && target("unix:/run/b/x.sock") && target("tcp:127.0.0.1:80"));
-        assert!(!target("unix:/run/libvirt.sock") && !target("tcp:127.0.0.1:81") && !target("unix:/run/b/x/y"));
+        assert!(
+            !target("unix:/run/libvirt.sock") && !target("tcp:127.0.0.1:81") && !target("unix:/run/b/x/y")
+        );
         assert!(!Grants::default().target(&"tcp:127.0.0.1:80".parse().unwrap()).is_ok());
     }
 

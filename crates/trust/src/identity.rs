@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::sign::CertifiedKey;
 
-use crate::bundle::{Bundle, BundleError};
+use crate::bundle::{Bundle, BundleError, TrustedAuthority};
 use crate::certificate::{AuthorityId, CertificateError, Facts, key_id};
 use crate::files::{self, FileError, Secrecy};
 use crate::name::{HostName, Name, NameError};
@@ -78,7 +78,6 @@ struct State {
     host: HostName,
     naming: Naming,
     bundle: Bundle,
-    anchors: Vec<TrustAnchor<'static>>,
     revocations: Revocations,
 }
 
@@ -132,7 +131,7 @@ impl Identity {
         let signer = bundle.authorities().iter().find(|one| one.id() == authority);
         let signer = signer.ok_or(IdentityError::NoAuthority(authority))?;
         bundle.check_cluster(&key.name().cluster)?;
-        check_issued(key, certificate, std::slice::from_ref(&signer.anchor), now)?;
+        check_issued(key, certificate, std::slice::from_ref(signer), now)?;
         files::make_folder(folder)?;
         // The host's file is last: with it the host has an identity.
         files::write(&folder.join(TRUST_FILE), bundle.to_pem().as_bytes(), Secrecy::Public)?;
@@ -153,7 +152,7 @@ impl Identity {
         if *key.name() != self.name() {
             return Err(IdentityError::NotRequested);
         }
-        check_issued(key, certificate, &state.anchors, now)?;
+        check_issued(key, certificate, state.bundle.authorities(), now)?;
         write_host(folder, key, certificate)?;
         self.read_again()
     }
@@ -234,7 +233,14 @@ impl Identity {
     ) -> Result<Peer, PeerError> {
         let (end_entity, intermediates) = chain.split_first().ok_or(PeerError::NoCertificate)?;
         let state = self.state();
-        let facts = verify_chain(&state.anchors, &state.revocations, end_entity, intermediates, side, now)?;
+        let facts = verify_chain(
+            state.bundle.authorities(),
+            &state.revocations,
+            end_entity,
+            intermediates,
+            side,
+            now,
+        )?;
         let host = state.naming.host(&facts)?;
         if let Some(expected) = expected.filter(|expected| **expected != host) {
             return Err(PeerError::Host { found: host, expected: expected.clone() });
@@ -279,11 +285,15 @@ impl State {
         };
         let end_entity = pair.chain.first().ok_or(PeerError::NoCertificate).map_err(IdentityError::Own)?;
         let own = Facts::of(end_entity)?;
-        let key = CertifiedKey::from_der(pair.chain, pair.key, &default_provider()).map_err(IdentityError::Key)?;
+        let key =
+            CertifiedKey::from_der(pair.chain, pair.key, &default_provider()).map_err(IdentityError::Key)?;
         let naming = match source {
             Source::Operator(settings) => {
                 let lower = |(name, host): (&String, &HostName)| (name.to_ascii_lowercase(), host.clone());
-                Naming { cluster: settings.cluster.clone(), hosts: settings.hosts.iter().map(lower).collect() }
+                Naming {
+                    cluster: settings.cluster.clone(),
+                    hosts: settings.hosts.iter().map(lower).collect(),
+                }
             }
             Source::Folder(_) => {
                 let uri = own.uris.first().ok_or(PeerError::NoName).map_err(IdentityError::Own)?;
@@ -297,8 +307,7 @@ impl State {
         for der in trusted.revocations {
             revocations = revocations.with(RevocationList::read(&der, &bundle)?)?;
         }
-        let anchors = bundle.anchors();
-        Ok(State { key: Arc::new(key), own, host, naming, bundle, anchors, revocations })
+        Ok(State { key: Arc::new(key), own, host, naming, bundle, revocations })
     }
 }
 
@@ -306,7 +315,7 @@ impl State {
 fn check_issued(
     key: &NewKey,
     certificate: &CertificateDer<'static>,
-    anchors: &[TrustAnchor<'_>],
+    authorities: &[TrustedAuthority],
     now: UnixTime,
 ) -> Result<(), IdentityError> {
     let facts = Facts::of(certificate)?;
@@ -314,7 +323,7 @@ fn check_issued(
         return Err(IdentityError::NotRequested);
     }
     for side in [Side::Client, Side::Server] {
-        let chain = verify_chain(anchors, &Revocations::default(), certificate, &[], side, now);
+        let chain = verify_chain(authorities, &Revocations::default(), certificate, &[], side, now);
         chain.map_err(IdentityError::Own)?;
     }
     Ok(())

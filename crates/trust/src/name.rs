@@ -125,7 +125,8 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Name, NameError> {
         let rest = text.strip_prefix(SCHEME).ok_or(NameError::Scheme)?;
         let mut parts = rest.split('/');
-        let (Some(cluster), Some("host"), Some(host), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        let (Some(cluster), Some("host"), Some(host), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(NameError::Path);
         };

@@ -6,19 +6,17 @@ use std::sync::Arc;
 use rustls::OtherError;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{
-    EndEntityCert, ExpirationPolicy, KeyUsage, RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy,
+    EndEntityCert, ExpirationPolicy, KeyUsage, RevocationCheckDepth, RevocationOptionsBuilder,
+    UnknownStatusPolicy,
 };
 
+use crate::bundle::TrustedAuthority;
 use crate::certificate::{CertificateError, Facts, Serial, utc};
 use crate::name::{ClusterName, HostName, Name, NameError};
 use crate::revocation::Revocations;
 
 /// Certificates between a host's and the authority's that are accepted. Linerate's authorities make none.
 pub const INTERMEDIATES_MAX: usize = 4;
-
-/// extendedKeyUsage of a TLS client and of a TLS server (RFC 5280 section 4.2.1.12), in DER.
-const CLIENT_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 2];
-const SERVER_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 1];
 
 /// What a verified certificate says about the host at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +102,9 @@ pub enum PeerError {
     #[error("the other end did not agree on {0}; is it an agent of Linerate, and of the same version?")]
     Protocol(&'static str),
     /// The authority that a token names did not answer.
-    #[error("the host at this address is not the one that the token is for; check the address, and make a new token")]
+    #[error(
+        "the host at this address is not the one that the token is for; check the address, and make a new token"
+    )]
     NotTheTokens,
 }
 
@@ -133,7 +133,9 @@ impl From<webpki::Error> for PeerError {
             webpki::Error::CertNotValidYet { not_before, .. } => PeerError::NotYetValid(not_before),
             webpki::Error::CertRevoked => PeerError::Revoked,
             // The same name and another key: somebody imitates the authority.
-            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => PeerError::UnknownAuthority,
+            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
+                PeerError::UnknownAuthority
+            }
             webpki::Error::RequiredEkuNotFoundContext(_) => PeerError::Usage,
             webpki::Error::CaUsedAsEndEntity
             | webpki::Error::EndEntityUsedAsCa
@@ -183,7 +185,7 @@ impl Naming {
 
 /// The chain up to one of the authorities, its time, its use, and whether it is revoked. Says nothing of the name.
 pub(crate) fn verify_chain(
-    anchors: &[TrustAnchor<'_>],
+    authorities: &[TrustedAuthority],
     revocations: &Revocations,
     end_entity: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -194,10 +196,14 @@ pub(crate) fn verify_chain(
         return Err(PeerError::TooMany(intermediates.len() + 1));
     }
     let facts = Facts::of(end_entity)?;
-    let usage = KeyUsage::required(match side {
-        Side::Client => CLIENT_AUTH,
-        Side::Server => SERVER_AUTH,
-    });
+    // webpki looks at the use of each certificate that states one. A host's has to.
+    let (usage, stated) = match side {
+        Side::Client => (KeyUsage::client_auth(), facts.for_clients),
+        Side::Server => (KeyUsage::server_auth(), facts.for_servers),
+    };
+    if !stated {
+        return Err(PeerError::Usage);
+    }
     let lists = revocations.parsed();
     // Without any list nobody is revoked. An expired list counts, see the module of revocations.
     let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
@@ -211,9 +217,18 @@ pub(crate) fn verify_chain(
         webpki::Error::CaUsedAsEndEntity => PeerError::Chain,
         _ => PeerError::Certificate(CertificateError::Encoding),
     })?;
+    let anchors: Vec<TrustAnchor<'_>> = authorities.iter().map(|one| one.anchor.clone()).collect();
     let algorithms = webpki::ALL_VERIFICATION_ALGS;
-    parsed.verify_for_usage(algorithms, anchors, intermediates, now, usage, revocation, None)?;
-    Ok(facts)
+    let path = parsed.verify_for_usage(algorithms, &anchors, intermediates, now, usage, revocation, None)?;
+    // webpki does not look at the constraint of the authority itself: a host that got hold of an authority's certificate
+    // by mistake must not make others.
+    let key = &path.anchor().subject_public_key_info;
+    let authority = authorities.iter().find(|one| one.anchor.subject_public_key_info == *key);
+    let between = path.intermediate_certificates().count() as u64;
+    match authority {
+        Some(authority) if authority.path_length.is_none_or(|most| between <= u64::from(most)) => Ok(facts),
+        _ => Err(PeerError::Chain),
+    }
 }
 
 #[cfg(test)]
@@ -240,18 +255,27 @@ mod tests {
             not_after: zero,
             key: key_id(b""),
             is_authority: false,
+            path_length: None,
+            for_clients: true,
+            for_servers: true,
         }
     }
 
     #[test]
     fn a_spiffe_name_comes_before_all_others() {
         let host = |facts| naming().host(&facts).map(|host| host.to_string());
-        assert_eq!(host(facts(&["spiffe://lab/host/c"], &["a.example"], Some("b.example"))), Ok("c".to_owned()));
+        assert_eq!(
+            host(facts(&["spiffe://lab/host/c"], &["a.example"], Some("b.example"))),
+            Ok("c".to_owned())
+        );
         let other = host(facts(&["spiffe://other/host/a"], &["a.example"], None));
         assert!(matches!(other, Err(PeerError::Cluster { .. })), "{other:?}");
         let two = host(facts(&["spiffe://lab/host/a", "spiffe://lab/host/b"], &[], None));
         assert_eq!(two, Err(PeerError::ManyNames));
-        assert_eq!(host(facts(&["https://a.example"], &["a.example"], None)), Err(PeerError::Name(NameError::Scheme)));
+        assert_eq!(
+            host(facts(&["https://a.example"], &["a.example"], None)),
+            Err(PeerError::Name(NameError::Scheme))
+        );
     }
 
     #[test]

@@ -197,7 +197,8 @@ mod tests {
     #[test]
     fn what_else_a_request_asks_for_does_no_harm() {
         let mut params = CertificateParams::default();
-        params.subject_alt_names = vec![uri("spiffe://lab/host/one"), SanType::DnsName("two".try_into().unwrap())];
+        params.subject_alt_names =
+            vec![uri("spiffe://lab/host/one"), SanType::DnsName("two".try_into().unwrap())];
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let der = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();

@@ -60,7 +60,8 @@ impl RevocationList {
         // The library that later decides reads it first; it also knows which extensions are not supported.
         let parsed = OwnedCertRevocationList::from_der(der).map_err(|_| RevocationError::Encoding)?;
         let (_, list) = CertificateRevocationList::from_der(der).map_err(|_| RevocationError::Encoding)?;
-        let number = list.crl_number().and_then(|number| u64::try_from(number).ok()).ok_or(RevocationError::Number)?;
+        let number =
+            list.crl_number().and_then(|number| u64::try_from(number).ok()).ok_or(RevocationError::Number)?;
         let signer = bundle.authorities().iter().find(|authority| signed_by(&list, authority));
         let authority = signer.ok_or(RevocationError::Signature)?.id();
         Ok(RevocationList { der: der.to_vec().into(), parsed: parsed.into(), number, authority })
@@ -120,7 +121,8 @@ impl Revocations {
 
     /// Those of the authorities in a bundle.
     pub(crate) fn of(&self, bundle: &Bundle) -> Revocations {
-        let in_it = |list: &&Arc<RevocationList>| bundle.authorities().iter().any(|one| one.id() == list.authority);
+        let in_it =
+            |list: &&Arc<RevocationList>| bundle.authorities().iter().any(|one| one.id() == list.authority);
         Revocations { lists: self.lists.iter().filter(in_it).cloned().collect() }
     }
 

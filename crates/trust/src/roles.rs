@@ -186,7 +186,10 @@ mod tests {
         assert_eq!(permissions(&policy, "two"), "send receive look set_ports", "deny comes before allow");
         assert_eq!(permissions(&policy, "three"), "look");
         let denied = policy.check(&host("three"), Permission::Send).unwrap_err();
-        assert_eq!(denied.to_string(), "host three may not send here; add \"send\" to `allow` of this host in agent.toml");
+        assert_eq!(
+            denied.to_string(),
+            "host three may not send here; add \"send\" to `allow` of this host in agent.toml"
+        );
     }
 
     #[test]
@@ -195,7 +198,8 @@ mod tests {
             "[grants]\nfolders = [\"/srv\"]\n[hosts.one.grants]\nfolders = [\"/home/one\"]\n[hosts.two]\n",
         )
         .unwrap();
-        let folders = |name| policy.grants(&host(name)).folders.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let folders =
+            |name| policy.grants(&host(name)).folders.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(folders("one"), ["/home/one"]);
         assert_eq!(folders("two"), ["/srv"]);
         assert_eq!(folders("three"), ["/srv"]);

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use rustls::client::Resumption;
-use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider};
 use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::CertifiedKey;
@@ -89,16 +89,21 @@ pub fn server_name() -> ServerName<'static> {
 }
 
 /// Who is at the other end; `side` is the end that the peer is. Only behind a finished handshake.
-pub fn peer(identity: &Identity, connection: &CommonState, side: Side) -> Result<Peer, PeerError> {
+pub fn peer(
+    identity: &Identity,
+    connection: &CommonState,
+    side: Side,
+    now: UnixTime,
+) -> Result<Peer, PeerError> {
     let chain = agreed(connection, PROTOCOL)?;
-    identity.verify(chain, side, None, UnixTime::now())
+    identity.verify(chain, side, None, now)
 }
 
 /// The cluster of the authority that answered a host with a token. Only then its secret may be sent.
-pub fn join_peer(token: &Token, connection: &CommonState) -> Result<ClusterName, PeerError> {
+pub fn join_peer(token: &Token, connection: &CommonState, now: UnixTime) -> Result<ClusterName, PeerError> {
     let chain = agreed(connection, JOIN_PROTOCOL)?;
     let (end_entity, intermediates) = chain.split_first().ok_or(PeerError::NoCertificate)?;
-    verify_token(token.authority(), end_entity, intermediates, UnixTime::now())
+    verify_token(token.authority(), end_entity, intermediates, now)
 }
 
 fn agreed<'a>(
@@ -150,7 +155,8 @@ fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
     #[cfg(target_arch = "aarch64")]
-    return std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull");
+    return std::arch::is_aarch64_feature_detected!("aes")
+        && std::arch::is_aarch64_feature_detected!("pmull");
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     false
 }

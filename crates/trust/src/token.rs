@@ -145,7 +145,8 @@ impl FromStr for Token {
         let bytes = BASE32_NOPAD_NOCASE.decode(encoded.as_bytes());
         let bytes = bytes.map_err(|error| TokenError::Character(PREFIX.len() + error.position))?;
         let (content, sum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(TokenError::Checksum)?;
-        let (authority, secret) = content.split_first_chunk::<AUTHORITY_BYTES>().ok_or(TokenError::Checksum)?;
+        let (authority, secret) =
+            content.split_first_chunk::<AUTHORITY_BYTES>().ok_or(TokenError::Checksum)?;
         let secret = <[u8; SECRET_BYTES]>::try_from(secret).map_err(|_| TokenError::Checksum)?;
         if *sum != checksum(content) {
             return Err(TokenError::Checksum);
@@ -193,7 +194,10 @@ mod tests {
                 }
                 let typed = format!("{}{other}{}", &line[..position], &line[position + 1..]);
                 let error = typed.parse::<Token>().unwrap_err();
-                assert!(matches!(error, TokenError::Checksum | TokenError::Character(_)), "{position} {other} {error}");
+                assert!(
+                    matches!(error, TokenError::Checksum | TokenError::Character(_)),
+                    "{position} {other} {error}"
+                );
             }
         }
     }
@@ -208,9 +212,8 @@ mod tests {
         assert_eq!(error(&line.replace("linerate1-", "linerate2-")), TokenError::Version);
         assert_eq!(error(&line[..line.len() - 1]), TokenError::Length(TOKEN_CHARACTERS - 1));
         assert_eq!(error(&format!("{line}a")), TokenError::Length(TOKEN_CHARACTERS + 1));
-        assert_eq!(error(&line.replacen(&line[20..21], "1", 1).replace("linerate1-", "linerate1-")).to_string().is_empty(), false);
         assert_eq!(error(&format!("{}1{}", &line[..20], &line[21..])), TokenError::Character(20));
-        assert_eq!(error(&format!("linerate1-{}", "\u{f6}".repeat(42))), TokenError::Length(TOKEN_CHARACTERS - 42));
+        assert_eq!(error(&format!("linerate1-{}", "\u{f6}".repeat(42))), TokenError::Character(PREFIX.len()));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use linerate_trust::pem::{PemError, PemSettings};
 use linerate_trust::request::{NewKey, Request};
 use linerate_trust::tls;
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, PKCS_ECDSA_P384_SHA384,
-    SanType,
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    PKCS_ECDSA_P384_SHA384, SanType,
 };
 use rustls::pki_types::UnixTime;
 
@@ -41,7 +41,10 @@ fn an_authority_is_the_same_after_a_restart() {
     assert_eq!(authority.hosts(made).map(|issued| issued.host).collect::<Vec<_>>(), [host("one")]);
     let first = authority.revoke(&host("one"), made).unwrap();
     assert!(one.accept_revocations(&first).unwrap());
-    assert!(matches!(authority.revoke(&host("one"), made), Err(AuthorityError::Register(_))), "it has none now");
+    assert!(
+        matches!(authority.revoke(&host("one"), made), Err(AuthorityError::Register(_))),
+        "it has none now"
+    );
     drop(authority);
     // The number goes on, and who was revoked stays so.
     let mut authority = Authority::open(&folder).unwrap();
@@ -157,7 +160,8 @@ fn a_key_that_is_not_the_certificates_is_refused() {
     let path = cluster.host_folder("one").join("host.pem");
     let text = std::fs::read_to_string(&path).unwrap();
     let certificate = &text[text.find("-----BEGIN CERTIFICATE").unwrap()..];
-    write(&path, (KeyPair::generate().unwrap().serialize_pem() + certificate).as_bytes(), Secrecy::Private).unwrap();
+    write(&path, (KeyPair::generate().unwrap().serialize_pem() + certificate).as_bytes(), Secrecy::Private)
+        .unwrap();
     assert!(matches!(one.reload(), Err(IdentityError::Key(_))));
     write(&path, certificate.as_bytes(), Secrecy::Private).unwrap();
     assert!(matches!(one.reload(), Err(IdentityError::Pem(PemError::NoKey(_)))));
@@ -189,7 +193,8 @@ impl Operator {
     fn settings(&self, name: &str, names: Vec<SanType>) -> PemSettings {
         let mut params = CertificateParams::default();
         params.subject_alt_names = names;
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem() + &self.below;
         let path = |kind: &str| self.folder.path().join(format!("{name}-{kind}.pem"));
@@ -218,8 +223,8 @@ fn hosts_with_an_operators_own_certificates_know_each_other() {
     let uri = SanType::URI("spiffe://lab/host/three".try_into().unwrap());
     let three = Identity::open_pem(operator.settings("three", vec![uri, dns("kvm2.example")])).unwrap();
     let found = connect(&one, &three).unwrap();
-    assert_eq!(tls::peer(&one, &found.client, Side::Server).unwrap().host, host("three"));
-    assert_eq!(tls::peer(&three, &found.server, Side::Client).unwrap().host, host("one"));
+    assert_eq!(tls::peer(&one, &found.client, Side::Server, UnixTime::now()).unwrap().host, host("three"));
+    assert_eq!(tls::peer(&three, &found.server, Side::Client, UnixTime::now()).unwrap().host, host("one"));
     assert!(matches!(one.accept_revocations(b""), Err(IdentityError::Operators)));
 }
 

@@ -6,7 +6,9 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{At, Cluster, DAY, after, before, connect, handshake, host, host_params, key_of, write_identity};
+use common::{
+    At, Cluster, DAY, after, before, connect, handshake, host, host_params, key_of, write_identity,
+};
 use linerate_trust::bundle::{Bundle, BundleError};
 use linerate_trust::identity::IdentityError;
 use linerate_trust::peer::{PeerError, Side};
@@ -14,6 +16,7 @@ use linerate_trust::revocation::RevocationError;
 use linerate_trust::tls;
 use rcgen::{BasicConstraints, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType};
 use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, ClientConfig, ProtocolVersion, RootCertStore, ServerConfig};
 
 #[test]
@@ -21,8 +24,8 @@ fn two_hosts_know_each_other() {
     let mut cluster = Cluster::new("lab");
     let (one, two) = (cluster.host("one"), cluster.host("two"));
     let found = connect(&one, &two).unwrap();
-    assert_eq!(tls::peer(&one, &found.client, Side::Server).unwrap().host, host("two"));
-    let peer = tls::peer(&two, &found.server, Side::Client).unwrap();
+    assert_eq!(tls::peer(&one, &found.client, Side::Server, UnixTime::now()).unwrap().host, host("two"));
+    let peer = tls::peer(&two, &found.server, Side::Client, UnixTime::now()).unwrap();
     assert_eq!((peer.host, peer.cluster.as_str()), (host("one"), "lab"));
     assert_eq!(found.client.protocol_version(), Some(ProtocolVersion::TLSv1_3));
     assert_eq!(found.server.alpn_protocol(), Some(b"linerate/1".as_slice()));
@@ -35,7 +38,9 @@ fn a_host_of_another_authority_is_refused_by_both_ends() {
     let (one, stranger) = (cluster.host("one"), other.host("two"));
     assert_eq!(*connect(&one, &stranger).err().unwrap().by_client(), PeerError::UnknownAuthority);
     // The server's own check: the client here trusts the server, so that it comes to its turn.
-    let both = Bundle::new(vec![other.authority.certificate().clone(), cluster.authority.certificate().clone()]).unwrap();
+    let both =
+        Bundle::new(vec![other.authority.certificate().clone(), cluster.authority.certificate().clone()])
+            .unwrap();
     stranger.set_authorities(&both).unwrap();
     assert_eq!(*connect(&stranger, &one).err().unwrap().by_server(), PeerError::UnknownAuthority);
 }
@@ -54,7 +59,8 @@ fn an_authority_that_is_imitated_is_refused() {
     let imitation = rcgen::Issuer::new(params, key);
     let key = KeyPair::generate().unwrap();
     let certificate = host_params("spiffe://lab/host/two").signed_by(&key, &imitation).unwrap();
-    let two = write_identity(&cluster.host_folder("two"), &key, &certificate.pem(), &cluster.bundle().to_pem());
+    let two =
+        write_identity(&cluster.host_folder("two"), &key, &certificate.pem(), &cluster.bundle().to_pem());
     assert_eq!(*connect(&one, &two).err().unwrap().by_client(), PeerError::UnknownAuthority);
     assert_eq!(*connect(&two, &one).err().unwrap().by_server(), PeerError::UnknownAuthority);
 }
@@ -105,7 +111,10 @@ fn a_certificate_without_one_good_name_is_refused() {
         config.client_auth_cert_resolver = single(vec![certificate.der().clone()], key);
         let refused = handshake(config, tls::server(&one).unwrap()).err().unwrap();
         let refused = refused.by_server();
-        assert!(matches!(refused, PeerError::NoName | PeerError::ManyNames | PeerError::Name(_)), "{names:?} {refused}");
+        assert!(
+            matches!(refused, PeerError::NoName | PeerError::ManyNames | PeerError::Name(_)),
+            "{names:?} {refused}"
+        );
     }
 }
 
@@ -139,15 +148,16 @@ fn a_revoked_host_is_refused_also_in_the_middle_of_a_connection() {
     let mut cluster = Cluster::new("lab");
     let (one, two, three) = (cluster.host("one"), cluster.host("two"), cluster.host("three"));
     let open = connect(&two, &one).unwrap();
-    assert!(tls::peer(&one, &open.server, Side::Client).is_ok());
+    assert!(tls::peer(&one, &open.server, Side::Client, UnixTime::now()).is_ok());
     let list = cluster.authority.revoke(&host("two"), cluster.made).unwrap();
     assert!(one.accept_revocations(&list).unwrap());
-    assert_eq!(tls::peer(&one, &open.server, Side::Client), Err(PeerError::Revoked));
+    assert_eq!(tls::peer(&one, &open.server, Side::Client, UnixTime::now()), Err(PeerError::Revoked));
     assert_eq!(*connect(&two, &one).err().unwrap().by_server(), PeerError::Revoked);
     assert_eq!(*connect(&one, &two).err().unwrap().by_client(), PeerError::Revoked);
     assert!(connect(&one, &three).is_ok(), "others are not concerned");
     // The list counts also when the next one is long overdue, and for an agent that starts again.
-    let mut server = tls::server(&linerate_trust::identity::Identity::open(&cluster.host_folder("one")).unwrap()).unwrap();
+    let mut server =
+        tls::server(&linerate_trust::identity::Identity::open(&cluster.host_folder("one")).unwrap()).unwrap();
     server.time_provider = Arc::new(At(after(cluster.made, 80 * DAY)));
     let refused = handshake(tls::client(&two, None).unwrap(), server).err().unwrap();
     assert_eq!(*refused.by_server(), PeerError::Revoked);
@@ -181,7 +191,11 @@ fn an_older_list_a_strangers_list_and_a_changed_list_are_refused() {
     // The file may not go back either: what was in force stays.
     let path = cluster.host_folder("one").join("trust.pem");
     let newer = std::fs::read(&path).unwrap();
-    std::fs::write(&path, cluster.bundle().to_pem() + &pem::encode(&pem::Pem::new("X509 CRL", first.clone()))).unwrap();
+    std::fs::write(
+        &path,
+        cluster.bundle().to_pem() + &pem::encode(&pem::Pem::new("X509 CRL", first.clone())),
+    )
+    .unwrap();
     assert!(matches!(one.reload(), Err(IdentityError::Revocation(RevocationError::Older { .. }))));
     assert_eq!(one.revocation_list(cluster.authority.id()).unwrap(), second);
     std::fs::write(&path, newer).unwrap();
@@ -232,7 +246,10 @@ fn a_peer_of_another_protocol_is_refused() {
         .with_single_cert(chain, key)
         .unwrap();
     let found = handshake(tls::client(&one, None).unwrap(), server).unwrap();
-    assert_eq!(tls::peer(&one, &found.client, Side::Server), Err(PeerError::Protocol("linerate/1")));
+    assert_eq!(
+        tls::peer(&one, &found.client, Side::Server, UnixTime::now()),
+        Err(PeerError::Protocol("linerate/1"))
+    );
 }
 
 #[test]
@@ -296,6 +313,22 @@ fn an_authoritys_certificate_is_no_hosts() {
 }
 
 #[test]
+fn a_long_chain_is_refused() {
+    let mut cluster = Cluster::new("lab");
+    let one = cluster.host("one");
+    let (chain, key) = key_of(&cluster, "one");
+    let with = |more: usize| {
+        let mut chain = chain.clone();
+        chain.extend(std::iter::repeat_n(cluster.authority.certificate().clone(), more));
+        let mut config = tls::client(&one, None).unwrap();
+        config.client_auth_cert_resolver = single(chain, KeyPair::try_from(&key).unwrap());
+        handshake(config, tls::server(&one).unwrap())
+    };
+    assert!(with(4).is_ok());
+    assert_eq!(*with(5).err().unwrap().by_server(), PeerError::TooMany(6));
+}
+
+#[test]
 fn a_certificate_for_another_use_is_refused() {
     let mut cluster = Cluster::new("lab");
     let one = cluster.host("one");
@@ -339,8 +372,12 @@ fn two_authorities_are_trusted_while_hosts_change_over() {
 fn an_authority_of_another_cluster_is_not_trusted() {
     let (mut cluster, other) = (Cluster::new("lab"), Cluster::new("other"));
     let one = cluster.host("one");
-    let both = Bundle::new(vec![cluster.authority.certificate().clone(), other.authority.certificate().clone()]);
-    assert!(matches!(one.set_authorities(&both.unwrap()), Err(IdentityError::Bundle(BundleError::Cluster { .. }))));
+    let both =
+        Bundle::new(vec![cluster.authority.certificate().clone(), other.authority.certificate().clone()]);
+    assert!(matches!(
+        one.set_authorities(&both.unwrap()),
+        Err(IdentityError::Bundle(BundleError::Cluster { .. }))
+    ));
 }
 
 #[test]
@@ -350,8 +387,8 @@ fn a_renewed_certificate_counts_without_a_new_configuration() {
     let (client, server) = (tls::client(&one, None).unwrap(), tls::server(&two).unwrap());
     let serial = || {
         let found = handshake(client.clone(), server.clone()).unwrap();
-        let at_server = tls::peer(&two, &found.server, Side::Client).unwrap();
-        let at_client = tls::peer(&one, &found.client, Side::Server).unwrap();
+        let at_server = tls::peer(&two, &found.server, Side::Client, UnixTime::now()).unwrap();
+        let at_client = tls::peer(&one, &found.client, Side::Server, UnixTime::now()).unwrap();
         (at_server.serial, at_client.serial)
     };
     let first = serial();
@@ -363,7 +400,15 @@ fn a_renewed_certificate_counts_without_a_new_configuration() {
     let (key, certificate) = cluster.issue("two", cluster.made);
     let folder = cluster.host_folder("two");
     let id = cluster.authority.id();
-    linerate_trust::identity::Identity::install(&folder, &key, &certificate, &cluster.bundle(), id, cluster.made).unwrap();
+    linerate_trust::identity::Identity::install(
+        &folder,
+        &key,
+        &certificate,
+        &cluster.bundle(),
+        id,
+        cluster.made,
+    )
+    .unwrap();
     assert_eq!(serial(), second);
     two.reload().unwrap();
     assert!(serial().1 != second.1);
@@ -375,7 +420,8 @@ fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
     let (one, two) = (cluster.host("one"), cluster.host("two"));
     let config = Arc::new(tls::server(&two).unwrap());
     let mut client =
-        rustls::ClientConnection::new(Arc::new(tls::client(&one, None).unwrap()), tls::server_name()).unwrap();
+        rustls::ClientConnection::new(Arc::new(tls::client(&one, None).unwrap()), tls::server_name())
+            .unwrap();
     let mut server = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
     let (mut hello, mut answer, mut end) = (Vec::new(), Vec::new(), Vec::new());
     client.write_tls(&mut hello).unwrap();
@@ -384,7 +430,11 @@ fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
     while server.wants_write() {
         server.write_tls(&mut answer).unwrap();
     }
-    assert_eq!(tls::peer(&two, &server, Side::Client), Err(PeerError::NoCertificate), "not finished");
+    assert_eq!(
+        tls::peer(&two, &server, Side::Client, UnixTime::now()),
+        Err(PeerError::NoCertificate),
+        "not finished"
+    );
     let mut rest = answer.as_slice();
     while !rest.is_empty() {
         client.read_tls(&mut rest).unwrap();
@@ -396,10 +446,10 @@ fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
     // Cut: all but the last byte.
     server.read_tls(&mut &end[..end.len() - 1]).unwrap();
     server.process_new_packets().unwrap();
-    assert_eq!(tls::peer(&two, &server, Side::Client), Err(PeerError::NoCertificate));
+    assert_eq!(tls::peer(&two, &server, Side::Client, UnixTime::now()), Err(PeerError::NoCertificate));
     server.read_tls(&mut &end[end.len() - 1..]).unwrap();
     server.process_new_packets().unwrap();
-    assert!(tls::peer(&two, &server, Side::Client).is_ok());
+    assert!(tls::peer(&two, &server, Side::Client, UnixTime::now()).is_ok());
     // Said again, to the same server.
     let mut again = rustls::ServerConnection::new(config).unwrap();
     again.read_tls(&mut hello.as_slice()).unwrap();
@@ -409,7 +459,7 @@ fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
     }
     again.read_tls(&mut end.as_slice()).unwrap();
     assert!(again.process_new_packets().is_err());
-    assert!(tls::peer(&two, &again, Side::Client).is_err());
+    assert!(tls::peer(&two, &again, Side::Client, UnixTime::now()).is_err());
 }
 
 #[derive(Debug)]

@@ -39,7 +39,7 @@ fn join_connection(token: &Token, cluster: &Cluster) -> Connected {
 /// All of it, as an agent will do it.
 fn join(cluster: &mut Cluster, token: &Token, name: &str) -> Result<Identity, AuthorityError> {
     let connection = join_connection(token, cluster);
-    let found = tls::join_peer(token, &connection.client).unwrap();
+    let found = tls::join_peer(token, &connection.client, UnixTime::now()).unwrap();
     let (key, request) = request(&Name { cluster: found, host: host(name) });
     let now = cluster.made;
     let redeemed = cluster.authority.tokens().redeem(token.secret(), now)?;
@@ -55,7 +55,7 @@ fn a_host_joins_with_the_line_of_a_token() {
     let line = token(&mut cluster).line();
     let two = join(&mut cluster, &line.parse().unwrap(), "two").unwrap();
     let found = connect(&two, &one).unwrap();
-    assert_eq!(tls::peer(&one, &found.server, Side::Client).unwrap().host, host("two"));
+    assert_eq!(tls::peer(&one, &found.server, Side::Client, UnixTime::now()).unwrap().host, host("two"));
     assert_eq!(two.name().to_string(), "spiffe://lab/host/two");
     assert_eq!(two.check_own(cluster.made).unwrap().host, host("two"));
 }
@@ -108,7 +108,8 @@ fn the_authoritys_certificate_beside_a_strangers_does_not_help() {
     let params = common::host_params("spiffe://lab/authority");
     let own = params.self_signed(&key).unwrap().der().clone();
     let chain = vec![own, cluster.authority.certificate().clone()];
-    let refused = handshake(tls::join_client(&token).unwrap(), middle(chain, PrivateKeyDer::Pkcs8(key.into())));
+    let refused =
+        handshake(tls::join_client(&token).unwrap(), middle(chain, PrivateKeyDer::Pkcs8(key.into())));
     assert_eq!(*refused.err().unwrap().by_client(), PeerError::UnknownAuthority);
 }
 
@@ -247,12 +248,13 @@ fn no_display_shows_a_secret() {
     let key = NewKey::make(cluster.name("two")).unwrap();
     let shown = format!(
         "{:?} {one:?} {token:?} {redeemed:?} {config:?} {:?} {:?} {key:?}",
-        cluster.authority,
-        connection.client,
-        connection.server
+        cluster.authority, connection.client, connection.server
     );
     let mut secrets = vec![token.line()[60..].to_owned()];
-    for path in [cluster.folder.path().join("authority/authority-key.pem"), cluster.host_folder("one").join("host.pem")] {
+    for path in [
+        cluster.folder.path().join("authority/authority-key.pem"),
+        cluster.host_folder("one").join("host.pem"),
+    ] {
         let text = std::fs::read_to_string(path).unwrap();
         // The second line of base64 in a PKCS #8 of P-256 has the private number.
         secrets.push(text.lines().nth(2).unwrap()[..32].to_owned());

@@ -156,7 +156,10 @@ impl Register {
     }
 
     fn entries(&self, now: UnixTime) -> impl Iterator<Item = &Entry> {
-        self.content.issued.iter().filter(move |entry| entry.revoked.is_none() && now.as_secs() <= entry.not_after)
+        self.content
+            .issued
+            .iter()
+            .filter(move |entry| entry.revoked.is_none() && now.as_secs() <= entry.not_after)
     }
 
     /// The disk first: what is not written is not so.

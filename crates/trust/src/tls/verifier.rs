@@ -52,11 +52,12 @@ pub(super) fn verify_token(
     if intermediates.len() > INTERMEDIATES_MAX {
         return Err(PeerError::TooMany(intermediates.len() + 1));
     }
-    let keys = intermediates.iter().map(|certificate| Facts::of(certificate).map(|facts| (certificate, facts.key)));
+    let keys =
+        intermediates.iter().map(|certificate| Facts::of(certificate).map(|facts| (certificate, facts.key)));
     let pinned = keys.flatten().find(|(_, key)| *key == authority).ok_or(PeerError::NotTheTokens)?.0;
     let pinned = TrustedAuthority::new(pinned.clone().into_owned()).map_err(|_| PeerError::NotTheTokens)?;
-    let cluster = pinned.cluster.ok_or(PeerError::NoName)?;
-    let facts = verify_chain(&[pinned.anchor], &Revocations::default(), end_entity, &[], Side::Server, now)?;
+    let cluster = pinned.cluster.clone().ok_or(PeerError::NoName)?;
+    let facts = verify_chain(&[pinned], &Revocations::default(), end_entity, &[], Side::Server, now)?;
     // A host of the cluster has a certificate of the same authority, and may not take the secret.
     if facts.uris != [join_uri(&cluster)] {
         return Err(PeerError::NotTheTokens);
@@ -69,7 +70,12 @@ fn signature(
     certificate: &CertificateDer<'_>,
     signed: &DigitallySignedStruct,
 ) -> Result<HandshakeSignatureValid, Error> {
-    verify_tls13_signature(message, certificate, signed, &default_provider().signature_verification_algorithms)
+    verify_tls13_signature(
+        message,
+        certificate,
+        signed,
+        &default_provider().signature_verification_algorithms,
+    )
 }
 
 fn schemes() -> Vec<SignatureScheme> {

@@ -167,7 +167,9 @@ impl Tokens {
         }
         // Used and expired ones only explain a refusal: they make room.
         while entries.len() >= TOKENS_MAX {
-            let Some(spent) = entries.iter().position(|entry| entry.used || entry.expired(now)) else { break };
+            let Some(spent) = entries.iter().position(|entry| entry.used || entry.expired(now)) else {
+                break;
+            };
             entries.remove(spent);
         }
         let token = Token::make(authority)?;
@@ -233,7 +235,8 @@ impl Tokens {
 
     /// The disk first: what is not written is not so.
     fn save(&mut self, entries: Vec<Entry>) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec_pretty(&entries).map_err(|_| StoreError::Damaged(self.path.clone()))?;
+        let bytes =
+            serde_json::to_vec_pretty(&entries).map_err(|_| StoreError::Damaged(self.path.clone()))?;
         files::write(&self.path, &bytes, Secrecy::Private)?;
         self.entries = entries;
         Ok(())
@@ -261,7 +264,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path()).unwrap();
         let token = create(&mut tokens, at(0)).unwrap();
-        assert_eq!(Tokens::open(folder.path()).unwrap().redeem(token.secret(), at(1)).unwrap().label(), "for the new host");
+        assert_eq!(
+            Tokens::open(folder.path()).unwrap().redeem(token.secret(), at(1)).unwrap().label(),
+            "for the new host"
+        );
         let mut next = Tokens::open(folder.path()).unwrap();
         assert!(matches!(next.redeem(token.secret(), at(2)), Err(StoreError::Used)));
         assert!(next.list().iter().all(|listed| listed.used));
@@ -331,7 +337,8 @@ mod tests {
     fn a_life_or_label_out_of_bounds_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path()).unwrap();
-        let mut try_one = |ttl, label: &str| tokens.create(AuthorityId([7; 32]), ttl, label, None, at(0)).map(drop);
+        let mut try_one =
+            |ttl, label: &str| tokens.create(AuthorityId([7; 32]), ttl, label, None, at(0)).map(drop);
         assert!(matches!(try_one(Duration::ZERO, ""), Err(StoreError::Ttl)));
         assert!(matches!(try_one(TTL_MAX + MINUTE, ""), Err(StoreError::Ttl)));
         assert!(matches!(try_one(MINUTE, "a\nb"), Err(StoreError::Label)));

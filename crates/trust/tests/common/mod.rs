@@ -35,7 +35,8 @@ impl Cluster {
 
     pub fn at(name: &str, made: UnixTime) -> Cluster {
         let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::create(&folder.path().join("authority"), &name.parse().unwrap(), made).unwrap();
+        let authority =
+            Authority::create(&folder.path().join("authority"), &name.parse().unwrap(), made).unwrap();
         Cluster { folder, authority, made }
     }
 
@@ -95,14 +96,16 @@ pub fn host_params(uri: &str) -> CertificateParams {
     params.subject_alt_names = vec![SanType::URI(uri.to_owned().try_into().unwrap())];
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     params
 }
 
 pub fn write_identity(folder: &std::path::Path, key: &KeyPair, certificates: &str, trust: &str) -> Identity {
     use linerate_trust::files::{Secrecy, make_folder, write};
     make_folder(folder).unwrap();
-    write(&folder.join("host.pem"), (key.serialize_pem() + certificates).as_bytes(), Secrecy::Private).unwrap();
+    write(&folder.join("host.pem"), (key.serialize_pem() + certificates).as_bytes(), Secrecy::Private)
+        .unwrap();
     write(&folder.join("trust.pem"), trust.as_bytes(), Secrecy::Public).unwrap();
     Identity::open(folder).unwrap()
 }
