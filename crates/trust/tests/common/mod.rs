@@ -1,5 +1,5 @@
 //! A cluster in a temporary folder, and handshakes in memory.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::result_large_err)]
 
 use std::path::PathBuf;
 use std::sync::Arc;
