@@ -1,5 +1,5 @@
 //! What an attacker tries against a connection, and what two hosts of a cluster do.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::result_large_err)]
 
 mod common;
 
