@@ -1,7 +1,8 @@
 //! The cluster's authority: signs certificates of hosts and the list of revoked ones.
 //!
 //! Its folder has the key, the certificate, the tokens and a register of what was issued. A certificate is in the
-//! register on disk before anybody gets it, so everything that exists can be revoked. A lock keeps a second process away.
+//! register on disk before anybody gets it, so everything that exists can be revoked. A lock keeps a second process
+//! away.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! What a certificate says: names, serial number, validity, key. Nothing here is verified; [`crate::identity`] does that.
+//! What a certificate says: names, serial number, validity, key. Nothing here is verified; [`crate::identity`] does
+//! that.
 
 use std::fmt;
 

@@ -38,7 +38,7 @@ pub enum FileError {
         uid: u32,
     },
     /// A private key that others may read or write.
-    #[error("{} is a private key that others may open (mode {mode:04o}); run: chmod 600 {}", .path.display(), .path.display())]
+    #[error("others may open the private key {} (mode {mode:04o}); run chmod 600 on it", .path.display())]
     KeyMode {
         /// The file.
         path: PathBuf,

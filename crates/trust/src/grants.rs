@@ -1,9 +1,9 @@
 //! What a guest that comes from another host may open here: files, devices, bridges, taps, and targets of tunnels.
 //!
 //! The description of a guest comes from the other host, so its paths are a stranger's. A path counts only if it is
-//! absolute and has neither `.` nor `..`. The answer is the granted folder and the rest of the path: the caller opens the
-//! rest beneath the folder and follows no symbolic link, for which the kernel has `openat2` with `RESOLVE_BENEATH` and
-//! `RESOLVE_NO_SYMLINKS`. A path that was checked and is then opened as text may have changed in between.
+//! absolute and has neither `.` nor `..`. The answer is the granted folder and the rest of the path: the caller opens
+//! the rest beneath the folder and follows no symbolic link, for which the kernel has `openat2` with `RESOLVE_BENEATH`
+//! and `RESOLVE_NO_SYMLINKS`. A path that was checked and is then opened as text may have changed in between.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -61,7 +61,7 @@ pub enum GrantError {
     #[error("/ cannot be granted; name the folders of guests")]
     Everything,
     /// In no granted folder.
-    #[error("{} is in no folder that guests may use; add its folder to `folders` under grants in agent.toml", .0.display())]
+    #[error("{} is in no folder that guests may use; add one to `folders` under grants in agent.toml", .0.display())]
     File(PathBuf),
     /// No device is granted there.
     #[error("{} is a device, and no granted one; add it to `devices` under grants in agent.toml", .0.display())]

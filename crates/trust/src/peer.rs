@@ -220,8 +220,8 @@ pub(crate) fn verify_chain(
     let anchors: Vec<TrustAnchor<'_>> = authorities.iter().map(|one| one.anchor.clone()).collect();
     let algorithms = webpki::ALL_VERIFICATION_ALGS;
     let path = parsed.verify_for_usage(algorithms, &anchors, intermediates, now, usage, revocation, None)?;
-    // webpki does not look at the constraint of the authority itself: a host that got hold of an authority's certificate
-    // by mistake must not make others.
+    // webpki does not look at the constraint of the authority itself: a host that got hold of an authority's
+    // certificate by mistake must not make others.
     let key = &path.anchor().subject_public_key_info;
     let authority = authorities.iter().find(|one| one.anchor.subject_public_key_info == *key);
     let between = path.intermediate_certificates().count() as u64;

@@ -49,8 +49,8 @@ pub struct PemSettings {
     /// Revocation lists that these authorities signed. None by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revocations: Option<PathBuf>,
-    /// DNS names, or common names, of certificates without a SPIFFE name: `"kvm1.example.org" = "kvm1"`. An authority may
-    /// have other certificates than those of hosts, so a name that is not listed is refused. None by default.
+    /// DNS names, or common names, of certificates without a SPIFFE name: `"kvm1.example.org" = "kvm1"`. An authority
+    /// may have other certificates than those of hosts, so a name that is not listed is refused. None by default.
     #[serde(default)]
     pub hosts: BTreeMap<String, HostName>,
 }

@@ -1,8 +1,8 @@
 //! Which certificates are no longer accepted: a list that an authority signs (CRL, RFC 5280 section 5), with a number.
 //!
 //! A host takes a list only if its number is larger than the number of the list that it has, so an old list that
-//! somebody replays changes nothing. A list counts also when its next one is overdue: an authority that is down for long
-//! must not make revoked hosts welcome again.
+//! somebody replays changes nothing. A list counts also when its next one is overdue: an authority that is down for
+//! long must not make revoked hosts welcome again.
 
 use std::sync::Arc;
 

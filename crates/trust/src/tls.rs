@@ -82,8 +82,8 @@ pub fn join_server(authority: &Authority, now: UnixTime) -> Result<ServerConfig,
     Ok(finish_server(config.with_no_client_auth().with_cert_resolver(resolver), JOIN_PROTOCOL))
 }
 
-/// What rustls wants to know of a server before it connects. It is neither sent nor checked: names of hosts are in their
-/// certificates, and addresses change.
+/// What rustls wants to know of a server before it connects. It is neither sent nor checked: names of hosts are in
+/// their certificates, and addresses change.
 pub fn server_name() -> ServerName<'static> {
     ServerName::from(std::net::Ipv4Addr::UNSPECIFIED)
 }
