@@ -37,7 +37,7 @@ lint: ## formatting, clippy with warnings denied, docs, dependency direction
 doc: ## the API documentation
 	$(CARGO) doc --workspace --no-deps --locked --document-private-items
 
-fuzz: ## fuzz the wire codec: make fuzz FUZZ_SECONDS=600
+fuzz: ## fuzz what strangers send: make fuzz FUZZ_SECONDS=600
 	FUZZ_SECONDS=$(FUZZ_SECONDS) bash fuzz/run.sh
 
 bench: build ## interleaved comparison with QEMU's own migration; writes bench/out/

@@ -1,0 +1,186 @@
+//! What an authority issued and revoked, on disk.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rcgen::{CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber};
+use rustls::pki_types::UnixTime;
+use serde::{Deserialize, Serialize};
+
+use super::AuthorityError;
+use crate::certificate::{Serial, date_time};
+use crate::files::{self, FileError, Secrecy};
+use crate::name::HostName;
+
+/// Valid certificates that an authority keeps: with renewals three for each of 1,000 hosts. Their list fits
+/// [`REVOCATION_BYTES_MAX`](crate::revocation::REVOCATION_BYTES_MAX), also if all are revoked.
+pub const ISSUED_MAX: usize = 3000;
+
+/// A list counts for longer than this; the field must be there (RFC 5280 section 5.1.2.5).
+const NEXT_UPDATE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+const FILE: &str = "register.json";
+
+/// Why the register did not take an entry.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// [`ISSUED_MAX`] are valid.
+    #[error("{ISSUED_MAX} certificates are valid; wait until some have ended")]
+    Full,
+    /// No valid certificate has the name.
+    #[error("no host {0} has a valid certificate; see `linerate host list`")]
+    UnknownHost(HostName),
+    /// The file cannot be understood.
+    #[error("{} is damaged; restore it from a backup", .0.display())]
+    Damaged(PathBuf),
+    /// The file.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// A certificate that was issued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// Its number.
+    pub serial: Serial,
+    /// Whose it is.
+    pub host: HostName,
+    /// Its end.
+    pub not_after: UnixTime,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(with = "hex")]
+    serial: Vec<u8>,
+    host: HostName,
+    /// Seconds since 1970, as the next.
+    not_after: u64,
+    revoked: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    /// Of the newest revocation list.
+    number: u64,
+    /// The newest list in DER, empty before the first.
+    #[serde(with = "hex")]
+    list: Vec<u8>,
+    issued: Vec<Entry>,
+}
+
+/// See the module. Number and list are in one file: no crash gives one number to two lists.
+#[derive(Debug)]
+pub(super) struct Register {
+    path: PathBuf,
+    content: Content,
+}
+
+impl Register {
+    pub(super) fn open(folder: &Path) -> Result<Register, RegisterError> {
+        let path = folder.join(FILE);
+        let content = match files::read(&path, Secrecy::Private) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|_| RegisterError::Damaged(path.clone()))?,
+            Err(error) if error.is_missing() => Content::default(),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Register { path, content })
+    }
+
+    pub(super) fn add(&mut self, issued: Issued, now: UnixTime) -> Result<(), RegisterError> {
+        let mut content = self.content.clone();
+        content.issued.retain(|entry| now.as_secs() <= entry.not_after);
+        if content.issued.len() >= ISSUED_MAX {
+            return Err(RegisterError::Full);
+        }
+        let serial = issued.serial.bytes().to_vec();
+        let not_after = issued.not_after.as_secs();
+        content.issued.push(Entry { serial, host: issued.host, not_after, revoked: None });
+        self.save(content)
+    }
+
+    pub(super) fn revoke(
+        &mut self,
+        host: &HostName,
+        now: UnixTime,
+        issuer: &Issuer<'static, KeyPair>,
+    ) -> Result<Vec<u8>, AuthorityError> {
+        if !self.has(host, now) {
+            return Err(RegisterError::UnknownHost(host.clone()).into());
+        }
+        let mut content = self.content.clone();
+        content.issued.retain(|entry| now.as_secs() <= entry.not_after);
+        for entry in content.issued.iter_mut().filter(|entry| entry.host == *host) {
+            entry.revoked.get_or_insert(now.as_secs());
+        }
+        content.number += 1;
+        let revoked_certs = content.issued.iter().filter_map(|entry| Some((entry, entry.revoked?)));
+        let revoked_certs = revoked_certs.map(|(entry, seconds)| {
+            let revocation_time = date_time(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))?;
+            let serial_number = SerialNumber::from_slice(&entry.serial);
+            Ok(RevokedCertParams { serial_number, revocation_time, reason_code: None, invalidity_date: None })
+        });
+        let list = CertificateRevocationListParams {
+            this_update: date_time(now)?,
+            next_update: date_time(now)? + NEXT_UPDATE,
+            crl_number: SerialNumber::from(content.number),
+            issuing_distribution_point: None,
+            revoked_certs: revoked_certs.collect::<Result<_, AuthorityError>>()?,
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        content.list = list.signed_by(issuer)?.der().to_vec();
+        self.save(content)?;
+        Ok(self.content.list.clone())
+    }
+
+    pub(super) fn revocations(&self) -> Option<&[u8]> {
+        Some(self.content.list.as_slice()).filter(|list| !list.is_empty())
+    }
+
+    pub(super) fn valid(&self, now: UnixTime) -> impl Iterator<Item = Issued> {
+        self.entries(now).map(|entry| Issued {
+            serial: Serial::new(&entry.serial),
+            host: entry.host.clone(),
+            not_after: UnixTime::since_unix_epoch(Duration::from_secs(entry.not_after)),
+        })
+    }
+
+    pub(super) fn has(&self, host: &HostName, now: UnixTime) -> bool {
+        self.entries(now).any(|entry| entry.host == *host)
+    }
+
+    pub(super) fn is_valid(&self, serial: &Serial, host: &HostName, now: UnixTime) -> bool {
+        self.entries(now).any(|entry| entry.serial == serial.bytes() && entry.host == *host)
+    }
+
+    fn entries(&self, now: UnixTime) -> impl Iterator<Item = &Entry> {
+        self.content
+            .issued
+            .iter()
+            .filter(move |entry| entry.revoked.is_none() && now.as_secs() <= entry.not_after)
+    }
+
+    /// The disk first: what is not written is not so.
+    fn save(&mut self, content: Content) -> Result<(), RegisterError> {
+        let bytes = serde_json::to_vec(&content).map_err(|_| RegisterError::Damaged(self.path.clone()))?;
+        files::write(&self.path, &bytes, Secrecy::Private)?;
+        self.content = content;
+        Ok(())
+    }
+}
+
+mod hex {
+    use data_encoding::HEXLOWER;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&HEXLOWER.encode(bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        HEXLOWER.decode(String::deserialize(deserializer)?.as_bytes()).map_err(D::Error::custom)
+    }
+}
