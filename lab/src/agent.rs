@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::error::io_error;
-use crate::{Cache, Host, LabError, Process, QemuVersion, device, wait};
+use crate::{Cache, Host, LabError, Process, QemuVersion, device, trust, wait};
 
 /// Port of agents in the lab, on every link address.
 pub const PORT: u16 = 7979;
@@ -205,7 +205,9 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
     let head = toml::to_string(&configuration).map_err(render)?;
     let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;
     let path = host.directory.join("agent.toml");
-    std::fs::write(&path, format!("{head}{more}\n{tables}")).map_err(io_error("write", &path))
+    let (security, certificate) = trust::configuration(host).unwrap_or_default();
+    let text = format!("{head}{security}{more}\n{certificate}{tables}");
+    std::fs::write(&path, text).map_err(io_error("write", &path))
 }
 
 // Where guests' files are: the lab's own directory (disks, consoles), the kernel and initramfs of the cache, and block devices.

@@ -8,6 +8,12 @@ use std::time::Duration;
 /// Why a lab could not be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
+    /// No certificate could be made.
+    #[error("no certificate for a host of the lab: {source}")]
+    Trust {
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A program could not be started at all.
     #[error("cannot start {program}: {source}; run lab/install.sh")]
     Spawn {

@@ -39,6 +39,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod sweep;
 mod tool;
+pub mod trust;
 pub mod wait;
 
 pub use agent::{Agent, AgentOptions};

@@ -41,7 +41,8 @@ const PURE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates whose folders use each other in no circle: docs/house.md has their layers.
-const LAYERED: &[&str] = &["crates/agent", "crates/api", "crates/chart", "crates/core", "crates/trust", "bench", "xtask"];
+const LAYERED: &[&str] =
+    &["crates/agent", "crates/api", "crates/chart", "crates/core", "crates/trust", "bench", "xtask"];
 
 /// Written from findings of a test, whose lists of values may be long.
 const PAGES_OF_LISTS: &[&str] = &["docs/findings.md"];

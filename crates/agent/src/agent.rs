@@ -14,6 +14,7 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
+use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
@@ -25,6 +26,7 @@ use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
+use crate::security::{Caller, PeerName, Security};
 use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
@@ -33,6 +35,8 @@ use crate::{bench, incoming, libvirt, outgoing, recovery, settings, tunnel};
 
 pub struct Agent {
     pub config: Arc<Config>,
+    /// Who this host is to other agents, and what they may do.
+    pub security: Arc<Security>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
     /// Guests of this host.
@@ -62,18 +66,19 @@ pub struct Agent {
 
 impl Agent {
     /// An agent that knows no session yet.
-    pub fn new(config: Config, journal: Journal, registry: Registry) -> Agent {
-        let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone()));
+    pub fn new(config: Config, journal: Journal, registry: Registry, security: Arc<Security>) -> Agent {
+        let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone(), security.clone()));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
         let (gates, arrivals) = (Arc::<StreamGates>::default(), Arc::<ArrivalCount>::default());
-        let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone()));
+        let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone(), security.clone()));
         let outgoing = Arc::new(outgoing::Sessions::new(
             config.clone(),
             journal.clone(),
             registry.clone(),
             gates.clone(),
             recovery.clone(),
+            security.clone(),
         ));
         let incoming = Arc::new(incoming::Sessions::new(incoming::Needs {
             config: config.clone(),
@@ -83,16 +88,25 @@ impl Agent {
             bench: bench.clone(),
             arrivals: arrivals.clone(),
             recovery: recovery.clone(),
+            security: security.clone(),
         }));
-        let tunnels = Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone()));
+        let tunnels =
+            Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone(), security.clone()));
         let moves = Arc::<Moves>::default();
         let (leaving, arriving, domains) = (outgoing.clone(), incoming.clone(), moves.clone());
         let is_migrating = move || is_migrating(&leaving, &arriving, &domains);
-        let doctor = Arc::new(Doctor::new(config.clone(), qemu_cache.clone(), bench.clone(), is_migrating));
+        let doctor = Arc::new(Doctor::new(
+            config.clone(),
+            qemu_cache.clone(),
+            bench.clone(),
+            security.clone(),
+            is_migrating,
+        ));
         let trials = Arc::new(Trials::new(doctor.clone()));
         let (started, starting) = (Instant::now(), Mutex::default());
         Agent {
             config,
+            security,
             journal,
             registry,
             qemu_cache,
@@ -224,7 +238,13 @@ impl Agent {
     /// A connection from another agent: a new session, one more connection of a session, or a question.
     pub fn accept(&self, accepted: Accepted) {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
+        let name = match self.security.peer(accepted.peer_certificates()) {
+            Ok(name) => name,
+            Err(error) => return tracing::warn!(%peer, %error, "a connection was refused"),
+        };
+        let permitted = permission(hello.role).map_or(Ok(()), |needed| self.security.permit(&name, needed));
         let handled = match hello.role {
+            _ if permitted.is_err() => refuse(accepted, permitted),
             Purpose::Query => self.committed_again(accepted, true),
             Purpose::RolledBack => self.roll_back_notice(accepted),
             Purpose::CommitAgain => self.committed_again(accepted, false),
@@ -233,15 +253,15 @@ impl Agent {
                 Ok(())
             }
             Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, |change| {
-                settings::asked_by_another(&self.trials, change)
+                settings::asked_by_another(&self.trials, change, &name)
             }),
-            Purpose::TunnelNew => self.new_tunnel(accepted),
+            Purpose::TunnelNew => self.new_tunnel(accepted, name),
             _ => {
                 // Joining moves bytes: not under the lock.
                 let tunnel = self.tunnels.get(hello.session);
                 match tunnel {
-                    Some(tunnel) => join_tunnel(&tunnel, accepted),
-                    None => self.join(accepted),
+                    Some(tunnel) => join_tunnel(&tunnel, accepted, &name),
+                    None => self.join(accepted, name),
                 }
             }
         };
@@ -251,10 +271,10 @@ impl Agent {
     }
 
     /// Another host wants streams to sockets here.
-    fn new_tunnel(&self, accepted: Accepted) -> Result<(), String> {
+    fn new_tunnel(&self, accepted: Accepted, name: PeerName) -> Result<(), String> {
         let hello = accepted.hello.clone();
-        match self.tunnels.accept(&hello, accepted.peer) {
-            Ok(tunnel) => join_tunnel(&tunnel, accepted),
+        match self.tunnels.accept(&hello, accepted.peer, name.clone()) {
+            Ok(tunnel) => join_tunnel(&tunnel, accepted, &name),
             Err(fault) => {
                 let message = fault.to_string();
                 accepted.refuse(fault).map_err(|error| chain(&error))?;
@@ -322,9 +342,9 @@ impl Agent {
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
-    fn join(&self, accepted: Accepted) -> Result<(), String> {
+    fn join(&self, accepted: Accepted, name: PeerName) -> Result<(), String> {
         let hello = accepted.hello.clone();
-        let (session, version) = match self.agreed(&hello, accepted.peer) {
+        let (session, version) = match self.agreed(&hello, accepted.peer, Caller::Tcp(name)) {
             Ok(joined) => joined,
             Err(fault) => {
                 let message = fault.to_string();
@@ -348,7 +368,7 @@ impl Agent {
         if self.bench.answers(hello.session) {
             return bench::accept_rdma(&self.bench, accepted);
         }
-        let handled = match self.agreed(&hello, peer) {
+        let handled = match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
                 session.attach_rdma(accepted, welcome)
@@ -364,8 +384,8 @@ impl Agent {
     }
 
     /// The session of a connection, and the version that both speak.
-    fn agreed(&self, hello: &Hello, peer: SocketAddr) -> Result<(Arc<Incoming>, u16), Fault> {
-        let session = self.incoming.session_for(hello, peer)?;
+    fn agreed(&self, hello: &Hello, peer: SocketAddr, caller: Caller) -> Result<(Arc<Incoming>, u16), Fault> {
+        let session = self.incoming.session_for(hello, peer, caller)?;
         let version = negotiate(hello.version_min, hello.version_max)
             .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
         Ok((session, version))
@@ -387,12 +407,37 @@ impl fmt::Display for OpenSession {
     }
 }
 
+/// What a host needs for what it wants. Connections of a session that it opened need nothing more.
+fn permission(role: Purpose) -> Option<Permission> {
+    match role {
+        Purpose::ControlNew => Some(Permission::Send),
+        Purpose::TunnelNew => Some(Permission::Tunnel),
+        Purpose::Doctor | Purpose::Bench | Purpose::BenchData => Some(Permission::Look),
+        Purpose::ControlJoin
+        | Purpose::Data
+        | Purpose::ReverseData
+        | Purpose::Query
+        | Purpose::CommitAgain
+        | Purpose::RolledBack => None,
+    }
+}
+
+fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), String> {
+    let Err(fault) = refused else { return Ok(()) };
+    let said = fault.to_string();
+    accepted.refuse(fault).map_err(|error| chain(&error))?;
+    Err(said)
+}
+
 /// One more connection of a tunnel.
-fn join_tunnel(tunnel: &Tunnel, accepted: Accepted) -> Result<(), String> {
+fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(), String> {
     let hello = accepted.hello.clone();
     let version = negotiate(hello.version_min, hello.version_max);
     let refused = match version {
         _ if !tunnel.knows(&hello.token) => Some(refusal(Code::NotAuthorised, "wrong token")),
+        _ if tunnel.opener != *name => {
+            Some(refusal(Code::NotAuthorised, "another host asked for this tunnel"))
+        }
         _ if tunnel.is_over() => Some(refusal(Code::SessionUnknown, "the tunnel is over")),
         None => Some(refusal(Code::VersionMismatch, "update the older agent")),
         Some(_) => None,

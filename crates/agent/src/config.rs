@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
+use linerate_trust::grants::Grants;
+use linerate_trust::pem::PemSettings;
+use linerate_trust::roles::Policy;
 use serde::Deserialize;
 
 /// Port that agents listen on unless the operator configures another.
@@ -22,9 +25,24 @@ pub struct Config {
     #[serde(default = "host_name")]
     pub name: String,
     /// Addresses at which other agents are answered, `IP:PORT`. Each is one end of a link: name every address that a
-    /// migration may use, and no other. Traffic is not encrypted yet: name addresses of trusted networks only.
+    /// migration may use, and no other.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
+    /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain text,
+    /// and every host that reaches `listen` may send guests. Both hosts must have the same. Default `insecure`.
+    #[serde(default)]
+    pub security: Protection,
+    /// This host's certificate and the authorities that are trusted, for `security = "tls"`. None by default.
+    #[serde(default)]
+    pub certificate: Option<PemSettings>,
+    /// What the hosts of the cluster may do here, with `security = "tls"`. By default they send guests, receive guests and
+    /// look.
+    #[serde(default)]
+    pub peers: Policy,
+    /// Whether RDMA may be used beside TLS. The agents cannot encrypt RDMA, so it is used only on a network that nobody
+    /// else can reach or that encrypts by itself. Default `untrusted`: TCP alone.
+    #[serde(default)]
+    pub rdma_network: RdmaNetwork,
     /// UNIX socket of the local API. A program that can open it can start and move guests.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
@@ -75,7 +93,8 @@ pub struct Config {
     #[serde(default = "default_tunnel_window_mib")]
     pub tunnel_window_mib: u64,
     /// Whether other hosts' agents may set ports of this one (`linerate doctor --fix`, `linerate link set --host`), on
-    /// trial. Agents do not prove their identity yet: any program that reaches `listen` could. Default no.
+    /// trial. In plain text any program that reaches `listen` could; with TLS the host's role decides
+    /// instead. Default no.
     #[serde(default)]
     pub settings_from_agents: bool,
     /// Memory that incoming guests must leave free, MiB. Default 512.
@@ -85,6 +104,28 @@ pub struct Config {
     /// system's own by default.
     #[serde(default)]
     pub rdma_type_of_service: Option<u8>,
+}
+
+/// See [`Config::security`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protection {
+    /// TLS 1.3 on every connection.
+    Tls,
+    /// Plain text.
+    #[default]
+    Insecure,
+}
+
+/// See [`Config::rdma_network`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RdmaNetwork {
+    /// Others may read or write what goes through it.
+    #[default]
+    Untrusted,
+    /// Only these hosts reach it, or it encrypts by itself.
+    Trusted,
 }
 
 /// A QEMU binary that the agent may start.
@@ -223,6 +264,23 @@ impl Config {
                 "tunnel_targets names {target} in domain_sockets: another host that reaches a domain's QMP socket owns its guest"
             ));
         }
+        let has_grants = self.peers.hosts.values().any(|rule| rule.grants.is_some());
+        if has_grants || self.peers.grants != Grants::default() {
+            return Some(
+                "grants have no effect yet: name folders in file_roots, and sockets in tunnel_targets".into(),
+            );
+        }
+        match (self.security, &self.certificate) {
+            (Protection::Tls, None) => {
+                return Some(
+                    "security = \"tls\" needs a table [certificate] with this host's certificate".into(),
+                );
+            }
+            (Protection::Insecure, Some(_)) => {
+                return Some("there is a [certificate], which security = \"insecure\" does not use; set security = \"tls\"".into());
+            }
+            _ => {}
+        }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());
         }
@@ -239,6 +297,20 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tls_needs_a_certificate_and_grants_are_not_taken_without_effect() {
+        let certificate =
+            "[certificate]\ncluster = \"kvm\"\ncertificate = \"/a\"\nkey = \"/b\"\nauthorities = \"/c\"\n";
+        let problem = |text: &str| toml::from_str::<Config>(text).unwrap().problem().unwrap_or_default();
+        assert_eq!(problem(&format!("security = \"tls\"\n{certificate}")), "");
+        assert!(problem("security = \"tls\"\n").contains("[certificate]"));
+        assert!(problem(certificate).contains("does not use"));
+        for grants in ["[peers.grants]\nfolders = [\"/srv\"]\n", "[peers.hosts.one.grants]\n"] {
+            assert!(problem(grants).contains("no effect yet"), "{grants}");
+        }
+        assert_eq!(problem("[peers.hosts.one]\nrole = \"viewer\"\n"), "");
+    }
 
     fn read(text: &str) -> Result<Config, ConfigError> {
         let dir = tempfile::tempdir().unwrap();

@@ -41,6 +41,7 @@ mod qos;
 mod ram;
 mod rdma_ports;
 mod recovery;
+mod security;
 mod server;
 mod session;
 mod settings;
@@ -59,11 +60,13 @@ use anyhow::{Context, Result};
 use linerate_api::TunnelAddress;
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
 
 use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::private_folder::private_folder;
+use crate::security::Security;
 
 /// Default path of the configuration.
 pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
@@ -73,15 +76,17 @@ pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
 pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
+        Security::open(&config)?;
         return Ok(());
     }
     start_log();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let _alone = alone(&config.run_dir)?;
+    let security = Security::open(&config)?;
     end_on_panic();
-    let agent = Arc::new(open(config)?);
+    let agent = Arc::new(open(config, security)?);
     // First: it does not block, and what follows may.
-    session::pending_notice::send_all(&agent.config.state_dir);
+    session::pending_notice::send_all(&agent.config.state_dir, &agent.security);
     recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
     trial::recover(&agent.trials);
     tunnel::clear_folders(&agent.config);
@@ -93,10 +98,16 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
         None
     } else {
-        let options = ListenOptions::default();
+        let tls = agent.security.tls().cloned();
+        let tcp = TcpOptions { tls, ..TcpOptions::default() };
+        let options = ListenOptions { tcp, ..ListenOptions::default() };
         Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
     };
-    rdma_ports::listen(&agent);
+    if agent.security.allows_rdma() {
+        rdma_ports::listen(&agent);
+    } else {
+        tracing::info!("RDMA is not used: the agents cannot encrypt it, and rdma_network is not \"trusted\"");
+    }
     {
         let _inside = runtime.enter();
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
@@ -128,7 +139,7 @@ fn alone(run_dir: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn open(config: Config) -> Result<Agent> {
+fn open(config: Config, security: Arc<Security>) -> Result<Agent> {
     for folder in
         [&config.run_dir, &config.ram_dir, &config.state_dir].into_iter().chain(&config.huge_ram_dir)
     {
@@ -140,7 +151,7 @@ fn open(config: Config) -> Result<Agent> {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
     let registry = Registry::open(&config.run_dir)?;
-    Ok(Agent::new(config, journal, registry))
+    Ok(Agent::new(config, journal, registry, security))
 }
 
 /// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them,
@@ -250,7 +261,7 @@ mod tests {
             folder("ram"),
             folder("huge")
         );
-        let starts = || open(toml::from_str(&text).unwrap()).map(drop);
+        let starts = || open(toml::from_str(&text).unwrap(), Security::insecure()).map(drop);
         let mode = |name: &str, mode| {
             std::fs::set_permissions(folder(name), Permissions::from_mode(mode)).unwrap();
         };

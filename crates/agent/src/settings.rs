@@ -11,8 +11,10 @@ use linerate_fabric::probe::{Answer, Change, Changed, Question};
 
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
+use crate::security::PeerName;
 use crate::trial::Trials;
 use crate::{qos, trial};
+use linerate_trust::roles::Permission;
 
 /// All ports of an intent, each with a link that may be slow to work again.
 const CHANGE_WAIT: Duration = Duration::from_secs(60);
@@ -20,7 +22,7 @@ const CHANGE_WAIT: Duration = Duration::from_secs(60);
 /// Executes `linerate link set` at the host that it names.
 pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, ErrorBody> {
     let Some(host) = &request.host else { return trial::set(trials, request) };
-    match ask(host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
+    match ask(trials, host, Change::Link(LinkRequest { host: None, ..request.clone() }))? {
         Changed::Link(answer) => Ok(answer),
         _ => Err(mismatch(host)),
     }
@@ -29,7 +31,7 @@ pub fn set_link(trials: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswe
 /// Executes `linerate qos apply` at the host that it names.
 pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer, ErrorBody> {
     let Some(host) = &request.host else { return qos::apply(trials, request) };
-    match ask(host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
+    match ask(trials, host, Change::Qos(QosRequest { host: None, ..request.clone() }))? {
         Changed::Qos(answer) => Ok(answer),
         _ => Err(mismatch(host)),
     }
@@ -39,7 +41,7 @@ pub fn apply_qos(trials: &Arc<Trials>, request: &QosRequest) -> Result<QosAnswer
 pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::confirm(trials, &request.port),
-        Some(host) => done(host, Change::Confirm(LinkConfirm { host: None, ..request.clone() })),
+        Some(host) => done(trials, host, Change::Confirm(LinkConfirm { host: None, ..request.clone() })),
     }
 }
 
@@ -47,13 +49,18 @@ pub fn confirm(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> 
 pub fn put_back(trials: &Trials, request: &LinkConfirm) -> Result<(), ErrorBody> {
     match &request.host {
         None => trial::put_back_now(trials, &request.port),
-        Some(host) => done(host, Change::PutBack(LinkConfirm { host: None, ..request.clone() })),
+        Some(host) => done(trials, host, Change::PutBack(LinkConfirm { host: None, ..request.clone() })),
     }
 }
 
-/// What another host's operator asks of this one.
-pub fn asked_by_another(trials: &Arc<Trials>, change: Change) -> Changed {
-    if !trials.doctor.config.settings_from_agents {
+/// What another host's operator asks of this one. Where hosts prove who they are, the role of `asker` decides, else
+/// `settings_from_agents`.
+pub fn asked_by_another(trials: &Arc<Trials>, change: Change, asker: &PeerName) -> Changed {
+    if asker.is_some() {
+        if let Err(denied) = trials.doctor.security.permit(asker, Permission::SetPorts) {
+            return Changed::Failed(ErrorBody::new("not_authorised", denied.detail));
+        }
+    } else if !trials.doctor.config.settings_from_agents {
         let message = format!("{} does not take settings from other hosts", trials.doctor.config.name);
         let hint =
             "`settings_from_agents = true` in its agent's configuration allows it; or run the command there";
@@ -69,18 +76,18 @@ pub fn asked_by_another(trials: &Arc<Trials>, change: Change) -> Changed {
     changed.unwrap_or_else(Changed::Failed)
 }
 
-fn done(host: &str, change: Change) -> Result<(), ErrorBody> {
-    match ask(host, change)? {
+fn done(trials: &Trials, host: &str, change: Change) -> Result<(), ErrorBody> {
+    match ask(trials, host, change)? {
         Changed::Done => Ok(()),
         _ => Err(mismatch(host)),
     }
 }
 
-fn ask(host: &str, change: Change) -> Result<Changed, ErrorBody> {
+fn ask(trials: &Trials, host: &str, change: Change) -> Result<Changed, ErrorBody> {
     let confirms = matches!(change, Change::Confirm(_));
     let question = Question::Change { change: Box::new(change) };
-    let (_, answer) =
-        find(host, &question, CHANGE_WAIT).map_err(|error| no_answer(host, confirms, &error))?;
+    let (_, answer) = find(host, &question, CHANGE_WAIT, &trials.doctor.security)
+        .map_err(|error| no_answer(host, confirms, &error))?;
     let Answer::Changed { changed } = answer else { return Err(mismatch(host)) };
     match *changed {
         Changed::Failed(error) => {

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::security::Security;
 
 /// An agent that has its files in a folder and is not started.
 pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
@@ -29,7 +30,7 @@ pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
     let config = Config::read(&file).unwrap();
     let journal = Journal::open(&config.state_dir).unwrap();
     let registry = Registry::open(&config.run_dir).unwrap();
-    Arc::new(Agent::new(config, journal, registry))
+    Arc::new(Agent::new(config, journal, registry, Security::insecure()))
 }
 
 /// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.

@@ -18,7 +18,6 @@ use linerate_net::links::{Link, channels_for, pair, parse_networks, queue_pairs_
 use linerate_net::rdma::{self, options::RdmaOptions};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{Route, connect};
-use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
@@ -106,7 +105,7 @@ pub fn measure(
     if migrating && !request.force {
         return Err(BenchError::Migration { host: "this host".into() });
     }
-    let talk = DocumentChannel::new(contact(&request.to, names)?);
+    let talk = DocumentChannel::new(contact(host, &request.to, names)?);
     stop.add(talk.closer());
     send(&talk, &PeerRequest::Open { force: request.force })?;
     let answer: PeerReply = receive(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
@@ -163,13 +162,13 @@ fn hello((session, token): (SessionId, Token), role: Role, link: LinkId, channel
     Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
 }
 
-fn contact(to: &str, names: (SessionId, Token)) -> Result<Stream, BenchError> {
+fn contact(host: &Host, to: &str, names: (SessionId, Token)) -> Result<Stream, BenchError> {
     let failed = |source| BenchError::Host { host: to.to_owned(), source };
     let addresses = crate::session::address::addresses(to).map_err(failed)?;
     let mut last = failed(std::io::Error::other("the name has no address"));
     for remote in addresses {
         let route = Route { local: None, device: None, remote };
-        match connect(&route, &hello(names, Role::Bench, 0, 0), &TcpOptions::default()) {
+        match connect(&route, &hello(names, Role::Bench, 0, 0), &host.tcp_options()) {
             Ok((stream, _)) => return Ok(stream),
             Err(error) => last = error.into(),
         }
@@ -277,12 +276,14 @@ impl Peer<'_> {
         let failed = |error| self.connection_error(&link.remote.to_string(), error);
         match transport {
             BenchTransport::Tcp => {
-                let (stream, _) = connect(&Route::from(link), hello, &TcpOptions::default())?;
+                let (stream, _) = connect(&Route::from(link), hello, &self.claim.host.tcp_options())?;
                 let own = stream.own_address().map(|own| own.ip());
                 Ok((super::tcp_test_connection(stream).map_err(failed)?, own))
             }
             BenchTransport::Rdma => {
-                let remote = link.rdma.ok_or_else(|| BenchError::NoRdma { link: link.remote.to_string() })?;
+                let may = self.claim.host.security.allows_rdma();
+                let remote = link.rdma.filter(|_| may);
+                let remote = remote.ok_or_else(|| BenchError::NoRdma { link: link.remote.to_string() })?;
                 let route = Route { remote, ..Route::from(link) };
                 let options = RdmaOptions::default();
                 let (connection, _) =

@@ -10,6 +10,7 @@ use linerate_net::lock::Mutex;
 use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::listen::Accepted;
+use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role, Welcome};
 use linerate_wire::negotiate;
 
@@ -17,6 +18,7 @@ use super::slots::{Attached, ConnectionSlots, Reserved};
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::faults::chain;
+use crate::security::Security;
 use crate::session::offer::RdmaPorts;
 
 /// Conversations at a time; all but one of them are refused, as this host is busy.
@@ -30,6 +32,7 @@ pub struct Host {
     listen: Mutex<Vec<SocketAddr>>,
     /// Where RDMA connections are taken.
     pub(crate) rdma: RdmaPorts,
+    pub(super) security: Arc<Security>,
     active: Mutex<Option<Arc<Measurement>>>,
     conversations: AtomicUsize,
 }
@@ -54,7 +57,7 @@ impl std::fmt::Debug for Measurement {
 /// The place is taken until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
-    host: Arc<Host>,
+    pub host: Arc<Host>,
     pub measurement: Arc<Measurement>,
 }
 
@@ -67,14 +70,20 @@ impl Drop for Claim {
 
 impl Host {
     /// A host of this name that takes connections at these addresses.
-    pub fn new(name: String, listen: Vec<SocketAddr>) -> Host {
+    pub fn new(name: String, listen: Vec<SocketAddr>, security: Arc<Security>) -> Host {
         Host {
             name,
             listen: Mutex::new(listen),
             rdma: RdmaPorts::default(),
+            security,
             active: Mutex::default(),
             conversations: AtomicUsize::new(0),
         }
+    }
+
+    /// Of connections to other agents.
+    pub(super) fn tcp_options(&self) -> TcpOptions {
+        TcpOptions { tls: self.security.tls().cloned(), ..TcpOptions::default() }
     }
 
     /// The addresses are known only now.

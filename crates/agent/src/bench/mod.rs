@@ -36,6 +36,8 @@ use linerate_net::rdma::{self, test_connection::RdmaTestConnection};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 
+use crate::security::Security;
+
 pub use error::BenchError;
 pub use host::Host;
 pub(crate) use host::{accept, accept_rdma};
@@ -92,7 +94,7 @@ fn both_sides(
     report: &mut dyn FnMut(BenchEvent),
 ) -> Result<BenchReport, BenchError> {
     let name = crate::config::host_name();
-    let answering = Arc::new(Host::new(name.clone(), Vec::new()));
+    let answering = Arc::new(Host::new(name.clone(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&answering);
     let accept = move |accepted| host::accept(&other, accepted, false);
     let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
@@ -102,7 +104,7 @@ fn both_sides(
         BenchTransport::Tcp => None,
     };
     let to = listener.addresses().first().map(ToString::to_string).unwrap_or_default();
-    let asking = Arc::new(Host::new(name, Vec::new()));
+    let asking = Arc::new(Host::new(name, Vec::new(), Security::insecure()));
     let request = BenchRequest { to, links: Vec::new(), ..request.clone() };
     ask::measure(&asking, &request, &PeerKind::Local, false, stop, &DIRECTIONS, report)
 }

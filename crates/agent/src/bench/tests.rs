@@ -1,5 +1,6 @@
 //! Both sides in one process; what the other side refuses and survives.
 
+use crate::security::Security;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
@@ -112,7 +113,7 @@ fn cpus_are_pinned_or_the_reason_is_reported() {
 
 /// An answering host, and a conversation with it.
 fn answering(migrating: bool) -> (Arc<Host>, Listener) {
-    let host = Arc::new(Host::new("beta".into(), Vec::new()));
+    let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&host);
     let accept = move |accepted| host::accept(&other, accepted, migrating);
     let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
@@ -292,7 +293,7 @@ fn queue_pairs_are_as_many_as_a_migration_would_open() {
 /// Begins a long stream and returns when it is in progress.
 fn begin_measurement(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
     let stop = Arc::new(Stop::default());
-    let asking = Arc::new(Host::new("alpha".into(), Vec::new()));
+    let asking = Arc::new(Host::new("alpha".into(), Vec::new(), Security::insecure()));
     let request = BenchRequest { to: listener.addresses()[0].to_string(), ..bandwidth(60_000) };
     let (begun, beginning) = channel();
     let (host, stopping) = (Arc::clone(&asking), Arc::clone(&stop));

@@ -74,7 +74,7 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
         let here =
             scope.spawn(|| Ok((Side::Here(doctor.clone()), super::serve::answer(doctor, question.clone()))));
         let ask = |name: &String| {
-            find(name, &question, wait)
+            find(name, &question, wait, &doctor.security)
                 .map_err(|error| UnreachableHost { host: name.clone(), why: chain(&error) })
         };
         let asking: Vec<_> = request.hosts.iter().map(|name| scope.spawn(move || ask(name))).collect();

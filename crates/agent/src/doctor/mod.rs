@@ -31,6 +31,7 @@ use linerate_net::lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;
+use crate::security::Security;
 
 /// Counters are watched no longer, whatever is asked.
 const WATCH_MAX: Duration = Duration::from_secs(10);
@@ -44,6 +45,7 @@ pub struct Doctor {
     pub(crate) config: Arc<Config>,
     qemu_cache: Arc<QemuCache>,
     bench: Arc<bench::Host>,
+    pub(crate) security: Arc<Security>,
     /// Guests are being moved from or to this host: it is left alone.
     is_migrating: Box<dyn Fn() -> bool + Send + Sync>,
     /// Probes are sent for one question at a time: two would measure each other.
@@ -63,12 +65,14 @@ impl Doctor {
         config: Arc<Config>,
         qemu_cache: Arc<QemuCache>,
         bench: Arc<bench::Host>,
+        security: Arc<Security>,
         is_migrating: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Doctor {
         Doctor {
             config,
             qemu_cache,
             bench,
+            security,
             is_migrating: Box::new(is_migrating),
             probing: Mutex::default(),
             sinks: AtomicUsize::default(),

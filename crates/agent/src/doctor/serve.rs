@@ -92,7 +92,7 @@ fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
         };
     }
     let one = |target: &Target| {
-        let mut probe = run::probe(target, depth);
+        let mut probe = run::probe(target, depth, doctor.security.tls());
         rdma::probe(doctor, target, depth, &mut probe);
         probe
     };

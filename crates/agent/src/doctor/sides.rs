@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::Doctor;
 use crate::faults::chain;
+use crate::security::Security;
 use crate::session::address::resolve as resolve_host;
 
 /// A host that does not answer within this is not there.
@@ -21,7 +22,7 @@ const CONNECT_WAIT: Duration = Duration::from_secs(2);
 pub enum Side {
     Here(Arc<Doctor>),
     /// Another, at an address that answered.
-    There(SocketAddr),
+    There(SocketAddr, Arc<Security>),
 }
 
 impl Side {
@@ -32,7 +33,9 @@ impl Side {
                 Answer::Refused { why } => Err(why),
                 answer => Ok(answer),
             },
-            Side::There(address) => over(*address, &question, wait).map_err(|error| chain(&error)),
+            Side::There(address, security) => {
+                over(*address, &question, wait, security).map_err(|error| chain(&error))
+            }
         }
     }
 }
@@ -62,17 +65,27 @@ impl FindError {
 }
 
 /// Finds a host by the name that the operator gave: the first of its addresses that answers the question.
-pub fn find(name: &str, question: &Question, wait: Duration) -> Result<(Side, Answer), FindError> {
-    first(&resolve_host(name).map_err(FindError::Name)?, question, wait)
+pub fn find(
+    name: &str,
+    question: &Question,
+    wait: Duration,
+    security: &Arc<Security>,
+) -> Result<(Side, Answer), FindError> {
+    first(&resolve_host(name).map_err(FindError::Name)?, question, wait, security)
 }
 
-fn first(addresses: &[SocketAddr], question: &Question, wait: Duration) -> Result<(Side, Answer), FindError> {
+fn first(
+    addresses: &[SocketAddr],
+    question: &Question,
+    wait: Duration,
+    security: &Arc<Security>,
+) -> Result<(Side, Answer), FindError> {
     // What changes something is not asked twice: the host that was connected to may have done it.
     let once = matches!(question, Question::Change { .. });
     let mut last = FindError::NoAddress;
     for address in addresses {
-        match over(*address, question, wait) {
-            Ok(answer) => return Ok((Side::There(*address), answer)),
+        match over(*address, question, wait, security) {
+            Ok(answer) => return Ok((Side::There(*address, security.clone()), answer)),
             Err(error) if once && !matches!(error, AskError::Connect(_)) => return Err(error.into()),
             Err(error) => last = error.into(),
         }
@@ -80,8 +93,14 @@ fn first(addresses: &[SocketAddr], question: &Question, wait: Duration) -> Resul
     Err(last)
 }
 
-fn over(address: SocketAddr, question: &Question, wait: Duration) -> Result<Answer, AskError> {
-    ask(&Route { local: None, device: None, remote: address }, question, CONNECT_WAIT, wait)
+fn over(
+    address: SocketAddr,
+    question: &Question,
+    wait: Duration,
+    security: &Security,
+) -> Result<Answer, AskError> {
+    let route = Route { local: None, device: None, remote: address };
+    ask(&route, question, CONNECT_WAIT, wait, security.tls())
 }
 
 #[cfg(test)]
@@ -117,17 +136,20 @@ mod tests {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let ((one, first_took), (other, other_took)) = (dying(), dying());
         let addresses = [closed, one.addresses()[0], other.addresses()[0]];
-        let wait = Duration::from_secs(20);
+        let (wait, security) = (Duration::from_secs(20), Security::insecure());
         let change = Change::Confirm(LinkConfirm { port: "l0".into(), host: None });
-        let asked = first(&addresses, &Question::Change { change: Box::new(change) }, wait);
+        let asked = first(&addresses, &Question::Change { change: Box::new(change) }, wait, &security);
         let error = asked.err().expect("an answer");
         assert!(!error.nothing_done(), "{error}");
         let took = || (first_took.load(Ordering::SeqCst), other_took.load(Ordering::SeqCst));
         assert_eq!(took(), (1, 0), "not connected: the next one; asked: no other");
-        assert!(first(&addresses, &Question::Echo { for_ms: 1 }, wait).is_err());
+        assert!(first(&addresses, &Question::Echo { for_ms: 1 }, wait, &security).is_err());
         assert_eq!(took(), (2, 1));
         assert!(
-            first(&[closed], &Question::Echo { for_ms: 1 }, wait).err().expect("an answer").nothing_done()
+            first(&[closed], &Question::Echo { for_ms: 1 }, wait, &security)
+                .err()
+                .expect("an answer")
+                .nothing_done()
         );
     }
 }

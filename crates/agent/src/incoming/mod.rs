@@ -51,6 +51,7 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
+use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
@@ -93,6 +94,8 @@ pub struct Incoming {
     pub session: SessionId,
     identity: Identity,
     peer: SocketAddr,
+    /// The host that opened it, where hosts prove who they are.
+    opener: PeerName,
     guest: Mutex<String>,
     /// Its place in the order in which sessions began on this host.
     order: u64,
@@ -120,16 +123,16 @@ impl Incoming {
         sessions: &Arc<Sessions>,
         identity: Identity,
         peer: SocketAddr,
+        opener: PeerName,
     ) -> std::io::Result<Arc<Incoming>> {
         let (inbox, receiver) = channel();
         let order = sessions.journal.next_order();
         let events = inbox.clone();
         let door = Door::open(move |event| drop(events.send(Input::Event(event.into()))))?;
-        let shared = Arc::new(Incoming::new(identity, order, peer, inbox, door));
+        let name = format!("in-{}", identity.session);
+        let shared = Arc::new(Incoming { opener, ..Incoming::new(identity, order, peer, inbox, door) });
         let session_loop = session_loop::SessionLoop::new(sessions.clone(), shared.clone())?;
-        std::thread::Builder::new()
-            .name(format!("in-{}", identity.session))
-            .spawn(move || session_loop.run(&receiver))?;
+        std::thread::Builder::new().name(name).spawn(move || session_loop.run(&receiver))?;
         Ok(shared)
     }
 
@@ -140,6 +143,7 @@ impl Incoming {
             session: identity.session,
             identity,
             peer,
+            opener: None,
             guest: Mutex::default(),
             order,
             started_unix_ms: unix_ms(),

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::faults::{chain, fault};
 use crate::journal::{IncomingRecord, Journal, Record};
 use crate::recovery::{self, can_run, is_alive};
+use crate::security::{Caller, Security};
 use crate::session::identity::Identity;
 use crate::stream_gate::ArrivalCount;
 
@@ -38,6 +39,7 @@ pub struct Sessions {
     /// Domains whose stream is released to this host.
     pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
+    security: Arc<Security>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }
@@ -51,11 +53,12 @@ pub struct Needs {
     pub bench: Arc<bench::Host>,
     pub arrivals: Arc<ArrivalCount>,
     pub recovery: Arc<recovery::Sessions>,
+    pub security: Arc<Security>,
 }
 
 impl Sessions {
     pub fn new(needs: Needs) -> Sessions {
-        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery } = needs;
+        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery, security } = needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
         Sessions {
             config,
@@ -66,6 +69,7 @@ impl Sessions {
             bench,
             arrivals,
             recovery,
+            security,
             live,
             past,
         }
@@ -140,11 +144,15 @@ impl Sessions {
         self: &Arc<Sessions>,
         hello: &Hello,
         peer: SocketAddr,
+        caller: Caller,
     ) -> Result<Arc<Incoming>, Fault> {
         let mut live = self.live.lock();
         match (live.get(&hello.session), hello.role) {
             (Some(session), _) if !session.knows(&hello.token) => {
                 Err(refusal(Code::NotAuthorised, "wrong token"))
+            }
+            (Some(session), _) if !caller.may_join(&session.opener) => {
+                Err(refusal(Code::NotAuthorised, "another host opened this session"))
             }
             (Some(session), Role::ControlJoin | Role::Data | Role::ReverseData) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
@@ -157,9 +165,10 @@ impl Sessions {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
                 self.bench.yield_to_migration();
-                let session =
-                    Incoming::start(self, Identity { session: hello.session, token: hello.token }, peer)
-                        .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
+                let Hello { session, token, .. } = *hello;
+                let identity = Identity { session, token, security: self.security.clone() };
+                let session = Incoming::start(self, identity, peer, caller.name())
+                    .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 live.insert(hello.session, session.clone());
                 Ok(session)
             }

@@ -53,7 +53,7 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
 /// Sends the roll-back notice on a connection of its own. `held`: the destination may have the guest complete.
 pub(super) fn send_roll_back_notice(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
     let (journal, session) = (journal.clone(), shared.session);
-    roll_back_notice::send(peers(shared, record), shared.dialler.identity, held, move || {
+    roll_back_notice::send(peers(shared, record), shared.dialler.identity.clone(), held, move || {
         journal.note_notified(session);
     });
 }

@@ -11,6 +11,7 @@ use super::Outgoing;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::recovery;
+use crate::security::Security;
 use crate::stream_gate::StreamGates;
 
 /// Ended migrations that are shown.
@@ -23,6 +24,7 @@ pub struct Sessions {
     pub(super) gates: Arc<StreamGates>,
     /// Takes sessions that cannot end themselves.
     pub(super) recovery: Arc<recovery::Sessions>,
+    pub(super) security: Arc<Security>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
 }
 
@@ -33,8 +35,9 @@ impl Sessions {
         registry: Registry,
         gates: Arc<StreamGates>,
         recovery: Arc<recovery::Sessions>,
+        security: Arc<Security>,
     ) -> Sessions {
-        Sessions { config, journal, registry, gates, recovery, live: Mutex::default() }
+        Sessions { config, journal, registry, gates, recovery, security, live: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Outgoing>>> {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use linerate_api::{DomainMigration, EventKind, MigrateRequest};
+use linerate_api::{DomainMigration, EventKind, MigrateRequest, Transport};
 use linerate_core::journal::SourcePhase;
 use linerate_core::policy::Limits;
 use linerate_core::source::{self, Source};
@@ -69,7 +69,7 @@ pub(super) fn authorise(
     request: &MigrateRequest,
     found: &mut Found,
 ) -> Result<OpenedSession, Fault> {
-    let identity = Identity::random()?;
+    let identity = Identity::random(&sessions.security)?;
     let peers = address::resolve(&request.to)?;
     match &mut found.mode {
         ModeParts::Direct { .. } | ModeParts::Streams { .. } => {
@@ -126,7 +126,7 @@ pub(super) fn outgoing(
 ) -> Result<Outgoing, Fault> {
     Ok(Outgoing {
         session: opened.identity.session,
-        dialler: dialler(sessions, &request, found, opened.identity),
+        dialler: dialler(sessions, &request, found, opened.identity.clone())?,
         from: sessions.config.name.clone(),
         started_unix_ms: unix_ms(),
         before_machine,
@@ -160,7 +160,12 @@ pub(super) fn warn_of(shared: &Outgoing, guest: &GuestDescription) {
     }
 }
 
-fn dialler(sessions: &Sessions, request: &MigrateRequest, found: &Found, identity: Identity) -> Dialler {
+fn dialler(
+    sessions: &Sessions,
+    request: &MigrateRequest,
+    found: &Found,
+    identity: Identity,
+) -> Result<Dialler, Fault> {
     let rdma = RdmaOptions {
         type_of_service: sessions.config.rdma_type_of_service,
         checksums: request.rdma_checksums,
@@ -169,7 +174,21 @@ fn dialler(sessions: &Sessions, request: &MigrateRequest, found: &Found, identit
         zero_copy: found.mode.tag().carries_streams() || !found.description.traits.may_discard,
         ..RdmaOptions::default()
     };
-    Dialler::new(identity, request.transport, rdma)
+    Ok(Dialler::new(identity, transport(sessions, request)?, rdma))
+}
+
+/// What channels may run over. The agents cannot encrypt RDMA.
+fn transport(sessions: &Sessions, request: &MigrateRequest) -> Result<Transport, Fault> {
+    match request.transport {
+        _ if sessions.security.allows_rdma() => Ok(request.transport),
+        Transport::Auto => Ok(Transport::Tcp),
+        Transport::Tcp => Ok(Transport::Tcp),
+        Transport::Rdma => {
+            let detail =
+                "RDMA is not encrypted: rdma_network = \"trusted\" in the agent's configuration allows it";
+            Err(Fault::new(Code::NotAuthorised, Step::Authorise, Side::Source, detail))
+        }
+    }
 }
 
 pub(super) fn run(

@@ -9,16 +9,18 @@ use linerate_net::lock::Mutex;
 
 use super::Unfinished;
 use crate::journal::Journal;
+use crate::security::Security;
 
 pub struct Sessions {
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
+    pub(super) security: Arc<Security>,
     live: Mutex<BTreeMap<SessionId, Arc<Unfinished>>>,
 }
 
 impl Sessions {
-    pub fn new(journal: Arc<Journal>, registry: Registry) -> Sessions {
-        Sessions { journal, registry, live: Mutex::default() }
+    pub fn new(journal: Arc<Journal>, registry: Registry, security: Arc<Security>) -> Sessions {
+        Sessions { journal, registry, security, live: Mutex::default() }
     }
 
     pub fn all(&self) -> Vec<Arc<Unfinished>> {

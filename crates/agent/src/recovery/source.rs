@@ -56,7 +56,7 @@ impl Unfinished {
         let event = match action {
             SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
-            SourceAction::Query => SourceEvent::Answered(self.ask()),
+            SourceAction::Query => SourceEvent::Answered(self.ask(sessions)),
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
@@ -139,7 +139,7 @@ impl Unfinished {
 
     /// Asks, which sends commit again: the message may never have left this host. The question also carries whether
     /// there is still a copy here, to which a destination that cannot run the guest may return it.
-    fn ask(&self) -> Option<Outcome> {
+    fn ask(&self, sessions: &Sessions) -> Option<Outcome> {
         let Role::Source { qemu, peers, token, .. } = self.record.lock().role.clone() else { return None };
         if runs_here(&qemu) {
             self.failed(
@@ -148,7 +148,14 @@ impl Unfinished {
             return None;
         }
         let ask = if qemu.is_alive() { ask_any } else { commit_any };
-        ask(&peers, &Identity { session: self.session, token: parse_token(&token) })
+        ask(
+            &peers,
+            &Identity {
+                session: self.session,
+                token: parse_token(&token),
+                security: sessions.security.clone(),
+            },
+        )
     }
 }
 

@@ -18,8 +18,8 @@ use crate::faults::{chain, fault};
 /// Connection and handshake must be done within this, and a probe too. A far link has longer.
 pub(crate) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
-pub(crate) fn tcp_options() -> TcpOptions {
-    TcpOptions { connect_wait: OPEN_WITHIN, ..TcpOptions::default() }
+pub(crate) fn tcp_options(identity: &Identity) -> TcpOptions {
+    TcpOptions { connect_wait: OPEN_WITHIN, tls: identity.security.tls().cloned(), ..TcpOptions::default() }
 }
 
 fn route(remote: SocketAddr) -> Route {
@@ -34,8 +34,11 @@ pub(crate) fn open_session(
 ) -> Result<(ControlPath, SocketAddr), Fault> {
     let mut last = None;
     for &remote in peers {
-        match connect(&route(remote), &identity.hello(role, 0, 0), &tcp_options()) {
+        match connect(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
             Ok((stream, _)) => {
+                if role == Role::ControlNew {
+                    identity.security.permit_destination(stream.peer_certificates())?;
+                }
                 let control = keep(stream)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
                 return Ok((control, remote));
@@ -53,7 +56,7 @@ pub(crate) fn open_session(
 pub(crate) fn join_any(peers: &[SocketAddr], identity: &Identity) -> Result<Stream, Option<ConnectError>> {
     let mut last = None;
     for &remote in peers {
-        match connect(&route(remote), &identity.hello(Role::ControlJoin, 0, 0), &tcp_options()) {
+        match connect(&route(remote), &identity.hello(Role::ControlJoin, 0, 0), &tcp_options(identity)) {
             Ok((stream, _)) => return Ok(stream),
             Err(error) => last = Some(error),
         }
@@ -83,7 +86,7 @@ pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> O
 
 fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
     for &remote in peers {
-        match query(&route(remote), &identity.hello(role, 0, 0), &tcp_options()) {
+        match query(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
             Ok(outcome) => return Some(outcome),
             Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
         }

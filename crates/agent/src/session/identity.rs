@@ -1,20 +1,25 @@
 //! What names a session on both hosts, and which connections may join it.
 
+use std::sync::Arc;
+
 use linerate_core::{ChannelId, Code, Fault, LinkId, SessionId, Side, Step, Token};
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
-/// Number and token of a session.
-#[derive(Clone, Copy)]
+use crate::security::Security;
+
+/// Number and token of a session, and how its connections are protected.
+#[derive(Clone)]
 pub(crate) struct Identity {
     pub session: SessionId,
     pub token: Token,
+    pub security: Arc<Security>,
 }
 
 impl Identity {
     /// One that no other session has.
-    pub fn random() -> Result<Identity, Fault> {
-        Ok(Identity { session: SessionId(random()?), token: Token(random()?) })
+    pub fn random(security: &Arc<Security>) -> Result<Identity, Fault> {
+        Ok(Identity { session: SessionId(random()?), token: Token(random()?), security: security.clone() })
     }
 
     /// Whether a connection that shows this token belongs here. Takes the same time whichever byte differs.
@@ -24,7 +29,7 @@ impl Identity {
 
     /// The first message of a connection of the session.
     pub fn hello(&self, role: Role, link: LinkId, channel: ChannelId) -> Hello {
-        let Identity { session, token } = *self;
+        let Identity { session, token, .. } = *self;
         Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, session, role, link, channel, token }
     }
 }
@@ -58,7 +63,7 @@ mod tests {
 
     #[test]
     fn token_survives_the_journal_and_no_other_is_known() {
-        let identity = Identity::random().unwrap();
+        let identity = Identity::random(&Security::insecure()).unwrap();
         let kept = parse_token(&token_text(&identity.token));
         assert!(identity.knows(&kept));
         for place in 0..32 {

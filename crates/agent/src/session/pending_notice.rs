@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use linerate_core::{SessionId, Token};
 use rustix::fs::Mode;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::Identity;
 use super::roll_back_notice;
 use crate::faults::chain;
+use crate::security::Security;
 
 /// The folder, in the agent's own.
 const FOLDER: &str = "withdraw";
@@ -32,7 +34,7 @@ pub(crate) struct PendingNotice(PathBuf);
 impl PendingNotice {
     /// Written before the other host receives anything of the session.
     pub fn new(state: &Path, identity: &Identity, peers: &[SocketAddr]) -> io::Result<PendingNotice> {
-        let Identity { session, token } = *identity;
+        let Identity { session, token, .. } = *identity;
         let folder = state.join(FOLDER);
         fs::create_dir_all(&folder)?;
         let path = folder.join(session.to_string());
@@ -57,11 +59,11 @@ impl Drop for PendingNotice {
 }
 
 /// Sends, in the background, the notices that an earlier agent process has left.
-pub fn send_all(state: &Path) {
+pub fn send_all(state: &Path, security: &Arc<Security>) {
     for (kept, session) in left(&state.join(FOLDER)) {
         let id = SessionId(session.session);
         tracing::warn!(session = %id, "the agent ended during this session; the other host is notified to give it up");
-        let identity = Identity { session: id, token: Token(session.token) };
+        let identity = Identity { session: id, token: Token(session.token), security: security.clone() };
         roll_back_notice::send(session.peers, identity, false, move || drop(kept));
     }
 }
@@ -93,7 +95,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let peers = ["10.0.0.2:7979".parse().unwrap()];
         let keep = |n: u8| {
-            let identity = Identity { session: SessionId([n; 16]), token: Token([n; 32]) };
+            let identity = Identity {
+                session: SessionId([n; 16]),
+                token: Token([n; 32]),
+                security: Security::insecure(),
+            };
             PendingNotice::new(dir.path(), &identity, &peers).unwrap()
         };
         drop(keep(1));

@@ -12,6 +12,7 @@ use super::*;
 use crate::agent::Agent;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::security::{Caller, Security};
 
 /// An agent with a state folder of its own.
 pub(crate) fn agent() -> (TempDir, Arc<Agent>) {
@@ -27,7 +28,12 @@ fn again(folder: &TempDir) -> Arc<Agent> {
     let text = format!("name = \"here\"\nstate_dir = {path:?}\nrun_dir = {path:?}\n");
     std::fs::write(&config, text).unwrap();
     let config = Config::read(&config).unwrap();
-    Arc::new(Agent::new(config, Journal::open(path).unwrap(), Registry::open(path).unwrap()))
+    Arc::new(Agent::new(
+        config,
+        Journal::open(path).unwrap(),
+        Registry::open(path).unwrap(),
+        Security::insecure(),
+    ))
 }
 
 /// A trial that nothing has to put back.
@@ -184,7 +190,7 @@ fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
         channel: 0,
         token: Token([0; 32]),
     };
-    agent.incoming.session_for(&hello, ([127, 0, 0, 1], 7979).into()).unwrap();
+    agent.incoming.session_for(&hello, ([127, 0, 0, 1], 7979).into(), Caller::Tcp(None)).unwrap();
     let error = begin(&agent.trials, "other", &Settings::default()).unwrap_err();
     assert!(
         error.code == code::MIGRATION_UNDER_WAY && error.message.contains("from or to here"),

@@ -37,6 +37,7 @@ use linerate_net::fence::Fenced;
 use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
+use crate::security::PeerName;
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, PathEvent};
@@ -72,6 +73,8 @@ pub struct Tunnel {
     pub session: SessionId,
     dialler: Dialler,
     pub peer: SocketAddr,
+    /// The host that asked for it, where hosts prove who they are and this is the other one.
+    pub opener: PeerName,
     clock: Clock,
     stream_transport: Arc<StreamTransport>,
     inbox: Sender<Input>,

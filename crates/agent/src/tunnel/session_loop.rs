@@ -125,7 +125,7 @@ impl SessionLoop {
         let mut peers = vec![self.tunnel.peer];
         let remotes = self.tunnel.losses.remotes();
         peers.extend(remotes.into_iter().filter(|remote| *remote != self.tunnel.peer));
-        roll_back_notice::send(peers, self.tunnel.dialler.identity, false, move || drop(notice));
+        roll_back_notice::send(peers, self.tunnel.dialler.identity.clone(), false, move || drop(notice));
     }
 
     fn turn(&mut self, inbox: &Receiver<Input>) {

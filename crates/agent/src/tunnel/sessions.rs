@@ -10,6 +10,7 @@ use linerate_wire::frame::Hello;
 
 use super::{Tunnel, start};
 use crate::config::Config;
+use crate::security::{PeerName, Security};
 use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 
@@ -21,6 +22,7 @@ pub struct Sessions {
     pub(super) gates: Arc<StreamGates>,
     pub(super) arrivals: Arc<ArrivalCount>,
     pub(super) rdma: RdmaPorts,
+    pub(super) security: Arc<Security>,
     live: Mutex<BTreeMap<SessionId, Arc<Tunnel>>>,
 }
 
@@ -30,8 +32,9 @@ impl Sessions {
         gates: Arc<StreamGates>,
         arrivals: Arc<ArrivalCount>,
         rdma: RdmaPorts,
+        security: Arc<Security>,
     ) -> Sessions {
-        Sessions { config, gates, arrivals, rdma, live: Mutex::default() }
+        Sessions { config, gates, arrivals, rdma, security, live: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Tunnel>>> {
@@ -52,7 +55,12 @@ impl Sessions {
     }
 
     /// Another host wants streams to sockets here. Its connection is not welcomed yet.
-    pub fn accept(self: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
+    pub fn accept(
+        self: &Arc<Sessions>,
+        hello: &Hello,
+        peer: SocketAddr,
+        opener: PeerName,
+    ) -> Result<Arc<Tunnel>, Fault> {
         let refuse = |code, detail: &str| Err(Fault::new(code, Step::Authorise, Side::Destination, detail));
         // Held meanwhile: of two that arrive at once, one finds the other.
         let mut live = self.lock();
@@ -62,7 +70,7 @@ impl Sessions {
         if live.contains_key(&hello.session) {
             return refuse(Code::ProtocolViolation, "this session exists already");
         }
-        let tunnel = start::accept(self, hello, peer)?;
+        let tunnel = start::accept(self, hello, peer, opener)?;
         live.insert(hello.session, tunnel.clone());
         Ok(tunnel)
     }

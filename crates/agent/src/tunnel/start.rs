@@ -20,6 +20,7 @@ use super::session_loop::{Opening, SessionLoop};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::{chain, fault};
+use crate::security::PeerName;
 use crate::session::address::resolve;
 use crate::session::contact::{keep, open_session};
 use crate::session::identity::Identity;
@@ -61,7 +62,7 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
         return Err(Fault::new(Code::ResourceMissing, Step::Resolve, Side::Source, detail));
     }
     let listeners = Listeners::open(&request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
-    let identity = Identity::random()?;
+    let identity = Identity::random(&sessions.security)?;
     let peers = resolve(&request.to)?;
     let kept = PendingNotice::new(&sessions.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
@@ -69,7 +70,8 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));
-    let parts = TunnelParts { identity, peer, end: End::Source, timeout, events, notice: kept };
+    let session = identity.session;
+    let parts = TunnelParts { identity, peer, opener: None, end: End::Source, timeout, events, notice: kept };
     let filter = request.links.clone();
     let failed = |error: std::io::Error| fault(Code::Internal, Step::Connect, Side::Source, &error);
     let tunnel = run(sessions, parts, Opening::Ask, filter).map_err(failed)?;
@@ -80,12 +82,17 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
     tunnel.open_gates(sessions, &request.pairs).map_err(|error| here(Code::ResourceMissing, &error))?;
     tunnel.publish(TunnelEvent::Ready { listen });
-    tracing::info!(session = %identity.session, to = request.to, "a tunnel begins");
+    tracing::info!(%session, to = request.to, "a tunnel begins");
     Ok(begun)
 }
 
 /// Another host asks for a session. Its first connection is not welcomed yet.
-pub fn accept(sessions: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Result<Arc<Tunnel>, Fault> {
+pub fn accept(
+    sessions: &Arc<Sessions>,
+    hello: &Hello,
+    peer: SocketAddr,
+    opener: PeerName,
+) -> Result<Arc<Tunnel>, Fault> {
     let Hello { session, token, .. } = *hello;
     if sessions.config.tunnel_targets.is_empty() {
         let detail =
@@ -94,8 +101,9 @@ pub fn accept(sessions: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Resu
     }
     let offered = offered(&sessions.config.listen, &sessions.rdma)?;
     let parts = TunnelParts {
-        identity: Identity { session, token },
+        identity: Identity { session, token, security: sessions.security.clone() },
         peer,
+        opener,
         end: End::Destination,
         timeout: LINK_TIMEOUT,
         events: None,
@@ -111,6 +119,8 @@ pub fn accept(sessions: &Arc<Sessions>, hello: &Hello, peer: SocketAddr) -> Resu
 struct TunnelParts {
     identity: Identity,
     peer: SocketAddr,
+    /// The host that asked for it, where hosts prove who they are and this is the other one.
+    opener: PeerName,
     end: End,
     timeout: Duration,
     events: Option<UnboundedSender<TunnelEvent>>,
@@ -134,10 +144,12 @@ fn run(
     let owner = Box::new(LoopSender::new(inbox.clone()));
     let events = inbox.clone();
     let door = Door::open(move |event| drop(events.send(Input::Control(event))))?;
+    let session = parts.identity.session;
     let tunnel = Arc::new(Tunnel {
-        session: parts.identity.session,
+        session,
         dialler: Dialler::new(parts.identity, Transport::Tcp, Default::default()),
         peer: parts.peer,
+        opener: parts.opener,
         clock: Clock::start(),
         stream_transport: Arc::new(StreamTransport::new(parts.end, config, owner, Arc::default())),
         inbox,
@@ -153,7 +165,7 @@ fn run(
     let session_loop =
         SessionLoop::new(sessions.clone(), tunnel.clone(), connector, opening, (filter, parts.notice));
     std::thread::Builder::new()
-        .name(format!("tunnel-{}", parts.identity.session))
+        .name(format!("tunnel-{}", session))
         .spawn(move || session_loop.run(&receiver))?;
     Ok(tunnel)
 }

@@ -16,6 +16,8 @@ use serde_json::Value;
 #[allow(dead_code, reason = "not every test file stops agents there")]
 mod gated;
 #[allow(dead_code, reason = "not every test file has such hosts")]
+mod secured;
+#[allow(dead_code, reason = "not every test file has such hosts")]
 mod unshared;
 
 const LONG: Duration = Duration::from_secs(180);

@@ -10,6 +10,7 @@ use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
+use linerate_net::tls::Tls;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::message::{SessionId, Token};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
@@ -220,7 +221,12 @@ pub enum AskError {
 }
 
 /// Connects to the agent of `route` and sends the question; `wait` limits each step.
-pub fn open(route: &Route, question: &Question, wait: Duration) -> Result<Stream, AskError> {
+pub fn open(
+    route: &Route,
+    question: &Question,
+    wait: Duration,
+    tls: Option<&Tls>,
+) -> Result<Stream, AskError> {
     let hello = Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
@@ -230,7 +236,7 @@ pub fn open(route: &Route, question: &Question, wait: Duration) -> Result<Stream
         channel: 0,
         token: Token([0; 32]),
     };
-    let options = TcpOptions { connect_wait: wait, ..TcpOptions::default() };
+    let options = TcpOptions { connect_wait: wait, tls: tls.cloned(), ..TcpOptions::default() };
     let (stream, _) = connect(route, &hello, &options)?;
     send(&stream, question, route.remote, Instant::now() + wait)?;
     Ok(stream)
@@ -242,9 +248,10 @@ pub fn ask(
     question: &Question,
     connect: Duration,
     wait: Duration,
+    tls: Option<&Tls>,
 ) -> Result<Answer, AskError> {
     let deadline = Instant::now() + wait;
-    let stream = open(route, question, connect)?;
+    let stream = open(route, question, connect, tls)?;
     let deadline = deadline.max(Instant::now() + RoundTrip::of(&stream).silence(Duration::ZERO));
     match receive(&stream, route.remote, deadline)? {
         Answer::Refused { why } => Err(AskError::Refused { peer: route.remote, why }),

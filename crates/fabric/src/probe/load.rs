@@ -15,6 +15,7 @@ use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tcp::stats::Progress;
+use linerate_net::tls::Tls;
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
@@ -40,6 +41,7 @@ pub struct Moved {
 /// Sends on all connections at once; `meanwhile` runs on this thread until the load ends.
 pub fn send_load<T>(
     target: &Target,
+    tls: Option<&Tls>,
     meanwhile: impl FnOnce(&AtomicBool) -> T,
 ) -> (Result<Moved, AskError>, T) {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
@@ -47,7 +49,7 @@ pub fn send_load<T>(
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let load = scope.spawn(|| {
-            let moved = all_connections(target, connections);
+            let moved = all_connections(target, connections, tls);
             over.store(true, Ordering::Relaxed);
             moved
         });
@@ -58,8 +60,8 @@ pub fn send_load<T>(
 }
 
 /// Sends for [`LASTS`] or longer, and asks what came.
-fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskError> {
-    let streams = (0..connections).map(|_| begin(target)).collect::<Result<Vec<_>, _>>()?;
+fn all_connections(target: &Target, connections: usize, tls: Option<&Tls>) -> Result<Moved, AskError> {
+    let streams = (0..connections).map(|_| begin(target, tls)).collect::<Result<Vec<_>, _>>()?;
     let time = streams.first().map_or(LASTS, |stream| RoundTrip::of(stream).opening(LASTS));
     let limit = ANSWER_WAIT + time;
     let deadline = Instant::now() + limit;
@@ -76,10 +78,10 @@ fn all_connections(target: &Target, connections: usize) -> Result<Moved, AskErro
     Ok(Moved { throughput_mbps: rate as u64, retransmits })
 }
 
-fn begin(target: &Target) -> Result<Stream, AskError> {
+fn begin(target: &Target, tls: Option<&Tls>) -> Result<Stream, AskError> {
     let route =
         Route { local: Some(target.from.ip), device: Some(target.from.port.clone()), remote: target.agent };
-    let stream = open(&route, &Question::Sink, CONNECT_WAIT)?;
+    let stream = open(&route, &Question::Sink, CONNECT_WAIT, tls)?;
     match receive(&stream, target.agent, Instant::now() + RoundTrip::of(&stream).silence(CONNECT_WAIT))? {
         Answer::Ready => Ok(stream),
         Answer::Refused { why } => Err(AskError::Refused { peer: target.agent, why }),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use linerate_net::netlink::NetlinkError;
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::connect::Route;
+use linerate_net::tls::Tls;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::collect::kernel::links;
@@ -51,7 +52,7 @@ const TRIES_WAIT: Duration = Duration::from_secs(15);
 const LOADED_GAP: Duration = Duration::from_millis(2);
 
 /// Probes the target. What fails is said in the probe.
-pub fn probe(target: &Target, depth: Depth) -> Probe {
+pub fn probe(target: &Target, depth: Depth, tls: Option<&Tls>) -> Probe {
     let mut probe = Probe::new(target.from.clone(), target.to.clone());
     probe.leaves_by = other_port(target);
     let mut sender = match Sender::new(target) {
@@ -62,12 +63,12 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
         }
     };
     if depth == Depth::Load {
-        load(&mut sender, target, false, &mut probe);
+        load(&mut sender, target, false, &mut probe, tls);
         return probe;
     }
     let by_tcp = OnceLock::new();
     let reached = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| connects(target, TCP_WAIT, &by_tcp));
+        let connecting = scope.spawn(|| connects(target, TCP_WAIT, &by_tcp, tls));
         let reached = reach(&mut sender, target, &by_tcp, &mut probe);
         probe.tcp_failure = connecting.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
         reached
@@ -78,13 +79,13 @@ pub fn probe(target: &Target, depth: Depth) -> Probe {
         probe.loss = lost(&mut sender, round_trip, depth);
         probe.path_mtu = path_mtu(&mut sender, target.mtu, reply_wait(round_trip), copies(probe.loss));
         if probe.tcp_failure.is_some() {
-            probe.tcp_failure = connects_after_all(target, round_trip, &probe);
+            probe.tcp_failure = connects_after_all(target, round_trip, &probe, tls);
         }
     }
     probe.tcp = Some(probe.tcp_failure.is_none());
     let drowned = probe.loss.is_some_and(|loss| u64::from(loss.lost) * 20 > u64::from(loss.sent));
     if depth == Depth::Full && probe.tcp == Some(true) && !drowned {
-        load(&mut sender, target, reached, &mut probe);
+        load(&mut sender, target, reached, &mut probe, tls);
     }
     probe
 }
@@ -95,9 +96,14 @@ fn reply_wait(round_trip: Duration) -> Duration {
 }
 
 /// Why the agent's TCP port takes no connection over this link; `None` if it does. Then the round trip is known.
-fn connects(target: &Target, wait: Duration, by_tcp: &OnceLock<Duration>) -> Option<String> {
-    /// The connection, HELLO, the question.
-    const ROUND_TRIPS: u32 = 3;
+fn connects(
+    target: &Target,
+    wait: Duration,
+    by_tcp: &OnceLock<Duration>,
+    tls: Option<&Tls>,
+) -> Option<String> {
+    // The connection, TLS, HELLO, the question.
+    let round_trips = if tls.is_some() { 4 } else { 3 };
     let once = || {
         let route = Route {
             local: Some(target.from.ip),
@@ -105,9 +111,9 @@ fn connects(target: &Target, wait: Duration, by_tcp: &OnceLock<Duration>) -> Opt
             remote: target.agent,
         };
         let began = Instant::now();
-        let answer = ask(&route, &Question::Echo { for_ms: ECHO_MS }, wait, wait);
+        let answer = ask(&route, &Question::Echo { for_ms: ECHO_MS }, wait, wait, tls);
         if answer.is_ok() {
-            by_tcp.get_or_init(|| began.elapsed() / ROUND_TRIPS);
+            by_tcp.get_or_init(|| began.elapsed() / round_trips);
         }
         answer.err().map(|error| error.to_string())
     };
@@ -116,7 +122,12 @@ fn connects(target: &Target, wait: Duration, by_tcp: &OnceLock<Duration>) -> Opt
 
 /// The same once more, where the link is one that needs more patience: it is far, or the first packets may have been
 /// among those that are lost.
-fn connects_after_all(target: &Target, round_trip: Duration, probe: &Probe) -> Option<String> {
+fn connects_after_all(
+    target: &Target,
+    round_trip: Duration,
+    probe: &Probe,
+    tls: Option<&Tls>,
+) -> Option<String> {
     let wait = RoundTrip::new(round_trip).silence(TCP_WAIT);
     let is_lossy = probe.loss.is_some_and(|loss| loss.lost > 0);
     let tries = match (is_lossy, wait > TCP_WAIT) {
@@ -130,7 +141,7 @@ fn connects_after_all(target: &Target, round_trip: Duration, probe: &Probe) -> O
         if failure.is_none() || began.elapsed() > TRIES_WAIT {
             break;
         }
-        failure = connects(target, wait, &OnceLock::new());
+        failure = connects(target, wait, &OnceLock::new(), tls);
     }
     failure
 }
@@ -322,10 +333,10 @@ fn path_mtu(sender: &mut Sender, promised: u32, wait: Duration, copies: usize) -
 }
 
 /// TCP load, with small datagrams meanwhile.
-fn load(sender: &mut Sender, target: &Target, reached: bool, probe: &mut Probe) {
+fn load(sender: &mut Sender, target: &Target, reached: bool, probe: &mut Probe, tls: Option<&Tls>) {
     let wait = reply_wait(Duration::from_nanos(probe.latency.map_or(0, |latency| latency.median_ns)));
     let (moved, small) =
-        send_load(target, |over| if reached { small_ones(sender, wait, over) } else { (0, Vec::new()) });
+        send_load(target, tls, |over| if reached { small_ones(sender, wait, over) } else { (0, Vec::new()) });
     match moved {
         Ok(moved) => {
             probe.throughput_mbps = Some(moved.throughput_mbps);

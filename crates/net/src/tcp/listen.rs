@@ -27,6 +27,8 @@ use crate::tls::TlsError;
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 256;
+/// Between two warnings of connections that were refused.
+const REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// How connections are taken.
 #[derive(Clone, Debug)]
@@ -207,10 +209,11 @@ impl<H: Fn(Accepted) + Send + Sync + 'static> Acceptor<H> {
         let Some(peer) = peer.as_socket() else { return };
         let Some(slot) = Slots::take(&self.slots) else { return };
         let (options, handler) = (self.options.clone(), Arc::clone(&self.handler));
+        let slots = Arc::clone(&self.slots);
         let thread = std::thread::Builder::new().name("handshake".into());
         let spawned = thread.spawn(move || match handshake(connection, peer, &options, slot) {
             Ok(accepted) => handler(accepted),
-            Err(error) => tracing::debug!(%peer, %error, "a connection was dropped in the handshake"),
+            Err(error) => slots.report(peer, &error),
         });
         if let Err(error) = spawned {
             tracing::warn!(%peer, %error, "no thread for a connection");
@@ -249,6 +252,8 @@ struct Slots {
     /// Slots that are free; `None` when the listener has stopped.
     free: Mutex<Option<usize>>,
     changed: Condvar,
+    /// When an operator was last told of a connection that was refused.
+    reported: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -256,7 +261,7 @@ struct Slot(Arc<Slots>);
 
 impl Slots {
     fn new(count: usize) -> Slots {
-        Slots { free: Mutex::new(Some(count.max(1))), changed: Condvar::new() }
+        Slots { free: Mutex::new(Some(count.max(1))), changed: Condvar::new(), reported: Mutex::default() }
     }
 
     /// Waits for a free one. Each is given back within the handshake's deadline; `None` when the listener has stopped.
@@ -266,6 +271,18 @@ impl Slots {
         let left = (*free)?;
         *free = Some(left.saturating_sub(1));
         Some(Slot(Arc::clone(slots)))
+    }
+
+    /// A peer that is refused by TLS is worth a warning, at most one in a second: strangers must not fill the log.
+    fn report(&self, peer: SocketAddr, error: &ExchangeError) {
+        let mut reported = self.reported.lock();
+        let is_recent = reported.is_some_and(|last| last.elapsed() < REPORT_GAP);
+        if matches!(error, ExchangeError::Tls(_)) && !is_recent {
+            *reported = Some(Instant::now());
+            tracing::warn!(%peer, %error, "a connection was refused");
+        } else {
+            tracing::debug!(%peer, %error, "a connection was dropped in the handshake");
+        }
     }
 
     fn stop(&self) {

@@ -10,6 +10,11 @@ use thiserror::Error;
 /// Why a handshake or a TLS connection failed. It also travels inside an [`io::Error`], and [`TlsError::of`] finds it.
 #[derive(Clone, Debug, Error)]
 pub enum TlsError {
+    /// [`Tls::without_identity`](super::Tls::without_identity).
+    #[error(
+        "this host has no identity: join its cluster (`linerate join`), or name its certificate in the configuration"
+    )]
+    NoIdentity,
     /// At a TLS port: what came first is no TLS record.
     #[error("the peer spoke plain text to a TLS port; set `security` to the same on both hosts")]
     PeerSpokePlain,
@@ -27,7 +32,7 @@ pub enum TlsError {
     #[error("the peer spoke TLS to a plain port; set `security` to the same on both hosts")]
     PeerSpokeTls,
     /// This host does not accept the peer's certificate.
-    #[error("the peer's certificate was refused: {0}")]
+    #[error("the peer's certificate was refused: {}", reason(.0))]
     PeerRefused(CertificateError),
     #[error("the peer showed no certificate")]
     NoCertificate,
@@ -63,6 +68,14 @@ pub enum TlsError {
     Protocol(rustls::Error),
     #[error("the connection failed: {0}")]
     Socket(#[source] Arc<io::Error>),
+}
+
+/// The verifier's own words where it has some.
+fn reason(refused: &CertificateError) -> String {
+    match refused {
+        CertificateError::Other(other) => other.0.to_string(),
+        other => other.to_string(),
+    }
 }
 
 impl TlsError {

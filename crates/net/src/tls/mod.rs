@@ -24,20 +24,40 @@ use rustls::{ClientConfig, ServerConfig};
 
 pub use error::TlsError;
 
-/// The TLS of a host: what it is when it connects, and when it is connected to.
+use crate::lock::Mutex;
+
+/// The TLS of a host: what it is when it connects, and when it is connected to. Clones are the same: a host without an
+/// identity may get one later, and every handshake from then on has it.
 ///
 /// Who may be a peer is up to the verifiers in the configurations, and so are ciphers, certificate and ALPN. With ALPN
 /// configured, a peer that agrees on none of the protocols is refused.
 #[derive(Clone)]
 pub struct Tls {
+    configurations: Arc<Mutex<Option<Configurations>>>,
+    name: Option<ServerName<'static>>,
+}
+
+#[derive(Clone)]
+struct Configurations {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
-    name: Option<ServerName<'static>>,
 }
 
 impl Tls {
     /// Switches resumption, tickets and early data off in both configurations.
-    pub fn new(mut client: ClientConfig, mut server: ServerConfig) -> Tls {
+    pub fn new(client: ClientConfig, server: ServerConfig) -> Tls {
+        let tls = Tls::without_identity();
+        tls.set(client, server);
+        tls
+    }
+
+    /// Of a host without an identity: every handshake fails with [`TlsError::NoIdentity`].
+    pub fn without_identity() -> Tls {
+        Tls { configurations: Arc::default(), name: None }
+    }
+
+    /// The configurations of every handshake from now on.
+    pub fn set(&self, mut client: ClientConfig, mut server: ServerConfig) {
         client.resumption = Resumption::disabled();
         client.enable_early_data = false;
         server.session_storage = Arc::new(NoServerSessionStorage {});
@@ -46,12 +66,23 @@ impl Tls {
         server.send_half_rtt_data = false;
         // Records are made for the buffers of a session.
         (client.max_fragment_size, server.max_fragment_size) = (None, None);
-        Tls { client: Arc::new(client), server: Arc::new(server), name: None }
+        let made = Configurations { client: Arc::new(client), server: Arc::new(server) };
+        *self.configurations.lock() = Some(made);
     }
 
     /// The name that the client's verifier is asked about. Without it that is the address that is connected to.
     pub fn with_peer_name(self, name: ServerName<'static>) -> Tls {
         Tls { name: Some(name), ..self }
+    }
+
+    fn client(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        let configurations = self.configurations.lock();
+        configurations.as_ref().map(|made| made.client.clone()).ok_or(TlsError::NoIdentity)
+    }
+
+    fn server(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let configurations = self.configurations.lock();
+        configurations.as_ref().map(|made| made.server.clone()).ok_or(TlsError::NoIdentity)
     }
 
     fn peer_name(&self, address: Option<IpAddr>) -> ServerName<'static> {

@@ -39,14 +39,16 @@ impl Session {
         peer: Option<IpAddr>,
         deadline: Instant,
     ) -> Result<Session, TlsError> {
-        let connection = Connection::client(tls.client.clone(), tls.peer_name(peer))?;
-        Session::after(handshake::run(connection, socket, &tls.client.alpn_protocols, deadline)?)
+        let client = tls.client()?;
+        let connection = Connection::client(client.clone(), tls.peer_name(peer))?;
+        Session::after(handshake::run(connection, socket, &client.alpn_protocols, deadline)?)
     }
 
     /// The handshake of the side that was connected to.
     pub fn accept(tls: &Tls, socket: BorrowedFd<'_>, deadline: Instant) -> Result<Session, TlsError> {
-        let connection = Connection::server(tls.server.clone())?;
-        Session::after(handshake::run(connection, socket, &tls.server.alpn_protocols, deadline)?)
+        let server = tls.server()?;
+        let connection = Connection::server(server.clone())?;
+        Session::after(handshake::run(connection, socket, &server.alpn_protocols, deadline)?)
     }
 
     fn after((connection, incoming): (Connection, Incoming)) -> Result<Session, TlsError> {

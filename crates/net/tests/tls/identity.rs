@@ -97,7 +97,7 @@ impl Parts {
 /// One cipher, whose keys make so many records before they are changed.
 pub fn aes_128_gcm(records: u64) -> CryptoProvider {
     let mut provider = aws_lc_rs::default_provider();
-    let SupportedCipherSuite::Tls13(suite) = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
+    let suite = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13().unwrap();
     let suite = Tls13CipherSuite {
         common: CipherSuiteCommon {
             suite: suite.common.suite,

@@ -48,7 +48,7 @@ impl Dialler {
 
     /// One more control connection, over this link.
     pub(super) fn join(&self, route: &Route, link: LinkId) -> Result<Stream, ConnectError> {
-        Ok(connect(route, &self.identity.hello(Role::ControlJoin, link, 0), &tcp_options())?.0)
+        Ok(connect(route, &self.identity.hello(Role::ControlJoin, link, 0), &tcp_options(&self.identity))?.0)
     }
 
     /// One more channel over TCP.
@@ -59,7 +59,10 @@ impl Dialler {
         link: LinkId,
     ) -> Result<(ChannelId, Stream), ConnectError> {
         let channel = self.next_channel();
-        Ok((channel, connect(route, &self.identity.hello(role, link, channel), &tcp_options())?.0))
+        Ok((
+            channel,
+            connect(route, &self.identity.hello(role, link, channel), &tcp_options(&self.identity))?.0,
+        ))
     }
 
     /// For queue pairs of a link with this round trip.

@@ -1,0 +1,27 @@
+//! Hosts whose agents prove who they are.
+
+use linerate_lab::trust::Cluster;
+use linerate_lab::{Agent, GuestParameters, GuestSpec, Lab};
+
+use super::{Stage, hosts_of, options};
+
+impl Stage {
+    /// Two hosts of one cluster, whose agents speak TLS.
+    pub fn secured(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
+        let join = |lab: &Lab| {
+            let mut cluster = Cluster::new(&lab.directory().join("authority")).unwrap();
+            lab.hosts().iter().for_each(|host| cluster.join(host).unwrap());
+            String::new()
+        };
+        Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| GuestSpec::new("g", parameters))
+    }
+
+    /// Starts both agents again, with what the hosts have now, and more configuration: the source's, the destination's.
+    pub fn restart_agents_with(&mut self, configuration: [&str; 2]) {
+        for (place, agent) in self.agents.iter_mut().enumerate() {
+            agent.stop().unwrap();
+            let more = configuration[usize::from(place != self.source)];
+            *agent = Agent::start(&self.lab.hosts()[place].clone(), options(more)).unwrap();
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Agents that prove who they are move a real guest over TLS, and refuse everybody else. As root.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "other programs use more of it")]
+mod stage;
+
+use std::time::Duration;
+
+use linerate_lab::GuestParameters;
+use linerate_lab::trust::{self, Cluster};
+use serde_json::Value;
+use stage::{Stage, ended, lost, round_began};
+
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(180);
+
+fn parameters() -> GuestParameters {
+    GuestParameters {
+        mem_mb: 96,
+        dirty_mbps: 4,
+        dirty_ws_mb: Some(8),
+        verify_mbps: 32,
+        ..GuestParameters::default()
+    }
+}
+
+/// The migration is refused, and the guest runs on. All that was said.
+fn refused(stage: &mut Stage) -> String {
+    let events = stage.migrate(&["--no-check"]).finish();
+    let exit = events.iter().rev().find(|event| event["kind"] == "exit").cloned().unwrap_or_default();
+    assert_ne!(exit["code"].as_i64(), Some(0), "{events:#?}");
+    stage.guest_goes_on();
+    format!("{} {}", Value::from(events), exit["told"])
+}
+
+#[test]
+fn a_guest_goes_there_and_back_over_tls_and_a_lost_link_is_replaced() {
+    let mut stage = Stage::secured(&[1000, 1000], parameters());
+    for mode in ["direct", "stream"] {
+        // Only direct mode compares RAM.
+        let options = if mode == "direct" { &["--verify"][..] } else { &["--mode=stream"] };
+        let mut migration = stage.migrate(options);
+        if mode == "direct" {
+            migration.wait(LONG, round_began);
+            stage.lab.cut(1).unwrap();
+            migration.wait(LONG, lost);
+            stage.lab.restore(1).unwrap();
+        }
+        let report = ended(&migration.finish()).completed();
+        assert!(report["links"].as_array().unwrap().iter().all(|link| link["rdma"] != true));
+        stage.arrived();
+        stage.guest_goes_on();
+    }
+    let log = std::fs::read_to_string(stage.source_agent().log()).unwrap();
+    assert!(log.contains("protected by TLS"), "{log}");
+}
+
+#[test]
+fn plain_text_and_tls_do_not_meet() {
+    let mut stage = Stage::secured(&[1000], parameters());
+    let hosts = stage.lab.hosts().to_vec();
+    trust::leave(&hosts[1]).unwrap();
+    stage.restart_agents_with(["", ""]);
+    let said = refused(&mut stage);
+    assert!(said.contains("the peer expects plain text, and this host speaks TLS"), "{said}");
+    // The other way round.
+    let mut cluster = Cluster::new(&stage.lab.directory().join("other-authority")).unwrap();
+    cluster.join(&hosts[1]).unwrap();
+    trust::leave(&hosts[0]).unwrap();
+    stage.restart_agents_with(["", ""]);
+    let said = refused(&mut stage);
+    assert!(said.contains("the peer expects TLS, and this host speaks plain text"), "{said}");
+}
+
+#[test]
+fn a_stranger_is_refused_and_learns_nothing() {
+    let mut stage = Stage::secured(&[1000], parameters());
+    let hosts = stage.lab.hosts().to_vec();
+    // A cluster and a host of the same names, and another authority. It takes the destination for what it is.
+    let mut stranger = Cluster::new(&stage.lab.directory().join("stranger")).unwrap();
+    stranger.trust(&Cluster::open(&stage.lab.directory().join("authority")).unwrap());
+    stranger.join(&hosts[0]).unwrap();
+    stage.restart_agents_with(["", ""]);
+    let said = refused(&mut stage);
+    assert!(said.contains("the peer refused this host's certificate"), "{said}");
+    for question in
+        [&["doctor", "b", "--json"][..], &["bench", "bandwidth", "--to", "10.0.0.2", "--time", "1"]]
+    {
+        let (exit, said) = stage.linerate_at_source(question);
+        assert_ne!(exit, 0, "{question:?}: {said}");
+    }
+    let log = std::fs::read_to_string(stage.destination_agent().log()).unwrap();
+    assert!(log.contains("from an authority that is not trusted"), "{log}");
+}
+
+#[test]
+fn a_host_does_what_its_role_allows_and_no_more() {
+    let mut stage = Stage::secured(&[1000], parameters());
+    stage.restart_agents_with(["", "[peers.hosts.a]\nrole = \"viewer\"\n"]);
+    let said = refused(&mut stage);
+    assert!(said.contains("host a may not send here"), "{said}");
+    // It may look.
+    let address = stage.destination_agent().address(0).to_string();
+    let (exit, said) = stage.linerate_at_source(&["doctor", &address, "--quick", "--json"]);
+    let document: Value = serde_json::from_str(&said).unwrap_or_default();
+    assert!(document["survey"]["hosts"].as_array().is_some_and(|hosts| hosts.len() == 2), "{exit} {said}");
+    stage.restart_agents_with(["", ""]);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    // The source decides which host gets its guests.
+    stage.restart_agents_with(["[peers.hosts.a]\nrole = \"viewer\"\n", ""]);
+    let said = refused(&mut stage);
+    assert!(said.contains("host a may not receive here"), "{said}");
+}
