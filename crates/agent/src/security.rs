@@ -42,6 +42,11 @@ impl Caller {
         }
     }
 
+    /// Whether it may begin a session: its permissions were looked at.
+    pub fn may_begin(&self) -> bool {
+        matches!(self, Caller::Tcp(_))
+    }
+
     /// Its name, if it has proved one.
     pub fn name(self) -> PeerName {
         match self {
@@ -80,10 +85,13 @@ impl Security {
         };
         let identity = Identity::open_pem(files)?;
         identity.check_own(UnixTime::now())?;
+        tracing::info!(name = %identity.name(), "connections between agents are protected by TLS");
+        Security::of(identity, config.peers.clone(), config.rdma_network)
+    }
+
+    fn of(identity: Identity, policy: Policy, rdma: RdmaNetwork) -> Result<Arc<Security>, SecurityError> {
         let client = linerate_trust::tls::client(&identity, None)?;
         let tls = Tls::new(client, linerate_trust::tls::server(&identity)?);
-        tracing::info!(name = %identity.name(), "connections between agents are protected by TLS");
-        let (policy, rdma) = (config.peers.clone(), config.rdma_network);
         Ok(Arc::new(Security { protection: Some((identity, tls)), policy, rdma }))
     }
 
@@ -97,14 +105,25 @@ impl Security {
         self.protection.is_none() || self.rdma == RdmaNetwork::Trusted
     }
 
-    /// Whether the host that was connected to may receive guests of this one.
-    pub(crate) fn permit_destination(&self, chain: &[CertificateDer<'static>]) -> Result<(), Fault> {
-        let Some((identity, _)) = &self.protection else { return Ok(()) };
+    /// What the further connections of a session are protected with: only the host that its first one reached may take
+    /// them. Refuses a host that does not have what it `needs`. `None` in plain text.
+    pub(crate) fn pin(
+        &self,
+        chain: &[CertificateDer<'static>],
+        needs: Option<Permission>,
+    ) -> Result<Option<Tls>, Fault> {
+        let Some((identity, _)) = &self.protection else { return Ok(None) };
         let refused = |text: String| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Source, text);
         let peer = identity.verify(chain, PeerSide::Server, None, UnixTime::now());
-        let peer = peer.map_err(|error| refused(error.to_string()))?;
-        let permitted = self.policy.check(&peer.host, Permission::Receive);
-        permitted.map_err(|error| refused(error.to_string()))
+        let host = peer.map_err(|error| refused(error.to_string()))?.host;
+        if let Some(permission) = needs {
+            self.policy.check(&host, permission).map_err(|error| refused(error.to_string()))?;
+        }
+        let pinned = || {
+            let client = linerate_trust::tls::client(identity, Some(host))?;
+            Ok(Tls::new(client, linerate_trust::tls::server(identity)?))
+        };
+        pinned().map(Some).map_err(|error: TlsConfigError| refused(error.to_string()))
     }
 
     /// Who opened a connection, by the certificates that it showed. A peer that was revoked since its handshake is refused.
@@ -118,5 +137,64 @@ impl Security {
         let Some(host) = peer else { return Ok(()) };
         let denied = |text: String| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, text);
         self.policy.check(host, permission).map_err(|error| denied(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use linerate_trust::authority::{Authority, Grounds};
+    use linerate_trust::bundle::Bundle;
+    use linerate_trust::name::Name;
+    use linerate_trust::request::{NewKey, Request};
+
+    use super::*;
+
+    /// A host of this name, with a certificate of the authority.
+    pub(crate) fn member(
+        authority: &mut Authority,
+        folder: &Path,
+        name: &str,
+        policy: &str,
+    ) -> Arc<Security> {
+        let now = UnixTime::now();
+        let name = Name { cluster: authority.cluster().clone(), host: name.parse().unwrap() };
+        let key = NewKey::make(name).unwrap();
+        let request = Request::read(&key.request().unwrap()).unwrap();
+        let certificate = authority.issue(&request, &Grounds::Own, now).unwrap();
+        let bundle = Bundle::new(vec![authority.certificate().clone()]).unwrap();
+        let identity = Identity::install(folder, &key, &certificate, &bundle, authority.id(), now).unwrap();
+        Security::of(identity, toml::from_str(policy).unwrap(), RdmaNetwork::Untrusted).unwrap()
+    }
+
+    #[test]
+    fn in_plain_text_every_host_may_do_everything_and_rdma_is_used() {
+        let security = Security::insecure();
+        assert_eq!(security.peer(&[]).unwrap(), None);
+        for permission in Permission::ALL {
+            security.permit(&None, permission).unwrap();
+        }
+        assert!(security.allows_rdma() && security.tls().is_none());
+    }
+
+    #[test]
+    fn with_tls_a_role_decides_and_rdma_needs_a_trusted_network() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority =
+            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
+                .unwrap();
+        let policy = "[hosts.b]\nrole = \"viewer\"\n";
+        let security = member(&mut authority, &dir.path().join("a"), "a", policy);
+        assert!(!security.allows_rdma());
+        assert!(security.peer(&[]).is_err(), "no certificate");
+        let (b, c) = (Some("b".parse().unwrap()), Some("c".parse().unwrap()));
+        let refused = security.permit(&b, Permission::Send).unwrap_err();
+        assert_eq!((refused.code, refused.step), (Code::NotAuthorised, Step::Authorise));
+        security.permit(&b, Permission::Look).unwrap();
+        security.permit(&c, Permission::Send).unwrap();
+        assert!(security.permit(&c, Permission::SetPorts).is_err());
+        assert!(Caller::Tcp(b.clone()).may_join(&b) && !Caller::Tcp(c).may_join(&b));
+        assert!(!Caller::Tcp(None).may_join(&b));
     }
 }

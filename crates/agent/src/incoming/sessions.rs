@@ -156,6 +156,9 @@ impl Sessions {
             }
             (Some(session), Role::ControlJoin | Role::Data | Role::ReverseData) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
+            (None, Role::ControlNew) if !caller.may_begin() => {
+                Err(refusal(Code::ProtocolViolation, "sessions begin over TCP"))
+            }
             (None, Role::ControlNew) => {
                 let known = self.journal.get(hello.session);
                 let known = known.map_err(|error| {
@@ -166,7 +169,7 @@ impl Sessions {
                 }
                 self.bench.yield_to_migration();
                 let Hello { session, token, .. } = *hello;
-                let identity = Identity { session, token, security: self.security.clone() };
+                let identity = Identity::new(session, token, &self.security);
                 let session = Incoming::start(self, identity, peer, caller.name())
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Destination, &error))?;
                 live.insert(hello.session, session.clone());

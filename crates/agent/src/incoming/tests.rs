@@ -18,11 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn session() -> (Arc<Incoming>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let peer = ([127, 0, 0, 1], 1).into();
-    let identity = Identity {
-        session: SessionId([1; 16]),
-        token: Token([2; 32]),
-        security: crate::security::Security::insecure(),
-    };
+    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
     (Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed())), inputs)
 }
 

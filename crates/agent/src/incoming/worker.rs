@@ -128,11 +128,8 @@ mod tests {
     #[test]
     fn only_discard_is_possible_before_a_guest_is_admitted() {
         let dir = tempfile::tempdir().unwrap();
-        let identity = Identity {
-            session: SessionId([1; 16]),
-            token: Token([2; 32]),
-            security: crate::security::Security::insecure(),
-        };
+        let identity =
+            Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
         let (inbox, inputs) = channel();
         let shared = Incoming::new(identity, 1, ([127, 0, 0, 1], 1).into(), inbox, Door::closed());
         let worker = Worker::start(agent(&dir, &[]).incoming.clone(), Arc::new(shared)).unwrap();

@@ -62,11 +62,7 @@ pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
 
 /// Of which four channels have been opened.
 fn dialler() -> Dialler {
-    let identity = Identity {
-        session: SessionId([1; 16]),
-        token: Token([2; 32]),
-        security: crate::security::Security::insecure(),
-    };
+    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
     let dialler = Dialler::new(identity, Transport::Auto, Default::default());
     dialler.skip(4);
     dialler

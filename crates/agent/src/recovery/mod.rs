@@ -204,7 +204,7 @@ fn set_notice_due(record: &mut Record, is: bool) {
 fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
     if let Role::Source { notice_due: true, peers, token, .. } = &record.role {
         let security = sessions.security.clone();
-        let identity = Identity { session, token: parse_token(token), security };
+        let identity = Identity::new(session, parse_token(token), &security);
         let journal = sessions.journal.clone();
         roll_back_notice::send(peers.clone(), identity, true, move || journal.note_notified(session));
     }

@@ -148,14 +148,7 @@ impl Unfinished {
             return None;
         }
         let ask = if qemu.is_alive() { ask_any } else { commit_any };
-        ask(
-            &peers,
-            &Identity {
-                session: self.session,
-                token: parse_token(&token),
-                security: sessions.security.clone(),
-            },
-        )
+        ask(&peers, &Identity::new(self.session, parse_token(&token), &sessions.security))
     }
 }
 

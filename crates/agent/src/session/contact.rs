@@ -10,6 +10,7 @@ use linerate_net::control::{ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect, query};
 use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::roles::Permission;
 use linerate_wire::frame::Role;
 
 use super::identity::Identity;
@@ -19,7 +20,7 @@ use crate::faults::{chain, fault};
 pub(crate) const OPEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn tcp_options(identity: &Identity) -> TcpOptions {
-    TcpOptions { connect_wait: OPEN_WITHIN, tls: identity.security.tls().cloned(), ..TcpOptions::default() }
+    TcpOptions { connect_wait: OPEN_WITHIN, tls: identity.tls().cloned(), ..TcpOptions::default() }
 }
 
 fn route(remote: SocketAddr) -> Route {
@@ -36,9 +37,9 @@ pub(crate) fn open_session(
     for &remote in peers {
         match connect(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
             Ok((stream, _)) => {
-                if role == Role::ControlNew {
-                    identity.security.permit_destination(stream.peer_certificates())?;
-                }
+                // A tunnel gives the other host nothing that it could not ask for.
+                let needs = (role == Role::ControlNew).then_some(Permission::Receive);
+                identity.pin(stream.peer_certificates(), needs)?;
                 let control = keep(stream)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
                 return Ok((control, remote));
@@ -92,4 +93,62 @@ fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Option<Outco
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use linerate_net::tcp::listen::{ListenOptions, Listener};
+    use linerate_trust::authority::Authority;
+    use linerate_wire::VERSION_MAX;
+    use linerate_wire::frame::Welcome;
+    use rustls_pki_types::UnixTime;
+
+    use super::*;
+    use crate::security::Security;
+    use crate::security::tests::member;
+
+    /// An agent that welcomes everybody who passes its TLS.
+    fn host(security: &Security) -> Listener {
+        let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
+        let options = ListenOptions { tcp, ..ListenOptions::default() };
+        let welcome = |accepted: linerate_net::tcp::listen::Accepted| {
+            let _ = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
+        };
+        Listener::start(&["127.0.0.1:0".parse().unwrap()], options, welcome).unwrap()
+    }
+
+    fn authority(folder: &Path) -> Authority {
+        Authority::create(&folder.join("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap()
+    }
+
+    #[test]
+    fn further_connections_go_to_the_host_that_the_first_one_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(dir.path());
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
+        let (own, one, other) = (made("own"), made("one"), made("other"));
+        let (one, other) = (host(&one), host(&other));
+        let identity = Identity::random(&own).unwrap();
+        // Before that, any host of the cluster.
+        join_any(other.addresses(), &identity).map_err(|error| error.unwrap().to_string()).unwrap();
+        open_session(one.addresses(), Role::ControlNew, &identity).map_err(|fault| fault.detail).unwrap();
+        join_any(one.addresses(), &identity).map_err(|error| error.unwrap().to_string()).unwrap();
+        let refused = join_any(other.addresses(), &identity).err().unwrap().unwrap().to_string();
+        assert!(refused.contains("other answered instead of one"), "{refused}");
+    }
+
+    #[test]
+    fn a_guest_is_not_offered_to_a_host_that_may_not_receive_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(dir.path());
+        let own = "[hosts.one]\ndeny = [\"receive\"]\n";
+        let own = member(&mut authority, &dir.path().join("own"), "own", own);
+        let one = host(&member(&mut authority, &dir.path().join("one"), "one", ""));
+        let identity = Identity::random(&own).unwrap();
+        let refused = open_session(one.addresses(), Role::ControlNew, &identity).err().unwrap();
+        assert_eq!((refused.code, refused.side), (Code::NotAuthorised, Side::Source));
+        open_session(one.addresses(), Role::TunnelNew, &identity).map_err(|fault| fault.detail).unwrap();
+    }
 }

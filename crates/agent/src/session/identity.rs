@@ -1,10 +1,13 @@
 //! What names a session on both hosts, and which connections may join it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use linerate_core::{ChannelId, Code, Fault, LinkId, SessionId, Side, Step, Token};
+use linerate_net::tls::Tls;
+use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
+use rustls_pki_types::CertificateDer;
 
 use crate::security::Security;
 
@@ -13,13 +16,34 @@ use crate::security::Security;
 pub(crate) struct Identity {
     pub session: SessionId,
     pub token: Token,
-    pub security: Arc<Security>,
+    security: Arc<Security>,
+    /// Of the connections after the first.
+    pinned: Arc<OnceLock<Tls>>,
 }
 
 impl Identity {
+    /// Of a session that has begun.
+    pub fn new(session: SessionId, token: Token, security: &Arc<Security>) -> Identity {
+        Identity { session, token, security: security.clone(), pinned: Arc::default() }
+    }
+
+    /// Has only the host with these certificates take further connections. Refuses one that does not have what it
+    /// `needs`.
+    pub fn pin(&self, chain: &[CertificateDer<'static>], needs: Option<Permission>) -> Result<(), Fault> {
+        if let Some(tls) = self.security.pin(chain, needs)? {
+            let _ = self.pinned.set(tls);
+        }
+        Ok(())
+    }
+
+    /// What the next connection is protected with; `None` for plain text.
+    pub fn tls(&self) -> Option<&Tls> {
+        self.pinned.get().or_else(|| self.security.tls())
+    }
+
     /// One that no other session has.
     pub fn random(security: &Arc<Security>) -> Result<Identity, Fault> {
-        Ok(Identity { session: SessionId(random()?), token: Token(random()?), security: security.clone() })
+        Ok(Identity::new(SessionId(random()?), Token(random()?), security))
     }
 
     /// Whether a connection that shows this token belongs here. Takes the same time whichever byte differs.

@@ -63,7 +63,7 @@ pub fn send_all(state: &Path, security: &Arc<Security>) {
     for (kept, session) in left(&state.join(FOLDER)) {
         let id = SessionId(session.session);
         tracing::warn!(session = %id, "the agent ended during this session; the other host is notified to give it up");
-        let identity = Identity { session: id, token: Token(session.token), security: security.clone() };
+        let identity = Identity::new(id, Token(session.token), security);
         roll_back_notice::send(session.peers, identity, false, move || drop(kept));
     }
 }
@@ -95,11 +95,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let peers = ["10.0.0.2:7979".parse().unwrap()];
         let keep = |n: u8| {
-            let identity = Identity {
-                session: SessionId([n; 16]),
-                token: Token([n; 32]),
-                security: Security::insecure(),
-            };
+            let identity = Identity::new(SessionId([n; 16]), Token([n; 32]), &Security::insecure());
             PendingNotice::new(dir.path(), &identity, &peers).unwrap()
         };
         drop(keep(1));

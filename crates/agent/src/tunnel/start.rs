@@ -101,7 +101,7 @@ pub fn accept(
     }
     let offered = offered(&sessions.config.listen, &sessions.rdma)?;
     let parts = TunnelParts {
-        identity: Identity { session, token, security: sessions.security.clone() },
+        identity: Identity::new(session, token, &sessions.security),
         peer,
         opener,
         end: End::Destination,

@@ -20,8 +20,7 @@ fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
     let agent = agent(&dir, &[]);
     let mut ending = Ending::start(&dir);
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity =
-        Identity { session, token: Token([2; 32]), security: crate::security::Security::insecure() };
+    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
     let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
     let session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
@@ -43,11 +42,7 @@ fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
 fn streams_are_reset_before_the_incoming_qemu_is_discarded() {
     let dir = tempfile::tempdir().unwrap();
     let peer = ([127, 0, 0, 1], 1).into();
-    let identity = Identity {
-        session: SessionId([1; 16]),
-        token: Token([2; 32]),
-        security: crate::security::Security::insecure(),
-    };
+    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
     let (inbox, _inputs) = channel();
     let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
     shared.target.set(ChannelTarget::Streams(streams::stream_transport(&shared))).ok().unwrap();
@@ -67,8 +62,7 @@ fn first_record_names_the_mode_that_was_offered() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity =
-        Identity { session, token: Token([2; 32]), security: crate::security::Security::insecure() };
+    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
     let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
     let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let mode = Ok(Mode::Handover { regions: Vec::new() });
