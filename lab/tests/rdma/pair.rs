@@ -208,8 +208,8 @@ fn keep(agent: &Agent, side: Side, name: &str, moved: &Moved) {
 /// By RDMA over both links, also over the one whose cable was pulled for a second. Returns what was amiss.
 fn leaves(agent: &Agent, side: Side, mode: &str, number: usize, cut: bool) -> Vec<String> {
     let to = if side == Side::A { "10.9.0.2:7979" } else { "10.9.0.1:7979" };
-    // So slow that the copy lasts until the link is back.
-    let slow = [mode, "--bandwidth", "10M"];
+    // So slow that the copy lasts until the link is back. The guest writes nearly as fast.
+    let slow = [mode, "--bandwidth", "10M", "--max-blackout", "20s"];
     let options = if cut { &slow[..] } else { &slow[..1] };
     let moved = migrate_with(agent, to, "rdma", options, || {
         if cut {
