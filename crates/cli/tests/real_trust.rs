@@ -85,11 +85,14 @@ fn a_stranger_is_refused_and_learns_nothing() {
     stage.restart_agents_with(["", ""]);
     let said = refused(&mut stage);
     assert!(said.contains("the peer refused this host's certificate"), "{said}");
-    for question in
-        [&["doctor", "b", "--json"][..], &["bench", "bandwidth", "--to", "10.0.0.2", "--time", "1"]]
-    {
+    let address = stage.destination_agent().address(0).to_string();
+    for question in [
+        &["doctor", &address, "--quick", "--json"][..],
+        &["bench", "bandwidth", "--to", &address, "--time", "1s", "--json"],
+    ] {
         let (exit, said) = stage.linerate_at_source(question);
         assert_ne!(exit, 0, "{question:?}: {said}");
+        assert!(said.contains("the peer refused this host's certificate"), "{question:?}: {said}");
     }
     let log = std::fs::read_to_string(stage.destination_agent().log()).unwrap();
     assert!(log.contains("from an authority that is not trusted"), "{log}");
