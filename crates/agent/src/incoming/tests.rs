@@ -129,3 +129,34 @@ fn a_source_that_breaks_the_rules_of_streams_is_no_failed_action() {
     });
     assert_eq!(failure, Some((Code::ProtocolViolation, Side::Source)));
 }
+
+/// The token alone is not enough where hosts prove who they are.
+#[test]
+fn a_session_is_joined_by_the_host_that_opened_it_and_begins_over_tcp() {
+    use linerate_wire::frame::{Hello, Role};
+
+    use crate::security::Caller;
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let hello = |role| Hello {
+        version_min: 1,
+        version_max: linerate_wire::VERSION_MAX,
+        session: SessionId([7; 16]),
+        role,
+        link: 0,
+        channel: 0,
+        token: Token([2; 32]),
+    };
+    let asked = |role, caller| {
+        let found = agent.incoming.session_for(&hello(role), ([127, 0, 0, 1], 7979).into(), caller);
+        found.map(drop).map_err(|fault| fault.code)
+    };
+    let named = |name: &str| Caller::Tcp(Some(name.parse().unwrap()));
+    assert_eq!(asked(Role::ControlNew, Caller::Rdma), Err(Code::ProtocolViolation));
+    assert_eq!(asked(Role::ControlNew, named("a")), Ok(()));
+    for role in [Role::ControlJoin, Role::Data, Role::ReverseData] {
+        assert_eq!(asked(role, named("b")), Err(Code::NotAuthorised), "{role:?}");
+        assert_eq!(asked(role, named("a")), Ok(()), "{role:?}");
+    }
+    assert_eq!(asked(Role::Data, Caller::Rdma), Ok(()));
+}
