@@ -11,8 +11,9 @@ impl Machine {
     /// QEMU's whole command line. It dies with the thread that starts it, however that ends.
     pub(super) fn command(&self, directory: &Path) -> Result<Command, LabError> {
         let cache = Cache::locate();
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(cache.qemu(QemuVersion::System)?);
+        // An emulated machine that gets little CPU misses the limits of real hosts. Without the privilege `nice` warns.
+        let mut command = Command::new("nice");
+        command.args(["-n", "-5", "setpriv", "--pdeathsig", "KILL"]).arg(cache.qemu(QemuVersion::System)?);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         // The plainest model with SSE4.2: features of newer ones cost boot time in the emulator.
         command.args(["-accel", "tcg,thread=multi", "-cpu", "Nehalem"]);

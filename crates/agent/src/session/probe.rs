@@ -11,7 +11,6 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::ConnectError;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
-use super::contact::OPEN_WITHIN;
 
 /// Bytes really moved before a link is trusted: more than a path with a broken MTU carries, and little enough to take
 /// some milliseconds at 1 Gb/s.
@@ -50,20 +49,20 @@ impl OpenError {
     }
 }
 
-/// A connection that this side writes to, once bytes have moved over it for a proof.
-pub(crate) fn tcp_ends(stream: &Stream) -> Result<ChannelEnds, OpenError> {
+/// A connection that this side writes to, once bytes have moved over it for a proof within `patience`.
+pub(crate) fn tcp_ends(stream: &Stream, patience: Duration) -> Result<ChannelEnds, OpenError> {
     let mut ends = ChannelEnds {
         sender: Box::new(StreamSender::new(stream.clone())),
         acks: Box::new(StreamAcks::new(stream.clone())),
         closer: stream.closer(),
     };
-    probe(&mut ends)?;
+    probe(&mut ends, patience)?;
     Ok(ends)
 }
 
-/// Moves some bytes for a proof.
-pub(crate) fn probe(ends: &mut ChannelEnds) -> Result<(), OpenError> {
-    let end = Instant::now() + ends.acks.round_trip().opening(OPEN_WITHIN);
+/// Moves some bytes for a proof, within `patience` or what a far link needs.
+pub(crate) fn probe(ends: &mut ChannelEnds, patience: Duration) -> Result<(), OpenError> {
+    let end = Instant::now() + ends.acks.round_trip().opening(patience);
     ends.sender.probe(PROBE_SEQUENCE, PROBE_BYTES).map_err(OpenError::Probe)?;
     while Instant::now() < end {
         match ends.acks.next(Duration::from_millis(50)).map_err(OpenError::Probe)? {

@@ -22,6 +22,7 @@ use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::DAMAGED_MAX;
 
 use super::fences::Fences;
+use super::contact::OPEN_WITHIN;
 use super::probe::{OpenError, tcp_ends};
 use crate::ram::Ram;
 
@@ -101,7 +102,7 @@ impl StreamTransport {
 
     /// The peer connected a channel for this side to write to.
     pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), OpenError> {
-        let ends = tcp_ends(stream)?;
+        let ends = tcp_ends(stream, OPEN_WITHIN)?;
         self.keep(channel, || self.pump(channel, link, ends, None))
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use linerate_api::Transport;
 use linerate_core::{ChannelId, LinkId};
@@ -12,7 +13,7 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_wire::frame::Role;
 
-use crate::session::contact::{OPEN_WITHIN, tcp_options};
+use crate::session::contact::tcp_options;
 use crate::session::identity::Identity;
 
 /// How the host that asked for a session connects to the other.
@@ -27,7 +28,6 @@ pub(crate) struct Dialler {
 
 impl Dialler {
     pub fn new(identity: Identity, transport: Transport, rdma: RdmaOptions) -> Dialler {
-        let rdma = RdmaOptions { connect_wait: OPEN_WITHIN, ..rdma };
         Dialler { identity, transport, rdma, domains: Domains::default(), next_channel: AtomicU32::new(0) }
     }
 
@@ -65,9 +65,9 @@ impl Dialler {
         ))
     }
 
-    /// For queue pairs of a link with this round trip.
-    pub(super) fn rdma_options(&self, round_trip: RoundTrip) -> RdmaOptions {
-        RdmaOptions { round_trip, ..self.rdma.clone() }
+    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, or what a far link needs.
+    pub(super) fn rdma_options(&self, round_trip: RoundTrip, patience: Duration) -> RdmaOptions {
+        RdmaOptions { round_trip, connect_wait: patience, ..self.rdma.clone() }
     }
 
     /// One more channel over RDMA.

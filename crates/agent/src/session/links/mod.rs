@@ -8,6 +8,7 @@
 //! | `session` | what a session is to its links |
 //! | `supervisor` | the thread of one link |
 //! | `opener`, `rdma_health` | its channels: queue pairs or TCP; whether RDMA is trusted after it failed |
+//! | `patience` | how long the next try to open them may take |
 //! | `dialler` | connections and their numbers |
 //! | `losses` | signals to a link's thread that something of it is lost |
 //! | `view` | what a channel carries |
@@ -17,6 +18,7 @@ mod carrier_watch;
 mod dialler;
 mod losses;
 mod opener;
+mod patience;
 mod rdma_health;
 mod session;
 mod supervisor;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linerate_api::Transport;
 use linerate_net::channel_thread::ChannelEnds;
@@ -15,9 +15,11 @@ use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
 use super::losses::LinkLoss;
+use super::patience::Patience;
 use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
 use crate::faults::chain;
+use crate::session::contact::OPEN_WITHIN;
 use crate::session::probe::{OpenError, probe, tcp_ends};
 
 /// A channel that has moved its probe.
@@ -51,12 +53,13 @@ pub(super) struct Opener {
     carries_rdma: bool,
     /// As the link's control connection showed it.
     round_trip: RoundTrip,
+    patience: Patience,
 }
 
 impl Opener {
     pub fn new(link: Link, rdma_here: bool) -> Opener {
         let (trust, round_trip) = (RdmaHealth::default(), RoundTrip::default());
-        Opener { link, rdma_here, trust, carries_rdma: false, round_trip }
+        Opener { link, rdma_here, trust, carries_rdma: false, round_trip, patience: Patience::default() }
     }
 
     /// The link was lost while it carried.
@@ -69,6 +72,7 @@ impl Opener {
     /// The link itself is gone: nothing of it is RDMA's fault.
     pub fn unreachable(&mut self) {
         self.trust.was_not_rdma();
+        self.patience = Patience::default();
     }
 
     /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip. `fell_back` is
@@ -79,12 +83,23 @@ impl Opener {
         round_trip: RoundTrip,
         fell_back: impl FnOnce(&str),
     ) -> Result<Vec<Opened>, OpenError> {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         self.carries_rdma = false;
         self.round_trip = round_trip;
+        let opened = self.channels(dialler, fell_back);
+        self.patience.tried(opened.is_ok());
+        opened
+    }
+
+    fn channels(
+        &mut self,
+        dialler: &Dialler,
+        fell_back: impl FnOnce(&str),
+    ) -> Result<Vec<Opened>, OpenError> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let patience = self.patience.get();
         if let Some(remote) = self.wants_rdma(dialler)? {
             let count = queue_pairs_for(self.link.speed_mbps, cpus);
-            match (0..count).map(|_| self.queue_pair(dialler, remote)).collect() {
+            match (0..count).map(|_| self.queue_pair(dialler, remote, patience)).collect() {
                 Ok(opened) => {
                     self.carries_rdma = true;
                     self.trust.connected();
@@ -98,7 +113,7 @@ impl Opener {
             tracing::warn!(link = describe(&self.link), reason, "RDMA failed; the link carries over TCP");
             fell_back(&reason);
         }
-        (0..channels_for(self.link.speed_mbps, cpus)).map(|_| self.connection(dialler)).collect()
+        (0..channels_for(self.link.speed_mbps, cpus)).map(|_| self.connection(dialler, patience)).collect()
     }
 
     /// Whether RDMA is tried when the link is opened next.
@@ -131,7 +146,7 @@ impl Opener {
             return false;
         }
         let Ok(Some(remote)) = self.wants_rdma(dialler) else { return false };
-        match self.queue_pair(dialler, remote) {
+        match self.queue_pair(dialler, remote, OPEN_WITHIN) {
             Ok(_) => true,
             Err(error) => {
                 tracing::debug!(link = describe(&self.link), error = chain(&error), "RDMA does not work yet");
@@ -141,19 +156,24 @@ impl Opener {
         }
     }
 
-    fn queue_pair(&self, dialler: &Dialler, remote: SocketAddr) -> Result<Opened, OpenError> {
+    fn queue_pair(
+        &self,
+        dialler: &Dialler,
+        remote: SocketAddr,
+        patience: Duration,
+    ) -> Result<Opened, OpenError> {
         let route = Route { remote, ..Route::from(&self.link) };
-        let options = dialler.rdma_options(self.round_trip);
+        let options = dialler.rdma_options(self.round_trip, patience);
         let (channel, connection) = dialler.connect_rdma(&route, self.link.id, &options)?;
         let (sender, acks, closer) = rdma::send::halves(connection, options);
         let mut ends = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
-        probe(&mut ends)?;
+        probe(&mut ends, patience)?;
         Ok(Opened { view: ChannelStatus::new(channel, ends.sender.stats(), None), ends })
     }
 
-    fn connection(&self, dialler: &Dialler) -> Result<Opened, OpenError> {
+    fn connection(&self, dialler: &Dialler, patience: Duration) -> Result<Opened, OpenError> {
         let (channel, stream) = dialler.connect(&Route::from(&self.link), Role::Data, self.link.id)?;
-        let ends = tcp_ends(&stream)?;
+        let ends = tcp_ends(&stream, patience)?;
         let view = ChannelStatus::new(channel, ends.sender.stats(), TcpProgress::of(&stream));
         Ok(Opened { view, ends })
     }
