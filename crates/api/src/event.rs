@@ -184,7 +184,7 @@ pub struct LinkProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkState {
-    /// It carries data.
+    /// Its channels carry data of this migration.
     Up,
     /// All its connections were lost; other links carry its work.
     Lost,

@@ -85,7 +85,7 @@ impl Failure {
         lines.join("\n") + "\n"
     }
 
-    /// For programs: one line, the last one; `kind` tells it from the events of a migration.
+    /// For programs: one line, the last one; `kind` distinguishes it from the events of a migration.
     pub fn json(&self) -> String {
         let body = self.body.clone().unwrap_or_else(|| {
             Box::new(

@@ -46,9 +46,9 @@ pub fn moved(id: &str) -> MovedDomain {
 }
 
 /// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what
-/// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain is gone once
-/// its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has what was
-/// asked.
+/// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain does not
+/// exist once its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has
+/// what was asked.
 pub struct FakeLibvirt(TempDir);
 
 const SCRIPT: &str = r#"#!/bin/sh

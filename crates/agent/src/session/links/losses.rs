@@ -12,7 +12,7 @@ use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 
-/// Something of a link is gone, so that all of it is opened again.
+/// Something of a link is lost, so that all of it is opened again.
 #[derive(Clone, Debug)]
 pub(super) struct LinkLoss {
     /// The control connection that is lost; `None` if it is something else.
