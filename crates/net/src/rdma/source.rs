@@ -56,7 +56,7 @@ impl Inbox {
             Frame::Grant(grant) => {
                 let place = (grant.region, grant.window.offset);
                 if !self.claimed.remove(&place) {
-                    return Err(RdmaError::Rules("a key that nobody asked for").into());
+                    return Err(RdmaError::Rules("a key that was not asked for").into());
                 }
                 self.keys.insert(place, grant);
             }
