@@ -68,7 +68,7 @@ impl Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
     }
 
-    /// The same, but the migration goes on.
+    /// The same, but the migration continues.
     pub fn while_watching(self) -> Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }

@@ -120,7 +120,7 @@ impl fmt::Debug for Closer {
     }
 }
 
-/// Why a channel is of no more use. Another channel, on this or another link, can carry its work.
+/// Why a channel cannot be used any more. Another channel, on this or another link, can carry its work.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// Closed between two frames.

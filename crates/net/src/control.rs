@@ -37,7 +37,7 @@ impl Default for ControlOptions {
     }
 }
 
-/// Why a control path is of no more use.
+/// Why a control path cannot be used any more.
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// The peer closed it.

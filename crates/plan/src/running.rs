@@ -140,7 +140,7 @@ impl World {
         self.find(pid).map(state)
     }
 
-    /// The source's hypervisor goes on by itself, or is made to.
+    /// The source's hypervisor continues by itself, or is made to.
     pub fn resume_source_guest(&mut self) {
         self.resume_here(self.guest.pid);
     }

@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::fault::Code;
 use crate::frame::Tag;
 
-/// Why bytes from the peer were refused. After any of these the connection is of no more use: close it, and say
+/// Why bytes from the peer were refused. After any of these the connection cannot be used any more: close it, and say
 /// [`DecodeError::code`] over another one if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]

@@ -73,7 +73,7 @@ pub(crate) enum Input {
     Path(PathId, ControlPath),
     /// The streams have notes for the other side's.
     StreamsSpeak,
-    /// A channel that this side writes to is of no more use.
+    /// A channel that this side writes to cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
     /// The source wants a stream to this service.
     Asked(StreamId, String),

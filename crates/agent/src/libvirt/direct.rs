@@ -141,7 +141,7 @@ impl Job {
         let driven = self.drive_waiting(copy, over).await;
         let ours = driven.as_ref().map_or(true, |driven| driven.first);
         if ours {
-            // If it is over already, all the better.
+            // It may be over already.
             copy.cancel();
             if let Ok(Driven { message: Some(message), .. }) = &driven
                 && timeout(VERDICT_WAIT, over.notified()).await.is_err()

@@ -49,7 +49,7 @@ pub enum ClientError {
     /// The agent said no, or that it failed.
     #[error("{}", .body.message)]
     Agent { status: u16, body: Box<ErrorBody> },
-    /// The event stream ended before the migration did. The migration goes on.
+    /// The event stream ended before the migration did. The migration continues.
     #[error("the event stream of migration {id} was cut")]
     Cut { id: MigrationId },
     /// The event stream of a measurement ended before the measurement did.

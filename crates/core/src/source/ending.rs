@@ -143,7 +143,7 @@ impl Source {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
             State::CleaningUp { .. } | State::Closing { .. } => {}
-            // It has let go of its part, and decides nothing.
+            // It has released its part, and decides nothing.
             State::AwaitingOwner => self.control.send(now, Message::Aborted),
             _ => {
                 self.control.send(now, Message::Aborted);

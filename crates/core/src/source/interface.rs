@@ -136,7 +136,7 @@ pub enum Event {
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
     Failed(Fault),
-    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it belongs to no
+    /// The streams cannot be used any more, or the peer breaks their rules. Unlike [`Event::Failed`] it belongs to no
     /// action, so nothing is tried again.
     StreamsFailed(Fault),
     /// [`Action::RollBack`] came to its end; what the guest does now.

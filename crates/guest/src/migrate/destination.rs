@@ -65,7 +65,7 @@ impl DestinationQemu {
         }
     }
 
-    /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since
+    /// Takes another connection in place of one that was lost. `cpus_worked`: the virtual CPUs have used time since
     /// the guest was committed. A connection on which an answer is only late is kept: the next answer comes behind it,
     /// with the events.
     pub fn reconnect(&mut self, qmp: Qmp, cpus_worked: bool) {

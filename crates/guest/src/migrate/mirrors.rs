@@ -159,7 +159,8 @@ impl SourceQemu {
         Ok(if self.copied.is_empty() { None } else { Some(sum(&self.running_mirrors()?)) })
     }
 
-    /// The guest is stopped: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
+    /// The guest is stopped: has the last of its writes carried over, and closes the destination's images. Then both
+    /// are the same.
     pub fn complete_mirrors(
         &mut self,
         deadline: Instant,
@@ -187,7 +188,7 @@ impl SourceQemu {
         }
     }
 
-    /// Ends all mirrors, also those of earlier agents, in any state, and lets go of the destination's images. What they
+    /// Ends all mirrors, also those of earlier agents, in any state, and closes the destination's images. What they
     /// are connected to must have been closed: QEMU's main thread, and with it the guest, would wait for an image that
     /// is silent.
     pub(super) fn drop_mirrors(&mut self, deadline: Instant) -> Result<(), MigrateError> {

@@ -32,7 +32,7 @@ pub trait StreamEvents: Send + Sync {
     fn asked(&self, stream: StreamId, service: String);
     /// The peer did not take a stream; its socket was reset.
     fn refused(&self, stream: StreamId, reason: String);
-    /// A channel is of no more use: close its link, and have it fenced.
+    /// A channel cannot be used any more: close its link, and have it fenced.
     fn channel_lost(&self, channel: ChannelId, error: ChannelError);
 }
 
@@ -260,7 +260,7 @@ impl StreamSession {
         std::iter::from_fn(|| state.streams.poll_note()).collect()
     }
 
-    /// The peer said something. After an error the session is of no more use.
+    /// Handles a message of the peer. After an error the session cannot be used any more.
     pub fn note(&self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
         let mut state = self.lock();
         let result = state.streams.note(stream, note);

@@ -91,7 +91,7 @@ impl Losses {
         self.notify(&LinkSignal::Lost(loss), of);
     }
 
-    /// The link as a whole is of no more use.
+    /// The link as a whole cannot be used any more.
     pub(super) fn link_lost(&self, link: LinkId, reason: String) {
         self.lose(LinkLoss::of_link(reason), |entry| entry.link.id == link);
     }
