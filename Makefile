@@ -63,7 +63,7 @@ wires: build ## the ping-pong of `linerate bench` against a plain one in C on th
 rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
 	$(CARGO) build --locked -p linerate -p linerate-lab
 	$(CARGO) test --workspace --locked --lib --no-run
-	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_carrier_under_valgrind --nocapture
+	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_transport_under_valgrind --nocapture
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_goes_by_rdma_to_debian_12s_kernel_and_back
 
 rdma-moves: install ## 200 moves of a guest between two machines by RDMA, a cable pulled in 20 of them; RDMA_MOVES=, RDMA_CUTS=, RDMA_KERNEL=6.1, RDMA_LOG=; an hour

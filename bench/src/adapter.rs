@@ -71,8 +71,8 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
             let Some(&way) = ways.get((place + round) % ways.len()) else { continue };
             progress.doing(&way.name());
             let report = measure(&binary, &flags, way).map_err(|error| format!("{error:#}"));
-            let said = report.as_ref().err().map_or_else(String::new, |error| format!(": {error}"));
-            progress.done(&format!("{}{said}", way.name()));
+            let error_text = report.as_ref().err().map_or_else(String::new, |error| format!(": {error}"));
+            progress.done(&format!("{}{error_text}", way.name()));
             turns.push(Turn { way, report });
         }
     }

@@ -125,7 +125,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         while moved.moves < flags.moves && moved.error.is_none() && !interrupt::asked() {
             if let Err(error) = guests(&flags, qemu, kind, &mut moved, &mut progress) {
                 moved.error = Some(format!("{error:#}"));
-                progress.say(&format!("{qemu_name} {guest}: {error:#}"));
+                progress.print(&format!("{qemu_name} {guest}: {error:#}"));
             }
         }
         results.push(moved);

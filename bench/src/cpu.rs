@@ -15,7 +15,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// USER_HZ: the unit of /proc/PID/stat, 100 on every architecture that has KVM.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Seconds of user and system time of a process, and of its children that were waited for; None when it is gone.
+/// Seconds of user and system time of a process, and of its children that were waited for; None when it has ended.
 pub fn seconds(pid: u32) -> Option<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse(&text).map(|ticks| ticks as f64 / TICKS_PER_SECOND)
@@ -56,7 +56,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins. Of the processes in `whole` their whole life counts, of others what they use from now on.
+    /// Begins. Of the processes in `whole` all CPU time counts, of others what they use from now on.
     pub fn start(folder: PathBuf, whole: &[u32]) -> Meter {
         let stop = Arc::new(AtomicBool::new(false));
         let first: HashMap<u32, f64> = processes(&folder)

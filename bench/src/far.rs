@@ -76,7 +76,7 @@ struct Row {
 /// All states in turn. False if a guest did not arrive.
 pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     let binary = flags.common.binary()?;
-    // The third host only makes that there are switches, in whose place the forwarder stands.
+    // The third host only makes that there are switches, which the forwarder replaces.
     let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(flags.mbps); 2]).build()?;
     let mut pair = Pair::new(lab, &binary, "", GUEST_MIB)?;
     let mut progress = Progress::new(flags.rounds * flags.states.min(STATES.len()));

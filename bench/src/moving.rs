@@ -23,7 +23,7 @@ pub struct Moving {
     errors: Option<JoinHandle<String>>,
     ending: Ending,
     /// The last line, if that was progress.
-    told: Option<(u64, Progress)>,
+    progress: Option<(u64, Progress)>,
 }
 
 /// How it ended, as its client saw it.
@@ -41,8 +41,8 @@ pub struct Ending {
     pub total: Duration,
     /// The client's exit code.
     pub exit: Option<i32>,
-    /// What it said on standard error.
-    pub said: String,
+    /// Its standard error.
+    pub errors: String,
     pub steps: Vec<Step>,
     /// Links lost on the way.
     pub links_lost: usize,
@@ -56,7 +56,7 @@ impl Ending {
     /// The outcome in one line.
     pub fn text(&self) -> String {
         let why = self.error.as_ref().map_or_else(
-            || self.said.trim().to_owned(),
+            || self.errors.trim().to_owned(),
             |error| format!("{}: {}", error.code, error.message),
         );
         match self.outcome {
@@ -99,7 +99,7 @@ impl Moving {
             let _ = err.read_to_string(&mut text);
             text
         });
-        Ok(Moving { child, began, lines, errors: Some(errors), ending: Ending::default(), told: None })
+        Ok(Moving { child, began, lines, errors: Some(errors), ending: Ending::default(), progress: None })
     }
 
     /// When it was asked for.
@@ -123,15 +123,16 @@ impl Moving {
         true
     }
 
-    /// The next progress that it tells, and when since it began, µs; none if it ended before, or told nothing so long.
+    /// The next progress that it prints, and when since it began, µs; none if it ended before, or printed nothing so
+    /// long.
     pub fn progress(&mut self, end: Instant) -> Option<(u64, Progress)> {
         while self.ending.outcome.is_none() {
-            self.told = None;
+            self.progress = None;
             if !self.next(end) {
                 break;
             }
-            if let Some(told) = self.told.take() {
-                return Some(told);
+            if let Some(progress) = self.progress.take() {
+                return Some(progress);
             }
         }
         None
@@ -159,7 +160,7 @@ impl Moving {
         self.ending.exit = self.child.wait().ok().and_then(|status| status.code());
         self.ending.total = self.began.elapsed();
         if let Some(errors) = self.errors.take() {
-            self.ending.said = errors.join().unwrap_or_default();
+            self.ending.errors = errors.join().unwrap_or_default();
         }
         std::mem::take(&mut self.ending)
     }
@@ -195,7 +196,7 @@ impl Moving {
             EventKind::Step { name: Step::Commit, state: StepState::Done, .. } => {
                 self.ending.runs_after = Some(at.duration_since(self.began));
             }
-            EventKind::Progress(progress) => self.told = Some((event.at_us, *progress)),
+            EventKind::Progress(progress) => self.progress = Some((event.at_us, *progress)),
             EventKind::LinkLost { .. } => self.ending.links_lost += 1,
             EventKind::Finished { outcome, error, report } => {
                 self.ending.outcome = Some(outcome);
@@ -210,7 +211,7 @@ impl Moving {
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        // Errors mean that it is gone, which is what is wanted.
+        // Errors mean that it has ended already, as intended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -48,11 +48,11 @@ impl Progress {
     /// One of the parts is done.
     pub fn done(&mut self, what: &str) {
         self.done += 1;
-        self.say(&format!("{} {what}", self.head()));
+        self.print(&format!("{} {what}", self.head()));
     }
 
     /// Something that is no part of the count.
-    pub fn say(&self, what: &str) {
+    pub fn print(&self, what: &str) {
         let clear = if self.terminal { "\r\x1b[2K" } else { "" };
         eprintln!("{clear}{what}");
     }

@@ -78,7 +78,8 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     Ok(good)
 }
 
-/// Lines that [`parse`] reads. The kernel resolves a neighbour for rdma_cm only slowly if nobody has asked for it before.
+/// Lines that [`parse`] reads. The kernel resolves a neighbour for rdma_cm only slowly if it was not asked for it
+/// before.
 fn script(linerate: &str, rounds: u32) -> String {
     let bench = format!("'{linerate}' bench");
     let over = "--local 10.9.0.2 --transport rdma --json";
@@ -111,7 +112,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<Round>> {
             continue;
         }
         let round = rounds.last_mut().context("figures before the first round")?;
-        round.take(line).with_context(|| format!("what the machine said: {line}"))?;
+        round.take(line).with_context(|| format!("output of the machine: {line}"))?;
     }
     ensure!(rounds.iter().all(Round::is_whole), "a figure is missing: {rounds:?}");
     Ok(rounds)

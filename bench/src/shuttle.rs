@@ -99,7 +99,7 @@ pub struct Moved {
     pub links_lost: usize,
     /// From the request to the end of the client.
     pub total_s: f64,
-    /// Where it is told.
+    /// Where it is reported.
     pub blackout_ms: Option<f64>,
     /// Everything that is not as it must be.
     pub wrong: Vec<String>,
@@ -160,7 +160,7 @@ pub fn run<S: Stage>(
         if moved.wrong.is_empty() {
             stage = Some(fresh);
         } else {
-            progress.say(&fresh.logs());
+            progress.print(&fresh.logs());
         }
         results.moves.push(Move { number, from, cut_after_s, cut: cut.to_string(), moved });
         replace_json(&out("json"), &results)?;

@@ -246,11 +246,11 @@ fn mount_small(directory: &Path) -> anyhow::Result<()> {
 pub fn answer<T: DeserializeOwned>(mut command: Command) -> anyhow::Result<T> {
     let done = command.output().context("cannot start linerate")?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
+        let message = String::from_utf8_lossy(&done.stderr);
         bail!(
             "{command:?} failed ({}): {}{}",
             done.status,
-            said.trim(),
+            message.trim(),
             String::from_utf8_lossy(&done.stdout).trim()
         );
     }

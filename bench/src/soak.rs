@@ -129,7 +129,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         let mut result = Combination::new(*qemu, *cache, planned);
         if let Err(error) = soak(&flags, *qemu, *cache, &mut result, &mut progress) {
             result.error = Some(format!("{error:#}"));
-            progress.say(&format!("{} {}: {error:#}", result.qemu, result.cache));
+            progress.print(&format!("{} {}: {error:#}", result.qemu, result.cache));
         }
         result.sum_up();
         results.push(result);
@@ -215,7 +215,7 @@ fn soak(
         ));
         let go_on = one.completed;
         if !one.differences.is_empty() || !go_on {
-            progress.say(&site.logs());
+            progress.print(&site.logs());
         }
         result.moves.push(one);
         result.passes = console.passes().len();

@@ -146,7 +146,7 @@ impl Stage {
         Ok(Stage { agents, targets, lab })
     }
 
-    /// Gb/s, and CPU seconds per GB of what stands between the ends.
+    /// Gb/s, and CPU seconds per GB of the programs between the ends.
     fn measure(&self, way: Way, bytes: u64) -> anyhow::Result<(f64, f64)> {
         let (near, far) = (self.lab.directory().join("near.sock"), self.targets.join("far.sock"));
         for path in [&near, &far] {
@@ -224,7 +224,7 @@ impl Proxies {
 impl Drop for Proxies {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Errors mean that it is gone, which is what is wanted.
+            // Errors mean that it has ended already, as intended.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -112,7 +112,7 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Errors mean that it is gone, which is what is wanted.
+        // Errors mean that it has ended already, as intended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -15,19 +15,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::{Arguments, Command, Cut, Exec, Link, Mkdisk, Observe, Slow, Up, Which, demo, rdma};
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let say = |text: String, facts: Value| {
+    let print = |text: String, facts: Value| {
         if arguments.json { println!("{facts}") } else { println!("{text}") }
     };
     match &arguments.command {
-        Command::Up(options) => up(options, &say)?,
+        Command::Up(options) => up(options, &print)?,
         Command::Down(which) => {
             let name = down(which)?;
-            say(format!("removed {name}"), json!({ "removed": [name] }));
+            print(format!("removed {name}"), json!({ "removed": [name] }));
         }
-        Command::List => list(&say)?,
+        Command::List => list(&print)?,
         Command::Sweep => {
             let removed = sweep()?;
-            say(
+            print(
                 format!("removed {} labs: {}", removed.len(), removed.join(" ")),
                 json!({ "removed": removed }),
             );
@@ -38,19 +38,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Cut(options) => cut(options)?,
         Command::Restore(Link { which, link }) => which.lab()?.restore(*link)?,
         Command::Slow(Slow { link: Link { which, link }, mbps }) => which.lab()?.slow(*link, *mbps)?,
-        Command::Observe(options) => observe(options, &say)?,
+        Command::Observe(options) => observe(options, &print)?,
         Command::Mkdisk(Mkdisk { file, mb }) => make_disk(file, *mb)?,
         Command::GuestImage => {
             let cache = Cache::locate();
             cache.install(&["kernel", "guest"])?;
             let path = cache.initramfs()?;
-            say(path.display().to_string(), json!({ "initramfs": path, "kernel": cache.kernel()? }));
+            print(path.display().to_string(), json!({ "initramfs": path, "kernel": cache.kernel()? }));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-type Say<'a> = &'a dyn Fn(String, Value);
+type Print<'a> = &'a dyn Fn(String, Value);
 
 impl Which {
     fn lab(&self) -> Result<Lab> {
@@ -69,12 +69,12 @@ fn labs() -> Vec<String> {
     linerate_lab::sweep::all().into_iter().filter(|name| Lab::attach(name).is_ok()).collect()
 }
 
-fn up(options: &Up, say: Say<'_>) -> Result<()> {
+fn up(options: &Up, print: Print<'_>) -> Result<()> {
     let links = LinkSpec::parse_list(&options.links, options.mtu)?;
     let builder = Lab::builder().hosts(options.hosts).links(links).ram_mb(options.ram_mb);
     let lab = until_signal(None, || {
         let lab = builder.build()?;
-        say(describe(&lab), facts(&lab));
+        print(describe(&lab), facts(&lab));
         Ok(lab)
     })?;
     drop(lab);
@@ -122,10 +122,10 @@ fn facts(lab: &Lab) -> Value {
     })
 }
 
-fn list(say: Say<'_>) -> Result<()> {
+fn list(print: Print<'_>) -> Result<()> {
     let labs: Vec<Lab> = labs().iter().map(|name| Lab::attach(name)).collect::<Result<_, _>>()?;
     let names: Vec<&str> = labs.iter().map(Lab::name).collect();
-    say(names.join("\n"), labs.iter().map(facts).collect());
+    print(names.join("\n"), labs.iter().map(facts).collect());
     Ok(())
 }
 
@@ -162,7 +162,7 @@ fn cut(options: &Cut) -> Result<()> {
     Ok(done?)
 }
 
-fn observe(options: &Observe, say: Say<'_>) -> Result<()> {
+fn observe(options: &Observe, print: Print<'_>) -> Result<()> {
     let lab = options.which.lab()?;
     let guest = lab.guest_address(options.guest);
     let limit = options.seconds.map(Duration::from_secs);
@@ -184,7 +184,7 @@ fn observe(options: &Observe, say: Say<'_>) -> Result<()> {
         seen.mem_bad,
         seen.disk_bad
     );
-    say(text, serde_json::to_value(seen)?);
+    print(text, serde_json::to_value(seen)?);
     Ok(())
 }
 

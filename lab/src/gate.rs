@@ -110,7 +110,7 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// Until the agent stands there.
+    /// Waits until the agent has stopped there.
     pub fn wait(&self, limit: Duration) -> Result<(), LabError> {
         let mut held = self.path.clone().into_os_string();
         held.push(".held");

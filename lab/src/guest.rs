@@ -34,7 +34,7 @@ impl GuestProgram {
     }
 
     /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's own, and a KVM
-    /// that runs inside of a virtual machine may tell of registers that it then does not let QEMU set.
+    /// that runs inside of a virtual machine may report registers that it then does not let QEMU set.
     pub(crate) fn cpu(self) -> Option<&'static str> {
         (self == GuestProgram::UserMode).then_some("qemu64")
     }
@@ -111,7 +111,7 @@ pub fn kvm_is_missing() -> Option<std::io::Error> {
 pub fn not_run(why: &str) {
     use std::io::Write as _;
     let thread = std::thread::current();
-    // If nobody reads it, nobody misses it.
+    // If the reader has ended, the text is not needed.
     let _ = writeln!(std::io::stderr().lock(), "not run: {}: {why}", thread.name().unwrap_or("a test"));
 }
 

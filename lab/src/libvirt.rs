@@ -35,7 +35,8 @@ const DOMAINS: &str = "/run/linerate-domains";
 /// Where a host's disks and consoles are: the same name on every host, and nothing that they share.
 pub const IMAGES: &str = "/mnt";
 
-/// A folder that all hosts of a lab share, as libvirt 11 is told; older ones know shared file systems by their kind only.
+/// A folder that all hosts of a lab share, as libvirt 11 has it in its configuration; older ones know shared file
+/// systems by their kind only.
 pub const SHARED: &str = "/srv";
 
 /// Kernels and programs that guests boot. They become the hypervisor's user's, so each host has its own.

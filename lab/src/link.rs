@@ -92,7 +92,7 @@ pub(crate) fn shape(namespace: &str, device: &str, rate_mbps: Option<u64>) -> Re
     tool::run("tc", &arguments).map(drop)
 }
 
-/// Drops everything that comes in through the device, without a word to either side.
+/// Drops everything that comes in through the device, without any error to either side.
 pub(crate) fn drop_ingress(namespace: &str, device: &str) -> Result<(), LabError> {
     let rule = format!(
         "add table netdev lab_{device}; add chain netdev lab_{device} ingress \

@@ -50,7 +50,7 @@ impl Lldpd {
         Ok(Lldpd { process: Process::start("lldpd", command, Path::new(&log))? })
     }
 
-    /// Ends it as an administrator does: it tells its neighbours that it goes.
+    /// Ends it as an administrator does: it notifies its neighbours.
     pub fn stop(mut self) -> Result<(), LabError> {
         self.process.terminate(Duration::from_secs(30)).map(drop)
     }

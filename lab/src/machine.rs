@@ -196,7 +196,7 @@ impl Machine {
             }
             let note =
                 format!("linerate-lab: the machine ended in its start, or hung for {BOOT_LIMIT:?}; again\n");
-            // Whoever does not listen misses a remark only.
+            // Without a reader only a remark is lost.
             let _ = stderr.write_all(note.as_bytes());
         }
         let last = self.boot(self.deadline, stdout, stderr)?;
@@ -234,7 +234,7 @@ impl Machine {
             // Only its end closes the pipes that the pumps read.
             drop(guard);
             for pump in [out, err] {
-                // A pump stops early when nobody listens any more; the command's exit code is still worth having.
+                // A pump stops early when its output is closed; the command's exit code is still worth having.
                 let _ = pump.join();
             }
             ended
@@ -311,7 +311,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Errors mean that it is gone, which is what is wanted.
+        // Errors mean that it has ended already, as intended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

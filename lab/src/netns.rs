@@ -52,7 +52,7 @@ pub fn processes(name: &str) -> Vec<Pid> {
     text.lines().filter_map(|line| line.trim().parse().ok()).filter_map(Pid::from_raw).collect()
 }
 
-/// Kills what runs in the namespace and removes it. A namespace that is gone already is fine.
+/// Kills what runs in the namespace and removes it. A namespace that does not exist any more is no error.
 /// Threads of this process inside of it do not count: they leave by themselves.
 pub fn remove(name: &str) -> Result<(), LabError> {
     if !path(name).exists() {

@@ -90,7 +90,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Errors mean that it is gone, which is what is wanted.
+        // Errors mean that it has ended already, as intended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

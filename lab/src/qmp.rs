@@ -31,7 +31,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Connects to a guest of a host's agent, which serves nobody else at the time.
+    /// Connects to a guest of a host's agent, which serves no other client at the time.
     pub fn of_guest(host: &Host, guest: &str) -> Result<Qmp, LabError> {
         let path = host.run_directory().join("guests").join(guest).join("record.json");
         let text = std::fs::read(&path).map_err(io_error("read", &path))?;

@@ -30,7 +30,8 @@ pub struct Run {
     /// Links to make first, with soft-RoCE on both ends: lNa 10.9.N.1 rxNa, lNb 10.9.N.2 rxNb.
     #[arg(long, default_value_t = 2)]
     links: u32,
-    /// Join two machines: links end in sockets in this folder, which both are given. Device lN has rxN; --side tells the address.
+    /// Join two machines: links end in sockets in this folder, which both are given. Device lN has rxN; --side sets the
+    /// address.
     #[arg(long, requires = "side")]
     wires: Option<PathBuf>,
     /// The end of the links that this machine has: a (10.9.N.1) or b (10.9.N.2).

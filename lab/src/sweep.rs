@@ -42,7 +42,7 @@ pub fn all() -> BTreeSet<String> {
     directories.chain(claims).chain(namespaces).filter(|name| maker(name).is_some()).collect()
 }
 
-/// Kills what runs in a lab and removes all of it. What is gone already is fine.
+/// Kills what runs in a lab and removes all of it. What does not exist any more is no error.
 pub(crate) fn remove(name: &str) -> Result<(), LabError> {
     let prefix = format!("{name}-");
     let namespaces: Vec<String> =

@@ -151,7 +151,7 @@ fn nothing_of_a_lab_stays() {
     let lab = Lab::builder().hosts(3).link(LinkSpec::unshaped()).build().unwrap();
     let name = lab.name().to_owned();
     lab.hosts()[0].add_tap("tap0").unwrap();
-    // A program that nobody holds a handle of, with a file open in the RAM directory.
+    // A program without a handle in this process, with a file open in the RAM directory.
     let ram = lab.hosts()[0].ram_directory().join("file");
     let mut command = lab.hosts()[0].command("sh");
     let mut orphan = command.arg("-c").arg(format!("exec sleep 1000 >{}", ram.display())).spawn().unwrap();
@@ -173,14 +173,14 @@ fn a_killed_maker_is_swept_up_after() {
     let name = format!("lr{}-0", maker.id());
     // It says so when all of it is made: what a killed maker had begun to make would be made after the sweep.
     let mut output = BufReader::new(maker.stdout.take().unwrap());
-    let mut said = String::new();
-    output.read_line(&mut said).unwrap();
+    let mut first_line = String::new();
+    output.read_line(&mut first_line).unwrap();
     let swept_alive = linerate_lab::sweep();
     let alive = traces(&name).len();
     maker.kill().unwrap();
     maker.wait().unwrap();
     let swept = linerate_lab::sweep();
-    assert!(said.contains(&name), "the lab was not made: {said}");
+    assert!(first_line.contains(&name), "the lab was not made: {first_line}");
     assert!(!swept_alive.unwrap().contains(&name) && alive >= 6, "the lab of a running maker stays");
     assert!(swept.unwrap().contains(&name));
     assert_eq!(traces(&name), Vec::<String>::new());

@@ -60,7 +60,7 @@ fn inside(kernel: MachineKernel, test: &str) -> Machine {
         .env("LINERATE_CACHE", cache.directory().to_str().unwrap())
 }
 
-/// What both of two joined machines did. A failure of one is told with what the other said.
+/// What both of two joined machines did. A failure of one is reported with the output of the other.
 fn both(run: impl Fn(Side) -> Result<MachineOutput, LabError> + Sync) -> (MachineOutput, MachineOutput) {
     let (a, b) = std::thread::scope(|scope| {
         let b = scope.spawn(|| run(Side::B));
@@ -69,10 +69,10 @@ fn both(run: impl Fn(Side) -> Result<MachineOutput, LabError> + Sync) -> (Machin
     match (a, b) {
         (Ok(a), Ok(b)) => (a, b),
         (a, b) => {
-            let say = |of: Result<MachineOutput, LabError>| {
+            let text = |of: Result<MachineOutput, LabError>| {
                 of.map_or_else(|error| excerpt(&error.to_string()), shown)
             };
-            panic!("machine a: {}\nmachine b: {}", say(a), say(b))
+            panic!("machine a: {}\nmachine b: {}", text(a), text(b))
         }
     }
 }
@@ -282,17 +282,17 @@ fn memory_tests(kernel: MachineKernel, program: &str, tests: &str) -> String {
 #[test]
 fn no_written_page_is_missed_on_6_12_and_the_probe_would_see_one() {
     let tests = "probe::tests::the_probe_finds_written_pages_that_another_query_misses";
-    let said = memory_tests(MachineKernel::Backports, "linerate_memory", tests);
-    assert!(said.contains("1 passed") && said.contains("(Move, Reported)"), "{said}");
-    let said = memory_tests(MachineKernel::Backports, "emptied", "written");
-    assert!(said.contains("4 passed"), "{said}");
+    let output = memory_tests(MachineKernel::Backports, "linerate_memory", tests);
+    assert!(output.contains("1 passed") && output.contains("(Move, Reported)"), "{output}");
+    let output = memory_tests(MachineKernel::Backports, "emptied", "written");
+    assert!(output.contains("4 passed"), "{output}");
 }
 
 #[test]
 fn a_kernel_without_pagemap_scan_is_named_by_the_probe() {
     let test = "probe::tests::a_kernel_that_is_too_old_is_named";
-    let said = memory_tests(MachineKernel::Debian12, "linerate_memory", test);
-    assert!(said.contains("1 passed"), "{said}");
+    let output = memory_tests(MachineKernel::Debian12, "linerate_memory", test);
+    assert!(output.contains("1 passed"), "{output}");
 }
 
 /// What the tests' own machine has not: bonds and VLANs of the kernel, and cards in PCIe slots.
@@ -406,11 +406,11 @@ fn pair_with_mtus(mtus: [u32; 2], second: MachineKernel, tests: [&str; 2]) {
 }
 
 /// The transport's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
-fn the_carrier(kernel: MachineKernel) {
+fn the_transport(kernel: MachineKernel) {
     let _places = places(1);
     let program = unit_tests("linerate_net");
-    // The kernel resolves a neighbour for rdma_cm only slowly if nobody has asked for it before; agents have, by TCP. A link that
-    // was cut has forgotten it; and privileges must not change in a process that has the device open.
+    // The kernel resolves a neighbour for rdma_cm only slowly if it was not asked for it before; agents have, by TCP. A
+    // link that was cut has forgotten it; and privileges must not change in a process that has the device open.
     let script = format!(
         "for to in 10.9.0.2 10.9.1.2; do ping -c 1 -W 5 $to; done
         run='{} --ignored --test-threads=1'
@@ -428,11 +428,12 @@ fn the_carrier(kernel: MachineKernel) {
     assert_eq!(ran.len(), 3, "{}", output.stdout);
 }
 
-/// The same tests under a checker of memory: nothing is read or written that is not there, no kernel call and no library is given what
-/// nobody wrote. A fault on purpose must be found first. Takes minutes, because the checker emulates a CPU on an emulated one: `make rdma-check`.
+/// The same tests under a checker of memory: nothing is read or written that is not there, no kernel call and no
+/// library is given uninitialised bytes. A fault on purpose must be found first. Takes minutes, because the checker
+/// emulates a CPU on an emulated one: `make rdma-check`.
 #[test]
 #[ignore = "takes minutes: make rdma-check"]
-fn the_rdma_carrier_under_valgrind() {
+fn the_rdma_transport_under_valgrind() {
     let _places = places(1);
     let program = unit_tests("linerate_net");
     // Left out: what measures, what changes privileges, what moves much, and what cuts a link or waits at an instant that is long past
@@ -475,12 +476,12 @@ fn unit_tests(of: &str) -> PathBuf {
 
 #[test]
 fn rdma_transport_moves_fences_and_reports_errors_on_6_1() {
-    the_carrier(MachineKernel::Debian12);
+    the_transport(MachineKernel::Debian12);
 }
 
 #[test]
 fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
-    the_carrier(MachineKernel::Backports);
+    the_transport(MachineKernel::Backports);
 }
 
 /// `linerate bench` measures queue pairs too.

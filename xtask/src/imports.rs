@@ -8,7 +8,7 @@ use syn::visit::{self, Visit};
 
 use crate::is_rust;
 
-/// Where a module stands: `["outgoing", "links"]`.
+/// Path of a module: `["outgoing", "links"]`.
 type Module = Vec<String>;
 
 /// The files of a crate's library or binary, tests left out, and what each uses.

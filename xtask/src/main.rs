@@ -1,6 +1,6 @@
 //! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
-//! dependency direction between crates, the core's dependency list, where `unsafe` may stand, links between documents.
-//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` tells the house in numbers.
+//! dependency direction between crates, the core's dependency list, where `unsafe` is allowed, links between documents.
+//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` prints the project's numbers.
 
 mod imports;
 mod measure;

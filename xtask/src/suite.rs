@@ -51,7 +51,7 @@ pub fn run(jobs: Option<&str>) -> Result<bool> {
     });
     let mut sum = std::mem::take(&mut *lock(&sum));
     sum.add(examples());
-    say(&sum.to_string());
+    print(&sum.to_string());
     Ok(sum.is_good())
 }
 
@@ -65,7 +65,7 @@ fn examples() -> Counted {
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stdout);
             let trouble = (!output.status.success()).then(|| output.status.to_string());
-            say(&text);
+            print(&text);
             let program = "examples in the documentation";
             Counted::of(&Written { program, text: &text, errors: "", trouble: trouble.as_deref() })
         }
@@ -112,7 +112,7 @@ fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The program that a message of cargo's tells of, if it has tests.
+/// The program that a message of cargo's names, if it has tests.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
@@ -129,15 +129,15 @@ fn in_order(mut programs: Vec<Program>) -> Vec<Program> {
 
 /// Its output is shown when it has ended, so that those of two do not mix.
 fn run_one(program: &Program, limit: Duration) -> Counted {
-    say(&format!("begins: {}\n", program.name));
+    print(&format!("begins: {}\n", program.name));
     match program.run(limit) {
         Ok(ended) => {
-            say(&report(program, &ended));
+            print(&report(program, &ended));
             let (text, errors) = (&ended.text, &ended.errors);
             Counted::of(&Written { program: &program.name, text, errors, trouble: ended.trouble.as_deref() })
         }
         Err(error) => {
-            say(&format!("{error:#}\n"));
+            print(&format!("{error:#}\n"));
             failed(format!("{} ({error:#})", program.name))
         }
     }
@@ -154,8 +154,8 @@ fn report(program: &Program, ended: &Ended) -> String {
     format!("{text}{shown}ended: {folder}/{}, {took:.0} s, {how}\n\n", program.name)
 }
 
-fn say(text: &str) {
-    // Whoever closed the output wants no more of it; the exit code still tells.
+fn print(text: &str) {
+    // A closed output is not written any more; the exit code still counts.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 

@@ -113,8 +113,8 @@ impl Book<'_> {
             outcome.name, outcome.at_ms, outcome.at_step, outcome.migration, outcome.guest, outcome.retry
         ));
         if !outcome.wrong.is_empty() {
-            self.progress.say(&outcome.logs);
-            self.progress.say(&format!("again: {}", self.again(&outcome.name)));
+            self.progress.print(&outcome.logs);
+            self.progress.print(&format!("again: {}", self.again(&outcome.name)));
         }
         keep(&mut self.outcomes, outcome);
         let out = &self.flags.common.out;

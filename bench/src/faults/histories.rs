@@ -29,7 +29,7 @@ const PLACES: [&str; 8] = [
 const HOWS: [&str; 3] = ["before", "after", "full"];
 const SOON: Duration = Duration::from_secs(60);
 
-/// What breaks while an agent stands there.
+/// What fails while an agent is stopped there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Harm {
     /// The agents that are killed.

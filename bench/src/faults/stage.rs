@@ -174,7 +174,7 @@ fn place(site: &Site, case: &Case, ending: &Ending, outcome: &mut Outcome) -> an
         }
     }
     if ending.completed() && place == Some(0) {
-        outcome.wrong.push("said to be completed, but the guest runs at the source".to_owned());
+        outcome.wrong.push("reported as completed, but the guest runs at the source".to_owned());
     }
     Ok(place)
 }
@@ -195,14 +195,16 @@ fn examine(
         outcome.wrong.push(format!("heartbeat: {} bad pages", seen.mem_bad));
     }
     if let Some(host) = place {
-        site.observer.wait_beats(address, 20, Duration::from_secs(20)).context("the guest is said to run")?;
+        site.observer
+            .wait_beats(address, 20, Duration::from_secs(20))
+            .context("the guest is reported as running")?;
         console.wait_passes(2, Duration::from_secs(60))?;
         let pid = site.pid(host, NAME)?;
         if protected(pid) {
             outcome.wrong.push("its RAM is still write-protected".to_owned());
         }
     } else if site.observer.wait_beats(address, 1, Duration::from_secs(1)).is_ok() {
-        outcome.wrong.push("the guest is said to be gone, but sends packets".to_owned());
+        outcome.wrong.push("the guest is reported as ended, but sends packets".to_owned());
     }
     outcome.wrong.extend(console.damage());
     for host in [0, 1].into_iter().filter(|host| Some(*host) != place) {

@@ -57,7 +57,7 @@ pub fn draw(runs: &[Figures]) -> Vec<(String, String)> {
 }
 
 fn colour(method: Method) -> &'static str {
-    // Distinct in lightness too, for those who do not tell colours apart.
+    // Distinct in lightness too, for readers who cannot distinguish colours.
     match method {
         Method::Linerate => "#0b6e4f",
         Method::OneStream => "#b8c4ce",

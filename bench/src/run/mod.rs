@@ -126,7 +126,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
             if let Err(error) = stage::run(&mut book, case, *version) {
                 interrupt::check()?;
                 let text = format!("{} QEMU {}: {error:#}", case.name, version_name(*version));
-                book.progress.say(&text);
+                book.progress.print(&text);
                 book.results.errors.push(text);
                 book.save()?;
             }

@@ -28,9 +28,9 @@ pub struct Baseline {
     pub console: Transcript,
 }
 
-/// What QEMU said of a migration.
+/// What QEMU reported of a migration.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct QemuResult {
     /// It reached the destination.
     pub completed: bool,
     pub note: String,
@@ -66,7 +66,7 @@ impl Baseline {
         limit: Duration,
         ready: impl FnOnce(u32),
         mut during: impl FnMut(Duration) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Told> {
+    ) -> anyhow::Result<QemuResult> {
         let to = 1 - self.at;
         let mptcp = method == Method::Mptcp;
         mptcp_endpoints(site, self.at, mptcp)?;
@@ -90,32 +90,32 @@ impl Baseline {
         ready(other.process().pid());
         let began = Instant::now();
         here.execute("migrate", json!({ "uri": uri }))?;
-        let mut told = Told { start, ..Told::default() };
-        told.answer = follow(&mut here, began, limit, &mut told.note, &mut during)
-            .map_err(|error| self.ended(error, &told.note))?;
-        told.completed = told.answer["status"] == "completed";
-        if !told.completed {
-            told.note = format!("{} {}", told.note, told.answer["error-desc"].as_str().unwrap_or(""))
+        let mut result = QemuResult { start, ..QemuResult::default() };
+        result.answer = follow(&mut here, began, limit, &mut result.note, &mut during)
+            .map_err(|error| self.ended(error, &result.note))?;
+        result.completed = result.answer["status"] == "completed";
+        if !result.completed {
+            result.note = format!("{} {}", result.note, result.answer["error-desc"].as_str().unwrap_or(""))
                 .trim()
                 .to_owned();
-            told.total = began.elapsed();
+            result.total = began.elapsed();
             ensure!(
-                runs(&mut here).map_err(|error| self.ended(error, &told.note))?,
+                runs(&mut here).map_err(|error| self.ended(error, &result.note))?,
                 "after a migration that failed ({}) QEMU's guest does not run",
-                told.note
+                result.note
             );
-            return Ok(told);
+            return Ok(result);
         }
         while !runs(&mut there)? {
             ensure!(began.elapsed() < limit + Duration::from_secs(30), "QEMU's destination does not run");
             std::thread::sleep(Duration::from_millis(1));
         }
-        told.total = began.elapsed();
+        result.total = began.elapsed();
         self.console.arrived(self.spec.serial(site.host(to)?), 0);
         drop((here, there));
         self.qemu = other;
         self.at = to;
-        Ok(told)
+        Ok(result)
     }
 }
 

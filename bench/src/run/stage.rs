@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::cases::{Case, Channels, Method};
 use super::figures::Figures;
-use super::qemu::{Baseline, Told};
+use super::qemu::{Baseline, QemuResult};
 use super::{Book, Calibration, version_name, wire};
 use crate::cpu::{self, Meter};
 use crate::interrupt;
@@ -28,7 +28,7 @@ const CHANNELS: [u32; 3] = [2, 4, 8];
 struct Stage<'a> {
     case: &'a Case,
     baseline: Baseline,
-    /// In stream mode Linerate's guest has RAM of its own, as QEMU's has, and was started by nobody's agent.
+    /// In stream mode Linerate's guest has RAM of its own, as QEMU's has, and was started without an agent.
     _adopted: Option<Qemu>,
     site: Site,
     spec: GuestSpec,
@@ -131,10 +131,10 @@ impl Stage<'_> {
                     self.qemu,
                     method.title()
                 ));
-                let told =
+                let result =
                     self.baseline.go(&self.site, method, Some(*channels), LIMIT / 2, |_| {}, |_| Ok(()))?;
-                if told.completed {
-                    tried.push((method, *channels, told.total.as_secs_f64()));
+                if result.completed {
+                    tried.push((method, *channels, result.total.as_secs_f64()));
                 }
             }
         }
@@ -195,7 +195,7 @@ impl Stage<'_> {
         figures.guest_cpu = cpu;
         let from = if figures.method == Method::Linerate { self.at } else { self.baseline.at };
         let before = wire::sent(&self.site.lab, from)?;
-        let lines = self.said(figures.method);
+        let lines = self.lines_so_far(figures.method);
         let since = self.site.observer.now();
         if figures.method == Method::Linerate {
             self.move_direct(figures)?;
@@ -213,7 +213,7 @@ impl Stage<'_> {
     fn look_before(&mut self, method: Method, pid: u32) -> (f64, Option<f64>) {
         // A guest that was just woken has to catch up first.
         interrupt::sleep(Duration::from_millis(500));
-        let (lines, began, before) = (self.said(method), Instant::now(), cpu::seconds(pid));
+        let (lines, began, before) = (self.lines_so_far(method), Instant::now(), cpu::seconds(pid));
         interrupt::sleep(self.look);
         let used = cpu::seconds(pid).zip(before).map_or(0.0, |(after, before)| after - before);
         (used / began.elapsed().as_secs_f64(), self.pace(method, lines))
@@ -223,7 +223,7 @@ impl Stage<'_> {
         if method == Method::Linerate { &mut self.console } else { &mut self.baseline.console }
     }
 
-    fn said(&mut self, method: Method) -> usize {
+    fn lines_so_far(&mut self, method: Method) -> usize {
         self.transcript(method).count()
     }
 
@@ -325,17 +325,17 @@ impl Stage<'_> {
             }
             Ok(())
         };
-        // The destination's whole life counts, as Linerate's does.
+        // All CPU time of the destination counts, as Linerate's does.
         let ready = |destination| meter = Some(Meter::start(folder, &[destination]));
-        let told = self.baseline.go(site, figures.method, figures.channels, LIMIT, ready, during);
+        let result = self.baseline.go(site, figures.method, figures.channels, LIMIT, ready, during);
         if was_cut.load(Ordering::Relaxed) && !was_restored.load(Ordering::Relaxed) {
             interrupt::sleep(Duration::from_millis(300));
             self.site.lab.restore(0)?;
         }
-        let told = told?;
+        let result = result?;
         let by_process = meter.context("the migration did not begin")?.stop();
-        take_answer(figures, &told);
-        self.take_cpu(figures, by_process, told.total);
+        take_answer(figures, &result);
+        self.take_cpu(figures, by_process, result.total);
         Ok(())
     }
 
@@ -353,16 +353,16 @@ impl Stage<'_> {
     }
 }
 
-fn take_answer(figures: &mut Figures, told: &Told) {
-    figures.completed = told.completed;
-    figures.note = told.note.clone();
+fn take_answer(figures: &mut Figures, result: &QemuResult) {
+    figures.completed = result.completed;
+    figures.note = result.note.clone();
     // Linerate starts the incoming QEMU itself, so its whole includes that; QEMU's must too.
-    figures.total_s = Some((told.start + told.total).as_secs_f64());
-    figures.destination_start_s = Some(told.start.as_secs_f64());
-    let number = |pointer: &str| told.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
+    figures.total_s = Some((result.start + result.total).as_secs_f64());
+    figures.destination_start_s = Some(result.start.as_secs_f64());
+    let number = |pointer: &str| result.answer.pointer(pointer).and_then(serde_json::Value::as_f64);
     let setup = number("/setup-time").unwrap_or(0.0);
     figures.other_steps_ms = Some(setup);
-    if told.completed {
+    if result.completed {
         figures.blackout_qemu_ms = number("/downtime");
         // Up to downtime-limit's worth of RAM is copied within the downtime, so that belongs to the copy.
         figures.copy_s = number("/total-time").map(|ms| (ms - setup) / 1e3);
@@ -376,7 +376,7 @@ struct Frozen(Option<Pid>);
 impl Frozen {
     fn new(pid: u32) -> Frozen {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // A process that is gone disturbs nobody.
+        // A process that has ended uses no CPU.
         let _ = pid.map(|pid| kill_process(pid, Signal::STOP));
         Frozen(pid)
     }

@@ -99,7 +99,7 @@ pub fn times_faster(ours: f64, theirs: f64) -> f64 {
 const QEMU: [Method; 3] = [Method::OneStream, Method::Multifd, Method::Mptcp];
 const ONE_LINK: [Method; 2] = [Method::OneStream, Method::Multifd];
 
-/// All promises that the runs say something about.
+/// All promises that the runs test.
 pub fn judge(runs: &[Figures]) -> Vec<Target> {
     groups(runs).iter().flat_map(judge_group).collect()
 }

@@ -74,7 +74,7 @@ struct Servers(Vec<Child>);
 impl Drop for Servers {
     fn drop(&mut self) {
         for server in &mut self.0 {
-            // Errors mean that it is gone, which is what is wanted.
+            // Errors mean that it has ended already, as intended.
             let _ = server.kill();
             let _ = server.wait();
         }

@@ -424,9 +424,9 @@ fn permission(role: Purpose) -> Option<Permission> {
 
 fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), String> {
     let Err(fault) = refused else { return Ok(()) };
-    let said = fault.to_string();
+    let message = fault.to_string();
     accepted.refuse(fault).map_err(|error| chain(&error))?;
-    Err(said)
+    Err(message)
 }
 
 /// One more connection of a tunnel.

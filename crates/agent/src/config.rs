@@ -39,8 +39,8 @@ pub struct Config {
     /// look.
     #[serde(default)]
     pub peers: Policy,
-    /// Whether RDMA may be used beside TLS. The agents cannot encrypt RDMA, so it is used only on a network that nobody
-    /// else can reach or that encrypts by itself. Default `untrusted`: TCP alone.
+    /// Whether RDMA may be used beside TLS. The agents cannot encrypt RDMA, so it is used only on a network that no
+    /// stranger can reach or that encrypts by itself. Default `untrusted`: TCP alone.
     #[serde(default)]
     pub rdma_network: RdmaNetwork,
     /// UNIX socket of the local API. A program that can open it can start and move guests.
@@ -106,18 +106,18 @@ pub struct Config {
     pub rdma_type_of_service: Option<u8>,
 }
 
-/// See [`Config::security`].
+/// What protects the connections between agents; the values of [`Config::security`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protection {
     /// TLS 1.3 on every connection.
     Tls,
-    /// Plain text.
+    /// Plain text, without certificates: for networks that only these hosts reach.
     #[default]
     Insecure,
 }
 
-/// See [`Config::rdma_network`].
+/// Whether RDMA is used beside TLS; the values of [`Config::rdma_network`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RdmaNetwork {

@@ -98,7 +98,7 @@ impl EventLog {
 impl EventCursor {
     /// Waits for further events.
     pub async fn changed(&mut self) {
-        // An error means that the log is gone: then the next read shows it.
+        // An error means that the log was dropped: then the next read shows it.
         let _ = self.changed.changed().await;
     }
 }

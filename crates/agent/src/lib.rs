@@ -268,8 +268,8 @@ mod tests {
         starts().unwrap();
         for name in ["state", "run", "ram", "huge"] {
             mode(name, 0o755);
-            let said = format!("{:#}", starts().unwrap_err());
-            assert!(said.contains(&format!("chmod 700 {}", folder(name).display())), "{said}");
+            let message = format!("{:#}", starts().unwrap_err());
+            assert!(message.contains(&format!("chmod 700 {}", folder(name).display())), "{message}");
             mode(name, 0o700);
         }
         starts().unwrap();

@@ -112,7 +112,7 @@ mod tests {
         set(&above, 0o777);
         let refused = private_folder(&above.join("ram")).unwrap_err();
         assert!(matches!(refused, FolderError::Replaceable { .. }), "{refused}");
-        // As /tmp and /dev/shm are: nobody removes what is another's.
+        // As /tmp and /dev/shm are: no user may remove what is another's.
         set(&above, 0o1777);
         private_folder(&above.join("ram")).unwrap();
     }

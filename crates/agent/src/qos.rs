@@ -59,7 +59,9 @@ fn change(
     one: &PortPlan,
     intent: &Intent,
 ) -> Result<Begun, ErrorBody> {
-    let missing = |name: &str| trial::refuse(format!("{name} is gone from {}", trials.doctor.config.name));
+    let missing = |name: &str| {
+        trial::refuse(format!("{name} does not exist any more on {}", trials.doctor.config.name))
+    };
     let port = inventory.port(&one.port).ok_or_else(|| missing(&one.port))?;
     // What the driver passed over in silence is seen here.
     let read = || -> Result<(Port, String), ErrorBody> {

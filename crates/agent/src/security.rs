@@ -56,7 +56,7 @@ impl Caller {
     }
 }
 
-/// See the module.
+/// Identity and grants of this host, for connections that it opens and accepts.
 #[derive(Debug)]
 pub struct Security {
     /// `None` for plain text.

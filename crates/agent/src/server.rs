@@ -398,7 +398,7 @@ async fn measure(State(agent): Shared, body: Bytes) -> Result<Response, Refusal>
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())
 }
 
-/// An error means that the client is gone, which is noticed elsewhere.
+/// An error means that the client has disconnected, which is noticed elsewhere.
 fn send_line(lines: &tokio::sync::mpsc::Sender<Bytes>, event: &BenchEvent) {
     if let Ok(mut line) = serde_json::to_vec(event) {
         line.push(b'\n');
@@ -406,7 +406,7 @@ fn send_line(lines: &tokio::sync::mpsc::Sender<Bytes>, event: &BenchEvent) {
     }
 }
 
-/// Keeps the stream alive until the measurement is over, and stops it when the client is gone.
+/// Keeps the stream alive until the measurement is over, and stops it when the client has disconnected.
 async fn watch_client(
     lines: tokio::sync::mpsc::Sender<Bytes>,
     stop: Arc<bench::Stop>,

@@ -1,4 +1,4 @@
-//! Measuring the wires between two hosts: `linerate bench`.
+//! Measuring the links between two hosts: `linerate bench`.
 //!
 //! `POST /v1/bench` with a [`BenchRequest`] answers a stream, one [`BenchEvent`] a line. The last is
 //! [`BenchEvent::Finished`]. Closing the connection stops the measurement on both hosts.

@@ -1,4 +1,4 @@
-//! Sockets of migrations of libvirt's domains: names by which an agent's next life knows what was left behind.
+//! Sockets of migrations of libvirt's domains: names by which a restarted agent knows what was left behind.
 
 /// What they are for: libvirt's own protocol, the migration, copied disks.
 const KINDS: [&str; 4] = ["rpc", "job", "mig", "nbd"];

@@ -22,7 +22,7 @@ pub mod code {
     pub const LINK_BUSY: &str = "link_busy";
     /// Another host's agent was asked and its answer did not come: it may have done what it was asked.
     pub const ANSWER_LOST: &str = "answer_lost";
-    /// A measurement broke off.
+    /// A measurement failed before its end.
     pub const BENCH_FAILED: &str = "bench_failed";
     /// The caller or an operator asked to stop.
     pub const CANCELLED: &str = "cancelled";

@@ -2,7 +2,7 @@
 //!
 //! `GET /v1/migrations/{id}/events` answers one JSON document a line, from the beginning of the migration, whenever one
 //! attaches: finished steps and what happened to links first, then what happens now. The last is
-//! [`EventKind::Finished`]; a stream that ends without it was cut, and the migration goes on.
+//! [`EventKind::Finished`]; a stream that ends without it was cut, and the migration continues.
 
 use serde::{Deserialize, Serialize};
 
@@ -184,7 +184,7 @@ pub struct LinkProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkState {
-    /// It carries data.
+    /// Its channels carry data of this migration.
     Up,
     /// All its connections were lost; other links carry its work.
     Lost,

@@ -42,7 +42,8 @@ pub enum GuestRunState {
     Migrating,
     /// An earlier migration of it is being brought to its end.
     Recovering,
-    /// Nobody knows yet on which host it is to run: it is paused, and its migration waits for the other host or an operator.
+    /// It is not known yet on which host it is to run: it is paused, and its migration waits for the other host or an
+    /// operator.
     InDoubt,
 }
 
@@ -66,7 +67,7 @@ pub struct GuestDetail {
     pub nics: Vec<Nic>,
     /// Its RAM, as its hypervisor divides it.
     pub ram_blocks: Vec<RamBlock>,
-    /// What a destination must have and allow: only that host can tell whether it does.
+    /// What a destination must have and allow: only that host knows whether it does.
     #[serde(default)]
     pub needs: Vec<String>,
     /// The description that is sent to a destination, for programs.

@@ -190,7 +190,7 @@ pub enum Direction {
 pub enum MigrationOutcome {
     /// The guest runs at the destination.
     Completed,
-    /// Somebody asked to stop it; the guest runs at the source.
+    /// It was stopped on request; the guest runs at the source.
     Cancelled,
     /// It did not work. The error says what the guest does now.
     Failed,
@@ -202,7 +202,7 @@ pub enum MigrationOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MigrationState {
-    /// In progress: not at its end, and nobody asked it to stop.
+    /// In progress: not at its end, and it was not asked to stop.
     Running,
     /// Asked to stop and not stopped yet.
     Cancelling,

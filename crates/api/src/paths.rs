@@ -38,7 +38,7 @@ pub const LINK_PUT_BACK: &str = "/v1/link/put-back";
 pub const QOS_APPLY: &str = "/v1/qos/apply";
 
 /// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel ends
-/// when nobody reads them any more.
+/// when the client closes the connection.
 pub const TUNNELS: &str = "/v1/tunnels";
 
 /// Every endpoint: method and path.

@@ -39,9 +39,9 @@ pub struct Report {
     /// Disks that went along; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<DiskTotals>,
-    /// Disks that were not copied and of which the operator, and nothing else, says that both hosts share them.
+    /// Disks that were not copied and that both hosts share by the operator's assertion alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shared_on_operators_word: Vec<String>,
+    pub shared_by_assertion: Vec<String>,
     /// Guest RAM sent, over the time that the copy step took without that of the disks alone.
     pub goodput_bytes_per_s: u64,
     /// Every link that was used.
@@ -91,7 +91,7 @@ pub struct RoundTotals {
     /// How long it took; absent if the migration ended before the round did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
-    /// What the guest had written by its end; absent if nobody looked any more.
+    /// What the guest had written by its end; absent if no scan followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_after: Option<u64>,
 }

@@ -20,7 +20,7 @@ fn project(file: &str) -> std::path::PathBuf {
 struct Type {
     folder: usize,
     about: String,
-    /// The key that tells variants apart, if there is one.
+    /// The key that distinguishes variants, if there is one.
     tag: Option<String>,
     is_enum: bool,
     /// Written as one text, whatever its fields.

@@ -14,7 +14,7 @@ const TOP: f64 = 62.0;
 pub struct Bars<'a> {
     /// Text above the chart.
     pub title: String,
-    /// Unit that stands behind each figure.
+    /// Unit behind each figure.
     pub unit: &'a str,
     /// What the bars of a row stand for.
     pub series: &'a [Series],

@@ -15,7 +15,7 @@ const AXIS: f64 = 42.0;
 pub struct Curves<'a> {
     /// Text above the chart.
     pub title: String,
-    /// What stands upwards, with its unit.
+    /// Title of the vertical axis, with its unit.
     pub upwards: &'a str,
     /// Powers of ten upwards, instead of from 0 in equal steps.
     pub logarithmic: bool,
@@ -32,7 +32,7 @@ pub struct Curves<'a> {
 pub struct Curve {
     /// Name and colour, as the legend shows them.
     pub series: Series,
-    /// Size of a message in bytes, and the figure. A message of nothing stands where one byte does.
+    /// Size of a message in bytes, and the figure. An empty message is drawn at one byte.
     pub points: Vec<(u32, f64)>,
 }
 

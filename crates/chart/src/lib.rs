@@ -1,6 +1,6 @@
 //! Charts of measurements as SVG, for `linerate bench` and for the benchmarks: [`Bars`] and [`Curves`].
 //!
-//! Text in, text out. Colours differ in lightness too, for those who do not tell them apart.
+//! Text in, text out. Colours differ in lightness too, for readers who cannot distinguish them.
 
 mod bars;
 mod curves;
@@ -12,7 +12,7 @@ pub use curves::{Curve, Curves};
 /// Colours for series of which none is special, darkest first.
 pub const COLOURS: [&str; 6] = ["#0b6e4f", "#d1495b", "#41617f", "#e0a030", "#7f9bb3", "#6a4c93"];
 
-/// What a colour stands for.
+/// What a colour means.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Name that the legend shows.

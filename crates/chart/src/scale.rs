@@ -22,7 +22,7 @@ impl Scale {
         Scale { low, high: high.max(low * 1.001), logarithmic: true, from, to }
     }
 
-    /// Where a figure stands.
+    /// Where a figure is drawn.
     pub fn place(&self, figure: f64) -> f64 {
         let share = if self.logarithmic {
             (figure.max(self.low) / self.low).ln() / (self.high / self.low).ln()

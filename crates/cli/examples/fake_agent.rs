@@ -3,7 +3,7 @@
 //! `linerate --socket /tmp/fake.sock migrate web --to beta`.
 
 #[path = "../tests/support/mod.rs"]
-#[allow(dead_code, reason = "what tests look at, nobody looks at here")]
+#[allow(dead_code, reason = "what tests look at, is not looked at here")]
 mod support;
 
 #[tokio::main(flavor = "current_thread")]

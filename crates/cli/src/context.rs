@@ -95,7 +95,7 @@ impl Context {
         self.print(&(text + "\n"))
     }
 
-    /// A line on standard error. If the reader is gone, nothing is to be done.
+    /// A line on standard error. If that is closed, the line is dropped.
     pub fn print_line(&self, line: &str) {
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }

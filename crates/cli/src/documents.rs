@@ -42,7 +42,7 @@ pub struct QosText<'a> {
 /// The last line of every command that failed.
 #[derive(Serialize)]
 pub struct ErrorLine<'a> {
-    /// Always `error`: tells this line from an event.
+    /// Always `error`: distinguishes this line from an event.
     pub kind: &'static str,
     /// What failed, on which side, and where the guest is.
     pub error: &'a ErrorBody,

@@ -68,7 +68,7 @@ impl Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
     }
 
-    /// The same, but the migration goes on.
+    /// The same, but the migration continues.
     pub fn while_watching(self) -> Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }
@@ -85,7 +85,7 @@ impl Failure {
         lines.join("\n") + "\n"
     }
 
-    /// For programs: one line, the last one; `kind` tells it from the events of a migration.
+    /// For programs: one line, the last one; `kind` distinguishes it from the events of a migration.
     pub fn json(&self) -> String {
         let body = self.body.clone().unwrap_or_else(|| {
             Box::new(

@@ -25,14 +25,14 @@ fn main() -> ExitCode {
     match commands::run(flags.command, &context) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            tell(&failure, &context);
+            print_failure(&failure, &context);
             failure.exit.into()
         }
     }
 }
 
-/// To programs on standard output, to people and logs on standard error. If nobody reads it, the exit code has to do.
-fn tell(failure: &Failure, context: &Context) {
+/// To programs on standard output, to people and logs on standard error. If it is not read, the exit code is enough.
+fn print_failure(failure: &Failure, context: &Context) {
     if context.json {
         let _ = context.print(&(failure.json() + "\n"));
     }

@@ -175,7 +175,7 @@ async fn without_an_agent_the_error_shows_how_to_start_one() {
 async fn watch(lab: &Lab, guest: &str) -> (Child, u32) {
     let mut child = lab.command(&format!("migrate {guest} --to beta --json")).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The name, then the first event: the signal handler stands before the first event is asked for.
+    // The name, then the first event: the signal handler is set before the first event is asked for.
     for _ in 0..2 {
         tokio::time::timeout(DEADLINE, lines.next_line()).await.unwrap().unwrap().unwrap();
     }

@@ -239,7 +239,7 @@ fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
     let (exit, text) = stage.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
     assert!(exit == 0 && text.contains("on trial"), "{text}");
     assert_eq!(mtu(&stage, 0, "l0"), "4000");
-    until("put back without a word", || mtu(&stage, 0, "l0") == "9000");
+    until("put back without any output", || mtu(&stage, 0, "l0") == "9000");
 
     stage.linerate(&["link", "set", "l0", "--mtu", "4000", "--within", "2s"]);
     let (exit, text) = stage.linerate(&["link", "confirm", "l0"]);
@@ -257,7 +257,7 @@ fn a_port_is_set_on_trial_and_put_back_unless_confirmed() {
     until("put back by the next agent", || mtu(&stage, 0, "l0") == "4000");
 }
 
-/// A port cannot be larger than the one that it stands on, and its time is over first.
+/// A port cannot be larger than the port below it, and its time is over first.
 #[test]
 fn a_port_on_top_of_another_is_restored_with_it() {
     let mut stage = Stage::new(2, &[1000]);
@@ -320,8 +320,8 @@ fn quality_of_service_on_a_port_without_dcb_is_refused_with_a_sentence() {
         assert!(exit == code && text.contains(sentence), "{command}: {exit}\n{text}");
     }
     let (exit, text) = stage.linerate(&["qos", "apply", file, "--dry-run", "--json"]);
-    let said: Value = serde_json::from_str(&text).unwrap();
-    assert!(exit == 4 && said["error"]["message"].as_str().unwrap().contains(sentence), "{text}");
+    let message: Value = serde_json::from_str(&text).unwrap();
+    assert!(exit == 4 && message["error"]["message"].as_str().unwrap().contains(sentence), "{text}");
     let other = stage.agents[1].address(0).to_string();
     let (_, text) = stage.linerate(&["qos", "check", file, &other, "--json"]);
     let document: Value = serde_json::from_str(&text).unwrap();
@@ -447,7 +447,8 @@ fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
     assert_eq!((exit, mtu(&stage, 1, "l1")), (4, "1500".into()));
 }
 
-/// Before it is kept everything goes back, also where nobody reads what is said; after that it is said, whatever else goes wrong.
+/// Before it is kept everything goes back, also where the output is not read; after that the result is printed,
+/// whatever else fails.
 #[test]
 fn an_output_that_breaks_never_leaves_it_open_what_stays() {
     use std::io::{Read as _, Write as _};
@@ -458,13 +459,13 @@ fn an_output_that_breaks_never_leaves_it_open_what_stays() {
     let pipe = std::process::Stdio::piped;
     let mut child = command.stdin(pipe()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     child.stdin.take().unwrap().write_all(b"y\ny\n").unwrap();
     // The end of the line is the last that is written before the port is set.
-    while !said.ends_with(b"Set these on trial? [y/N] \n") {
+    while !message.ends_with(b"Set these on trial? [y/N] \n") {
         let mut byte = [0];
         stdout.read_exact(&mut byte).unwrap();
-        said.extend(byte);
+        message.extend(byte);
     }
     drop(stdout);
     let done = child.wait_with_output().unwrap();
@@ -481,7 +482,7 @@ fn an_output_that_breaks_never_leaves_it_open_what_stays() {
     assert_eq!(mtu(&stage, 1, "l1"), "9000");
 }
 
-/// What a program gets; and a path that nobody can raise is made to work by lowering both ends.
+/// What a program gets; and a path whose MTU cannot be raised is made to work by lowering both ends.
 #[test]
 fn a_path_through_a_small_bridge_is_fixed_by_smaller_packets() {
     let stage = Stage::with(3, &[1000, 1000], SETTABLE);
@@ -507,7 +508,7 @@ impl Stage {
         Lldpd::start(&self.lab.hosts()[1 - at], "l0", &switch).unwrap()
     }
 
-    /// What the first link's port of each host hears, as `SYSTEM PORT`.
+    /// What the first link's port of each host receives by LLDP, as `SYSTEM PORT`.
     fn neighbours(&self) -> Vec<String> {
         let (_, document) = self.doctor(&["--quick"]);
         let hosts = document["survey"]["hosts"].as_array().unwrap();
@@ -524,7 +525,7 @@ impl Stage {
 #[test]
 fn lldp_of_both_ends_is_received_and_compared() {
     let stage = Stage::new(2, &[1000]);
-    assert_eq!(stage.neighbours(), ["", ""], "nobody speaks yet");
+    assert_eq!(stage.neighbours(), ["", ""], "no neighbour sends yet");
     let (mut small, mut other) = (stage.switch(0, "leaf0", 1518, 100), stage.switch(1, "leaf1", 9234, 200));
     until("both hosts receive their switch", || {
         small.must_run().unwrap();

@@ -90,7 +90,7 @@ impl Running {
             }
             seen.push(line);
         }
-        panic!("{words} was never said: {seen:?}");
+        panic!("{words} was never printed: {seen:?}");
     }
 
     /// Exit code, and what was said after the progress.

@@ -295,12 +295,12 @@ fn whatever_goes_wrong_leaves_the_guest_and_its_disk_as_they_were() {
     retry(&mut stage);
 }
 
-fn is_refused(stage: &Stage, arguments: &[&str], said: &str) {
+fn is_refused(stage: &Stage, arguments: &[&str], message: &str) {
     let to = stage.destination_address();
     let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
     let (exit, text) = stage.linerate_at_source(&all);
     assert_ne!(exit, 0);
-    assert!(text.contains(said), "{text}");
+    assert!(text.contains(message), "{text}");
 }
 
 #[test]
@@ -373,8 +373,11 @@ fn a_copy_that_was_left_behind_is_not_taken_for_the_shared_disk() {
         |images: &[std::path::PathBuf; 2]| images.each_ref().map(|image| std::fs::read(image).unwrap());
     let [here, left] = images(&stage);
     let before = [read(&here), read(&left)];
-    let said = refusal(&stage, &[]);
-    assert!(said.contains("left here") && said.contains("raw") && said.contains("qcow2"), "{said}");
+    let message = refusal(&stage, &[]);
+    assert!(
+        message.contains("left here") && message.contains("raw") && message.contains("qcow2"),
+        "{message}"
+    );
     let spec = stage.lab.directory().join("old.toml");
     let text = format!(
         "name = \"old\"\nmemory = \"64M\"\naccel = \"tcg\"\n[[disk]]\npath = \"{}\"\n",
@@ -383,13 +386,13 @@ fn a_copy_that_was_left_behind_is_not_taken_for_the_shared_disk() {
     std::fs::write(&spec, text).unwrap();
     let (exit, text) = stage.linerate_at_source(&["vm", "start", spec.to_str().unwrap()]);
     assert!(exit == REFUSED as i32 && text.contains("is stale: the guest g left it here"), "{text}");
-    // Nobody has marked it, and the operator is wrong.
+    // It is not marked, and the operator's assertion is wrong.
     for image in &left {
         rustix::fs::removexattr(image, "user.linerate.stale").unwrap();
     }
     for arguments in [&["--mode", "stream"][..], &["--shared-storage", "raw", "--shared-storage", "qcow2"]] {
-        let said = refusal(&stage, arguments);
-        assert!(said.contains("is not shared") && said.contains("--copy-disks"), "{said}");
+        let message = refusal(&stage, arguments);
+        assert!(message.contains("is not shared") && message.contains("--copy-disks"), "{message}");
     }
     assert!([read(&here), read(&left)] == before, "a disk was touched");
     is_refused(&stage, &["--shared-storage", "sda"], "it has qcow2, raw");
@@ -435,8 +438,8 @@ fn an_image_that_something_else_uses_is_not_overwritten() {
     serve.args(["-t", "-f", "raw", "-k"]).args([&socket, &there]);
     let server = Ended(serve.spawn().unwrap());
     wait_until(|| greets(&socket));
-    let said = refusal(&stage, &COPY);
-    assert!(said.contains("(qemu-nbd) has it open for writing"), "{said}");
+    let message = refusal(&stage, &COPY);
+    assert!(message.contains("(qemu-nbd) has it open for writing"), "{message}");
     drop(server);
     let mut attach = Command::new("losetup");
     let attached = attach.args(["-f", "--show"]).arg(&there).output().unwrap();
@@ -444,8 +447,8 @@ fn an_image_that_something_else_uses_is_not_overwritten() {
         false => not_run(&format!("no loop devices ({attached:?})")),
         true => {
             let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
-            let said = refusal(&stage, &COPY);
-            assert!(said.contains("is in use on this host") && said.contains(&device.0), "{said}");
+            let message = refusal(&stage, &COPY);
+            assert!(message.contains("is in use on this host") && message.contains(&device.0), "{message}");
         }
     }
     assert!(std::fs::read(&there).unwrap() == before, "it was written to");
@@ -481,7 +484,7 @@ fn one_disk_is_shared_and_one_is_copied() {
     let named = ["--copy-disks", "qcow2", "--max-blackout", "5s"];
     let report = ended(&stage.migrate(&named).finish()).completed();
     assert_eq!(report["disks"]["count"], 1, "{report}");
-    assert_eq!(report.get("shared_on_operators_word"), None, "it was proved: {report}");
+    assert_eq!(report.get("shared_by_assertion"), None, "it was proved: {report}");
     stage.arrived();
     stage.guest_goes_on();
     is_the_same(&stage, "qcow2");

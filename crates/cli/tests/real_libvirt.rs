@@ -64,8 +64,8 @@ fn a_disk_may_have_another_path_at_the_destination() {
     ] {
         let ended = stage.start(0, &[flag, file]).end();
         assert_eq!(ended.code, Some(code), "{flag} {file}: {ended:#?}");
-        let said = ended.last()["error"]["message"].as_str().unwrap();
-        assert!(said.contains(words), "{flag} {file}: {said}");
+        let message = ended.last()["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{flag} {file}: {message}");
     }
     // No QEMU was started at the destination for any of them.
     let started = stage.libvirts[1].host().directory().join("libvirt/log/qemu/g.log");
@@ -130,14 +130,14 @@ fn what_goes_wrong_on_the_way_leaves_the_domain_at_the_source() {
     );
     stage.is_whole_at(0);
 
-    // Its agent is killed: the tunnel goes with it, and libvirt gives up. The next life of the agent says so.
+    // Its agent is killed: the tunnel goes with it, and libvirt gives up. The restarted agent reports that.
     let moving = stage.start(0, &["--bandwidth", "40M", "--link-timeout", "5s"]);
     moving.moves(&stage, 0);
     stage.agents[0].kill().unwrap();
     let ended = moving.end();
     assert_eq!(ended.code, Some(1), "{ended:#?}");
-    let said = ended.last()["error"]["message"].as_str().unwrap();
-    assert!(said.contains("the domain is running here"), "{ended:#?}");
+    let message = ended.last()["error"]["message"].as_str().unwrap();
+    assert!(message.contains("the domain is running here"), "{ended:#?}");
     stage.agents[0].restart().unwrap();
     let listed = stage.wait_listed(0, "failed");
     let (_, shown) = stage.asks_agent(0, &["migration", "show", listed["id"].as_str().unwrap()]);
@@ -158,9 +158,9 @@ fn a_migration_is_listed_and_outlives_its_command() {
     let mut stage = Stage::new(LibvirtVersion::Eleven);
     // Detached, and cancelled from another shell.
     let begun = stage.start(0, &["--bandwidth", "40M", "--detach"]);
-    let told = begun.end();
-    assert_eq!(told.code, Some(0), "{told:#?}");
-    let id = told.last()["id"].as_str().unwrap().to_owned();
+    let ended = begun.end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    let id = ended.last()["id"].as_str().unwrap().to_owned();
     stage.job_moves(0);
     let listed = stage.listed(0);
     assert_eq!((&listed["id"], &listed["guest"]), (&id.as_str().into(), &"g".into()), "{listed:#}");
@@ -169,8 +169,8 @@ fn a_migration_is_listed_and_outlives_its_command() {
     let second = stage.start(0, &[]).end();
     assert_eq!(second.code, Some(4), "{second:#?}");
     assert_eq!(second.last()["error"]["code"], "guest_busy", "{second:#?}");
-    let (code, said) = stage.asks_agent(0, &["migration", "cancel", &id]);
-    assert_eq!(code, Some(0), "{said:#}");
+    let (code, message) = stage.asks_agent(0, &["migration", "cancel", &id]);
+    assert_eq!(code, Some(0), "{message:#}");
     assert_eq!(stage.wait_listed(0, "cancelled")["id"], id.as_str());
     stage.is_whole_at(0);
     stage.nothing_is_left();
@@ -199,27 +199,27 @@ fn a_migration_is_listed_and_outlives_its_command() {
 fn a_cancellation_at_any_moment_leaves_the_domain_at_one_host() {
     let mut stage = Stage::new(LibvirtVersion::Eleven);
     let begin = |stage: &Stage, flags: &[&str]| {
-        let told = stage.start(0, &[&["--detach"], flags].concat()).end();
-        assert_eq!(told.code, Some(0), "{told:#?}");
-        told.last()["id"].as_str().unwrap().to_owned()
+        let ended = stage.start(0, &[&["--detach"], flags].concat()).end();
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        ended.last()["id"].as_str().unwrap().to_owned()
     };
     let cancel = |stage: &Stage, id: &str| stage.asks_agent(0, &["migration", "cancel", id]);
     let id = begin(&stage, &["--bandwidth", "40M"]);
-    let (code, said) = cancel(&stage, &id);
-    assert_eq!(code, Some(0), "{said:#}");
+    let (code, message) = cancel(&stage, &id);
+    assert_eq!(code, Some(0), "{message:#}");
     assert_eq!(stage.wait_listed(0, "cancelled")["id"], id.as_str());
     stage.is_whole_at(0);
     stage.nothing_is_left();
 
     // With so much time libvirt stops it while much of its memory is still to be sent.
     let id = begin(&stage, &["--bandwidth", "200M", "--max-blackout", "2s"]);
-    stage.wait_stands(0);
-    let (code, said) = cancel(&stage, &id);
+    stage.wait_stopped(0);
+    let (code, message) = cancel(&stage, &id);
     let at = match code {
         Some(0) => 0,
         // libvirt was faster.
         Some(4) => 1,
-        _ => panic!("{code:?} {said:#}"),
+        _ => panic!("{code:?} {message:#}"),
     };
     stage.wait_listed(0, ["cancelled", "completed"][at]);
     if at == 1 {
@@ -234,8 +234,8 @@ fn a_cancellation_at_any_moment_leaves_the_domain_at_one_host() {
         stage.arrived(1);
     }
     let id = stage.wait_listed(0, "completed")["id"].as_str().unwrap().to_owned();
-    let (code, said) = cancel(&stage, &id);
-    assert_eq!(code, Some(4), "{said:#}");
+    let (code, message) = cancel(&stage, &id);
+    assert_eq!(code, Some(4), "{message:#}");
     stage.wait_listed(0, "completed");
     stage.is_whole_at(1);
 }

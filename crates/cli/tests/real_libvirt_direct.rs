@@ -50,7 +50,7 @@ fn stayed(stage: &Stage) {
 }
 
 fn gone_there(stage: &Stage) {
-    // A libvirt that all links were lost to hears of it when one is back.
+    // A libvirt that all links were lost to is notified when one is back.
     let deadline = Instant::now() + LONG;
     while stage.state(1).is_some() {
         assert!(Instant::now() < deadline, "it stays at the destination");
@@ -67,7 +67,7 @@ fn rolled_back(stage: &Stage) -> usize {
 fn wait_rolled_back(stage: &Stage, before: usize) {
     let deadline = Instant::now() + LONG;
     while rolled_back(stage) < before + 2 {
-        assert!(Instant::now() < deadline, "the other host is not told");
+        assert!(Instant::now() < deadline, "the other host is not notified");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -104,7 +104,7 @@ fn moves_there_and_back(version: LibvirtVersion) {
     assert!(ended.lines.iter().any(|line| line["kind"] == "link_lost"), "{ended:#?}");
     let report = &finished(&ended.lines)["report"];
     assert_eq!((&report["mode"], &report["outcome"]), (&"direct".into(), &"completed".into()), "{report:#}");
-    // Rule 6: with O_DIRECT it stands while protection is applied.
+    // Rule 6: with O_DIRECT it is paused while protection is applied.
     let paused = report["pauses_us"].as_u64() > Some(0);
     assert_eq!(paused, direct(version).is_some(), "{report:#}");
     assert!(report["rounds"].as_array().unwrap().len() > 1, "nothing was written meanwhile: {report:#}");
@@ -187,7 +187,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
 
     // What is our part is the same whatever the version is.
     if version == LibvirtVersion::Eleven {
-        whoever_else_ends_leaves_it_at_the_source(&mut stage);
+        any_other_end_leaves_it_at_the_source(&mut stage);
     }
 
     let hosts: &[usize] = if version == LibvirtVersion::Eleven { &[1, 0] } else { &[0] };
@@ -199,9 +199,9 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "the agent of host {host}: {ended:#?}");
         if host == 0 {
-            let said = format!("{ended:?}");
+            let message = format!("{ended:?}");
             for words in ["the domain is running here", "was put back"] {
-                assert!(said.contains(words), "{words}: {ended:#?}");
+                assert!(message.contains(words), "{words}: {ended:#?}");
             }
             assert!(!ignores_shared(&stage, 0), "the command says so");
         } else {
@@ -228,7 +228,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     wait_put_back(&stage, 1);
 }
 
-fn whoever_else_ends_leaves_it_at_the_source(stage: &mut Stage) {
+fn any_other_end_leaves_it_at_the_source(stage: &mut Stage) {
     // Suspended meanwhile: libvirt lets it run again, as it does after a migration of its own that was cancelled.
     let moving = stage.start_bare(0, &SLOW);
     suspends(stage, &moving);
@@ -246,9 +246,9 @@ fn whoever_else_ends_leaves_it_at_the_source(stage: &mut Stage) {
     assert_eq!((&listed["guest"], &listed["state"]), (&"g".into(), &"running".into()), "{listed:#}");
     assert_eq!(stage.listed(1)["id"], listed["id"], "the copy has the same name at the other host");
     let id = listed["id"].as_str().unwrap();
-    let (code, said) = stage.asks_agent(0, &["migration", "cancel", id]);
-    assert_eq!(code, Some(0), "{said:#}");
-    assert!(!ignores_shared(stage, 0), "it is said to be over");
+    let (code, message) = stage.asks_agent(0, &["migration", "cancel", id]);
+    assert_eq!(code, Some(0), "{message:#}");
+    assert!(!ignores_shared(stage, 0), "it is reported to be over");
     stayed(stage);
 
     let moving = stage.start_bare(0, &IMPATIENT);
@@ -291,13 +291,13 @@ fn decided(stage: &Stage) -> usize {
             | [Some("running"), Some("paused" | "shut off")]
                 if unanswered.get_or_insert_with(Instant::now).elapsed() > UNANSWERED =>
             {
-                let stands = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
+                let paused_at = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
                 // What is left of a persistent domain that was ended is its definition.
-                let words: &[&str] = match states[stands].as_deref() {
+                let words: &[&str] = match states[paused_at].as_deref() {
                     Some("paused") => &["destroy", "g"],
                     _ => &["undefine", "g"],
                 };
-                stage.libvirts[stands].virsh(words).unwrap();
+                stage.libvirts[paused_at].virsh(words).unwrap();
             }
             _ => {}
         }
@@ -347,8 +347,8 @@ fn a_domain_that_direct_mode_refuses_moves_by_libvirts_own_migration() {
     ] {
         let ended = stage.start_bare(0, flags).end();
         assert_eq!(ended.code, Some(code), "{flags:?}: {ended:#?}");
-        let said = ended.last()["error"]["message"].as_str().unwrap();
-        assert!(said.contains(words), "{flags:?}: {said}");
+        let message = ended.last()["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{flags:?}: {message}");
     }
     let ended = stage.start_bare(0, &[]).end();
     assert_eq!(ended.code, Some(0), "{ended:#?}");

@@ -436,8 +436,11 @@ fn a_folder_for_ram_that_fills_up_is_named_with_its_side() {
         let there = stage.lab.hosts()[1 - stage.source].ram_directory();
         shrink(&there);
         let failure = ended(&migration.finish()).failed(REFUSED);
-        let said = failure["message"].as_str().unwrap();
-        assert!(said.contains("is full") && said.contains(there.to_str().unwrap()), "{mode}: {failure}");
+        let message = failure["message"].as_str().unwrap();
+        assert!(
+            message.contains("is full") && message.contains(there.to_str().unwrap()),
+            "{mode}: {failure}"
+        );
         assert_eq!(
             (&failure["code"], &failure["side"], &failure["guest_state"]),
             (&"memory_short".into(), &"destination".into(), &"runs_at_source".into()),

@@ -71,7 +71,7 @@ fn a_destination_whose_agent_ends_between_loading_and_commit_gives_the_guest_bac
 }
 
 /// The destination holds a complete guest, all links are cut, and the source's agent is dead.
-fn is_told_when_links_are_back(stage: &mut Stage) {
+fn reaches_the_agent_when_links_are_back(stage: &mut Stage) {
     assert_eq!(stage.hypervisors(1).len(), 1);
     stage.cut_all(false);
     stage.agent(0).restart().unwrap();
@@ -94,10 +94,10 @@ fn the_second_next_agent_notifies_the_destination_of_a_roll_back() {
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
     stage.wait_state(0, "running");
     stage.agent(0).kill().unwrap();
-    is_told_when_links_are_back(&mut stage);
+    reaches_the_agent_when_links_are_back(&mut stage);
 }
 
-/// The record of the roll-back is the last that the source's agent does; no word of it has left the host.
+/// The record of the roll-back is the last that the source's agent does; no message about it has left the host.
 #[test]
 fn the_next_agent_notifies_the_destination_of_a_roll_back() {
     let (mut stage, gates) = gated();
@@ -113,7 +113,7 @@ fn the_next_agent_notifies_the_destination_of_a_roll_back() {
     drop(written);
     drop(migration);
     gates[0].fill("source.commit_sent", false).unwrap();
-    is_told_when_links_are_back(&mut stage);
+    reaches_the_agent_when_links_are_back(&mut stage);
 }
 
 /// Every record of both sides in turn.
@@ -157,9 +157,9 @@ fn refused(stage: &mut Stage, gates: &[Gate], record: &str, how: Refusal) {
     eprintln!("{record}, {how:?}: settled at {place} (wanted {wanted})");
 }
 
-/// Nobody waits for what an agent does behind the exit code.
+/// No command waits for what an agent does after the exit code.
 #[test]
-fn a_guest_moved_again_while_agents_end_runs_where_the_exit_code_says() {
+fn a_guest_moved_again_while_agents_end_runs_where_the_exit_code_reports() {
     let (mut stage, _) = gated();
     for round in 0..6 {
         let [from, to] = [stage.source, 1 - stage.source];
@@ -167,7 +167,7 @@ fn a_guest_moved_again_while_agents_end_runs_where_the_exit_code_says() {
             let migration = stage.migrate(&[]);
             outcome(&mut stage, migration)
         };
-        assert_eq!((exit, place), (0, to), "{round}\n{}", stage.told());
+        assert_eq!((exit, place), (0, to), "{round}\n{}", stage.logs());
         stage.arrived();
         let ends = if round % 2 == 0 { from } else { to };
         stage.agent(ends).kill().unwrap();

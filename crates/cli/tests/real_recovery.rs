@@ -70,7 +70,7 @@ fn a_guest_whose_disk_cannot_be_taken_over_runs_at_the_source_again() {
     }
 }
 
-/// The source's QEMU cannot take its disk back either, until whoever has it lets go: it is tried until then.
+/// The source's QEMU cannot take its disk back either, until its holder closes it: it is tried until then.
 #[test]
 fn a_disk_that_neither_host_gets_is_waited_for_at_the_source() {
     let (mut stage, gates) = gated();
@@ -81,7 +81,7 @@ fn a_disk_that_neither_host_gets_is_waited_for_at_the_source() {
     drop(sent);
     let failure = ended(&migration.finish()).failed(9);
     assert_eq!(failure["guest_state"], "paused_at_source", "{failure}");
-    stage.until("the reason is told", || {
+    stage.until("the reason is reported", || {
         stage.only(0, "recovering")["note"].as_str()?.contains("lock").then_some(())
     });
     drop(lock);
@@ -171,7 +171,7 @@ fn killed_while_it_throttles(stage: &mut Stage) {
         let migration = stage.migrate(&THROTTLED);
         let end = Instant::now() + LONG;
         while !mark.exists() {
-            assert!(Instant::now() < end, "it is never throttled\n{}", stage.told());
+            assert!(Instant::now() < end, "it is never throttled\n{}", stage.logs());
             std::thread::sleep(Duration::from_millis(1));
         }
         stage.agent(0).kill().unwrap();
@@ -195,15 +195,15 @@ fn a_throttled_guest_runs_when_its_agent_comes_back_and_stays_paused_if_its_oper
     migration.wait(LONG, round_began);
     stage.agent(0).kill().unwrap();
     drop(migration);
-    stage.tell(0, "stop");
+    stage.command(0, "stop");
     stage.agent(0).restart().unwrap();
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
     stage.stays(0, "paused");
-    stage.tell(0, "cont");
+    stage.command(0, "cont");
     stage.settles_at(0);
 }
 
-/// Commit is in the source's journal and has not left it: whoever comes next says it.
+/// Commit is in the source's journal and has not left it: the restarted agent sends it.
 #[test]
 fn a_source_that_ended_before_it_sent_commit_sends_it_after_its_restart() {
     let (mut stage, gates) = gated();
@@ -227,7 +227,7 @@ fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     stage.agent(1).kill().unwrap();
     drop(runs);
     std::thread::sleep(Duration::from_millis(500));
-    stage.tell(1, "stop");
+    stage.command(1, "stop");
     stage.agent(1).restart().unwrap();
     let held = stage.only(1, "in_doubt");
     stage.stays(1, "paused");
@@ -236,14 +236,14 @@ fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     assert_eq!(exit, 0, "{text}");
     ended(&migration.finish()).completed();
     stage.settles_at(1);
-    // Of an earlier session that is over: an operator's pause is nobody else's business.
-    stage.tell(1, "stop");
+    // Of an earlier session that is over: the agent leaves an operator's pause as it is.
+    stage.command(1, "stop");
     for host in [1, 0] {
         stage.agent(host).kill().unwrap();
         stage.agent(host).restart().unwrap();
     }
     stage.stays(1, "paused");
-    stage.tell(1, "cont");
+    stage.command(1, "cont");
     goes_on(&mut stage, 0);
 }
 
@@ -377,12 +377,12 @@ fn arrives_paused(version: QemuVersion) {
     for arguments in [&[][..], &STREAM] {
         for _ in 0..2 {
             let [from, to] = [stage.source, 1 - stage.source];
-            stage.tell(from, "stop");
+            stage.command(from, "stop");
             let report = ended(&stage.migrate(arguments).finish()).completed();
             assert_eq!(stage.state(to), "paused", "{report:#}");
             assert!(stage.hypervisors(from).is_empty());
             stage.stays(to, "paused");
-            stage.tell(to, "cont");
+            stage.command(to, "cont");
             stage.settles_at(to);
         }
     }
@@ -402,7 +402,7 @@ fn a_paused_guest_arrives_paused_with_qemu_7() {
 #[test]
 fn a_paused_guest_that_goes_back_is_paused_and_moves_at_the_next_try() {
     let (mut stage, gates) = gated();
-    stage.tell(0, "stop");
+    stage.command(0, "stop");
     let loaded = gates[1].hold_before("destination.loaded").unwrap();
     let migration = stage.migrate(&[]);
     loaded.wait(LONG).unwrap();
@@ -416,7 +416,7 @@ fn a_paused_guest_that_goes_back_is_paused_and_moves_at_the_next_try() {
     stage.stays(0, "paused");
     ended(&stage.migrate(&[]).finish()).completed();
     assert_eq!(stage.state(1), "paused");
-    stage.tell(1, "cont");
+    stage.command(1, "cont");
     stage.settles_at(1);
 }
 
@@ -432,7 +432,7 @@ fn a_guest_with_an_i_o_error_arrives_with_it_or_keeps_it() {
         ended(&events).completed();
         assert_eq!(stage.state(to), "io-error");
         (0..2).for_each(|host| gates[host].fill("disk", false).unwrap());
-        stage.tell(to, "cont");
+        stage.command(to, "cont");
         stage.settles_at(to);
     }
 }
@@ -460,14 +460,14 @@ fn an_i_o_error_during_the_copy_goes_along_or_stays() {
             ended(&migration.finish()).completed();
         }
         let place = if cancels { from } else { to };
-        assert_eq!(stage.state(place), "io-error", "{arguments:?} {cancels}\n{}", stage.told());
+        assert_eq!(stage.state(place), "io-error", "{arguments:?} {cancels}\n{}", stage.logs());
         gates[from].fill("disk", false).unwrap();
-        stage.tell(place, "cont");
+        stage.command(place, "cont");
         stage.settles_at(place);
     }
 }
 
-/// Nobody but its operator lets it run again, though it ran when the migration began.
+/// Only its operator lets it run again, though it ran when the migration began.
 #[test]
 fn a_guest_that_stopped_during_the_copy_is_not_run_by_the_next_agent() {
     let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
@@ -482,6 +482,6 @@ fn a_guest_that_stopped_during_the_copy_is_not_run_by_the_next_agent() {
     drop(migration);
     stage.until("it is rolled back", || stage.unfinished(0).is_empty().then_some(()));
     stage.stays(0, "postmigrate");
-    stage.tell(0, "cont");
+    stage.command(0, "cont");
     stage.settles_at(0);
 }

@@ -298,13 +298,13 @@ fn a_guest_that_writes_too_fast_is_given_up_and_runs_on() {
 fn what_streams_cannot_do_is_refused_and_touches_nothing() {
     let stage = plain();
     let to = stage.destination_address();
-    for (arguments, said) in
+    for (arguments, message) in
         [(["--mode", "direct"].as_slice(), "direct: no, because"), (&["--verify"], "in direct mode only")]
     {
         let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
         let (exit, text) = stage.linerate_at_source(&all);
         assert_ne!(exit, 0);
-        assert!(text.contains("not_migratable") && text.contains(said), "{text}");
+        assert!(text.contains("not_migratable") && text.contains(message), "{text}");
     }
     stage.guest_goes_on();
     assert_eq!(stage.guests_at_destination(), 0);
@@ -320,7 +320,7 @@ fn qemu_settings(stage: &Stage) -> [Value; 2] {
 }
 
 #[test]
-fn what_was_set_in_qemu_is_put_back_after_a_cancel_by_the_next_life_of_the_agent_and_at_the_destination() {
+fn what_was_set_in_qemu_is_put_back_after_a_cancel_by_the_restarted_agent_and_at_the_destination() {
     let mut stage = plain();
     let before = qemu_settings(&stage);
     let mut migration = stage.migrate(&[]);

@@ -32,7 +32,7 @@ fn refused(stage: &mut Stage) -> String {
     let exit = events.iter().rev().find(|event| event["kind"] == "exit").cloned().unwrap_or_default();
     assert_ne!(exit["code"].as_i64(), Some(0), "{events:#?}");
     stage.guest_goes_on();
-    format!("{} {}", Value::from(events), exit["told"])
+    format!("{} {}", Value::from(events), exit["logs"])
 }
 
 #[test]
@@ -63,15 +63,15 @@ fn plain_text_and_tls_do_not_meet() {
     let hosts = stage.lab.hosts().to_vec();
     trust::leave(&hosts[1]).unwrap();
     stage.restart_agents_with(["", ""]);
-    let said = refused(&mut stage);
-    assert!(said.contains("the peer expects plain text, and this host speaks TLS"), "{said}");
+    let message = refused(&mut stage);
+    assert!(message.contains("the peer expects plain text, and this host speaks TLS"), "{message}");
     // The other way round.
     let mut cluster = Cluster::new(&stage.lab.directory().join("other-authority")).unwrap();
     cluster.join(&hosts[1]).unwrap();
     trust::leave(&hosts[0]).unwrap();
     stage.restart_agents_with(["", ""]);
-    let said = refused(&mut stage);
-    assert!(said.contains("the peer expects TLS, and this host speaks plain text"), "{said}");
+    let message = refused(&mut stage);
+    assert!(message.contains("the peer expects TLS, and this host speaks plain text"), "{message}");
 }
 
 #[test]
@@ -83,16 +83,16 @@ fn a_stranger_is_refused_and_learns_nothing() {
     stranger.trust(&Cluster::open(&stage.lab.directory().join("authority")).unwrap());
     stranger.join(&hosts[0]).unwrap();
     stage.restart_agents_with(["", ""]);
-    let said = refused(&mut stage);
-    assert!(said.contains("the peer refused this host's certificate"), "{said}");
+    let message = refused(&mut stage);
+    assert!(message.contains("the peer refused this host's certificate"), "{message}");
     let address = stage.destination_agent().address(0).to_string();
     for question in [
         &["doctor", &address, "--quick", "--json"][..],
         &["bench", "bandwidth", "--to", &address, "--time", "1s", "--json"],
     ] {
-        let (exit, said) = stage.linerate_at_source(question);
-        assert_ne!(exit, 0, "{question:?}: {said}");
-        assert!(said.contains("the peer refused this host's certificate"), "{question:?}: {said}");
+        let (exit, message) = stage.linerate_at_source(question);
+        assert_ne!(exit, 0, "{question:?}: {message}");
+        assert!(message.contains("the peer refused this host's certificate"), "{question:?}: {message}");
     }
     let log = std::fs::read_to_string(stage.destination_agent().log()).unwrap();
     assert!(log.contains("from an authority that is not trusted"), "{log}");
@@ -102,19 +102,19 @@ fn a_stranger_is_refused_and_learns_nothing() {
 fn a_host_does_what_its_role_allows_and_no_more() {
     let mut stage = Stage::secured(&[1000], parameters());
     stage.restart_agents_with(["", "[peers.hosts.a]\nrole = \"viewer\"\n"]);
-    let said = refused(&mut stage);
-    assert!(said.contains("host a may not send here"), "{said}");
+    let message = refused(&mut stage);
+    assert!(message.contains("host a may not send here"), "{message}");
     // It may look.
     let address = stage.destination_agent().address(0).to_string();
-    let (exit, said) = stage.linerate_at_source(&["doctor", &address, "--quick", "--json"]);
-    let document: Value = serde_json::from_str(&said).unwrap_or_default();
-    assert!(document["survey"]["hosts"].as_array().is_some_and(|hosts| hosts.len() == 2), "{exit} {said}");
+    let (exit, message) = stage.linerate_at_source(&["doctor", &address, "--quick", "--json"]);
+    let document: Value = serde_json::from_str(&message).unwrap_or_default();
+    assert!(document["survey"]["hosts"].as_array().is_some_and(|hosts| hosts.len() == 2), "{exit} {message}");
     stage.restart_agents_with(["", ""]);
     ended(&stage.migrate(&[]).finish()).completed();
     stage.arrived();
     stage.guest_goes_on();
     // The source decides which host gets its guests.
     stage.restart_agents_with(["[peers.hosts.a]\nrole = \"viewer\"\n", ""]);
-    let said = refused(&mut stage);
-    assert!(said.contains("host a may not receive here"), "{said}");
+    let message = refused(&mut stage);
+    assert!(message.contains("host a may not receive here"), "{message}");
 }

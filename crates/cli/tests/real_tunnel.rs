@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::Way;
 use rustix::process::Signal;
-use stage::{Bytes, LONG, Stage, gone, receive, say};
+use stage::{Bytes, LONG, Stage, gone, receive, send};
 
 /// Many streams in both directions, each half-closed by both of its ends, while something is done to the links.
 fn streams_while(stage: &Stage, streams: u64, blocks: usize, meanwhile: impl FnOnce() + Send) {
@@ -23,7 +23,7 @@ fn streams_while(stage: &Stage, streams: u64, blocks: usize, meanwhile: impl FnO
             let clones = (near.try_clone().unwrap(), far.try_clone().unwrap());
             for (socket, seed) in [(near, seed), (far, seed + 1000)] {
                 scope.spawn(move || {
-                    say(&socket, seed, blocks);
+                    send(&socket, seed, blocks);
                     socket.shutdown(Shutdown::Write).unwrap();
                 });
             }
@@ -167,12 +167,12 @@ fn systemd_is_notified_when_connections_are_accepted() {
     let mut command = stage.command(&[&stage.pair()]);
     command.env("NOTIFY_SOCKET", &path).stdout(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
-    let mut said = [0; 64];
-    let length = notify.recv(&mut said);
+    let mut message = [0; 64];
+    let length = notify.recv(&mut message);
     let connected = std::os::unix::net::UnixStream::connect(&stage.listen_path);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(&said[..length.unwrap()], b"READY=1");
+    assert_eq!(&message[..length.unwrap()], b"READY=1");
     connected.unwrap();
 }
 
@@ -260,8 +260,8 @@ fn nbd_exports_are_read_and_written_while_a_link_is_lost() {
         let mut io = stage.lab.hosts()[0].command("qemu-io");
         io.args(["-f", "raw", "-c", commands[0], "-c", commands[1]]).arg(address("written"));
         let output = io.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && !said.contains("failed"), "{output:?}");
+        let message = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && !message.contains("failed"), "{output:?}");
     }
     let now = std::fs::read(file("written.img")).unwrap();
     let part = |from: usize, to: usize| now.get(from << 20..to << 20).unwrap();

@@ -49,8 +49,8 @@ pub enum Outgoing {
 }
 
 impl Outgoing {
-    /// Whether it tells the source to give its copy up.
-    pub fn says_running(&self) -> bool {
+    /// Whether it reports that the guest runs at the destination: the source ends its copy then.
+    pub fn reports_running(&self) -> bool {
         matches!(self, Outgoing::Message { message: Message::TakenOver { .. }, .. })
     }
 }
@@ -87,7 +87,7 @@ impl Path {
     }
 
     fn sent(&mut self, now: Time, sequence: u64) {
-        // Of a message that is repeated nobody knows which copy is acknowledged: its time runs from the first.
+        // Of a message that is repeated it is not known which copy is acknowledged: its time runs from the first.
         let again = self.timed.iter().any(|(timed, _)| *timed == sequence);
         if !again && self.timed.len() < TIMED_MAX {
             self.timed.push_back((sequence, now));
@@ -118,7 +118,8 @@ impl Path {
         self.least().map(|least| least.max(silent.unwrap_or_default()))
     }
 
-    /// It answers much sooner than the other, and not later just now. Of a path that has not answered yet nobody knows how far it is.
+    /// It answers much sooner than the other, and not later just now. The distance of a path that has not answered yet
+    /// is not known.
     fn is_sooner(&self, other: &Path, now: Time) -> bool {
         let Some((least, takes)) = self.least().zip(self.takes(now)) else { return false };
         let much = other.least().is_none_or(|other| least * SOONER_TIMES + SOONER_BY < other);
@@ -183,7 +184,7 @@ impl Control {
         self.transmit(now);
     }
 
-    /// A control connection is gone; what was sent only on it goes out again.
+    /// A control connection is lost; what was sent only on it goes out again.
     pub fn path_lost(&mut self, now: Time, path: PathId) {
         if self.paths.remove(&path).is_none() {
             return;
@@ -475,7 +476,7 @@ mod tests {
         a
     }
 
-    /// Two paths, of which the second answers 50 ms later; a word that went over both.
+    /// Two paths, of which the second answers 50 ms later; a message that went over both.
     fn near_and_far() -> Control {
         let mut a = two_paths();
         a.send(ms(1), numbered(1));

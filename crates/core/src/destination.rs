@@ -19,12 +19,12 @@
 //!   Journaling --> Resuming: Journaled / run
 //!   Resuming --> Running: the guest runs / journal Running, Running
 //!   Resuming --> Discarding: it cannot be run and never ran, and the source has its copy / journal Returned, end it
-//!   Resuming --> Resuming: it cannot be run, and nobody can have it back / run
+//!   Resuming --> Resuming: it cannot be run, and cannot return / run
 //!   Resuming --> [*]: its hypervisor has ended
 //!   Running --> [*]: Finished
 //!   Waiting --> Discarding: any fault before Loaded / journal Aborted, then end the guest
 //!   Loaded --> Discarding: the source or an operator decides so
-//!   Discarding --> Closing: Discarded / tell the source
+//!   Discarding --> Closing: Discarded / notify the source
 //!   Closing --> [*]: it is acknowledged, or not waited for any longer
 //! ```
 //!
@@ -33,7 +33,7 @@
 //! the source may have committed, and its host may be lost: the guest is kept, however long there is no answer (rule 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
-//! meanwhile is told to the source, which copies it again. In mode Streams no write is applied to RAM at all.
+//! meanwhile is reported to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
 mod timers;
@@ -77,7 +77,7 @@ impl Default for Config {
 pub enum Event {
     /// A control connection is up.
     PathUp(PathId),
-    /// A control connection is gone.
+    /// A control connection is lost.
     PathLost(PathId),
     /// Anything came in on a control connection.
     PathAlive(PathId),
@@ -165,7 +165,7 @@ pub enum Event {
 /// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Put this on a control connection; if it is gone, drop it.
+    /// Put this on a control connection; if that is closed, drop it.
     Transmit(PathId, Outgoing),
     /// Check and reserve. Then [`Event::Admitted`].
     Admit {
@@ -233,7 +233,7 @@ enum State {
     Journaling {
         retry_at: Option<Time>,
     },
-    /// `retry_at`: it could not be run, and nobody can have it back; it is tried again then.
+    /// `retry_at`: it could not be run, and cannot return to the source; it is tried again then.
     Resuming {
         retry_at: Option<Time>,
     },
@@ -583,8 +583,8 @@ impl Destination {
         self.commit();
     }
 
-    /// Whether somebody is there who can have the guest back. Otherwise the copy here may be the only one: a connection
-    /// says that the agent over there runs, and nothing of its hypervisor.
+    /// Whether a source is connected to which the guest can return. Otherwise the copy here may be the only one: a
+    /// connection says that the agent over there runs, and nothing of its hypervisor.
     pub(super) fn source_has_copy(&self, now: Time) -> bool {
         self.source_copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
     }

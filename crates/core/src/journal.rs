@@ -4,7 +4,7 @@
 //! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may give
 //!   the guest up by itself; from then on only the source's or an operator's decision lets it;
 //! * the source writes [`SourcePhase::CommitSent`] before it sends commit; from then on it never resumes by itself;
-//! * the destination writes [`DestinationPhase::Committed`] before it tells its hypervisor to run the guest;
+//! * the destination writes [`DestinationPhase::Committed`] before it has its hypervisor run the guest;
 //! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor could
 //!   not run it and never did.
 //!
@@ -15,7 +15,7 @@ use crate::Outcome;
 /// Phase of a session at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SourcePhase {
-    /// Under way; the guest is the source's.
+    /// In progress; the guest is the source's.
     Started,
     /// Commit may have reached the destination.
     CommitSent,

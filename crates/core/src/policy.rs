@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(left(16, 0), None);
         assert_eq!(left(16, 130), None, "RAM is through within 1.3 s");
         assert_eq!(left(16, 131), Some(Duration::ZERO), "until then RAM is copied beside the disks");
-        assert_eq!(left_for_ram(ms(300), 1, 0, 0.0), None, "nobody knows how fast");
+        assert_eq!(left_for_ram(ms(300), 1, 0, 0.0), None, "at an unknown rate");
         assert_eq!(left_for_ram(ms(300), 0, 1, 0.0), Some(ms(300)));
     }
 

@@ -3,14 +3,14 @@
 //!
 //! A destination that is not notified keeps memory and an incoming QEMU. Before the guest is loaded it gives them up by
 //! itself after its orphan time-out, so that the source need not try for longer. A loaded guest it keeps until it is
-//! told, for all it knows the source has committed and is lost: then the source tries until it is acknowledged.
+//! notified, as the source may have committed and then been lost: then the source tries until it is acknowledged.
 
 use std::time::Duration;
 
 use crate::destination::Config;
 use crate::{Outcome, Time};
 
-/// Wait after the first try that nobody answered; doubles up to [`WAIT_MAX`].
+/// Wait after the first try without an answer; doubles up to [`WAIT_MAX`].
 const WAIT: Duration = Duration::from_millis(250);
 /// Longest wait between two tries while the destination would give up by itself.
 const WAIT_MAX: Duration = Duration::from_secs(4);
@@ -26,7 +26,7 @@ pub enum Next {
     GivenUp,
     /// The destination says that it has committed: an operator let the guest run there, or a journal was lost. It may run twice.
     Committed,
-    /// Nobody answered in time: by now the destination has given up by itself.
+    /// No answer came in time: by now the destination has given up by itself.
     NoAnswer,
     /// The destination acknowledged it, and was still ending its guest when it last answered.
     Acknowledged,
@@ -53,7 +53,7 @@ impl RollBackNotice {
         }
     }
 
-    /// A try came to its end; `None` if nobody answered.
+    /// A try came to its end; `None` without an answer.
     pub fn answered(&mut self, now: Time, outcome: Option<Outcome>) -> Next {
         self.acknowledged |= outcome.is_some();
         match outcome {

@@ -34,7 +34,7 @@ pub struct Config {
     pub window_bytes_min: u64,
     /// A channel never has more than this unacknowledged.
     pub window_bytes_max: u64,
-    /// An idle channel is asked for a sign of life this often, so that a dead link is known before it is needed.
+    /// An idle channel is pinged this often, so that a dead link is known before it is needed.
     pub ping_interval: Duration,
 }
 
@@ -52,8 +52,8 @@ impl Default for Config {
     }
 }
 
-/// Number of the first frame that the scheduler hands out on a channel. Number 1 is the probe's, by which a carrier shows
-/// that the link moves bytes before the channel is reported.
+/// Number of the first frame that the scheduler hands out on a channel. Number 1 is the probe's, by which a transport
+/// shows that the link moves bytes before the channel is reported.
 pub const FIRST_SEQUENCE: u64 = 2;
 
 const RECENT: Duration = Duration::from_secs(3);
@@ -222,7 +222,7 @@ pub struct Scheduler {
     pending_bytes: u64,
     in_flight_bytes: u64,
     damaged: Vec<Extent>,
-    /// What was settled since it was last taken; not kept unless somebody wants it.
+    /// What was settled since it was last taken; not kept unless it is used.
     delivered: Option<Vec<Extent>>,
     damaged_count: u64,
     acknowledged_bytes: u64,
@@ -359,7 +359,7 @@ impl Scheduler {
         }
         let active = || self.channels.values().filter(|channel| !channel.lost);
         // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first could take
-        // every small round, and nobody would ever know that the others are fast.
+        // every small round, and the others' rates would never be measured.
         let unknown = |other: &Channel| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty();
         if active().any(unknown) {
             return !channel.in_flight.is_empty();
@@ -404,7 +404,8 @@ impl Scheduler {
         }
     }
 
-    /// The channel is gone. What it had in flight stays in flight until [`Scheduler::fenced`]. Returns whether this was news.
+    /// The channel is lost. What it had in flight stays in flight until [`Scheduler::fenced`]. Returns whether this was
+    /// news.
     pub fn lost(&mut self, channel_id: ChannelId) -> bool {
         match self.channels.get_mut(&channel_id) {
             Some(channel) if !channel.lost => {
@@ -446,7 +447,7 @@ impl Scheduler {
         self.delivered.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes back what is pending and begins in this range of a region; returns its bytes. What is in flight stays so.
+    /// Removes what is pending and begins in this range of a region; returns its bytes. What is in flight stays so.
     pub fn discard(&mut self, region: RegionId, range: std::ops::Range<u64>) -> u64 {
         let before = self.pending_bytes;
         self.pending.retain(|extent| extent.region != region || !range.contains(&extent.run.offset));
@@ -484,7 +485,7 @@ impl Scheduler {
         self.acknowledged_bytes
     }
 
-    /// Living channels of a link.
+    /// Active channels of a link.
     pub fn channels_of(&self, link: LinkId) -> Vec<ChannelId> {
         let active = self.channels.iter().filter(|(_, channel)| !channel.lost && channel.link == link);
         active.map(|(&id, _)| id).collect()

@@ -40,21 +40,21 @@ impl Lifetime {
         self.first_path_until = None;
     }
 
-    /// The peer is being told why it ends.
+    /// The tunnel ends: the peer is being sent the reason.
     pub fn close(&mut self, now: Time) {
         self.closing_until.get_or_insert(now + CLOSING);
     }
 
-    /// Whether the peer is being told why it ends.
-    pub fn is_parting(&self) -> bool {
+    /// Whether the peer is being sent the reason of the end.
+    pub fn is_closing(&self) -> bool {
         self.closing_until.is_some()
     }
 
     /// Whether it ends now.
     pub fn end(&self, now: Time, control: &Control) -> Option<End> {
         let over = |until: Option<Time>| until.is_some_and(|until| now >= until);
-        let told = control.unacknowledged() == 0 || control.paths() == 0;
-        if self.is_parting() && (told || over(self.closing_until)) {
+        let delivered = control.unacknowledged() == 0 || control.paths() == 0;
+        if self.is_closing() && (delivered || over(self.closing_until)) {
             Some(End::Closed)
         } else if over(self.first_path_until) {
             Some(End::NeverConnected)

@@ -198,7 +198,7 @@ fn wanted<'a>(survey: &'a Survey, findings: &[Finding], unfixed: &[Option<String
     all.sort_by_cached_key(|one| {
         let (now, depth) = (one.at.port.mtu.unwrap_or(0), depth(survey, one.at, DEPTH_MAX));
         match one.requested.mtu {
-            // A port cannot be larger than the one that it stands on: from above when it gets smaller, from below else.
+            // A port cannot be larger than the port below it: from above when it gets smaller, from below else.
             Some(mtu) if mtu < now => (1, Reverse(depth), 0),
             _ => (0, Reverse(0), depth),
         }

@@ -275,7 +275,7 @@ fn every_fault_is_named_and_nothing_else() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Each finding that `--fix` says it fixes is gone when what it plans was done, and nothing else comes.
+/// Each finding that `--fix` says it fixes is absent after its plan was carried out, and nothing else comes.
 #[test]
 fn what_fix_plans_removes_the_finding() {
     let mut wrong = Vec::new();
@@ -356,7 +356,7 @@ fn lossy(survey: &mut Survey, percent: u32, ways: [bool; 2]) {
     }
 }
 
-/// The clocks' difference tells the direction.
+/// The clocks' difference shows the direction.
 fn late(survey: &mut Survey, ms: i64, there: bool) {
     slow(survey, 1, ms as u64 * 1000);
     let ahead = if there { ms * 500 } else { -ms * 500 };

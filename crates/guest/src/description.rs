@@ -34,7 +34,7 @@ pub struct GuestDescription {
     pub cpu: String,
     /// `kvm` or `tcg`.
     pub accelerator: String,
-    /// RAM, in bytes.
+    /// Size of the guest's RAM in bytes.
     pub memory_bytes: u64,
     /// Number of virtual CPUs.
     pub vcpus: u32,
@@ -84,7 +84,7 @@ pub struct CopiedDisk {
     pub format: ImageFormat,
     /// Bytes that the guest sees.
     pub size: u64,
-    /// What tells its image from all others on every host ([`crate::identity`]), where something does.
+    /// What distinguishes its image from all others on every host ([`crate::identity`]), where something does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
 }
@@ -204,7 +204,7 @@ pub struct Traits {
     pub foreign_memory: Vec<String>,
     /// RAM may be given back at any time (balloon, free page reporting, virtio-mem).
     pub may_discard: bool,
-    /// It has run virtual machines of its own under KVM. Only its host asks, so it is told to no other.
+    /// It has run virtual machines of its own under KVM. Only its host asks, so it is sent to no other.
     #[serde(skip)]
     pub nested: bool,
     /// A TPM: its state is outside QEMU.

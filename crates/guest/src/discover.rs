@@ -23,7 +23,7 @@ pub enum DiscoverError {
     #[error("none of the QMP sockets of process {pid} could be used")]
     Unusable {
         pid: i32,
-        /// What the last one said.
+        /// Error of the last one.
         #[source]
         source: QmpError,
     },
@@ -55,7 +55,8 @@ pub fn by_pid(pid: i32, deadline: Instant) -> Result<Found, DiscoverError> {
     let base = std::fs::read_link(procfs::proc_path(pid, "cwd")).unwrap_or_else(|_| PathBuf::from("/"));
     let sockets = qmp_sockets(command_line.get(1..).unwrap_or_default());
     let mut last = DiscoverError::NoSocket { pid };
-    // One that somebody else holds never greets: each gets its share of the time, so that the next is tried too.
+    // One that another client holds never sends a greeting: each gets its share of the time, so that the next is tried
+    // too.
     let count = u32::try_from(sockets.len()).unwrap_or(1).max(1);
     let share = deadline.saturating_duration_since(Instant::now()) / count;
     for socket in sockets {

@@ -1,5 +1,6 @@
-//! Guests that libvirt drives and whose RAM Linerate copies. A second QMP socket, which libvirt does not use, tells what they are and how
-//! far libvirt's migration is. Nothing is set there but one capability, and nothing is ever ended.
+//! Guests that libvirt drives and whose RAM Linerate copies. A second QMP socket, which libvirt does not use, reports
+//! what they are and how far libvirt's migration is. Nothing is set there but one capability, and nothing is ever
+//! ended.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -82,7 +83,7 @@ pub fn has_arrived(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
 }
 
 /// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved without its RAM.
-/// Nobody else may be connected to its monitor. On `Ok` it is off, or the process has ended.
+/// No other client may be connected to its monitor. On `Ok` it is off, or the process has ended.
 pub fn put_back(record: &GuestRecord, deadline: Instant) -> Result<(), PutBackError> {
     loop {
         if !record.is_alive() {

@@ -43,7 +43,7 @@ pub enum DrivesError {
         size: u64,
     },
     /// QEMU does not say what the image is.
-    #[error("QEMU does not say which image is behind the drive {0}")]
+    #[error("QEMU does not report which image is behind the drive {0}")]
     Nameless(String),
     /// The image is not locked.
     #[error(

@@ -31,7 +31,7 @@ pub struct DiskGraph {
     pub drives: Vec<Drive>,
     /// Writable nodes that no device uses, by their place in `nodes`.
     pub unused: Vec<usize>,
-    /// All nodes. A node comes behind the nodes that it stands on.
+    /// All nodes. A node comes behind its children.
     pub nodes: Vec<Node>,
     /// Running jobs, without Linerate's own.
     pub jobs: Vec<Job>,
@@ -72,7 +72,7 @@ pub struct Node {
     /// Dirty bitmaps with a name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bitmaps: Vec<Bitmap>,
-    /// Snapshots within the image; told to nobody.
+    /// Snapshots within the image; never sent to a peer.
     #[serde(skip)]
     pub snapshots: Vec<String>,
     pub children: Vec<Child>,
@@ -115,7 +115,7 @@ pub enum FormError {
     /// Not JSON, or not of this form.
     #[error("the disk graph cannot be read: the two agents may be of different versions")]
     Form(#[source] serde_json::Error),
-    /// A node that is not there, or one that stands on itself.
+    /// A node that is not there, or one that is below itself.
     #[error("the disk graph names nodes that it does not have")]
     Nodes,
 }
@@ -136,7 +136,7 @@ impl DiskGraph {
         graph.check().map(|()| graph)
     }
 
-    /// Whether all places are those of nodes, and no node stands on itself.
+    /// Whether all places are those of nodes, and no node is below itself.
     pub fn check(&self) -> Result<(), FormError> {
         if self.nodes.len() > NODES_MAX {
             return Err(FormError::TooLong(self.nodes.len()));

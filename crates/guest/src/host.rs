@@ -187,7 +187,7 @@ fn huge_available_in(folder: &Path) -> Option<(u64, u64)> {
     Some((page_bytes, free.saturating_add(on_demand).saturating_mul(page_bytes)))
 }
 
-/// Everything that stands against taking the guest, fatal or not.
+/// All problems with taking the guest, fatal or not.
 pub fn check_host(
     guest: &GuestDescription,
     incoming: &IncomingQemu,
@@ -230,7 +230,7 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
 }
 
 /// The folder for RAM is a tmpfs, which may be smaller than what the host has free: half of its memory, unless it was
-/// told otherwise.
+/// mounted with another size.
 fn ram_folder_problem(
     guest: &GuestDescription,
     incoming: &IncomingQemu,
@@ -284,7 +284,7 @@ fn file_problem(guest: &GuestDescription, file: &NeededFile, roots: &[PathBuf]) 
     if disk.is_some_and(|disk| disk.direct) && !opens_directly(&target) {
         return Some(Problem::FileBuffered { path });
     }
-    // What is copied is looked at by whoever prepares its image: of an image that is not the disk itself the file may
+    // What is copied is checked where its image is prepared: of an image that is not the disk itself the file may
     // differ.
     if guest.copied.iter().any(|disk| disk.path == file.source) {
         return None;

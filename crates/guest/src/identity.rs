@@ -68,7 +68,7 @@ fn compare_files(there: (u64, &str), here: (u64, &str)) -> Compared {
     }
 }
 
-/// What tells a device from all others on every host, or a file from all others of its file system.
+/// What distinguishes a device from all others on every host, or a file from all others of its file system.
 pub fn of(path: &Path) -> Option<String> {
     let facts = fs::metadata(path).ok()?;
     if facts.file_type().is_block_device() {
@@ -157,10 +157,10 @@ mod tests {
         let (file, link) = (dir.path().join("a"), dir.path().join("b"));
         fs::write(&file, "x").unwrap();
         fs::hard_link(&file, &link).unwrap();
-        let said = of(&file).unwrap();
-        assert!(said.starts_with("file system 1021994, file "), "{said}");
-        assert_eq!(of(&link), Some(said.clone()));
-        // tmpfs is nobody else's: the same number elsewhere is another file.
-        assert_eq!(compare(Some(&said), Some(&said)), Compared::Different);
+        let identity = of(&file).unwrap();
+        assert!(identity.starts_with("file system 1021994, file "), "{identity}");
+        assert_eq!(of(&link), Some(identity.clone()));
+        // No other host has this tmpfs: the same number elsewhere is another file.
+        assert_eq!(compare(Some(&identity), Some(&identity)), Compared::Different);
     }
 }

@@ -130,7 +130,7 @@ pub fn prepare(
         claimed: Vec::new(),
     };
     for disk in &guest.copied {
-        // While nobody else looks: what one guest makes and removes again must not be found by another in between.
+        // While no other thread looks: what one guest makes and removes again must not be found by another in between.
         let mut all = claims.lock();
         let done = prepare_one(guest, disk, incoming, roots, folder, &mut prepared.made).and_then(|export| {
             if export.is_device {
@@ -145,7 +145,7 @@ pub fn prepare(
                 prepared.claimed.push(storage);
                 prepared.exports.push(export);
                 drop(all);
-                // Claimed, it is nobody else's to look at: others need not wait for qemu-img.
+                // After the claim no other thread looks at it: others need not wait for qemu-img.
                 let is_new = prepared.made.last() == prepared.exports.last().map(|export| &export.path);
                 if is_new && let Err(error) = format_new(disk, prepared.made.last()) {
                     prepared.discard();

@@ -12,7 +12,7 @@ use crate::description::GuestDescription;
 use crate::incoming_qemu::IncomingQemu;
 use crate::shared::open_files::{self, OpenFile};
 
-/// Somebody who uses an image.
+/// A process or kernel driver that uses an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum User {
     /// A loop device is made of it.
@@ -33,7 +33,7 @@ impl std::fmt::Display for User {
     }
 }
 
-/// An image that somebody else uses.
+/// An image that another program uses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} is in use on this host: {}. Nothing was written to it. End that, or map the disk's path (paths in the \
@@ -87,7 +87,8 @@ fn own_processes(guest: &GuestDescription) -> Vec<i32> {
     if here { vec![guest.process.pid, agent] } else { Vec::new() }
 }
 
-/// Who has claimed a block device for itself, if somebody has: a mount, swap, LVM, RAID, multipath. QEMU claims none.
+/// Who has claimed a block device for itself, if there is a claim: a mount, swap, LVM, RAID, multipath. QEMU claims
+/// none.
 pub(crate) fn held_by(device: &Path) -> Option<String> {
     let facts = fs::metadata(device).ok().filter(|facts| facts.file_type().is_block_device())?;
     let exclusive = (OFlags::EXCL | OFlags::NONBLOCK).bits().cast_signed();
@@ -211,8 +212,8 @@ mod tests {
         assert!(matches!(&reader[..], [User::Process { writes: false, .. }]), "{reader:?}");
         let writer = users_of(fs::File::options().write(true).open(&path).unwrap());
         assert!(matches!(&writer[..], [User::Process { writes: true, .. }]), "{writer:?}");
-        let said = InUse { path: path.clone(), users: writer }.to_string();
-        assert!(said.contains("has it open for writing"), "{said}");
+        let message = InUse { path: path.clone(), users: writer }.to_string();
+        assert!(message.contains("has it open for writing"), "{message}");
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub struct NeededFile {
     pub source: String,
     pub path: PathBuf,
     pub writable: bool,
-    /// Format in which it is opened; none if several, or if it cannot be told.
+    /// Format in which it is opened; none if several, or if it is not known.
     pub format: Option<ImageFormat>,
     /// It must be a block device, or must not be one; none where QEMU takes either.
     pub as_device: Option<bool>,
@@ -179,8 +179,8 @@ pub fn attempt(guest: &GuestDescription, options: &IncomingOptions) -> (Incoming
     }
     refused.extend(builder.check_default_network().err());
     // The same sentence once, of however many disks or ports it is true.
-    let mut said = HashSet::new();
-    refused.retain(|error| said.insert(error.to_string()));
+    let mut messages = HashSet::new();
+    refused.retain(|error| messages.insert(error.to_string()));
     (builder.finish(), refused)
 }
 

@@ -1,5 +1,5 @@
 //! RAM that an adopted guest leaves behind. QEMU does not remove a named file of its RAM, and the file is its operator's: it
-//! stays, with its name, owner and size. The memory in it is given back, as nobody needs what was in it any more.
+//! stays, with its name, owner and size. The memory in it is given back, as its content is not needed any more.
 
 use std::fs::{self, File, Metadata};
 use std::io;

@@ -1,7 +1,7 @@
 //! What an agent leaves that dies while it starts a QEMU: a process without a record, its RAM file, images, its folder.
 //!
 //! Before RAM is made and QEMU is started, `start.json` in the guest's folder says what will be made. A folder with that and without a
-//! record is a start that nobody will finish: the next life of the agent ends what it finds of it.
+//! record is a start that will not be finished: the restarted agent ends what it finds of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const LOOKS_MAX: usize = 10;
 /// What is about to be made.
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
-    /// Named on QEMU's command line, which tells its processes from all others.
+    /// Named on QEMU's command line, which distinguishes its processes from all others.
     pid_file: PathBuf,
     /// To be removed with it.
     ram_files: Vec<PathBuf>,
@@ -53,7 +53,7 @@ pub fn announce(folder: &Path, pid_file: &Path, ram_files: &[PathBuf]) -> Result
     Start { pid_file: pid_file.to_owned(), ram_files: ram_files.to_vec() }.write(folder)
 }
 
-/// The guest has a record, which tells of it from now on: should somebody remove that, it is not a start to be ended.
+/// The guest has a record, which describes it from now on: if that is removed, this is not a start to be ended.
 pub fn finished(folder: &Path) -> Result<(), RegistryError> {
     remove_file(&folder.join(START))
 }
@@ -67,8 +67,8 @@ pub fn remove_reserved(registry: &Registry, name: &str) -> Result<(), GuestError
     }
 }
 
-/// Ends and removes every start that was not finished; gives the guests' names. Only while nobody starts any: when the
-/// agent itself starts.
+/// Ends and removes every start that was not finished; gives the guests' names. Only while no guest is being started:
+/// when the agent itself starts.
 pub fn clear_unfinished(registry: &Registry) -> Result<Vec<String>, GuestError> {
     let mut cleared = Vec::new();
     for (name, folder) in registry.without_record()? {
@@ -79,7 +79,7 @@ pub fn clear_unfinished(registry: &Registry) -> Result<Vec<String>, GuestError> 
     Ok(cleared)
 }
 
-/// Whether there was an announced start in the folder, which is gone now.
+/// Whether there was an announced start in the folder, which is removed now.
 fn clear(folder: &Path) -> Result<bool, GuestError> {
     let Some(start) = Start::read(folder) else { return Ok(false) };
     end_all(&start.pid_file)?;
@@ -110,7 +110,7 @@ fn end_all(pid_file: &Path) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Processes that were told to write their process id there.
+/// Processes with the option to write their process id there.
 fn started_with(pid_file: &Path) -> Vec<ProcessIdentity> {
     let wanted = pid_file.to_string_lossy();
     let is_ours = |arguments: &[String]| {

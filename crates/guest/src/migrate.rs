@@ -52,7 +52,7 @@ pub enum MigrateError {
     #[error("QEMU's migration ended as {status}: {description}")]
     Failed {
         status: String,
-        /// QEMU's sentence, or a word that there was none.
+        /// QEMU's sentence, or a text that there was none.
         description: String,
     },
     /// The migration was completed: the guest has left, it must not run here again.
@@ -87,14 +87,14 @@ pub enum MigrateError {
     /// The disks of a guest that is not to run cannot be taken over.
     #[error("the guest's disks cannot be taken over: {why}")]
     CannotActivate { why: String },
-    /// Without the mark nobody would let the guest run again if this agent ended.
+    /// Without the mark no agent would let the guest run again if this one ended.
     #[error("the guest is not stopped for a moment, because that cannot be noted in {path}")]
     PauseMark {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// A wait was ended by whoever asked for it.
+    /// A wait was ended by its caller.
     #[error("given up meanwhile")]
     GivenUp,
     /// A disk cannot be copied any more.
@@ -126,7 +126,7 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
-    /// QEMU has not answered yet, and its connection is still good: what it was told is carried out before what it is told next.
+    /// QEMU has not answered yet, and its connection is still good: its last command is carried out before the next.
     pub fn is_late(&self) -> bool {
         matches!(self, MigrateError::Qmp(QmpError::TimedOut { .. }))
     }

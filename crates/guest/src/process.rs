@@ -38,13 +38,13 @@ pub enum GuestError {
         source: io::Error,
     },
     /// QEMU refused to start.
-    #[error("QEMU did not start ({status}): {said}")]
-    Start { status: ExitStatus, said: String },
+    #[error("QEMU did not start ({status}): {output}")]
+    Start { status: ExitStatus, output: String },
     /// QEMU took too long to start.
-    #[error("QEMU did not start in time: {said}")]
+    #[error("QEMU did not start in time: {output}")]
     StartTime {
         /// What it wrote so far.
-        said: String,
+        output: String,
     },
     /// Its monitor did not answer.
     #[error("the new QEMU does not answer on its QMP socket")]
@@ -102,7 +102,7 @@ fn try_start(
         // A RAM file that a crash left behind must not give the new guest old memory.
         launch.ram_files.iter().try_for_each(|path| remove_file(path))?;
     }
-    // From here to the record a crash leaves a process that only this tells of.
+    // From here to the record a crash leaves a process that only this names.
     announce(launch.folder, launch.pid_file, &launch.ram_files)?;
     run_until_detached(launch, deadline)?;
     let pid = read_pid(launch.pid_file)?;
@@ -131,13 +131,13 @@ fn run_until_detached(launch: &Launch<'_>, deadline: Instant) -> Result<(), Gues
     loop {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(GuestError::Start { status, said: said(&log) }),
+            Ok(Some(status)) => return Err(GuestError::Start { status, output: last_lines(&log) }),
             Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
             Ok(None) => {
                 // Its own child may be there already: the pid file names it, see `clean_up`.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(GuestError::StartTime { said: said(&log) });
+                return Err(GuestError::StartTime { output: last_lines(&log) });
             }
             Err(source) => return Err(GuestError::Spawn { program: launch.qemu.path.clone(), source }),
         }
@@ -217,7 +217,7 @@ fn read_pid(path: &Path) -> Result<i32, GuestError> {
     text.trim().parse().map_err(|_| failed(io::ErrorKind::InvalidData.into()))
 }
 
-fn said(log: &Path) -> String {
+fn last_lines(log: &Path) -> String {
     let mut bytes = Vec::new();
     let read = fs::File::open(log).and_then(|file| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
     let text = String::from_utf8_lossy(&bytes).trim().to_owned();

@@ -205,7 +205,7 @@ fn read_stat(pid: i32) -> Result<Stat, ProcessError> {
     parse_stat(&text).ok_or(ProcessError::Shape { path })
 }
 
-// The name stands in parentheses and may hold anything, parentheses and spaces too: what counts begins behind the last one.
+// The name is in parentheses and may hold anything, parentheses and spaces too: what counts begins behind the last one.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();

@@ -47,7 +47,7 @@ pub enum ReferenceError {
     Outside(PathBuf),
     /// The backing file's format would be guessed.
     #[error(
-        "names the backing file {0} without its format (raw or qcow2), which would be guessed from what is in it: `qemu-img rebase -u -F` says it"
+        "names the backing file {0} without its format (raw or qcow2), which would be guessed from what is in it: `qemu-img rebase -u -F` sets it"
     )]
     Guessed(String),
     /// A chain without end.

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 /// Longest line taken from QEMU, in bytes. `query-*` answers of large guests reach some hundred KiB.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
-/// Events kept until somebody asks for them; the oldest goes when one more comes.
+/// Events kept until a caller asks for them; the oldest goes when one more comes.
 pub const EVENTS_MAX: usize = 1024;
 const READ_BYTES: usize = 64 << 10;
 
@@ -30,7 +30,7 @@ pub enum QmpError {
         #[source]
         source: io::Error,
     },
-    /// Somebody else is connected: QEMU serves one client at a time.
+    /// Another client is connected: QEMU serves one client at a time.
     #[error(
         "the QMP socket {path} does not greet: another client is connected to it (QEMU serves one at a time), close that one or give the guest a second -qmp socket"
     )]
@@ -74,11 +74,11 @@ pub enum QmpError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuVersion {
-    /// 10 in 10.0.2.
+    /// The 10 in version 10.0.2.
     pub major: u32,
-    /// 0 in 10.0.2.
+    /// The 0 in version 10.0.2.
     pub minor: u32,
-    /// 2 in 10.0.2.
+    /// The 2 in version 10.0.2.
     pub micro: u32,
 }
 
@@ -166,7 +166,7 @@ impl Qmp {
         self.version
     }
 
-    /// Events that were thrown away because nobody asked for them.
+    /// Events that were thrown away because no caller asked for them.
     pub fn events_dropped(&self) -> u64 {
         self.events_dropped
     }

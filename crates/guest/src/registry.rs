@@ -32,7 +32,7 @@ pub enum RegistryError {
     #[error(transparent)]
     Name(#[from] DescriptionError),
     /// A record that cannot be read.
-    #[error("the record {path} is damaged: remove its folder if the guest is gone")]
+    #[error("the record {path} is damaged: remove its folder if the guest has ended")]
     Damaged {
         path: PathBuf,
         #[source]
@@ -251,8 +251,8 @@ impl Registry {
 }
 
 impl Registry {
-    /// Frees the RAM of guests whose QEMU has ended: files in memory that nobody reads any more. Their records, logs and images stay
-    /// for whoever looks at why it ended. Gives the names of the guests.
+    /// Frees the RAM of guests whose QEMU has ended: files in memory that no process reads any more. Their records,
+    /// logs and images stay for a person who looks for the cause. Gives the names of the guests.
     pub fn free_ram_of_dead(&self) -> Vec<String> {
         let _removing = lock(&self.removing);
         let dead = self
@@ -340,7 +340,8 @@ mod tests {
         let registry = Registry::open(dir.path()).unwrap();
         let ram = dir.path().join("ram");
         fs::write(&ram, "x").unwrap();
-        // This test's own process stands for the one that got the pid later: were it taken for the guest, kill ended the test.
+        // This test's own process is in place of the one that got the pid later: were it taken for the guest, kill
+        // ended the test.
         let mut stale = record("a");
         stale.process.start_ticks -= 1;
         stale.ram_files.push(ram.clone());

@@ -16,9 +16,9 @@ pub(crate) fn is_allowed(name: &Path, target: &Path, roots: &[PathBuf]) -> bool 
     is_inside(target, roots) || device_name(name).is_some_and(|name| is_inside(&name, roots))
 }
 
-/// A device's name where it stands in the system's own folder of devices, without links on the way there. LVM's names,
-/// and all of /dev/disk, are links to the likes of /dev/dm-0. Only the system makes names there, so whoever allows
-/// their folder means them.
+/// A device's name in the system's own folder of devices, without links on the way there. LVM's names,
+/// and all of /dev/disk, are links to the likes of /dev/dm-0. Only the system makes names there, so an operator who
+/// allows their folder allows them.
 fn device_name(name: &Path) -> Option<PathBuf> {
     let folder = fs::canonicalize(name.parent()?).ok()?;
     let is_device = fs::metadata(name).ok()?.file_type().is_block_device();

@@ -94,8 +94,8 @@ impl RunState {
         matches!(self, RunState::Paused | RunState::PreLaunch)
     }
 
-    /// The guest itself or an operator stopped it: a migration neither causes these states nor ends them. Whoever
-    /// wants the guest to run tells QEMU to (`cont`, after a reset where QEMU asks for one).
+    /// The guest itself or an operator stopped it: a migration neither causes these states nor ends them. A client that
+    /// wants the guest to run sends QEMU the command (`cont`, after a reset where QEMU asks for one).
     pub(crate) fn stopped_by_itself(&self) -> bool {
         matches!(
             self,

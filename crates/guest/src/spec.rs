@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn errors_say_where() {
-        for (text, said) in [
+        for (text, expected) in [
             ("name = 'a'\nmemory = '1G'\nmemroy = 1", "line 3"),
             ("name = 'a'\nmemory = '1G'\n[[disk]]\npath = 'd'\nchache = 'none'", "line 5"),
             ("name = 'a'\nmemory = '1.5G'", "line 2"),
@@ -310,7 +310,7 @@ mod tests {
             ("memory = '1G'", "name"),
         ] {
             let error = parse(text).unwrap_err().to_string();
-            assert!(error.contains(said), "{text:?}: {error}");
+            assert!(error.contains(expected), "{text:?}: {error}");
         }
     }
 

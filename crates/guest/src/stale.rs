@@ -41,8 +41,8 @@ pub fn read(file: &File) -> Option<Stale> {
         Err(rustix::io::Errno::RANGE) => 0,
         Err(_) => return None,
     };
-    let said = value.get(..length).and_then(|value| serde_json::from_slice(value).ok());
-    Some(said.unwrap_or_else(|| Stale { guest: "?".into(), to: "?".into(), unix_s: 0 }))
+    let stale = value.get(..length).and_then(|value| serde_json::from_slice(value).ok());
+    Some(stale.unwrap_or_else(|| Stale { guest: "?".into(), to: "?".into(), unix_s: 0 }))
 }
 
 /// The mark of the image at a path.
@@ -73,8 +73,8 @@ mod tests {
         mark(&path, "web", "beta").unwrap();
         let moved = dir.path().join("e");
         std::fs::rename(&path, &moved).unwrap();
-        let said = of(&moved).unwrap();
-        assert_eq!((said.guest.as_str(), said.to.as_str()), ("web", "beta"));
+        let stale = of(&moved).unwrap();
+        assert_eq!((stale.guest.as_str(), stale.to.as_str()), ("web", "beta"));
         rustix::fs::setxattr(&moved, ATTRIBUTE, b"junk", XattrFlags::empty()).unwrap();
         assert_eq!(of(&moved).unwrap().guest, "?");
         clear(&moved).unwrap();

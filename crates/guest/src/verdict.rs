@@ -118,7 +118,7 @@ pub enum Reason {
     /// The kernel is too old.
     #[error("the kernel is {}.{}, direct mode needs {}.{} (PAGEMAP_SCAN): use stream mode or a newer kernel", found.0, found.1, KERNEL_NEEDED.0, KERNEL_NEEDED.1)]
     KernelOld {
-        /// Major and minor.
+        /// Major and minor version of the QEMU found.
         found: (u32, u32),
     },
 }

@@ -56,16 +56,16 @@ fn connections_break(channels: u16, times: usize) {
             let path = place.path("c.sock");
             let _ = std::fs::remove_file(&path);
             let listener = UnixListener::bind(&path).unwrap();
-            let said = || std::fs::read_to_string(place.path("run/guests/web/start.log")).unwrap_or_default();
+            let log = || std::fs::read_to_string(place.path("run/guests/web/start.log")).unwrap_or_default();
             let begun =
                 from.prepare_streams(options, limits, soon()).and_then(|()| from.begin(&path, soon()));
-            begun.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));
+            begun.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", log()));
             let accepted = (0..=channels).map(|_| listener.accept().unwrap().0).collect();
             cut(accepted, (number % 8 + 1) << 18);
             let held = from.wait_streams_held(&|| false, &mut |_| None);
             assert!(matches!(held, Err(MigrateError::Failed { .. })), "{number}: {held:?}");
             let cancelled = from.cancel(soon());
-            cancelled.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", said()));
+            cancelled.unwrap_or_else(|error| panic!("{qemu:?}, {number}: {error:?}\n{}", log()));
             assert_eq!(from.status(soon()).unwrap(), RunState::Running);
         }
     }

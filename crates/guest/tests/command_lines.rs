@@ -212,7 +212,7 @@ fn shown(reasons: &[Reason]) -> Vec<String> {
     reasons
 }
 
-fn said(reasons: &[Reason]) -> Vec<String> {
+fn texts(reasons: &[Reason]) -> Vec<String> {
     reasons.iter().map(ToString::to_string).collect()
 }
 
@@ -252,20 +252,20 @@ fn generous() -> IncomingOptions {
 }
 
 #[test]
-fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
+fn what_the_source_sends_of_a_guest_is_what_a_destination_answers() {
     for line in lines().iter().filter(|line| !line.guest.domain) {
         let what = format!("{}/{}", line.platform, line.name);
         // As it arrives there.
-        let told = GuestDescription::from_json(&line.guest.to_json().unwrap()).unwrap();
+        let received = GuestDescription::from_json(&line.guest.to_json().unwrap()).unwrap();
         let answer: BTreeSet<String> =
-            attempt(&told, &generous()).1.iter().map(ToString::to_string).collect();
-        let known = said(&judge_streams(&line.guest));
+            attempt(&received, &generous()).1.iter().map(ToString::to_string).collect();
+        let known = texts(&judge_streams(&line.guest));
         assert!(answer.iter().all(|one| known.contains(one)), "{what}: {answer:?} is not in {known:?}");
         let by_incoming = judge_streams(&line.guest);
         let by_incoming =
             by_incoming.iter().filter(|reason| matches!(reason, Reason::NotTakenOver { .. })).count();
         assert_eq!(by_incoming, answer.len(), "{what}: {known:?}");
-        assert_eq!(build_incoming(&told, &generous()).is_ok(), by_incoming == 0, "{what}");
+        assert_eq!(build_incoming(&received, &generous()).is_ok(), by_incoming == 0, "{what}");
         // A host that has and allows nothing refuses what the source says that it needs, and nothing of the guest
         // itself.
         let bare = IncomingOptions {
@@ -274,7 +274,7 @@ fn what_the_source_says_of_a_guest_is_what_a_destination_answers() {
             huge_ram_dir: None,
             ..generous()
         };
-        let more: Vec<_> = attempt(&told, &bare).1;
+        let more: Vec<_> = attempt(&received, &bare).1;
         let of_host = more.iter().filter(|error| error.is_of_host()).count();
         assert_eq!(more.len() - of_host, answer.len(), "{what}: {more:?}");
         assert!(of_host == 0 || !needs(&line.guest).is_empty(), "{what}");

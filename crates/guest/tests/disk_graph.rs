@@ -143,7 +143,7 @@ fn a_guest_as_it_was_started_is_the_same_in_every_qemu_that_waits_for_it() {
     }
 }
 
-/// What an operator may do to a running guest's disks, and a word of what is said of it.
+/// What an operator may do to a running guest's disks, and a word of the message about it.
 type Change = (&'static str, fn(&mut Guest, &Path));
 
 fn snapshot(guest: &mut Guest, what: Value, folder: &Path) {

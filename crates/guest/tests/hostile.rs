@@ -231,12 +231,16 @@ fn a_folder_for_ram_that_is_too_small_is_named() {
     };
     assert_eq!(check(Some(needed)), []);
     assert_eq!(check(None), []);
-    let told = check(Some(needed - 1));
+    let problems = check(Some(needed - 1));
     assert!(
-        matches!(told[..], [Problem::RamFolderShort { available, .. }] if available == needed - 1),
-        "{told:?}"
+        matches!(problems[..], [Problem::RamFolderShort { available, .. }] if available == needed - 1),
+        "{problems:?}"
     );
-    assert!(told[0].is_fatal() && told[0].to_string().contains("/dev/shm/linerate "), "{}", told[0]);
+    assert!(
+        problems[0].is_fatal() && problems[0].to_string().contains("/dev/shm/linerate "),
+        "{}",
+        problems[0]
+    );
 }
 
 fn facts(machine: &str) -> HostFacts {

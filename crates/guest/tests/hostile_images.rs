@@ -98,8 +98,8 @@ fn images_that_name_files_of_the_host_are_not() {
     f.image("bad", &["-b", &secret, "-F", "raw"]);
     let outside = |reach: &ReferenceError| matches!(reach, ReferenceError::Outside(_));
     let name = |reach: &ReferenceError| matches!(reach, ReferenceError::Name(_));
-    type Told = fn(&ReferenceError) -> bool;
-    let cases: [(&str, &[&str], Told); 13] = [
+    type Expected = fn(&ReferenceError) -> bool;
+    let cases: [(&str, &[&str], Expected); 13] = [
         ("absolute", &["-b", &secret, "-F", "raw"], outside),
         ("old", &["-b", &secret, "-F", "raw", "-o", "compat=0.10"], outside),
         ("qcow2", &["-b", &secret, "-F", "qcow2"], outside),
@@ -118,9 +118,9 @@ fn images_that_name_files_of_the_host_are_not() {
         ("file", &["-b", &format!("file:{secret}"), "-F", "raw"], name),
         ("vmdk", &["-b", "bad", "-F", "vmdk"], |reach| matches!(reach, ReferenceError::Guessed(_))),
     ];
-    for (image, options, told) in cases {
+    for (image, options, expected) in cases {
         let refused = f.reach(image, options).unwrap_err();
-        assert!(told(&refused), "{image}: {refused:?}");
+        assert!(expected(&refused), "{image}: {refused:?}");
     }
     let itself = f.image("itself", &["-b", "itself", "-F", "qcow2"]);
     assert_eq!(check(&itself, &f.roots), Err(ReferenceError::Endless));

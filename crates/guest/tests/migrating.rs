@@ -276,14 +276,14 @@ fn a_paused_guest_that_rolls_back_is_paused_and_can_be_migrated_again() {
             write_state(&mut from, &discarding(&place, state.name()), &source, &made);
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            from = SourceQemu::recovered(qmp, false, None, true).stood(Some(state));
+            from = SourceQemu::recovered(qmp, false, None, true).with_run_state_before(Some(state));
             from.cancel_and_resume(soon()).unwrap();
             assert_eq!(from.status(soon()).unwrap(), RunState::Paused);
         }
     }
 }
 
-/// Paused by its operator while it moves, or stopped by itself: nobody but the operator lets it run.
+/// Paused by its operator while it moves, or stopped by itself: only the operator lets it run.
 #[test]
 fn a_guest_that_did_not_run_is_not_run_after_a_roll_back() {
     for qemu in qemus() {
@@ -310,7 +310,8 @@ fn a_guest_that_did_not_run_is_not_run_after_a_roll_back() {
             from.wait_completed(soon(), &|| false).unwrap();
             drop(from);
             let qmp = Qmp::connect(&source.record.qmp, soon()).unwrap();
-            let mut heir = SourceQemu::recovered(qmp, state.is_some(), None, true).stood(state.clone());
+            let mut heir =
+                SourceQemu::recovered(qmp, state.is_some(), None, true).with_run_state_before(state.clone());
             heir.cancel_and_resume(soon()).unwrap();
             assert_eq!(heir.status(soon()).unwrap(), wanted, "{state:?}");
         }

@@ -1,4 +1,4 @@
-//! What somebody does at another monitor of a guest's QEMU while Linerate moves it.
+//! What another client does at another monitor of a guest's QEMU while Linerate moves it.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -27,13 +27,13 @@ fn guest(place: &Place, qemu: &QemuBinary) -> (Running, SourceQemu, Qmp) {
 }
 
 fn monitor(hands: &mut Qmp, line: &str) -> String {
-    let said = hands.execute("human-monitor-command", json!({ "command-line": line }), soon()).unwrap();
-    said.as_str().unwrap().to_owned()
+    let answer = hands.execute("human-monitor-command", json!({ "command-line": line }), soon()).unwrap();
+    answer.as_str().unwrap().to_owned()
 }
 
 fn migration(hands: &mut Qmp) -> String {
-    let said = hands.execute("query-migrate", json!({}), soon()).unwrap();
-    said.get("status").and_then(Value::as_str).unwrap_or("none").to_owned()
+    let answer = hands.execute("query-migrate", json!({}), soon()).unwrap();
+    answer.get("status").and_then(Value::as_str).unwrap_or("none").to_owned()
 }
 
 /// Waits for a status of QEMU's migration.
@@ -58,7 +58,7 @@ fn a_snapshot_that_is_taken_while_a_guest_is_moved_can_be_loaded() {
     }
 }
 
-/// Whether the agent has told QEMU to migrate when it hears of the other, has not, or has ended meanwhile.
+/// Whether the agent has started QEMU's migration when it sees the other client's, has not, or has ended meanwhile.
 #[derive(Clone, Copy, Debug)]
 enum Agent {
     Tries,
@@ -66,7 +66,7 @@ enum Agent {
     Ended,
 }
 
-/// Somebody else begins a migration with a session prepared, and the session is given up.
+/// Another client begins a migration with a session prepared, and the session is given up.
 fn another_operator(qemu: &QemuBinary, agent: Agent, bytes_per_s: u64, comes_to: &str) -> (String, RunState) {
     let place = Place::new();
     let (source, mut from, mut hands) = guest(&place, qemu);
@@ -147,13 +147,13 @@ fn a_device_plugged_or_unplugged_during_a_migration_is_found() {
             let mut device = json!({ "driver": "virtio-rng-pci" });
             device.as_object_mut().unwrap().extend(id.as_object().unwrap().clone());
             hands.execute("device_add", device, soon()).unwrap();
-            let told = from.check_devices(soon()).unwrap_err().to_string();
-            assert!(told.contains("(virtio-rng-pci) was plugged in"), "{told}");
+            let message = from.check_devices(soon()).unwrap_err().to_string();
+            assert!(message.contains("(virtio-rng-pci) was plugged in"), "{message}");
         }
     }
 }
 
-/// QEMU aborts when a guest is to migrate that stands in this state.
+/// QEMU aborts when a guest in this state is to migrate.
 #[test]
 fn a_guest_whose_snapshot_could_not_be_loaded_is_not_lost() {
     for qemu in qemus() {
@@ -205,15 +205,15 @@ fn a_guest_resumed_for_a_moment_was_not_paused_throughout() {
     for qemu in qemus() {
         let place = Place::new();
         let (_source, mut from, mut hands) = guest(&place, &qemu);
-        let mut tell = |command| drop(hands.execute(command, json!({}), soon()).unwrap());
+        let mut execute = |command| drop(hands.execute(command, json!({}), soon()).unwrap());
         for meanwhile in [&["cont", "stop"][..], &["cont"]] {
-            tell("stop");
+            execute("stop");
             for _ in 0..2 {
                 assert!(!from.pause(soon()).unwrap());
-                assert!(from.has_stood(soon()).unwrap(), "what was before does not count");
+                assert!(from.has_stayed_paused(soon()).unwrap(), "what was before does not count");
             }
-            meanwhile.iter().for_each(|command| tell(command));
-            assert!(!from.has_stood(soon()).unwrap(), "{meanwhile:?}");
+            meanwhile.iter().for_each(|command| execute(command));
+            assert!(!from.has_stayed_paused(soon()).unwrap(), "{meanwhile:?}");
         }
         assert!(from.pause(soon()).unwrap(), "it runs, and is stopped this time");
         from.resume(soon()).unwrap();

@@ -104,7 +104,7 @@ fn a_failed_start_shows_qemus_error_and_leaves_nothing() {
         session: None,
     };
     match start(&place.registry, &launch, soon()) {
-        Err(GuestError::Start { said, .. }) => assert!(said.contains("no-such-device"), "{said}"),
+        Err(GuestError::Start { output, .. }) => assert!(output.contains("no-such-device"), "{output}"),
         other => panic!("{other:?}"),
     }
     assert!(!folder.exists() && !ram.exists());
@@ -259,7 +259,7 @@ fn in_its_folder(place: &Place, qemu: &QemuBinary, line: &str, detached: bool) -
         assert!(command.arg("-daemonize").status().unwrap().success());
     } else {
         let mut child = command.spawn().unwrap();
-        // Somebody takes its end when the record has ended it.
+        // Another thread waits for its end when the record has ended it.
         std::thread::spawn(move || child.wait());
     }
     wait_until_listening(&qmp);
@@ -354,7 +354,7 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
             file(name).display()
         )
     };
-    // The second is kept open by somebody else, the third is another guest's template.
+    // The second is kept open by another client, the third is another guest's template.
     let reader = |name: &str| {
         std::process::Command::new("sleep")
             .arg("600")
@@ -386,5 +386,5 @@ fn the_memory_that_an_adopted_guest_leaves_is_given_back_and_its_files_stay() {
     assert_eq!([own, lent, template].map(bytes), [0, before[1], before[2]]);
     let size = std::fs::metadata(file(own)).unwrap().len();
     assert_eq!(size, 64 << 20, "it can be used again as it is");
-    assert_eq!(left.free(), before[1], "nobody uses it any more");
+    assert_eq!(left.free(), before[1], "it is not used any more");
 }

@@ -1,5 +1,5 @@
-//! Disks that are not copied: what is proved to be shared, and what is refused. This process stands for the source's
-//! QEMU, which has the images open, and for both agents.
+//! Disks that are not copied: what is proved to be shared, and what is refused. This process is in place of the
+//! source's QEMU, which has the images open, and for both agents.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;
@@ -119,9 +119,9 @@ fn the_same_file_is_proved_under_any_name_and_a_copy_of_it_is_not() {
     }
     let refused = source.check(&[(&original, &copy)]).unwrap_err();
     assert!(matches!(&refused[..], [NotShared::Differs { .. }]), "{refused:?}");
-    let said = refused[0].to_string();
+    let message = refused[0].to_string();
     for word in ["vda", "tmpfs", "--copy-disks vda", original.to_str().unwrap(), copy.to_str().unwrap()] {
-        assert!(said.contains(word), "{said}");
+        assert!(message.contains(word), "{message}");
     }
     drop(source.marks);
 }
@@ -246,9 +246,12 @@ fn what_is_replaced_between_admission_and_blackout_is_noticed_on_both_sides() {
     let aside = hosts.here.join("aside");
     fs::rename(&path, &aside).unwrap();
     image(&path);
-    let said = [shared::recheck(&proved, None), source.marks.recheck(own)]
+    let messages = [shared::recheck(&proved, None), source.marks.recheck(own)]
         .map(|found| found.unwrap_err().to_string());
-    assert!(said.iter().all(|said| said.contains("vda") && said.contains("replaced")), "{said:?}");
+    assert!(
+        messages.iter().all(|message| message.contains("vda") && message.contains("replaced")),
+        "{messages:?}"
+    );
     fs::rename(&aside, &path).unwrap();
     shared::recheck(&proved, Some(own)).unwrap();
     drop((source.marks, source.open));

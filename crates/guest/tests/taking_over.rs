@@ -24,11 +24,11 @@ struct Loaded {
     to: DestinationQemu,
     /// Threads of the virtual CPUs at the destination.
     threads: Vec<i32>,
-    /// As the source's QEMU told when it stopped the guest.
+    /// As the source's QEMU reported when it stopped the guest.
     ran: bool,
 }
 
-/// What somebody does to the guest, and when.
+/// What another client does to the guest, and when.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pause {
     Never,
@@ -120,7 +120,7 @@ fn a_guest_that_ran_runs_and_its_cpus_show_whether_it_ever_did() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(run_time_ns(pid, &loaded.threads), Some(before), "it has not run");
-        // Whoever takes a snapshot as soon as it runs has its RAM in it.
+        // A snapshot that is taken as soon as it runs has its RAM in it.
         loaded.to.put_back(soon());
         let on = loaded.to.qmp().execute("query-migrate-capabilities", json!({}), soon()).unwrap();
         let on = on.as_array().unwrap().iter().filter(|one| one["state"] == true);
@@ -169,7 +169,7 @@ fn a_guest_that_was_paused_before_arrives_paused_with_its_disks_or_not_at_all() 
         let place = Place::new();
         let image = place.disk("d.img", 4);
         let mut loaded = load(&place, &qemu, Pause::Before);
-        // QEMU 7.2 has the lock since it loaded the state; 10.0 takes it when it is told to.
+        // QEMU 7.2 has the lock since it loaded the state; 10.0 takes it on command.
         if !linerate_guest::procfs::holds_locks(loaded.waiting.record.process.pid, &image) {
             let _holder = Holder::of(&image);
             let refused = loaded.to.take_over(false, soon());
@@ -185,7 +185,7 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
         let mut loaded = load(&place, &qemu, Pause::OnTheWay);
         assert!(!loaded.ran, "it did not run when it was stopped");
         let taken = loaded.to.take_over(false, soon());
-        // QEMU 7.2 cannot take disks over without running the guest unless it was told before: then it is said.
+        // QEMU 7.2 cannot take disks over without running the guest unless that was set before: then it reports that.
         assert!(matches!(taken, TakeOverResult::Done | TakeOverResult::Refused(_)), "{taken:?}");
         assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
         drop(loaded.to);
@@ -199,7 +199,7 @@ fn a_guest_that_an_operator_paused_on_the_way_is_not_made_to_run_anywhere() {
     }
 }
 
-/// What becomes of the connection on which QEMU was told to let the guest run.
+/// What becomes of the connection on which QEMU got `cont`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lost {
     Late,

@@ -21,7 +21,7 @@ type Case<'a> = (&'a str, Box<dyn FnMut() -> Outcome<f64> + 'a>);
 const MIB: u64 = 1 << 20;
 const CHUNK: usize = 256 << 10;
 const REPETITIONS: usize = 7;
-/// What the guest is told to write: every page.
+/// The command for the guest: write every page.
 const ALL: &str = "write 0 131072";
 
 fn main() -> Outcome<()> {
@@ -267,7 +267,7 @@ impl Waiting {
         Ok(waiting)
     }
 
-    fn tell(&mut self, command: &str) -> Outcome<()> {
+    fn command(&mut self, command: &str) -> Outcome<()> {
         writeln!(self.0.stdin.as_mut().ok_or("no input")?, "{command}")?;
         self.answer("DONE")
     }
@@ -301,7 +301,7 @@ fn scans(huge: &str) -> Outcome<()> {
 fn attached(path: &str) -> Outcome<(Waiting, Tracker, f64)> {
     let _ = std::fs::remove_file(path);
     let mut guest = Waiting::start(path)?;
-    guest.tell(ALL)?;
+    guest.command(ALL)?;
     let pid = guest.0.id() as i32;
     let block = RamBlock::find(pid, "ram", path.as_ref())?;
     let (tracker, report) = Tracker::attach(pid, &[block], &[])?;
@@ -314,11 +314,11 @@ fn scan_file(kind: &str, path: &str) -> Outcome<()> {
     };
     let timed = |guest: &mut Waiting| -> Outcome<f64> {
         let begun = Instant::now();
-        guest.tell(ALL)?;
+        guest.command(ALL)?;
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     };
     let found_after_one_write = |guest: &mut Waiting, tracker: &Tracker| -> Outcome<f64> {
-        guest.tell("write 5000 1")?;
+        guest.command("write 5000 1")?;
         Ok(tracker.scan(true, &mut Vec::new())?.pages as f64)
     };
     let protected = || -> Outcome<(Waiting, Tracker, f64)> {
@@ -356,7 +356,7 @@ fn scan_file(kind: &str, path: &str) -> Outcome<()> {
                 "scan, everything written",
                 Box::new(|| {
                     let (mut guest, tracker, _) = protected()?;
-                    guest.tell(ALL)?;
+                    guest.command(ALL)?;
                     scan(&tracker)
                 }),
             ),
@@ -405,7 +405,7 @@ fn rounds_of(kind: &str, path: &str) -> Outcome<()> {
                 "scan, every 64th page written",
                 Box::new(|| {
                     for page in (0..512 << 8).step_by(64) {
-                        guest.borrow_mut().tell(&format!("write {page} 1"))?;
+                        guest.borrow_mut().command(&format!("write {page} 1"))?;
                     }
                     scan()
                 }),

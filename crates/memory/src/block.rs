@@ -17,7 +17,7 @@ use crate::maps::{self, MapEntry};
 pub struct Segment {
     /// First address in the process.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Byte of the file that `address` shows.
     pub offset: u64,
@@ -165,7 +165,7 @@ fn matching<'a>(pid: i32, entries: &'a [MapEntry], path: &Path) -> Result<Vec<&'
     if shared.is_empty() { Err(FindError::NotShared { path: path.to_owned() }) } else { Ok(shared) }
 }
 
-/// A memfd is listed with a slash that nobody writes.
+/// A memfd is listed with a slash that is not part of its name.
 fn same_name(listed: &std::ffi::OsStr, wanted: &Path) -> bool {
     let wanted = wanted.as_os_str().as_bytes();
     let listed = listed.as_bytes();

@@ -118,7 +118,7 @@ pub enum AttachError {
         "the helper process that stops the guest's thread was killed: look at whether the guest still runs"
     )]
     HelperLost,
-    /// The helper gave no report in time; it goes on by itself until the thread is as it was.
+    /// The helper gave no report in time; it continues by itself until the thread is as it was.
     #[error(
         "the helper process has not reported within {seconds} s: thread {thread} of the guest hangs inside the kernel"
     )]

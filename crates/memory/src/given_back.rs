@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_any_more_is_told_until_it_is_kept() {
+    fn what_is_not_there_any_more_is_reported_until_it_is_kept() {
         let pages = GivenBack::default();
         assert_eq!(pages.since(0, vec![run(0, 10), run(20, 10)], true), []);
         for keep in [false, true] {

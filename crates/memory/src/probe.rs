@@ -22,7 +22,7 @@ const GIVEN_BACK: u64 = 100;
 /// What happens to written pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// Nothing: a protected page that nobody touched must not be reported.
+    /// Nothing: a protected page that was not touched must not be reported.
     Untouched,
     /// A hole is punched next to them, into their huge page.
     HoleInHugePage,

@@ -96,7 +96,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -118,7 +118,7 @@ impl Mapping {
     fn checksum_in_place(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
         runs.iter().try_fold(before, |before, run| {
             let (start, length) = self.check(*run)?;
-            // SAFETY: `check` vouches for `length` bytes at `start`, and the caller asked for the instruction.
+            // SAFETY: `check` guarantees `length` bytes at `start`, and the caller asked for the instruction.
             Ok(unsafe { sum::crc32c(before, start, length) })
         })
     }
@@ -130,7 +130,7 @@ impl Mapping {
             let (start, length) = self.check(*run)?;
             for at in (0..length).step_by(BOUNCE_BYTES) {
                 let Some(piece) = bounce.get_mut(..BOUNCE_BYTES.min(length - at)) else { break };
-                // SAFETY: `check` vouches for `length` bytes at `start`, and `at + piece.len() <= length`.
+                // SAFETY: `check` guarantees `length` bytes at `start`, and `at + piece.len() <= length`.
                 unsafe { copy_shared(start.add(at), piece) };
                 sum.update(piece);
             }
@@ -169,7 +169,7 @@ impl Mapping {
             return Ok(slice_is_zero(&copy));
         }
         let (start, _) = self.check(page)?;
-        // SAFETY: `check` vouches for a page at `start`; the caller aligned it to a page, hence to 8 bytes.
+        // SAFETY: `check` guarantees a page at `start`; the caller aligned it to a page, hence to 8 bytes.
         Ok(unsafe { page_is_zero(start.cast()) })
     }
 
@@ -253,15 +253,15 @@ impl Mapping {
         if length != from.len() {
             return Err(invalid("what goes into a run is not as long as the run"));
         }
-        // SAFETY: `check` vouches for `length` bytes at `start`, which is the length of `from`; the mapping is writable,
+        // SAFETY: `check` guarantees `length` bytes at `start`, which is the length of `from`; the mapping is writable,
         // outlives the call and is never seen as a slice.
         unsafe { sys::write_own(from, start) }
     }
 
-    /// Makes the run read as zero without taking its pages away: whoever knows them goes on knowing them.
+    /// Makes the run read as zero without taking its pages away: an adapter that has their addresses keeps them.
     pub fn wipe(&self, run: Run) -> io::Result<()> {
         let (start, length) = self.check(run)?;
-        // SAFETY: `check` vouches for `length` bytes at `start`; the mapping is writable and never seen as a slice.
+        // SAFETY: `check` guarantees `length` bytes at `start`; the mapping is writable and never seen as a slice.
         unsafe { std::ptr::write_bytes(start, 0, length) };
         Ok(())
     }
@@ -323,9 +323,9 @@ pub(crate) fn invalid(why: &'static str) -> io::Error {
 /// `from` must be readable for `to.len()` bytes during the call.
 unsafe fn copy_shared(from: *const u8, to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller vouches for the source; the target is an exclusive slice of the same length; the direction flag is
-    // clear by the calling convention and the instruction keeps it. Assembly is opaque to the compiler, which therefore
-    // assumes nothing about the values that concurrent writers leave in the source.
+    // SAFETY: the caller guarantees the source; the target is an exclusive slice of the same length; the direction flag
+    // is clear by the calling convention and the instruction keeps it. Assembly is opaque to the compiler, which
+    // therefore assumes nothing about the values that concurrent writers leave in the source.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -337,7 +337,7 @@ unsafe fn copy_shared(from: *const u8, to: &mut [u8]) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     for (index, byte) in to.iter_mut().enumerate() {
-        // SAFETY: `index` is below the length that the caller vouches for; volatile, because others may write.
+        // SAFETY: `index` is below the length that the caller guarantees; volatile, because others may write.
         *byte = unsafe { from.add(index).read_volatile() };
     }
 }

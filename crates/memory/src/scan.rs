@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_two_scans_are_told_once() {
+    fn pages_of_two_scans_are_reported_once() {
         let run = |offset, length| Run { offset, length };
         let first = vec![run(0, 2), run(10, 5), run(30, 1)];
         let second = vec![run(1, 3), run(12, 1), run(15, 2), run(40, 1)];

@@ -32,7 +32,7 @@ pub(crate) unsafe fn crc32c(before: u32, mut from: *const u8, mut length: usize)
         // SAFETY: three lanes of readable bytes are left.
         let (a, b, c) = unsafe { three_lanes(sum, from) };
         sum = shift(shift(a) ^ b) ^ c;
-        // SAFETY: still inside or just behind what the caller vouches for.
+        // SAFETY: still inside or just behind what the caller guarantees.
         from = unsafe { from.add(3 * LANE) };
         length -= 3 * LANE;
     }
@@ -56,7 +56,7 @@ fn shift(sum: u32) -> u32 {
 #[cfg(target_arch = "x86_64")]
 unsafe fn three_lanes(sum: u32, from: *const u8) -> (u32, u32, u32) {
     let (mut a, mut b, mut c) = (u64::from(sum), 0u64, 0u64);
-    // SAFETY: the loop reads 8 bytes of each lane in each of `LANE / 32 * 4` steps, all vouched for by the caller, and
+    // SAFETY: the loop reads 8 bytes of each lane in each of `LANE / 32 * 4` steps, all guaranteed by the caller, and
     // writes nothing.
     unsafe {
         std::arch::asm!(
@@ -96,7 +96,7 @@ unsafe fn three_lanes(sum: u32, from: *const u8) -> (u32, u32, u32) {
 #[cfg(target_arch = "x86_64")]
 unsafe fn one_lane(sum: u32, from: *const u8, length: usize) -> u32 {
     let mut sum = u64::from(sum);
-    // SAFETY: reads `length / 8` words and then the bytes that are left, all vouched for by the caller; writes nothing.
+    // SAFETY: reads `length / 8` words and then the bytes that are left, all guaranteed by the caller; writes nothing.
     unsafe {
         std::arch::asm!(
             "test {words}, {words}",
@@ -210,7 +210,7 @@ mod tests {
         for length in [0, 1, 7, 8, 9, 4095, 4096, 12_287, 12_288, 12_289, 16_384, 24_576, 49_152, 60_000] {
             let wanted = payload_checksum(&bytes[..length]);
             for cut in [0, length / 3, length / 2 + 1, length].map(|cut| cut.min(length)) {
-                // SAFETY: both pieces lie in `bytes`, which nobody writes.
+                // SAFETY: both pieces lie in `bytes`, which no code writes.
                 let sum = unsafe {
                     let head = crc32c(0, bytes.as_ptr(), cut);
                     crc32c(head, bytes.as_ptr().add(cut), length - cut)

@@ -31,18 +31,18 @@ pub(crate) use raw::page_region as PageRegion;
 /// One of the kernel's structures that an `ioctl` takes by address.
 ///
 /// # Safety
-/// `argument` must be the type that the request's number stands for, and whatever addresses it holds for the kernel to
+/// `argument` must be the type that belongs to the request's number, and whatever addresses it holds for the kernel to
 /// write to must be valid for that.
 unsafe fn ioctl<T>(fd: impl AsFd, request: u32, argument: &mut T) -> io::Result<u64> {
     // SAFETY: the descriptor is open for the duration of the call, `argument` is a live exclusive reference, and the caller
-    // vouches for its type and for the addresses in it.
+    // guarantees its type and the addresses in it.
     let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), u64::from(request), argument as *mut T) };
     u64::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 /// A userfaultfd on our own memory, to ask the kernel what it can do.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no address; on success it returns a new descriptor that nobody else owns.
+    // SAFETY: the call takes no address; on success it returns a new descriptor that has no other owner.
     unsafe {
         let fd = libc::syscall(libc::SYS_userfaultfd, USERFAULTFD_FLAGS);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
@@ -141,7 +141,7 @@ impl ScanKind {
             ScanKind::PeekAnyOf | ScanKind::ClearAnyOf => {
                 Query { any: written, returned: written, ..Query::default() }
             }
-            // What stands for the protection of an absent page counts as swapped.
+            // The marker of an absent page's protection counts as swapped.
             ScanKind::Empty => {
                 let entry = present | swapped;
                 Query { all: entry, inverted: entry, returned: present, ..Query::default() }
@@ -218,7 +218,7 @@ pub(crate) unsafe fn write_own(from: &[u8], to: *mut u8) -> io::Result<()> {
     while let Some(rest) = from.get(done..).filter(|rest| !rest.is_empty()) {
         let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
         let remote = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: rest.len() };
-        // SAFETY: both lists have one entry. The kernel reads `rest`, and writes where the caller vouches for.
+        // SAFETY: both lists have one entry. The kernel reads `rest`, and writes where the caller guarantees it.
         let written = unsafe { libc::process_vm_writev(own, &local, 1, &remote, 1, 0) };
         match usize::try_from(written) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

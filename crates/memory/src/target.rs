@@ -1,4 +1,4 @@
-//! The process that is attached to: its threads, its system call instruction, whether it still lives.
+//! The process that is attached to: its threads, its system call instruction, whether it still runs.
 
 use std::io;
 use std::os::fd::OwnedFd;

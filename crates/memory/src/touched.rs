@@ -1,4 +1,4 @@
-//! What a process has touched of a block since it mapped it: its page tables say so.
+//! What a process has touched of a block since it mapped it, by its page tables.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ use crate::sys::ScanKind;
 impl RamBlock {
     /// All pages that the process has in its page tables, as runs of the block in order: those that it read or wrote, and
     /// neighbours that the kernel mapped along (up to 16 pages around a read, a whole huge page). A page that it never
-    /// touched is not among them, whoever else filled it.
+    /// touched is not among them, even if another process filled it.
     ///
-    /// A kernel without PAGEMAP_SCAN (before Linux 6.7) does not tell: then it is the whole block.
+    /// A kernel without PAGEMAP_SCAN (before Linux 6.7) does not report this: then it is the whole block.
     pub fn touched(&self) -> io::Result<Vec<Run>> {
         Ok(self
             .in_page_tables(ScanKind::Mapped)?
@@ -50,7 +50,7 @@ impl RamBlock {
         Ok(found)
     }
 
-    /// The pages looked for, as runs of the block in order; `None` if the kernel cannot tell.
+    /// The pages looked for, as runs of the block in order; `None` if the kernel cannot report them.
     fn in_page_tables(&self, look: ScanKind) -> io::Result<Option<Vec<Run>>> {
         let pagemap = File::open(format!("/proc/{}/pagemap", self.pid()))?;
         let mut buffer = report_buffer();

@@ -15,7 +15,7 @@ const GROUP: usize = 8;
 /// # Safety
 /// `page` must be aligned to 8 bytes and readable for 4096 bytes during the call. It may be written by others meanwhile.
 pub(crate) unsafe fn page_is_zero(page: *const u64) -> bool {
-    // SAFETY: every index is below WORDS, so inside the 4096 bytes that the caller vouches for. Volatile reads are used
+    // SAFETY: every index is below WORDS, so inside the 4096 bytes that the caller guarantees. Volatile reads are used
     // because other processes may write: each word is read exactly once and any value is fine.
     let word = |index: usize| unsafe { page.add(index).read_volatile() };
     if PROBES.iter().any(|index| word(*index) != 0) {

@@ -20,12 +20,12 @@ const SIZE: u64 = 16 << 20;
 #[test]
 fn another_userfaultfd_is_named_and_left_alone() {
     let mut guest = Guest::start(SIZE, &[]);
-    guest.tell("uffd");
+    guest.command("uffd");
     assert!(guest.is_watched());
     let refused = Tracker::attach(guest.pid(), &[guest.block()], &[]);
     assert!(matches!(refused, Err(AttachError::OtherUserfaultfd { .. })), "{refused:?}");
     assert!(guest.is_watched(), "the other's registration must stay");
-    guest.tell("load 0 10");
+    guest.command("load 0 10");
 }
 
 #[test]
@@ -35,18 +35,18 @@ fn a_second_tracker_is_refused_and_the_first_goes_on() {
     let second = Tracker::attach(guest.pid(), &[guest.block()], &[]);
     assert!(matches!(second, Err(AttachError::OtherUserfaultfd { .. })), "{second:?}");
     first.protect().unwrap();
-    guest.tell("write 3 1");
+    guest.command("write 3 1");
     assert_eq!(first.scan(true, &mut Vec::new()).unwrap().pages, 1);
 }
 
 #[test]
 fn a_sandbox_that_kills_on_userfaultfd_is_survived() {
     let mut guest = Guest::start(SIZE, &["--threads", "1"]);
-    guest.tell("sandbox");
+    guest.command("sandbox");
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.detach().unwrap();
     assert!(guest.is_alive());
-    guest.tell("verify");
+    guest.command("verify");
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn no_signal_is_lost_or_doubled() {
         let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGRTMIN()) };
         assert_eq!(sent, 0);
     });
-    guest.tell(&format!("signals {sent}"));
-    guest.tell("verify");
+    guest.command(&format!("signals {sent}"));
+    guest.command("verify");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn stopping_and_continuing_meanwhile_does_no_harm() {
     guest.resume();
     let before = guest.wait_writes(0);
     guest.wait_writes(before);
-    guest.tell("verify");
+    guest.command("verify");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_deleted_file_is_found_by_its_old_name() {
     // The new file of that name is not what the guest maps; nothing must be mistaken for it.
     let block = guest.block();
     assert_eq!(block.size(), SIZE);
-    guest.tell("write 4 1");
+    guest.command("write 4 1");
     let mapping = linerate_memory::Mapping::new(&block).unwrap();
     assert_eq!(mapping.populated().unwrap(), [common::run(4, 1)]);
 }
@@ -210,5 +210,5 @@ fn a_killed_agent_harms_no_guest() {
     assert!(settled, "write protection was left behind");
     let before = guest.wait_writes(0);
     guest.wait_writes(before);
-    guest.tell("verify");
+    guest.command("verify");
 }

@@ -20,7 +20,7 @@ fn run(first_page: usize, pages: usize) -> Run {
     Run { offset: (first_page * PAGE) as u64, length: (pages * PAGE) as u64 }
 }
 
-/// Mounts a tmpfs of so many pages for this thread only. It is gone when the thread ends.
+/// Mounts a tmpfs of so many pages for this thread only. It is removed when the thread ends.
 fn mount_small_tmpfs(folder: &Path, pages: usize) {
     let text = |text: &str| CString::new(text).unwrap();
     let (none, root, kind) = (text("none"), text("/"), text("tmpfs"));

@@ -84,7 +84,7 @@ fn rounds_and_a_last_copy_give_equal_memory_and_keep_holes() {
     tracker.check_mapped().unwrap();
     tracker.detach().unwrap();
     guest.resume();
-    guest.tell("verify");
+    guest.command("verify");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn more_runs_than_one_call_takes_are_sent_piecewise() {
 }
 
 #[test]
-fn a_closed_peer_is_told() {
+fn a_closed_peer_is_reported() {
     let (_shm, file, mapping) = mapping(PAGE);
     file.write_all_at(&[1; 8], 0).unwrap();
     let (left, right) = UnixStream::pair().unwrap();

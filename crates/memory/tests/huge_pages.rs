@@ -70,23 +70,23 @@ fn writes_are_seen_huge_page_by_huge_page_and_holes_stay_holes() {
 /// The kernel does not call them written, and the file does not say that they are holes.
 fn huge_pages_that_were_given_back_are_reported() {
     let mut guest = guest();
-    guest.tell(&format!("write 0 {}", 8 * HUGE));
+    guest.command(&format!("write 0 {}", 8 * HUGE));
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
     let scan = || scan(&tracker, true);
     assert_eq!(scan(), [], "pages that were never there are protected too");
-    guest.tell(&format!("write {} 1", 2 * HUGE));
+    guest.command(&format!("write {} 1", 2 * HUGE));
     // One clean, one written, each as QEMU's balloon gives it back.
     for page in [2 * HUGE, 5 * HUGE] {
         guest.punch(page, HUGE);
-        guest.tell(&format!("forget {page} {HUGE}"));
+        guest.command(&format!("forget {page} {HUGE}"));
     }
     assert_eq!(scan(), [(2 * HUGE, HUGE), (5 * HUGE, HUGE)]);
     // What was written has no protection left and is reported as long as it has not come back and been cleared.
-    guest.tell(&format!("write {} 1", 2 * HUGE));
+    guest.command(&format!("write {} 1", 2 * HUGE));
     assert_eq!(scan(), [(2 * HUGE, HUGE)]);
     assert_eq!(scan(), []);
-    guest.tell(&format!("load {} 1", 5 * HUGE));
+    guest.command(&format!("load {} 1", 5 * HUGE));
     assert_eq!(scan(), [], "zeroes, as they were reported");
     guest.punch(5 * HUGE, HUGE);
     assert_eq!(scan(), [(5 * HUGE, HUGE)], "given back again");
@@ -95,31 +95,31 @@ fn huge_pages_that_were_given_back_are_reported() {
 
 fn a_tracker_sees_the_huge_pages_that_were_written() {
     let mut guest = guest();
-    guest.tell("write 0 1024");
+    guest.command("write 0 1024");
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     let scan = || scan(&tracker, true);
     tracker.protect().unwrap();
     assert_eq!(scan(), []);
     // There before; never touched before; both sides of a border. Loads are no writes.
-    guest.tell("write 700 1");
-    guest.tell(&format!("write {} 1", 5 * HUGE + 3));
-    guest.tell(&format!("write {} 2", 9 * HUGE - 1));
-    guest.tell("load 3 1");
+    guest.command("write 700 1");
+    guest.command(&format!("write {} 1", 5 * HUGE + 3));
+    guest.command(&format!("write {} 2", 9 * HUGE - 1));
+    guest.command("load 3 1");
     assert_eq!(scan(), [(HUGE, HUGE), (5 * HUGE, HUGE), (8 * HUGE, 2 * HUGE)]);
     assert_eq!(scan(), []);
-    guest.tell("write 701 1");
-    guest.tell(&format!("pipe {}", 6 * HUGE));
+    guest.command("write 701 1");
+    guest.command(&format!("pipe {}", 6 * HUGE));
     assert_eq!(scan(), [(HUGE, HUGE), (6 * HUGE, HUGE)], "seen again, and what the kernel writes too");
     tracker.detach().unwrap();
     assert!(!guest.is_watched());
-    guest.tell("write 0 1024");
+    guest.command("write 0 1024");
 }
 
 fn holes_are_neither_filled_nor_sent() {
     let mut guest = guest();
     let mapping = Mapping::new(&guest.block()).unwrap();
-    guest.tell("write 0 1");
-    guest.tell(&format!("write {} 1", 3 * HUGE + 7));
+    guest.command("write 0 1");
+    guest.command(&format!("write {} 1", 3 * HUGE + 7));
     let two = 2 * HUGE * PAGE;
     assert_eq!(mapping.resident_bytes().unwrap(), two);
     let (mut data, mut zero) = (Vec::new(), Vec::new());

@@ -77,12 +77,12 @@ fn reads(pid: i32) -> bool {
 #[test]
 fn a_read_into_pinned_pages_that_is_under_way_is_seen_by_no_scan() {
     let mut guest = Guest::start(SIZE, &[]);
-    guest.tell("write 0 64");
+    guest.command("write 0 64");
     let fuse = Fuse::start();
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
     let scan = || scan(&tracker, true);
-    guest.tell(&format!("open {}", fuse.shown().display()));
+    guest.command(&format!("open {}", fuse.shown().display()));
     fuse.signal(libc::SIGSTOP);
     guest.begin("read 5");
     wait("the read", || reads(guest.pid()));

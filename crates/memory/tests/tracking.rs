@@ -40,36 +40,36 @@ fn attach_to_a_waiting_thread(guest: &Guest) -> Tracker {
 #[test]
 fn sees_exactly_the_pages_that_were_written() {
     let mut guest = Guest::start(SIZE, &[]);
-    guest.tell("write 0 100");
+    guest.command("write 0 100");
     let tracker = attach_to_a_waiting_thread(&guest);
     tracker.protect().unwrap();
     assert_eq!(scan(&tracker), []);
     // Written before and after, never touched, at both ends; loads are no writes.
-    guest.tell("write 10 3");
-    guest.tell("write 5000 1");
-    guest.tell(&format!("write {} 1", SIZE / PAGE - 1));
-    guest.tell("load 20 60");
-    guest.tell("load 7000 10");
+    guest.command("write 10 3");
+    guest.command("write 5000 1");
+    guest.command(&format!("write {} 1", SIZE / PAGE - 1));
+    guest.command("load 20 60");
+    guest.command("load 7000 10");
     let mut peeked = Vec::new();
     tracker.scan(false, &mut peeked).unwrap();
     let written = [(10, 3), (5000, 1), (SIZE / PAGE - 1, 1)];
     assert_eq!(in_pages(&peeked), written);
     assert_eq!(scan(&tracker), written, "peeking clears nothing");
     assert_eq!(scan(&tracker), []);
-    guest.tell("write 10 1");
+    guest.command("write 10 1");
     assert_eq!(scan(&tracker), [(10, 1)], "a cleared page is seen again");
-    guest.tell("verify");
+    guest.command("verify");
 }
 
 #[test]
-fn what_a_process_touched_is_told_from_what_others_filled() {
+fn what_a_process_touched_is_distinguished_from_what_others_filled() {
     let mut guest = Guest::start(SIZE, &[]);
     let block = guest.block();
     assert_eq!(block.touched().unwrap(), []);
     let data = vec![7; 300 * PAGE as usize];
     block.file().write_all_at(&data, 1000 * PAGE).unwrap();
-    guest.tell("write 10 3");
-    guest.tell("write 1100 1");
+    guest.command("write 10 3");
+    guest.command("write 1100 1");
     let pages: Vec<(u64, u64)> =
         block.touched().unwrap().iter().map(|run| (run.offset / PAGE, run.length / PAGE)).collect();
     assert!(pages.iter().any(|&(at, count)| at <= 10 && at + count >= 13), "{pages:?}");
@@ -81,15 +81,15 @@ fn what_a_process_touched_is_told_from_what_others_filled() {
 }
 
 #[test]
-fn what_a_block_holds_is_told_whoever_filled_it_and_protected_or_not() {
+fn what_a_block_holds_is_reported_for_every_writer_and_protected_or_not() {
     let mut guest = Guest::start(SIZE, &[]);
     let block = guest.block();
     let mapping = Mapping::new(&block).unwrap();
     assert_eq!(block.populated(&mapping).unwrap(), []);
     block.file().write_all_at(&vec![7; 300 * PAGE as usize], 1000 * PAGE).unwrap();
-    guest.tell("write 10 3");
-    guest.tell("write 1100 1");
-    guest.tell(&format!("write {} 1", SIZE / PAGE - 1));
+    guest.command("write 10 3");
+    guest.command("write 1100 1");
+    guest.command(&format!("write {} 1", SIZE / PAGE - 1));
     let expected = mapping.populated().unwrap();
     assert_eq!(expected.len(), 3, "{expected:?}");
     assert_eq!(block.populated(&mapping).unwrap(), expected);
@@ -114,13 +114,13 @@ fn made_ram_is_new_and_its_own() {
 #[test]
 fn sees_what_the_kernel_writes_for_the_guest() {
     let mut guest = Guest::start(SIZE, &[]);
-    guest.tell("write 0 100");
+    guest.command("write 0 100");
     let block = guest.block();
     let address = block.segments()[0].address;
     let (tracker, _) = Tracker::attach(guest.pid(), &[block], &[]).unwrap();
     tracker.protect().unwrap();
-    guest.tell("pipe 7");
-    guest.tell("pipe 9000");
+    guest.command("pipe 7");
+    guest.command("pipe 9000");
     let bytes = [1u8; 16];
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: 16 };
     let remote = libc::iovec { iov_base: (address + 50 * PAGE - 8) as *mut libc::c_void, iov_len: 16 };
@@ -139,7 +139,7 @@ fn several_threads_find_the_same_as_one() {
         tracker.protect().unwrap();
         let border = (1 << 30) / PAGE;
         let writes = [(3, 2), (border - 1, 2), (2 * border, 1), (pages - 1, 1)];
-        writes.iter().for_each(|(first, count)| guest.tell(&format!("write {first} {count}")));
+        writes.iter().for_each(|(first, count)| guest.command(&format!("write {first} {count}")));
         let mut found: Vec<u64> = Vec::new();
         scan(&tracker).iter().for_each(|(first, count)| found.extend(*first..first + count));
         let expected: Vec<u64> = writes.iter().flat_map(|(first, count)| *first..first + count).collect();
@@ -148,12 +148,12 @@ fn several_threads_find_the_same_as_one() {
 }
 
 #[test]
-fn several_blocks_are_told_apart() {
+fn several_blocks_are_distinguished() {
     let mut guest = Guest::start(SIZE, &[]);
     let blocks = [guest.block(), guest.block()];
     let (tracker, _) = Tracker::attach(guest.pid(), &blocks[1..], &[]).unwrap();
     tracker.protect().unwrap();
-    guest.tell("write 1 1");
+    guest.command("write 1 1");
     let mut found = Vec::new();
     tracker.scan(true, &mut found).unwrap();
     assert_eq!(found, [(0, run(1, 1))]);
@@ -164,14 +164,14 @@ fn a_memfd_works_like_a_file() {
     let mut guest = Guest::start_at(Path::new("memfd:guest-ram"), SIZE, &[], None);
     let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
     tracker.protect().unwrap();
-    guest.tell("write 77 2");
+    guest.command("write 77 2");
     assert_eq!(scan(&tracker), [(77, 2)]);
 }
 
 #[test]
 fn detaching_and_dropping_leave_nothing() {
     let mut guest = Guest::start(SIZE, &[]);
-    guest.tell("write 0 1000");
+    guest.command("write 0 1000");
     let descriptors = guest.descriptors();
     for drops in [false, true, false, true] {
         let (tracker, _) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
@@ -184,8 +184,8 @@ fn detaching_and_dropping_leave_nothing() {
             tracker.detach().unwrap();
         }
         assert!(!guest.is_watched());
-        guest.tell("write 0 2000");
-        guest.tell("pipe 3000");
+        guest.command("write 0 2000");
+        guest.command("pipe 3000");
     }
 }
 
@@ -206,7 +206,7 @@ fn a_paused_guest_can_be_attached_to_and_stays_paused() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     guest.resume();
-    guest.tell("write 5 1");
+    guest.command("write 5 1");
     assert_eq!(scan(&tracker), [(5, 1)]);
 }
 

@@ -1,8 +1,8 @@
 //! How bytes of a ring get into a local socket at the least cost; docs/streams.md says why it is asked. Not a test.
 //!
 //! * `write`: from memory, which copies each byte.
-//! * `sendfile`, `splice`: the socket refers to the ring's own pages. The ring may then not be written before whoever is behind
-//!   the socket has read them, which nobody tells.
+//! * `sendfile`, `splice`: the socket refers to the ring's own pages. The ring may then not be written before the
+//!   reader of the socket has read them, and no call reports that.
 
 use std::fs::File;
 use std::io::{Read, Write};

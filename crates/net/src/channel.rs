@@ -1,4 +1,4 @@
-//! What a carrier gives to both sides of a channel. `tcp/` and `memory/` implement it, in files of the same names.
+//! What a transport gives to both sides of a channel. `tcp/` and `memory/` implement it, in files of the same names.
 //!
 //! ```text
 //! source                                             destination
@@ -55,7 +55,7 @@ pub(crate) fn total(runs: &[Run]) -> u64 {
 
 /// Source side, sending half.
 pub trait Sender: Send {
-    /// Sends a write; returns the bytes put on the wire. Returning says that the carrier took it, not that it arrived.
+    /// Sends a write; returns the bytes put on the wire. On return the transport has taken it; it may not have arrived.
     fn write(&mut self, order: &WriteOrder<'_>) -> Result<u64, ChannelError>;
     /// Sends `bytes` of payload that the other side throws away and acknowledges; returns the bytes put on the wire.
     fn probe(&mut self, sequence: u64, bytes: usize) -> Result<u64, ChannelError>;
@@ -76,7 +76,7 @@ pub struct Acknowledged {
 pub trait AckReader: Send {
     /// The next acknowledgement; `None` when the wait is over.
     fn next(&mut self, wait: Duration) -> Result<Option<Acknowledged>, ChannelError>;
-    /// Bytes that the peer's kernel or adapter has taken so far; 0 where the carrier cannot tell.
+    /// Bytes that the peer's kernel or adapter has taken so far; 0 where the transport does not report it.
     fn progress(&mut self) -> u64;
     /// Round trip of the link; zero where it is not known.
     fn round_trip(&self) -> RoundTrip;
@@ -103,12 +103,12 @@ pub enum ChannelEnd {
 pub struct Closer(Arc<dyn Fn() + Send + Sync>);
 
 impl Closer {
-    /// Wraps what the carrier does to close.
+    /// Wraps the transport's way to close.
     pub fn new(close: impl Fn() + Send + Sync + 'static) -> Closer {
         Closer(Arc::new(close))
     }
 
-    /// Closes in both directions; any wait inside the carrier ends. May be called again.
+    /// Closes in both directions; any wait inside the transport ends. May be called again.
     pub fn close(&self) {
         (self.0)();
     }
@@ -120,14 +120,14 @@ impl fmt::Debug for Closer {
     }
 }
 
-/// Why a channel is of no more use. Another channel, on this or another link, can carry its work.
+/// Why a channel cannot be used any more. Another channel, on this or another link, can carry its work.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// Closed between two frames.
     #[error("the peer closed the channel")]
     Closed,
     /// Closed inside a frame: the peer or the link died.
-    #[error("the channel broke off inside a frame")]
+    #[error("the channel was closed inside a frame")]
     ClosedInFrame,
     /// The system says that the connection failed.
     #[error("the connection failed: {0}")]
@@ -175,10 +175,10 @@ pub enum ChannelError {
     #[error("too many frames arrived damaged; look for a faulty port or cable on this link")]
     Damaged,
     /// RAM is complete; nothing may be written any more.
-    #[error("memory is sealed: the source said before that it was complete")]
+    #[error("memory is sealed: the source reported before that it was complete")]
     Sealed,
     /// Nothing moved for too long.
-    #[error("nothing moved for {} ms although something was under way", waited.as_millis())]
+    #[error("nothing moved for {} ms although something was in flight", waited.as_millis())]
     Stalled { waited: Duration },
     /// This side closed it.
     #[error("the channel was closed on this side")]
@@ -192,7 +192,7 @@ pub enum ChannelError {
 }
 
 impl ChannelError {
-    /// Whether the carrier may be what failed, when the link works: the peer did not end it, nor did this side.
+    /// Whether the transport may be what failed, when the link works: the peer did not end it, nor did this side.
     pub fn may_be_the_transports(&self) -> bool {
         !matches!(self, ChannelError::Closed | ChannelError::ClosedHere | ChannelError::Thread(_))
     }

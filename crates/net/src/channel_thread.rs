@@ -2,7 +2,7 @@
 //!
 //! A free channel pulls its next extent from the [`WorkSource`], so fast links carry more by themselves. A channel that
 //! has something in flight and sees neither an acknowledgement nor progress of the peer's kernel within the stall limit
-//! is lost. That is told once. The limit is longer where the link is far.
+//! is lost. The loss is reported once. The limit is longer where the link is far.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub enum Next {
         /// What to send, pages of zeroes among it.
         runs: Vec<Run>,
     },
-    /// Send a frame without content, so that both sides see that the link lives.
+    /// Send a frame without content, so that both sides see that the link works.
     Ping {
         /// Number of the frame on this channel.
         sequence: u64,
@@ -41,15 +41,15 @@ pub enum Next {
     Stop,
 }
 
-/// Who gives work to channels and hears what became of it. Called from several threads at once.
+/// Gives work to channels and gets its results. Called from several threads at once.
 pub trait WorkSource: Send + Sync {
     /// What the channel does next. Blocks while there is nothing, but comes back with a ping before long.
     fn next(&self, channel: ChannelId) -> Next;
-    /// The carrier took the frame. The acknowledgement can be told before this.
+    /// The transport took the frame. The acknowledgement can be reported before this.
     fn sent(&self, channel: ChannelId, sequence: u64, data_bytes: u64, zero_bytes: u64, wire_bytes: u64);
     /// All frames up to `through` are applied, but for `damaged`.
     fn acknowledged(&self, channel: ChannelId, through: u64, damaged: &[u64]);
-    /// The channel is of no more use; told at most once, and never after [`ChannelHandle::stop`].
+    /// The channel is lost. Called at most once, and never after [`ChannelHandle::stop`].
     fn lost(&self, channel: ChannelId, error: ChannelError);
 }
 
@@ -170,7 +170,7 @@ struct Shared {
     source: Arc<dyn WorkSource>,
     closer: Closer,
     stats: Arc<ChannelStats>,
-    /// Highest frame number given to the carrier.
+    /// Highest frame number given to the transport.
     sent: AtomicU64,
     /// The sending thread sends nothing more.
     finished: AtomicBool,
@@ -313,15 +313,15 @@ impl Watching {
         Ok(())
     }
 
-    fn take(&mut self, told: &Acknowledged) -> Result<(), ChannelError> {
-        let (through, acknowledged) = (told.through, self.acknowledged);
+    fn take(&mut self, ack: &Acknowledged) -> Result<(), ChannelError> {
+        let (through, acknowledged) = (ack.through, self.acknowledged);
         let sent = self.shared.sent.load(Ordering::SeqCst);
         if through < acknowledged || through > sent {
             return Err(ChannelError::AcknowledgedWrongly { through, acknowledged, sent });
         }
         self.acknowledged = through;
-        self.shared.stats.refuse(told.damaged.len() as u64);
-        self.shared.source.acknowledged(self.shared.channel, through, &told.damaged);
+        self.shared.stats.refuse(ack.damaged.len() as u64);
+        self.shared.source.acknowledged(self.shared.channel, through, &ack.damaged);
         Ok(())
     }
 }

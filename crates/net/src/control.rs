@@ -1,7 +1,7 @@
 //! Control connections: frames out, events in. Numbers, order and sending again belong to `linerate-core`.
 //!
-//! Each connection is a *path*. It has a thread that reads and one that says KEEPALIVE when nothing else was said. A
-//! path on which nothing was received for the silence limit is lost, and told so once. The limit is
+//! Each connection is a *path*. One thread reads; another sends KEEPALIVE when nothing else was sent. A
+//! path on which nothing was received for the silence limit is lost; that is reported once. The limit is
 //! longer where the link is far.
 
 use std::io;
@@ -37,7 +37,7 @@ impl Default for ControlOptions {
     }
 }
 
-/// Why a control path is of no more use.
+/// Why a control path cannot be used any more.
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// The peer closed it.
@@ -90,42 +90,42 @@ pub enum ControlEvent {
 pub struct ControlSender {
     stream: Stream,
     limit: Duration,
-    /// When something was said last. Held while a frame is sent, so that frames do not mix.
-    said: Arc<Mutex<Instant>>,
+    /// When something was sent last. Held while a frame is sent, so that frames do not mix.
+    last_sent: Arc<Mutex<Instant>>,
 }
 
 impl ControlSender {
-    /// Sends an encoded frame. After an error the path is closed, and its loss will be told.
+    /// Sends an encoded frame. After an error the path is closed, and its loss is reported.
     pub fn send(&self, frame: &[u8]) -> Result<(), ControlError> {
-        let mut said = self.said.lock();
-        self.send_locked(&mut said, frame)
+        let mut last_sent = self.last_sent.lock();
+        self.send_locked(&mut last_sent, frame)
     }
 
-    /// Tells the peer that all messages up to this number have come.
+    /// Confirms to the peer all messages up to this number.
     pub fn acknowledge(&self, through: u64) -> Result<(), ControlError> {
         let mut frame = Vec::new();
         Frame::ControlAck.encode(through, 0, 0, &mut frame)?;
         self.send(&frame)
     }
 
-    fn send_locked(&self, said: &mut Instant, frame: &[u8]) -> Result<(), ControlError> {
+    fn send_locked(&self, last_sent: &mut Instant, frame: &[u8]) -> Result<(), ControlError> {
         let sent = self.stream.send_all(frame, Instant::now() + self.limit);
         if sent.is_err() {
             // Part of a frame may have gone: nothing that follows would be understood.
             self.stream.shut();
         }
-        *said = Instant::now();
+        *last_sent = Instant::now();
         sent.map_err(ControlError::Socket)
     }
 
-    /// Says that the path lives if nothing was said since.
+    /// Sends a keepalive if nothing was sent for `every`.
     fn keep_alive(&self, frame: &[u8], every: Duration) -> Result<(), ControlError> {
-        let mut said = self.said.lock();
-        if said.elapsed() < every { Ok(()) } else { self.send_locked(&mut said, frame) }
+        let mut last_sent = self.last_sent.lock();
+        if last_sent.elapsed() < every { Ok(()) } else { self.send_locked(&mut last_sent, frame) }
     }
 }
 
-/// A control connection. Dropping it closes it, without telling a loss.
+/// A control connection. Dropping it closes it, without reporting a loss.
 #[derive(Debug)]
 pub struct ControlPath {
     sender: ControlSender,
@@ -147,12 +147,13 @@ impl ControlPath {
         Ok(this)
     }
 
-    /// Takes over a connection whose handshake is done, and only says that it lives. The peer listens from its side of the
-    /// handshake on: it takes the path for lost when this side is silent while it opens channels, which may take seconds.
+    /// Takes over a connection whose handshake is done, and only sends keepalives. The peer listens from its side of
+    /// the handshake on: it takes the path for lost when this side is silent while it opens channels, which may take
+    /// seconds.
     pub fn keep(stream: Stream, options: ControlOptions) -> Result<ControlPath, ControlError> {
-        let said = Arc::new(Mutex::new(Instant::now()));
+        let last_sent = Arc::new(Mutex::new(Instant::now()));
         let silence_max = RoundTrip::of(&stream).silence(options.silence_max);
-        let sender = ControlSender { stream, limit: silence_max, said };
+        let sender = ControlSender { stream, limit: silence_max, last_sent };
         let stop = Arc::new(Stop::default());
         let mut keepalive = Vec::new();
         Frame::Keepalive.encode(0, 0, 0, &mut keepalive)?;
@@ -169,7 +170,7 @@ impl ControlPath {
         Ok(this)
     }
 
-    /// Hears what comes, also what came since [`ControlPath::keep`]. To be called once.
+    /// Receives what comes, also what came since [`ControlPath::keep`]. To be called once.
     pub fn listen(&mut self, path: LinkId, events: mpsc::Sender<ControlEvent>) -> Result<(), ControlError> {
         let reader = Reader {
             path,
@@ -247,7 +248,7 @@ impl Reader {
             match self.event() {
                 Ok(event) => {
                     if self.events.send(event).is_err() {
-                        // Nobody listens: as good as dropped.
+                        // No receiver: the same as dropped.
                         self.stop.stop();
                         break ControlError::Closed;
                     }
@@ -257,7 +258,7 @@ impl Reader {
         };
         self.stream.shut();
         if !self.stop.is_wanted() {
-            // Nobody to tell is nobody to mind.
+            // Without a receiver there is nothing to report.
             let _ = self.events.send(ControlEvent::Lost { path: self.path, error });
         }
         self.stop.stop();

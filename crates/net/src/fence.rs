@@ -1,8 +1,8 @@
 //! Fences: how a destination makes sure that a channel writes nothing more.
 //!
 //! An extent may go to another channel only when the one that had it can no longer write it: otherwise an old page could
-//! land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it is gone*; only the
-//! second makes it true.
+//! land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it has ended*; only
+//! the second makes it true.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ use crate::lock::{Condvar, Mutex};
 pub struct Fenced {
     /// All frames up to this number were applied, but for damaged ones. Frames above it were not, or not in full.
     pub applied: u64,
-    /// All frames up to `applied` that arrived damaged, also those that an acknowledgement told of: it may have been
-    /// lost with the link. If there were more than a message can tell, `applied` is 0 and this empty, so that the
+    /// All frames up to `applied` that arrived damaged, also those that an acknowledgement named: it may have been
+    /// lost with the link. If there were more than a message holds, `applied` is 0 and this empty, so that the
     /// source sends everything again that it has no acknowledgement for.
     pub damaged: Vec<u64>,
 }
@@ -36,7 +36,7 @@ pub enum FenceError {
     },
 }
 
-/// One per channel of the destination, shared by the serving thread and whoever closes it.
+/// One per channel of the destination, shared by the serving thread and the threads that close it.
 #[derive(Debug)]
 pub struct Fence {
     closer: Closer,
@@ -73,12 +73,12 @@ impl Fence {
         Ok(state.fenced.clone())
     }
 
-    /// Whether somebody wants the channel to end. The serving thread looks before each system call.
+    /// Whether the channel was asked to end. The serving thread looks before each system call.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Begins serving; `None` if the fence was closed before, or somebody serves already.
+    /// Begins serving; `None` if the fence was closed before, or another thread serves already.
     pub fn enter(&self) -> Option<Serving<'_>> {
         let mut state = self.lock();
         if self.is_closing() || state.serving {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_closed_first_lets_nobody_in() {
+    fn a_fence_closed_first_admits_no_connection() {
         let fence = fence();
         assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
         assert!(fence.enter().is_none());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_what_was_applied_and_refused() {
+    fn it_reports_what_was_applied_and_refused() {
         let fence = fence();
         let mut serving = fence.enter().unwrap();
         serving.apply(1);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn more_refused_than_can_be_told_means_that_nothing_is_claimed() {
+    fn more_refused_than_a_message_holds_means_that_nothing_is_claimed() {
         let fence = fence();
         let mut serving = fence.enter().unwrap();
         (1..=DAMAGED_MAX as u64 + 1).for_each(|sequence| serving.refuse(sequence));

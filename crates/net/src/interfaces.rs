@@ -31,7 +31,7 @@ pub struct Interface {
     /// The cable has a signal.
     pub carrier: bool,
     pub loopback: bool,
-    /// Bytes.
+    /// Largest IP packet in bytes.
     pub mtu: u32,
     /// Megabits per second; 0 if the port does not say.
     pub speed_mbps: u32,

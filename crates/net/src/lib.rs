@@ -1,12 +1,12 @@
-//! Links between two hosts, and the carriers that move placed writes over them.
+//! Links between two hosts, and the transports that move placed writes over them.
 //!
 //! * [`interfaces`], [`monitor`], [`links`]: which ports there are, when one dies, and how two hosts' ports pair.
-//! * [`channel`]: what a carrier gives to both sides; [`tcp`] and [`memory`] are carriers.
+//! * [`channel`]: what a transport gives to both sides; [`tcp`] and [`memory`] are transports.
 //! * [`fence`], [`table`]: how a destination makes sure that nothing more is written.
 //! * [`channel_thread`]: the source's data path; [`pacer`]: the bandwidth limit over all of it.
 //! * [`round_trip`]: limits that are longer where a link is far.
 //! * [`control`]: control connections.
-//! * [`tls`]: TLS 1.3 under the TCP carrier.
+//! * [`tls`]: TLS 1.3 under the TCP transport.
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`mod@bench`]: connections that are measured instead of used.
 //! * [`region`]: what a transport needs of the memory that it moves.

@@ -1,6 +1,6 @@
 //! The locks of `std` without poisoning. A panic ends the agent at once, in whichever thread it comes: no thread finds a
-//! poisoned lock there. In a test the panic has failed the test already, and whoever waits for the lock is to end as
-//! usual.
+//! poisoned lock there. In a test the panic has failed the test already, and the threads that wait for the lock are to
+//! end as usual.
 
 use std::sync::{self, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ impl<T> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None if somebody holds it.
+    /// None if another thread holds it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
@@ -56,7 +56,7 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Waits once: whoever calls it looks again whether what it waits for is there.
+    /// Waits once. The caller checks the condition again afterwards.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }

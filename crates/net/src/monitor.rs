@@ -1,4 +1,4 @@
-//! Tells when an interface loses or regains its carrier, so that a dead link is known before any time-out.
+//! Reports when an interface loses or regains its carrier, so that a dead link is known before any time-out.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ pub struct InterfaceEvent {
     pub name: String,
     /// The kernel's number of it.
     pub index: u32,
-    /// Up and with carrier now. False also when the interface is gone.
+    /// Up and with carrier now. False also when the interface was removed.
     pub usable: bool,
 }
 
@@ -125,7 +125,7 @@ impl Watcher {
         self.changed(name.unwrap_or_default(), link.header.index, usable)
     }
 
-    /// Tells a change. False when nobody listens any more.
+    /// Reports a change. False when the receiver was dropped.
     fn changed(&mut self, name: String, index: u32, usable: bool) -> bool {
         let before = self.known.insert(index, usable);
         before == Some(usable) || self.events.send(InterfaceEvent { name, index, usable }).is_ok()

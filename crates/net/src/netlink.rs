@@ -19,7 +19,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(2);
 /// The kernel cuts its dumps into datagrams of at most 32 KiB.
 const DATAGRAM_BYTES: usize = 64 << 10;
 
-/// The kernel did not say what was asked.
+/// The kernel's answer has not what was asked for.
 #[derive(Debug, Error)]
 pub enum NetlinkError {
     /// No netlink socket could be had.

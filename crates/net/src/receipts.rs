@@ -1,5 +1,5 @@
-//! What the destination's side of a channel has dealt with, and what of it the source has not been told yet. The same for every
-//! carrier.
+//! The frames that the destination's side of a channel has handled, and those not yet acknowledged. The same for every
+//! transport.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::stats::ChannelStats;
 
 /// The source pings a channel that has nothing to do, so one that says nothing for this long is dead.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Frames after which the source is told although more are there to be read.
+/// Frames after which an acknowledgement is sent although more are there to be read.
 const FRAMES: u32 = 8;
 /// Bytes after which it is.
 const BYTES: u64 = 2 << 20;
@@ -44,7 +44,7 @@ impl<'a> Receipts<'a> {
         }
     }
 
-    /// Books a frame that was applied, or damaged. True if the source should be told now.
+    /// Books a frame that was applied, or damaged. True if an acknowledgement is due.
     pub(crate) fn book(&mut self, header: &Header, intact: bool) -> Result<bool, ChannelError> {
         if intact {
             self.serving.apply(header.sequence);
@@ -59,7 +59,7 @@ impl<'a> Receipts<'a> {
         Ok(self.frames >= FRAMES || self.bytes >= BYTES || self.damaged.len() >= DAMAGED_MAX)
     }
 
-    /// Writes the acknowledgement of all that was booked since the one before. False if there is nothing to tell.
+    /// Writes the acknowledgement of all that was booked since the one before. False if there is none.
     pub(crate) fn write(&mut self, answer: &mut Vec<u8>) -> Result<bool, ChannelError> {
         if self.frames == 0 {
             return Ok(false);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_once_is_not_told_again_and_numbers_only_rise() {
+    fn a_frame_is_acknowledged_once_and_numbers_only_rise() {
         let (fence, stats) = (Fence::new(Closer::new(|| {})), ChannelStats::default());
         let mut receipts = Receipts::new(fence.enter().unwrap(), &stats);
         let mut answer = Vec::new();
@@ -107,17 +107,17 @@ mod tests {
         assert_eq!(
             fence.close(Duration::ZERO).unwrap().damaged,
             [4],
-            "a lost acknowledgement is told by the fence"
+            "the fence reports what a lost acknowledgement held"
         );
     }
 
     #[test]
-    fn the_source_is_told_after_enough_frames_or_bytes() {
+    fn an_acknowledgement_is_due_after_enough_frames_or_bytes() {
         let (fence, stats) = (Fence::new(Closer::new(|| {})), ChannelStats::default());
         let mut receipts = Receipts::new(fence.enter().unwrap(), &stats);
-        let told: Vec<bool> =
+        let due: Vec<bool> =
             (1..=8).map(|sequence| receipts.book(&header(sequence, 0), true).unwrap()).collect();
-        assert_eq!(told, [false, false, false, false, false, false, false, true]);
+        assert_eq!(due, [false, false, false, false, false, false, false, true]);
         receipts.write(&mut Vec::new()).unwrap();
         assert!(!receipts.book(&header(9, 1 << 20), true).unwrap());
         assert!(receipts.book(&header(10, 1 << 20), true).unwrap());

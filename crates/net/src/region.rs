@@ -1,9 +1,9 @@
-//! What a carrier needs of the memory that it reads from and writes to.
+//! What a transport needs of the memory that it reads from and writes to.
 //!
-//! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice. A carrier
-//! hands the region a socket and says which runs, and the region does the gathered or scattered system call itself.
-//! With TLS it has the region copy from and to buffers. An RDMA adapter is told where the region is mapped, and reads
-//! and writes it without anybody's help.
+//! Guest RAM changes while it is read, and is shared with other processes, so it is never seen as a slice. A transport
+//! hands the region a socket and a list of runs, and the region does the gathered or scattered system call itself.
+//! With TLS it has the region copy from and to buffers. An RDMA adapter gets the region's address, and reads
+//! and writes it by itself.
 
 pub mod heap;
 pub mod pinned;
@@ -20,7 +20,7 @@ use self::pinned::window_of;
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     pub base: NonNull<u8>,
-    /// Bytes.
+    /// Length of the mapping in bytes.
     pub length: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Mapped {
 ///
 /// Runs that reach over the end of the region are refused with [`io::ErrorKind::InvalidInput`] by every method.
 pub trait Region: Send + Sync {
-    /// Bytes.
+    /// Size of the region in bytes; it never changes.
     fn size(&self) -> u64;
 
     /// Payload checksum (crc32c) of what was summed before (`before`, 0 for nothing) and then the runs, one after the other, as
@@ -99,7 +99,7 @@ pub trait Region: Send + Sync {
         Ok(false)
     }
 
-    /// From now on an adapter may write into this run at any time: its pages must stay the ones that they are. Told
+    /// From now on an adapter may write into this run at any time: its pages must stay the ones that they are. Called
     /// *before* it is registered.
     fn pin(&self, run: Run) -> io::Result<()> {
         let _ = run;

@@ -19,7 +19,7 @@ pub struct ChannelStats {
 pub struct Counters {
     /// Frames of both kinds, writes and probes.
     pub frames: u64,
-    /// Bytes of content.
+    /// Bytes of content, without runs of zeros.
     pub data_bytes: u64,
     /// Bytes that were only said to be zero.
     pub zero_bytes: u64,
@@ -27,7 +27,7 @@ pub struct Counters {
     pub wire_bytes: u64,
     /// Frames that arrived damaged.
     pub damaged: u64,
-    /// Waits of more than a slice in which nothing moved although something was under way.
+    /// Waits of more than a slice in which nothing moved although something was in flight.
     pub stalls: u64,
 }
 
@@ -85,15 +85,15 @@ impl std::iter::Sum for Counters {
 /// What the kernel knows of a TCP connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Smoothed round-trip time.
+    /// Smoothed round-trip time, as the kernel estimates it.
     pub rtt: Duration,
     /// The least round-trip time of the last minutes; `None` before the first.
     pub rtt_min: Option<Duration>,
     /// Segments sent again since the beginning.
     pub retransmits: u32,
-    /// Congestion window, segments.
+    /// Congestion window, in segments of `segment_bytes`.
     pub congestion_window: u32,
-    /// Largest segment, bytes.
+    /// Largest segment that is sent, in bytes.
     pub segment_bytes: u32,
     /// Bytes that the peer's kernel has acknowledged.
     pub bytes_acknowledged: u64,

@@ -28,7 +28,7 @@ pub trait Registrations: Send + Sync {
 pub struct RegionTable {
     regions: BTreeMap<RegionId, Arc<dyn Region>>,
     /// Held for reading during every single system call that writes, and never while waiting for the peer: so the seal,
-    /// which takes it for writing, waits for calls under way but not for a payload that may never come.
+    /// which takes it for writing, waits for calls in progress but not for a payload that may never come.
     sealed: RwLock<bool>,
     writers: Mutex<Vec<Weak<dyn RemoteWriter>>>,
     registrations: Mutex<Vec<Arc<dyn Registrations>>>,
@@ -96,8 +96,8 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Refuses every write from here on. When it returns, none is under way, no adapter can write, and what was filled
-    /// only for adapters are holes again.
+    /// Refuses every write from here on. When it returns, none is in progress, no adapter can write, and what was
+    /// filled only for adapters are holes again.
     pub fn seal(&self) {
         *self.sealed.write() = true;
         let writers = std::mem::take(&mut *self.writers.lock());
@@ -160,7 +160,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             done.store(true, Ordering::SeqCst);
             drop(permit);
-            assert!(sealing.join().unwrap(), "the seal came back while a write was under way");
+            assert!(sealing.join().unwrap(), "the seal came back while a write was in progress");
         });
         assert!(table.is_sealed());
         assert!(matches!(table.permit(), Err(ChannelError::Sealed)));

@@ -104,7 +104,7 @@ fn everything_arrives_and_is_acknowledged() {
 }
 
 #[test]
-fn a_peer_that_reads_nothing_is_lost_as_stalled_and_told_once() {
+fn a_peer_that_reads_nothing_is_lost_as_stalled_and_reported_once() {
     let size = 32 << 20;
     let (_, regions) = heap(vec![1; size]);
     let (source_end, _unread) = tcp_pair();
@@ -118,7 +118,7 @@ fn a_peer_that_reads_nothing_is_lost_as_stalled_and_told_once() {
 }
 
 #[test]
-fn an_idle_channel_pings_and_is_not_lost_and_a_stop_tells_no_loss() {
+fn an_idle_channel_pings_and_is_not_lost_and_a_stop_reports_no_loss() {
     let (_, regions) = heap(vec![1; 4096]);
     let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, Arc::clone(&regions));

@@ -21,7 +21,7 @@ fn patient() -> ControlOptions {
     ControlOptions { silence_max: Duration::from_secs(5), ..ControlOptions::default() }
 }
 
-/// The next event that is not a sign of life.
+/// The next event that is not a keepalive.
 fn next(events: &mpsc::Receiver<ControlEvent>) -> ControlEvent {
     loop {
         match events.recv_timeout(WAIT).unwrap() {

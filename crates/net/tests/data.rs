@@ -1,4 +1,4 @@
-//! Placed writes over loopback TCP and over the in-process carrier.
+//! Placed writes over loopback TCP and over the in-process transport.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -71,7 +71,7 @@ fn mixed_runs_land_identical_in_memory() {
 }
 
 #[test]
-fn the_kernel_tells_of_a_connection() {
+fn the_kernel_reports_on_a_connection() {
     let (source, _destination) = tcp_pair();
     let before = tcp_info(&source).expect("sock_diag").bytes_acknowledged;
     rustix::net::send(source.as_fd(), &[1; 1000], rustix::net::SendFlags::empty()).unwrap();
@@ -106,7 +106,7 @@ fn proxy(flip: usize) -> (Stream, Stream) {
 }
 
 #[test]
-fn a_payload_that_nobody_summed_counts_as_damaged_in_plain_text() {
+fn a_payload_without_a_checksum_counts_as_damaged_in_plain_text() {
     let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, heap(vec![0; 4096]).1);
     let mut frame = Vec::new();
@@ -136,7 +136,7 @@ fn a_damaged_payload_is_reported_and_can_be_sent_again() {
     assert_eq!(
         (fenced.applied, fenced.damaged),
         (5, vec![1]),
-        "told again: the first telling may have been lost"
+        "reported again: the first report may have been lost"
     );
 }
 

@@ -65,7 +65,7 @@ impl Region for SlowRegion {
 
 const PAGES: u64 = 64;
 
-/// Sends ever new content to every page until it is told to stop or cannot.
+/// Sends ever new content to every page until it is stopped or cannot.
 fn keep_sending(stream: Stream, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let source = HeapRegion::new((PAGES * PAGE) as usize);
@@ -113,7 +113,7 @@ fn no_byte_changes_after_the_seal() {
     let (source_end, destination_end) = tcp_pair_with(&patient);
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let stop = Arc::new(AtomicBool::new(false));
-    // Its end stays open here: closed with acknowledgements that nobody read, it would reset the connection.
+    // Its end stays open here: closed with unread acknowledgements, it would reset the connection.
     let sending = keep_sending(source_end.clone(), Arc::clone(&stop));
     until("some writes", || region.receives.load(Ordering::SeqCst) > 3);
     regions.seal();
@@ -139,5 +139,5 @@ fn a_sealed_table_refuses_zero_runs_too() {
     StreamSender::new(source_end.clone()).write(&order).unwrap();
     assert!(matches!(destination.end(), ChannelEnd::Failed(ChannelError::Sealed)));
     assert_eq!(region.snapshot(), vec![7; PAGE as usize]);
-    assert!(StreamAcks::new(source_end).next(WAIT).is_err(), "and the source hears of the end");
+    assert!(StreamAcks::new(source_end).next(WAIT).is_err(), "and the source is notified of the end");
 }

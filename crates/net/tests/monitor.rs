@@ -57,7 +57,7 @@ fn wait_for(events: &mpsc::Receiver<InterfaceEvent>, name: &str, usable: bool) {
 }
 
 #[test]
-fn a_port_is_listed_and_its_loss_and_return_are_told() {
+fn a_port_is_listed_and_its_loss_and_return_are_reported() {
     let namespace = Namespace::new();
     namespace.enter();
     let list = interfaces::list().unwrap();
@@ -75,7 +75,7 @@ fn a_port_is_listed_and_its_loss_and_return_are_told() {
     wait_for(&events, "lrt0", false);
     drop(monitor);
     while events.try_recv().is_ok() {}
-    assert_eq!(events.recv(), Err(mpsc::RecvError), "the thread is gone");
+    assert_eq!(events.recv(), Err(mpsc::RecvError), "the thread has ended");
 }
 
 fn wait_until_usable(name: &str) {

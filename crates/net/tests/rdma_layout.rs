@@ -130,8 +130,8 @@ fn the_binding_is_laid_out_as_the_headers_say() {
     text.push_str("    return 0;\n}\n");
     std::fs::write(&source, text).unwrap();
     let compiled = Command::new("gcc").arg("-o").args([&program, &source]).output().expect("gcc");
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "lab/install.sh installs the headers that are missing:\n{said}");
+    let message = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "lab/install.sh installs the headers that are missing:\n{message}");
     let output = Command::new(&program).output().unwrap();
     let values: Vec<u64> =
         String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();

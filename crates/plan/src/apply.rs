@@ -28,14 +28,14 @@ impl World {
             received.damaged.push(write.sequence);
             damaged.push(write.sequence);
         }
-        received.damaged_told = received.damaged.len();
+        received.reported_damaged = received.damaged.len();
         self.acknowledge(channel, write.sequence, damaged);
     }
 
     /// Bytes land in RAM before anybody can look at their checksum.
     pub fn land(&mut self, channel: u32, write: &Write, partial: bool) {
-        let told = self.check.fenced_told.contains(&channel) || self.check.sealed_told;
-        self.check.that(!told, Property::SealedAndFenced, || {
+        let reported = self.check.reported_fenced.contains(&channel) || self.check.reported_sealed;
+        self.check.that(!reported, Property::SealedAndFenced, || {
             format!("write {} of channel {channel} is applied after fence or seal", write.sequence)
         });
         let Some(guest) = self.destination.guest.as_mut() else { return };
@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// Tells the source on the channel.
+    /// Acknowledges to the source on the channel.
     pub fn acknowledge(&mut self, channel: u32, through: u64, damaged: Vec<u64>) {
         if self.destination.machine.is_none() {
             return;

@@ -35,7 +35,7 @@ impl World {
         let named = self.hosts[host].record(session).and_then(|record| record.process);
         // What was made for a session before its process was in the journal bears the session's number.
         let made = self.all().find(|guest| guest.host == host && guest.made_for == session);
-        // A live session hands over what it knows, also if the disk never took a record of it.
+        // A live session passes on what it knows, also if the disk never took a record of it.
         let leaves = (session == self.session && host == self.at(Side::Source)).then_some(self.guest.pid);
         named.or(made.map(|guest| guest.pid)).or(leaves)
     }
@@ -68,7 +68,7 @@ impl World {
         let Some(record) = self.hosts[host].record(session).cloned() else { return };
         match plan {
             Plan::RollBack => {
-                // Told when the guest is back: until then the destination's copy may be the only one.
+                // Notified when the guest is back: until then the destination's copy may be the only one.
                 self.set_notice_due(host, session, true);
                 self.add_case(host, session, Machine::Source(SourceRecovery::resume_here(now)));
             }
@@ -94,13 +94,13 @@ impl World {
                 return;
             }
             Plan::RecordEnd(phase) => {
-                let told = phase == Phase::Source(SourcePhase::RolledBack);
-                if told {
+                let is_rolled_back = phase == Phase::Source(SourcePhase::RolledBack);
+                if is_rolled_back {
                     self.set_notice_due(host, session, true);
                 }
                 self.hosts[host].write(now, session, phase, Known::default());
                 self.source_settled(host, session, None);
-                if told {
+                if is_rolled_back {
                     self.begin_roll_back_notice(host, session, true);
                 }
             }
@@ -154,14 +154,14 @@ impl World {
                 self.hosts[host].cases.remove(&session);
                 if state.is_some() {
                     self.source_settled(host, session, state);
-                    self.tell_of_roll_back(host, session, state);
+                    self.notify_of_roll_back(host, session, state);
                 }
             }
         }
     }
 
     /// The guest is back, or lost: then what the destination has is left to its operator.
-    fn tell_of_roll_back(&mut self, host: usize, session: u64, state: Option<GuestState>) {
+    fn notify_of_roll_back(&mut self, host: usize, session: u64, state: Option<GuestState>) {
         let notice_due = self.hosts[host].record(session).is_some_and(|record| record.notice_due);
         match state {
             Some(GuestState::Gone) => self.set_notice_due(host, session, false),
@@ -188,12 +188,12 @@ impl World {
         match work {
             CaseWork::Source(action) => {
                 if let Some(event) = self.source_recovers(host, session, action) {
-                    self.tell_source_case(host, session, event);
+                    self.handle_source_case(host, session, event);
                 }
             }
             CaseWork::Destination(action) => {
                 let event = self.destination_recovers(host, session, action);
-                self.tell_destination_case(host, session, event);
+                self.handle_destination_case(host, session, event);
             }
         }
     }
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// An event for a session that is brought to its end.
-    pub fn tell_source_case(&mut self, host: usize, session: u64, event: SourceEvent) {
+    pub fn handle_source_case(&mut self, host: usize, session: u64, event: SourceEvent) {
         let now = self.now;
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
         if let Machine::Source(machine) = &mut case.machine {
@@ -282,7 +282,7 @@ impl World {
     }
 
     /// An event for a session that is brought to its end.
-    pub fn tell_destination_case(&mut self, host: usize, session: u64, event: DestinationEvent) {
+    pub fn handle_destination_case(&mut self, host: usize, session: u64, event: DestinationEvent) {
         let now = self.now;
         let is_alive = self.named(host, session).is_some_and(|pid| self.is_alive(pid));
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };

@@ -19,7 +19,7 @@ pub enum Property {
     SourceSurvives,
     /// No extent is in flight twice, and no older page lands on a newer one.
     NotTwice,
-    /// Nothing is applied after the destination said that a channel is fenced or RAM is sealed.
+    /// Nothing is applied after the destination confirmed that a channel is fenced or RAM is sealed.
     SealedAndFenced,
     /// Every run ends, and is decided once the hosts can talk.
     Ends,
@@ -112,7 +112,7 @@ impl fmt::Display for Violation {
 pub enum Mutation {
     /// The destination answers a fence and goes on applying (rule 3).
     FenceWithoutStopping,
-    /// The destination tells with the fence only the damaged writes that it has not acknowledged (rule 4).
+    /// The destination reports with the fence only the damaged writes that it has not acknowledged (rule 4).
     FenceForgetsRefused,
     /// A scan clears now and then a mark that it does not report (rule 4).
     ScanForgets,
@@ -122,7 +122,7 @@ pub enum Mutation {
     ResumeOnPending,
     /// The destination runs the guest before the journal has it (rule 1).
     RunBeforeJournaled,
-    /// The destination does not tell what its hypervisor wrote while it started (rule 5).
+    /// The destination does not report what its hypervisor wrote while it started (rule 5).
     TouchedForgotten,
     /// A late copy of a write is applied although RAM is sealed (rule 5).
     WriteAfterSeal,
@@ -164,7 +164,7 @@ pub enum Mutation {
     /// A roll-back that failed is written as done.
     RollBackWrittenAnyway,
     /// Who asks for the outcome does not say commit once more.
-    CommitNotSaidAgain,
+    CommitNotRepeated,
     /// A loaded guest whose source does not answer is given up after a while.
     LoadedGivenUp,
     /// A roll-back that no abort could report has no notice either.
@@ -200,7 +200,7 @@ impl Mutation {
         Mutation::RunOnEveryStart,
         Mutation::CommittedBeforeItRuns,
         Mutation::RollBackWrittenAnyway,
-        Mutation::CommitNotSaidAgain,
+        Mutation::CommitNotRepeated,
         Mutation::LoadedGivenUp,
         Mutation::NeverNotified,
     ];
@@ -209,7 +209,7 @@ impl Mutation {
 /// How a run is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// A defect in the bodies.
+    /// A defect in the drivers.
     pub mutation: Option<Mutation>,
     /// Hold the run to this promise alone.
     pub only: Option<Property>,
@@ -255,10 +255,10 @@ pub struct Check {
     pub broken: Option<(Property, String)>,
     /// Hold the run to this alone.
     pub only: Option<Property>,
-    /// Channels of which the destination has said that they are fenced.
-    pub fenced_told: BTreeSet<u32>,
-    /// The destination has said that RAM is sealed.
-    pub sealed_told: bool,
+    /// Channels whose fence the destination has confirmed.
+    pub reported_fenced: BTreeSet<u32>,
+    /// The destination has confirmed that RAM is sealed.
+    pub reported_sealed: bool,
     /// Sessions of which a destination has said that it has the guest.
     pub taken_over: BTreeSet<u64>,
     /// Sessions that an operator decided at the source.

@@ -16,7 +16,7 @@ use crate::world::{SimEvent, World};
 /// Something that the driver does and that takes time.
 #[derive(Debug)]
 pub enum DestinationWork {
-    /// Only to be told.
+    /// Passes an event on to the state machine.
     Deliver(Event),
     /// The incoming QEMU waits now.
     Prepares,
@@ -28,7 +28,7 @@ pub enum DestinationWork {
     Seals(bool),
     /// The hypervisor has loaded now.
     Loads,
-    /// The incoming QEMU is gone now.
+    /// The incoming QEMU has ended now.
     TearsDown,
     /// What was set for libvirt's stream is put back now.
     Releases,
@@ -49,7 +49,7 @@ pub struct Received {
     /// But for these, all that were ever damaged: an acknowledgement that reported one may have been lost.
     pub damaged: Vec<u64>,
     /// How many of them an acknowledgement reported.
-    pub damaged_told: usize,
+    pub reported_damaged: usize,
 }
 
 /// The destination's agent, its disk, and its hypervisor.
@@ -70,7 +70,7 @@ pub struct DestinationDriver {
     pub recovering: bool,
     /// The guest got the command to run, ever.
     pub ran: bool,
-    /// Told to run, and the answer is missing.
+    /// It got the command to run, and the answer is missing.
     pub unsure: bool,
     shape: Vec<usize>,
     /// Pages (region, number) that the hypervisor wrote while it started.
@@ -140,7 +140,7 @@ impl World {
     }
 
     /// The core gets an event, and what follows from it is done.
-    pub fn tell_destination(&mut self, event: Event) {
+    pub fn handle_destination(&mut self, event: Event) {
         let now = self.now;
         if self.destination.machine.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("D <- {}", short(&event)));
@@ -172,15 +172,15 @@ impl World {
 
     fn destination_action(&mut self, action: Action) {
         if let Action::Transmit(path, outgoing) = action {
-            if outgoing.says_running() {
+            if outgoing.reports_running() {
                 // As the agent: a copy is given up only for a guest that runs.
                 if self.outcome_at(self.at(Side::Destination), self.session) == Outcome::Gone {
                     let fault = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, "injected");
-                    return self.tell_destination(Event::GuestEnded(fault));
+                    return self.handle_destination(Event::GuestEnded(fault));
                 }
-                // Said once more it is as true as when it was first said.
+                // A repeated message is as true as the first.
                 if !self.check.taken_over.contains(&self.session) {
-                    self.says_committed(self.at(Side::Destination), self.session);
+                    self.reports_committed(self.at(Side::Destination), self.session);
                 }
             }
             return self.send(path, Side::Destination, Packet::Control(outgoing));
@@ -252,29 +252,29 @@ impl World {
             return;
         }
         match work {
-            DestinationWork::Deliver(event) => self.tell_destination(event),
+            DestinationWork::Deliver(event) => self.handle_destination(event),
             DestinationWork::Prepares => self.prepares(),
             DestinationWork::PreparesStreams => self.prepares_streams(),
             DestinationWork::Fences(channel) => self.fences(channel),
             DestinationWork::Seals(wanted) => self.seals(wanted),
-            // The failure was told when it came.
+            // The failure was reported when it came.
             DestinationWork::Loads if self.destination.guest.as_ref().is_none_or(|guest| guest.broken) => {}
             DestinationWork::Loads => {
                 if let Some(guest) = self.destination.guest.as_mut() {
                     guest.loaded = true;
                 }
-                self.tell_destination(Event::DeviceStateLoaded);
+                self.handle_destination(Event::DeviceStateLoaded);
             }
             DestinationWork::TearsDown | DestinationWork::Releases if !self.libvirt_is_settled() => {
                 self.destination_will(1_000, 5_000, work);
             }
             DestinationWork::Releases => {
                 self.libvirt.put_back(Side::Destination, self.options.mutation);
-                self.tell_destination(Event::HypervisorRestored);
+                self.handle_destination(Event::HypervisorRestored);
             }
             DestinationWork::TearsDown => {
                 self.discard_incoming();
-                self.tell_destination(Event::Discarded);
+                self.handle_destination(Event::Discarded);
             }
             DestinationWork::Recovers => self.owner_is_let_go(),
             DestinationWork::Admits => self.admit(),
@@ -288,33 +288,33 @@ impl World {
     }
 
     /// The hypervisor got the command to take the guest over, and does, whether or not the agent still runs. It
-    /// is told again while it refuses.
+    /// gets it again while it refuses.
     pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
-        let told = operations == self.destination.operations;
+        let is_current = operations == self.destination.operations;
         // A try after a refusal is the agent's: one that has ended makes none.
-        if !told && self.now - since >= RUN_AGAIN_AFTER {
+        if !is_current && self.now - since >= RUN_AGAIN_AFTER {
             return;
         }
-        let refuses = told && std::mem::take(&mut self.destination.fails_next);
+        let refuses = is_current && std::mem::take(&mut self.destination.fails_next);
         let result = match self.destination.guest.as_ref().map(|guest| guest.pid) {
             None => RunResult::Ended,
             Some(_) if refuses => RunResult::Refused,
             Some(pid) => self.try_to_run(pid, ran),
         };
-        if !told || !self.hosts[self.at(Side::Destination)].up {
+        if !is_current || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
         self.destination.unsure = result == RunResult::Unknown || unsure && result == RunResult::Refused;
         let step = linerate_core::Step::Commit;
         let fault = |code| Fault::new(code, step, Side::Destination, "injected");
         match result {
-            RunResult::Runs => self.tell_destination(Event::GuestRuns {
+            RunResult::Runs => self.handle_destination(Event::GuestRuns {
                 took: std::time::Duration::from_millis(1),
                 cpu: std::time::Duration::ZERO,
             }),
-            RunResult::Ended => self.tell_destination(Event::GuestEnded(fault(Code::GuestGone))),
+            RunResult::Ended => self.handle_destination(Event::GuestEnded(fault(Code::GuestGone))),
             RunResult::Refused if self.now - since >= RUN_FOR && !unsure => {
-                self.tell_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
+                self.handle_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
             }
             // A command whose answer is missing may have been carried out: a later refusal does not say that the guest
             // never ran.
@@ -331,7 +331,7 @@ impl World {
         let theirs = disks.parse().ok();
         let same = match self.options.mutation {
             Some(Mutation::GraphNotCompared) => true,
-            // The lower digits are an image's name, the others tell it from all others of that name.
+            // The lower digits are an image's name, the others distinguish it from all others of that name.
             Some(Mutation::StaleDiskTaken) => {
                 ours.map(|image| image % IMAGE_NAMES) == theirs.map(|image: u64| image % IMAGE_NAMES)
             }
@@ -350,7 +350,7 @@ impl World {
     pub fn cannot_note(&mut self) {
         let step = linerate_core::Step::Prepare;
         let fault = Fault::new(Code::JournalFailed, step, Side::Destination, "injected");
-        self.tell_destination(Event::Failed(fault));
+        self.handle_destination(Event::Failed(fault));
     }
 
     fn admit(&mut self) {
@@ -383,10 +383,10 @@ impl World {
         }
         let touched = self.hypervisor_touches();
         self.libvirt.set(Side::Destination);
-        let told =
+        let touched =
             if self.options.mutation == Some(Mutation::TouchedForgotten) { Vec::new() } else { touched };
         let regions = self.scenario.regions();
-        self.tell_destination(Event::Prepared { regions, touched: told });
+        self.handle_destination(Event::Prepared { regions, touched });
     }
 
     /// The hypervisor writes to some pages while it starts.
@@ -407,28 +407,28 @@ impl World {
 
     fn fences(&mut self, channel: u32) {
         self.destination.fenced.insert(channel);
-        self.check.fenced_told.insert(channel);
+        self.check.reported_fenced.insert(channel);
         let received = self.destination.received.entry(channel).or_default();
-        let told = if self.options.mutation == Some(Mutation::FenceForgetsRefused) {
-            received.damaged_told
+        let first = if self.options.mutation == Some(Mutation::FenceForgetsRefused) {
+            received.reported_damaged
         } else {
             0
         };
-        let damaged = received.damaged.get(told..).unwrap_or_default().to_vec();
+        let damaged = received.damaged.get(first..).unwrap_or_default().to_vec();
         let event = Event::Fenced { channel, applied: received.applied, damaged };
-        self.tell_destination(event);
+        self.handle_destination(event);
     }
 
     fn seals(&mut self, wanted: bool) {
         self.destination.sealed = true;
-        self.check.sealed_told = true;
+        self.check.reported_sealed = true;
         let digest = self.destination.guest.as_ref().filter(|_| wanted).map(|guest| digest(&guest.ram));
-        self.tell_destination(Event::Sealed(digest));
+        self.handle_destination(Event::Sealed(digest));
     }
 
     /// The hypervisor writes a page of RAM itself while it loads.
     fn load_piece(&mut self) {
-        self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
+        self.check.that(self.check.reported_sealed, Property::SealedAndFenced, || {
             String::from("device state is loaded before RAM is sealed")
         });
         if let Some(page) =

@@ -16,24 +16,24 @@ impl World {
         let fault = self.source.ending.as_ref().and_then(|ending| ending.fault.clone());
 
         // Who gives a copy up answers for where the guest is.
-        let by_word = self.check.resolved.contains(&self.session);
-        let arrived = self.destination.ran || crashed[1] || by_word;
+        let by_operator = self.check.resolved.contains(&self.session);
+        let arrived = self.destination.ran || crashed[1] || by_operator;
         self.check.that(!moved || arrived, Property::Truthful, || {
             String::from(
-                "the source says that the guest moved, and it was never taken over at the destination",
+                "the source reports that the guest moved, and it was never taken over at the destination",
             )
         });
-        // Somebody else may have decided while the source gave up.
+        // libvirt may have decided while the source gave up.
         let unsure = decided == GuestState::Unknown && self.scenario.mode == ModeTag::Handover;
         // Its own copy has died: that is what it says, or an operator has let the other one run.
         let let_run = self.check.run_there.contains(&self.session);
         let died = self.guest.gone && (decided == GuestState::Gone || let_run);
         self.check.that(moved || unsure || died || !owned, Property::OneRuns, || {
-            format!("the source says {decided:?}, and the destination has the guest")
+            format!("the source reports {decided:?}, and the destination has the guest")
         });
         let true_here = decided == self.state_at_source() || unsure && owned;
         self.check.that(moved || crashed[0] || self.paused_since || true_here, Property::Truthful, || {
-            format!("the source says {decided:?}")
+            format!("the source reports {decided:?}")
         });
         self.check_put_back();
         if !crashed[0] && !moved && !owned {
@@ -71,10 +71,10 @@ impl World {
         }
         let wanted = self.wanted;
         let guest = self.all().find(|guest| guest.current && guest.owned);
-        let stands = guest.map(|guest| (guest.pid, guest.running, guest.disks));
-        let right = stands.is_none_or(|(_, running, disks)| running == wanted && disks);
+        let found = guest.map(|guest| (guest.pid, guest.running, guest.disks));
+        let right = found.is_none_or(|(_, running, disks)| running == wanted && disks);
         self.check.that(right, Property::SourceSurvives, || {
-            format!("the guest is to run: {wanted}; process, running, disks: {stands:?}")
+            format!("the guest is to run: {wanted}; process, running, disks: {found:?}")
         });
     }
 

@@ -121,7 +121,7 @@ impl World {
             FaultKind::JournalFull(side, span) => {
                 self.hosts[self.at(side)].journal_full_until = self.now + span
             }
-            // His hypervisors are no business of the agents.
+            // The agents do not change libvirt's hypervisors.
             FaultKind::DisksAway(..) | FaultKind::HypervisorsAway(..)
                 if self.scenario.mode == ModeTag::Handover => {}
             FaultKind::DisksAway(side, span) => self.hosts[self.at(side)].disks_away_until = self.now + span,
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Told between two events, as an operator's request is; never in the middle of an action.
+    /// Delivered between two events, as an operator's request is; never in the middle of an action.
     fn cancelled(&mut self, side: Side) {
         match side {
             Side::Source => {
@@ -178,14 +178,14 @@ impl World {
         self.links[link].rate = self.scenario.links[link].rate;
     }
 
-    fn link_down(&mut self, link: usize, directions: [bool; 2], told: bool) {
+    fn link_down(&mut self, link: usize, directions: [bool; 2], is_noticed: bool) {
         for (direction, down) in directions.into_iter().enumerate() {
             self.links[link].alive[direction] &= !down;
         }
         let on_it = |connection: &&crate::wire::Connection| connection.link == link;
         let ids: Vec<u32> = self.connections.values().filter(on_it).map(|connection| connection.id).collect();
         for id in ids {
-            self.cut(id, directions, told);
+            self.cut(id, directions, is_noticed);
         }
     }
 
@@ -198,14 +198,14 @@ impl World {
     }
 
     /// What is in flight may still come; if the ends are notified, the destination perhaps after that.
-    fn cut(&mut self, id: u32, directions: [bool; 2], told: bool) {
+    fn cut(&mut self, id: u32, directions: [bool; 2], is_noticed: bool) {
         let late_max = self.scenario.late_max;
         for (direction, _) in directions.into_iter().enumerate().filter(|(_, cut)| *cut) {
             let Some(connection) = self.connections.get_mut(&id) else { return };
             let times = connection.cut(self.now, direction, &mut self.random, late_max);
             times.into_iter().for_each(|at| self.at_time(at, SimEvent::Arrives(id, direction)));
         }
-        if told {
+        if is_noticed {
             let soon = self.micros(0, 2_000);
             self.after(soon, SimEvent::Lost(id, Side::Source));
             let late = self.micros(0, late_max.as_micros() as u64 * 2);

@@ -25,9 +25,9 @@ pub enum FaultKind {
     PathBreaks,
     /// One channel breaks, its link works.
     ChannelBreaks,
-    /// The agent's process is gone; its hypervisor stays.
+    /// The agent's process ends; its hypervisor stays.
     AgentCrashes(Side),
-    /// The whole host is gone.
+    /// The whole host fails.
     HostCrashes(Side),
     /// The next writes of the journal fail.
     JournalFails(Side, u64),
@@ -239,7 +239,7 @@ fn trigger(random: &mut Random, links: usize) -> Trigger {
     }
 }
 
-/// For a while, or for so long that nobody waits for it.
+/// For a while, or for so long that no time-out waits for it.
 fn span(random: &mut Random) -> Duration {
     let most = [500_000, 5_000_000, 50_000_000][random.below(3) as usize];
     random.micros(1_000, most)

@@ -43,7 +43,7 @@ pub fn digest(ram: &Ram) -> u64 {
 /// How far the hypervisor is with sending the guest away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
-    /// Nobody has asked for a migration.
+    /// No migration was requested.
     No,
     /// Asked: it sets up while the guest runs.
     SettingUp,
@@ -71,7 +71,7 @@ pub struct Guest {
     pub ram: Ram,
     /// Its virtual CPUs run.
     pub running: bool,
-    /// The process is gone.
+    /// The process has ended.
     pub gone: bool,
     pub sending: Sending,
     /// Percent by which it is slowed down.
@@ -165,7 +165,7 @@ impl Guest {
             return;
         }
         self.debt += self.habits.writes_per_ms * ms * f64::from(100 - self.throttle) / 100.0;
-        // What is written over and over while nobody looks need not be counted.
+        // What is written over and over while no scan runs need not be counted.
         self.debt = self.debt.min(WRITES_MAX);
         while self.debt >= 1.0 {
             self.debt -= 1.0;
@@ -273,7 +273,7 @@ impl Guest {
         }
     }
 
-    /// The tracker is gone, and with it all protection.
+    /// The tracker has ended, and with it all protection.
     pub fn unprotect(&mut self) {
         self.protected = false;
         self.written.iter_mut().for_each(|region| region.fill(false));

@@ -69,7 +69,7 @@ impl World {
         self.repair_all();
     }
 
-    /// Whether a session may begin although an earlier one is not at its end on both hosts: nobody has hold of the
+    /// Whether a session may begin although an earlier one is not at its end on both hosts: neither has hold of the
     /// guest.
     pub fn goes_on(&self) -> bool {
         let over =

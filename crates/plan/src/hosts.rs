@@ -171,7 +171,7 @@ impl Host {
         }
     }
 
-    /// The agent is gone with all that is in its memory.
+    /// The agent has ended, and the content of its memory is lost.
     pub fn forget(&mut self) {
         self.up = false;
         self.incarnation += 1;

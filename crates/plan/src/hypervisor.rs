@@ -36,7 +36,7 @@ impl World {
         self.guest.sending = Sending::Holding;
         self.note(|| String::from("the hypervisor stopped the guest at the source"));
         if ran {
-            self.tell_source(Event::GuestStopped);
+            self.handle_source(Event::GuestStopped);
         }
         self.owner_has_stopped();
         let disks = self.guest.image.to_string();
@@ -61,10 +61,10 @@ impl World {
         if left == 0 {
             self.guest.sending = Sending::Completed;
             (self.guest.disks, self.source.written) = (false, true);
-            return self.tell_source(Event::DeviceStateDone);
+            return self.handle_source(Event::DeviceStateDone);
         }
         let length = self.random.between(1, 5_000) as usize;
-        self.tell_source(Event::DeviceState(vec![2; length]));
+        self.handle_source(Event::DeviceState(vec![2; length]));
         self.source_will(10, 3_000, SourceWork::Writes(left - 1));
     }
 }

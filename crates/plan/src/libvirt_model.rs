@@ -1,6 +1,6 @@
 //! Domains of libvirt ([`linerate_core::ModeTag::Handover`]). libvirt has started the hypervisor at the destination.
 //! Its stream waits in the source's agent until RAM is sealed, and goes by both agents. libvirt alone decides who runs
-//! the guest. The agents tell it what to wait for, set its hypervisors, and put them back.
+//! the guest. The agents make it wait, set its hypervisors, and put them back.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl World {
     pub fn lets_in(&mut self) -> bool {
         let waits = self.scenario.mode != ModeTag::Handover || self.libvirt.stream == StreamState::Held;
         if !waits {
-            self.tell_given_up();
+            self.report_given_up();
         }
         waits
     }
@@ -104,7 +104,7 @@ impl World {
     /// What was held goes through.
     pub fn release_stream(&mut self) {
         if self.libvirt.stream != StreamState::Held || self.guest.sending != Sending::Holding {
-            return self.tell_given_up();
+            return self.report_given_up();
         }
         self.libvirt.stream = StreamState::Released;
         self.libvirt.released = true;
@@ -112,7 +112,7 @@ impl World {
         self.after(span, SimEvent::OwnerLoads { since: None });
     }
 
-    fn tell_given_up(&mut self) {
+    fn report_given_up(&mut self) {
         let detail = "libvirt has given up its migration";
         let step = self.source.machine.as_ref().map_or(Step::Commit, |machine| machine.step());
         let fault = Fault::new(Code::HypervisorFailed, step, Side::Source, detail);
@@ -132,7 +132,7 @@ impl World {
             }
             return self.after(Duration::from_millis(5), SimEvent::OwnerLoads { since: Some(since) });
         }
-        self.check.that(self.check.sealed_told, Property::SealedAndFenced, || {
+        self.check.that(self.check.reported_sealed, Property::SealedAndFenced, || {
             String::from("device state is loaded before RAM is sealed")
         });
         let Some(guest) = self.destination.guest.as_mut() else { return self.owner_gives_up() };
@@ -166,7 +166,7 @@ impl World {
         self.destination.guest = None;
         self.resume_source_guest();
         if passed {
-            self.tell_given_up();
+            self.report_given_up();
         }
     }
 
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// A restarted source puts back what its journal says, and asks nobody: who runs the guest is not its to say.
+    /// A restarted source puts back what its journal says, and asks no other: it does not decide who runs the guest.
     pub fn owner_outlived(&mut self) {
         if !self.libvirt_is_settled() {
             return self.source_will(1_000, 5_000, SourceWork::Recovers);

@@ -9,7 +9,7 @@ use crate::wire::{Connection, Packet, Purpose, index, other};
 use crate::world::{SimEvent, World};
 
 impl World {
-    /// Sends from a side; a packet to a dead end is gone.
+    /// Sends from a side; a packet to a dead end is lost.
     pub fn send(&mut self, id: u32, from: Side, packet: Packet) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let link = &mut self.links[connection.link];
@@ -53,10 +53,10 @@ impl World {
             Purpose::Path => source::Event::PathUp(id),
             Purpose::Channel => source::Event::ChannelUp { channel: id, link: link as u16 },
         };
-        self.tell_source(event);
+        self.handle_source(event);
     }
 
-    /// A side learns that its connection is gone.
+    /// A side learns that its connection is lost.
     pub fn connection_lost(&mut self, id: u32, side: Side) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if !std::mem::replace(&mut connection.open[index(side)], false) {
@@ -72,7 +72,7 @@ impl World {
         self.note(|| format!("{side} lost {purpose:?} {id}"));
         match (side, purpose) {
             (Side::Source, _) => self.source_lost(id, link, purpose),
-            (Side::Destination, Purpose::Path) => self.tell_destination(destination::Event::PathLost(id)),
+            (Side::Destination, Purpose::Path) => self.handle_destination(destination::Event::PathLost(id)),
             (Side::Destination, Purpose::Channel) => {}
         }
     }
@@ -81,7 +81,7 @@ impl World {
         let span = self.micros(500, 60_000);
         self.will_connect(link, purpose, span);
         match purpose {
-            Purpose::Path => self.tell_source(source::Event::PathLost(id)),
+            Purpose::Path => self.handle_source(source::Event::PathLost(id)),
             Purpose::Channel => {
                 let now = self.now;
                 if let Some(machine) = self.source.machine.as_mut() {
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Hands over what has arrived.
+    /// Delivers what has arrived.
     pub fn arrives(&mut self, id: u32, direction: usize) {
         let now = self.now;
         loop {
@@ -112,12 +112,12 @@ impl World {
     fn source_receives(&mut self, id: u32, packet: Packet) {
         match packet {
             Packet::Control(Outgoing::Message { sequence, message }) => {
-                self.tell_source(source::Event::Received { path: id, sequence, message });
+                self.handle_source(source::Event::Received { path: id, sequence, message });
             }
             Packet::Control(Outgoing::Acknowledgement { through }) => {
-                self.tell_source(source::Event::ControlAcknowledged { path: id, through });
+                self.handle_source(source::Event::ControlAcknowledged { path: id, through });
             }
-            Packet::Heartbeat => self.tell_source(source::Event::PathAlive(id)),
+            Packet::Heartbeat => self.handle_source(source::Event::PathAlive(id)),
             Packet::Acknowledgement { through, damaged } => {
                 let now = self.now;
                 if let Some(machine) = self.source.machine.as_mut() {
@@ -133,12 +133,12 @@ impl World {
         match packet {
             Packet::Hello => self.greeted(id),
             Packet::Control(Outgoing::Message { sequence, message }) => {
-                self.tell_destination(destination::Event::Received { path: id, sequence, message });
+                self.handle_destination(destination::Event::Received { path: id, sequence, message });
             }
             Packet::Control(Outgoing::Acknowledgement { through }) => {
-                self.tell_destination(destination::Event::ControlAcknowledged { path: id, through });
+                self.handle_destination(destination::Event::ControlAcknowledged { path: id, through });
             }
-            Packet::Heartbeat => self.tell_destination(destination::Event::PathAlive(id)),
+            Packet::Heartbeat => self.handle_destination(destination::Event::PathAlive(id)),
             Packet::Write(write) => self.apply(id, write, false),
             Packet::Partial(write) => self.apply(id, write, true),
             Packet::Ping(sequence) => self.acknowledge(id, sequence, Vec::new()),
@@ -149,7 +149,7 @@ impl World {
     fn greeted(&mut self, id: u32) {
         let purpose = self.connections.get(&id).map(|connection| connection.purpose);
         if purpose == Some(Purpose::Path) {
-            self.tell_destination(destination::Event::PathUp(id));
+            self.handle_destination(destination::Event::PathUp(id));
         }
     }
 
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Connections that nothing comes over any more, and of whose loss nobody has to be told.
+    /// Connections that nothing comes over any more, and whose loss need not be reported.
     pub fn forget_dead(&mut self) {
         self.connections.retain(|_, connection| match connection.purpose {
             Purpose::Path => connection.open != [false; 2],

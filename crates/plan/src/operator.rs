@@ -14,7 +14,7 @@ use crate::world::World;
 /// By then all that was in the way has been overcome.
 const SETTLES: Duration = Duration::from_secs(15);
 
-/// What `migration list` tells of a session at a host.
+/// What `migration list` shows of a session at a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperatorView {
     /// It is not in the list.
@@ -51,7 +51,7 @@ impl World {
             && self.destination.machine.as_ref().is_some_and(|machine| machine.is_held())
             && self.in_doubt_since.is_some_and(|since| self.now - since >= PATIENCE / 4)
         {
-            self.tell_destination(destination::Event::RolledBackAtSource);
+            self.handle_destination(destination::Event::RolledBackAtSource);
         }
     }
 
@@ -71,12 +71,12 @@ impl World {
         if in_doubt && let Some(resume) = self.decision_at_source(from, self.session) {
             self.check.resolved.insert(self.session);
             self.note(|| format!("the operator decides at the source: {resume}"));
-            return self.tell_source(source::Event::Resolve(resume));
+            return self.handle_source(source::Event::Resolve(resume));
         }
         if held && let Some(run) = self.decision_at_destination(to, self.session) {
             self.decided_there(self.session, run);
             self.note(|| format!("the operator decides at the destination: {run}"));
-            self.tell_destination(destination::Event::Resolve(run));
+            self.handle_destination(destination::Event::Resolve(run));
         }
     }
 
@@ -89,26 +89,26 @@ impl World {
                 let Some(resume) = self.decision_at_source(host, session) else { return };
                 self.check.resolved.insert(session);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {resume}"));
-                self.tell_source_case(host, session, SourceEvent::Resolve(resume));
+                self.handle_source_case(host, session, SourceEvent::Resolve(resume));
             }
             Machine::Destination(machine) if machine.is_waiting() => {
                 let Some(run) = self.decision_at_destination(host, session) else { return };
                 self.decided_there(session, run);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
-                self.tell_destination_case(host, session, DestinationEvent::Resolve(run));
+                self.handle_destination_case(host, session, DestinationEvent::Resolve(run));
             }
             Machine::Destination(machine) if machine.is_held() => {
                 // It may have run: the operator paused it, and lets it go on.
                 (self.wanted, self.paused_since) = (true, true);
                 self.decided_there(session, true);
                 self.note(|| format!("host {host}, session {session}: the operator lets it run"));
-                self.tell_destination_case(host, session, DestinationEvent::Resolve(true));
+                self.handle_destination_case(host, session, DestinationEvent::Resolve(true));
             }
             _ => {}
         }
     }
 
-    /// He answers for it that the source's copy does not run.
+    /// The operator asserts that the source's copy does not run.
     fn decided_there(&mut self, session: u64, run: bool) {
         if run {
             self.check.run_there.insert(session);
@@ -142,8 +142,8 @@ impl World {
         }
     }
 
-    /// Commit was sent. If the other copy is gone, this one is all that is left; if it runs, this one is of no use. If
-    /// it only waits for a decision, the operator may take either.
+    /// Commit was sent. If the other copy has ended, this one is all that is left; if it runs, this one is of no use.
+    /// If it only waits for a decision, the operator may take either.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
@@ -158,7 +158,7 @@ impl World {
         Some(here.is_some_and(|guest| guest.current))
     }
 
-    /// Where both hosts can talk and work, and no copy was lost, nobody waits for an operator.
+    /// Where both hosts can talk and work, and no copy was lost, no session waits for an operator.
     fn check_needed(&mut self, asks_him: bool) {
         let works = self.now - self.troubled_at >= SETTLES;
         self.check.that(!asks_him || !works || self.check.lost, Property::Ends, || {
@@ -167,21 +167,21 @@ impl World {
     }
 
     /// A source that has its guest back goes on notifying the destination until it answers.
-    fn check_told(&mut self, host: usize, session: u64) {
+    fn check_notified(&mut self, host: usize, session: u64) {
         let source = &self.hosts[host];
         let notice_due = source.record(session).is_some_and(|record| record.notice_due);
-        let tells = notice_due
+        let notifies = notice_due
             || source.notice_due.contains_key(&session)
             || source.roll_back_notices.contains_key(&session);
-        self.check.that(tells, Property::Ends, || {
+        self.check.that(notifies, Property::Ends, || {
             String::from(
                 "a source rolled back, and the destination is not notified, and keeps a complete guest",
             )
         });
     }
 
-    /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is told
-    /// of it.
+    /// The guest is complete here. Whether it is run depends on whether the source's copy is left, and on what is
+    /// reported of it.
     fn decision_at_destination(&mut self, host: usize, session: u64) -> Option<bool> {
         let resumed_here = self.check.resolved.contains(&session);
         let source = self.sees(1 - host, session);
@@ -196,11 +196,11 @@ impl World {
             // What another guest's copy has become since, only that one's host knows.
             (None, _) => Some(current && !self.all().any(|guest| guest.running)),
             (Some(_), Some(Phase::Source(SourcePhase::RolledBack))) => {
-                self.check_told(1 - host, session);
+                self.check_notified(1 - host, session);
                 Some(false)
             }
             (Some(_), _) if runs_there && source == Some(OperatorView::Nothing) => Some(false),
-            // The source waits, and hears of it.
+            // The source waits, and receives the answer.
             (Some(_), _) if source == Some(OperatorView::InDoubt) && !resumed_here => {
                 self.random.percent(50).then_some(true)
             }

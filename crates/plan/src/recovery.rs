@@ -115,17 +115,17 @@ impl World {
     /// The question arrives at the other host.
     pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
-        let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
-        let outcome = hears.then(|| {
-            if self.options.mutation != Some(Mutation::CommitNotSaidAgain) {
-                self.say_commit_again(host, other, session);
+        let receives = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
+        let outcome = receives.then(|| {
+            if self.options.mutation != Some(Mutation::CommitNotRepeated) {
+                self.repeat_commit(host, other, session);
             }
             let outcome = self.outcome_at(other, session);
             let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
             let outcome =
                 if before && self.is_committed_at(other, session) { Outcome::Committed } else { outcome };
             if outcome == Outcome::Committed && self.hosts[other].up {
-                self.says_committed(other, session);
+                self.reports_committed(other, session);
             }
             outcome
         });
@@ -135,13 +135,13 @@ impl World {
         self.after(latency, SimEvent::Answered { host, incarnation, session, outcome });
     }
 
-    fn say_commit_again(&mut self, from: usize, host: usize, session: u64) {
+    fn repeat_commit(&mut self, from: usize, host: usize, session: u64) {
         let pid = self.hosts[from].record(session).and_then(|record| record.process);
         let copy = pid.is_some_and(|pid| self.is_alive(pid));
         if session == self.session && host == self.at(Side::Destination) {
-            self.tell_destination(destination::Event::CommitAgain { copy });
+            self.handle_destination(destination::Event::CommitAgain { copy });
         }
-        self.tell_destination_case(host, session, DestinationEvent::CommitAgain { copy });
+        self.handle_destination_case(host, session, DestinationEvent::CommitAgain { copy });
     }
 
     fn is_committed_at(&self, host: usize, session: u64) -> bool {
@@ -150,7 +150,7 @@ impl World {
     }
 
     /// A destination says that it has the guest: it must have taken it over, and it must be there or have moved on.
-    pub fn says_committed(&mut self, host: usize, session: u64) {
+    pub fn reports_committed(&mut self, host: usize, session: u64) {
         let pid = self.hosts[host].record(session).and_then(|record| record.process);
         let has = pid.is_some_and(|pid| {
             let just_died = |at: &linerate_core::Time| self.now - *at < Duration::from_secs(1);
@@ -160,13 +160,13 @@ impl World {
         });
         self.check.that(has, Property::GivenUpForRunning, || {
             format!(
-                "host {host} says that it has the guest of session {session}, and process {pid:?} has not"
+                "host {host} reports that it has the guest of session {session}, and process {pid:?} has not"
             )
         });
         self.check.taken_over.insert(session);
     }
 
-    /// The answer arrives, at a live session or at recovery; none if nobody answered.
+    /// The answer arrives, at a live session or at recovery; none without an answer.
     pub fn answered(&mut self, host: usize, incarnation: u64, session: u64, outcome: Option<Outcome>) {
         if incarnation != self.hosts[host].incarnation || !self.hosts[host].up {
             return;
@@ -175,18 +175,18 @@ impl World {
             self.options.mutation == Some(Mutation::ResumeOnPending) && outcome == Some(Outcome::Pending);
         let outcome = if rash { Some(Outcome::Aborted) } else { outcome };
         if self.hosts[host].cases.contains_key(&session) {
-            self.note(|| format!("host {host}, session {session}: is told {outcome:?}"));
-            return self.tell_source_case(host, session, SourceEvent::Answered(outcome));
+            self.note(|| format!("host {host}, session {session}: gets the answer {outcome:?}"));
+            return self.handle_source_case(host, session, SourceEvent::Answered(outcome));
         }
         let live = session == self.session && host == self.at(Side::Source);
         if live {
-            self.tell_source(outcome.map_or(source::Event::Unanswered, source::Event::Answered));
+            self.handle_source(outcome.map_or(source::Event::Unanswered, source::Event::Answered));
         }
     }
 
     // ---- crashes ----
 
-    /// The process of a side is gone, or its whole host.
+    /// The process of a side has ended, or its whole host has failed.
     pub fn crash(&mut self, side: Side, host: bool, back_after: Duration) {
         let at = self.at(side);
         if !self.hosts[at].up {
@@ -204,7 +204,7 @@ impl World {
         self.after(back_after, SimEvent::Restart(at));
     }
 
-    /// Every process of the host is gone.
+    /// Every process of the host has ended.
     fn dies_with(&mut self, host: usize) {
         let gone: Vec<u64> = self.all().filter(|guest| guest.host == host).map(|guest| guest.pid).collect();
         self.hosts[host].crashed |= !gone.is_empty();
@@ -233,23 +233,23 @@ impl World {
         match side {
             Side::Source => self.source_will(10, 5_000, SourceWork::Deliver(source::Event::Failed(fault))),
             Side::Destination => {
-                let told = DestinationWork::Deliver(destination::Event::Failed(fault));
-                self.destination_will(10, 5_000, told);
+                let work = DestinationWork::Deliver(destination::Event::Failed(fault));
+                self.destination_will(10, 5_000, work);
             }
         }
     }
 
     /// The kernel of a dead process says so to the peer; a dead host says nothing.
     pub fn hang_up(&mut self, side: Side, host: bool) {
-        let mut told = Vec::new();
+        let mut connections = Vec::new();
         for connection in self.connections.values_mut().filter(|connection| connection.open[index(side)]) {
             connection.open[index(side)] = false;
             let link = &self.links[connection.link];
             if !host && link.alive[index(side)] && !connection.pipes[index(side)].cut {
-                told.push((connection.id, link.latency));
+                connections.push((connection.id, link.latency));
             }
         }
-        for (id, latency) in told {
+        for (id, latency) in connections {
             self.after(latency, SimEvent::Lost(id, crate::wire::other(side)));
         }
     }
@@ -273,7 +273,7 @@ impl World {
     fn destination_crashes(&mut self, _host: bool) {
         self.destination.machine = None;
         self.destination.operations += 1;
-        // His stream came by this agent.
+        // libvirt's stream came by this agent.
         self.shut_gate();
     }
 

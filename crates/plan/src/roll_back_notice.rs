@@ -1,5 +1,5 @@
 //! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
-//! what a destination that does not know the session says to whoever connects.
+//! what a destination that does not know the session answers.
 
 use linerate_core::journal::SourcePhase;
 use linerate_core::recovery::{DestinationEvent, Phase};
@@ -21,7 +21,7 @@ impl World {
         self.send_roll_back_notice(host, self.hosts[host].incarnation, session);
     }
 
-    /// Whether a later agent is to tell it.
+    /// Whether a later agent has to send the notice.
     pub fn set_notice_due(&mut self, host: usize, session: u64, notice_due: bool) {
         let now = self.now;
         let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
@@ -64,13 +64,13 @@ impl World {
     /// The notice reaches the destination, which answers as it does to a question.
     pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
-        let hears = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
+        let receives = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
         let latency = self.links[link].latency;
-        let outcome = hears.then(|| {
+        let outcome = receives.then(|| {
             if session == self.session && other == self.at(Side::Destination) {
-                self.tell_destination(destination::Event::RolledBackAtSource);
+                self.handle_destination(destination::Event::RolledBackAtSource);
             }
-            self.tell_destination_case(other, session, DestinationEvent::RolledBackAtSource);
+            self.handle_destination_case(other, session, DestinationEvent::RolledBackAtSource);
             self.outcome_at(other, session)
         });
         // It may have crashed over it.
@@ -101,7 +101,7 @@ impl World {
                 let left =
                     pid.is_some_and(|pid| self.is_alive(pid)) && self.scenario.mode != ModeTag::Handover;
                 self.check.that(!left, Property::Truthful, || {
-                    String::from("a destination says that it gave up, and its guest is there")
+                    String::from("a destination reports that it gave up, and its guest is there")
                 });
             }
             // It runs nowhere but here.

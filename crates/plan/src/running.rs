@@ -140,7 +140,7 @@ impl World {
         self.find(pid).map(state)
     }
 
-    /// The source's hypervisor goes on by itself, or is made to.
+    /// The source's hypervisor continues by itself, or is made to.
     pub fn resume_source_guest(&mut self) {
         self.resume_here(self.guest.pid);
     }
@@ -167,7 +167,7 @@ impl World {
         let (host, running) = (guest.host, guest.running);
         let away = self.hypervisors_are_away(host);
         let disks_away = self.hosts[host].disks_away_until > self.now;
-        // It was told all the same, and does as it was told; only its answer is missing.
+        // It got the command all the same, and carries it out; only its answer is missing.
         if running || disks_away || away && !self.random.percent(30) {
             return match (away, running) {
                 (true, _) => RunResult::Unknown,
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Somebody else lets the destination run the guest.
+    /// libvirt lets the destination run the guest.
     pub fn run_guest(&mut self) {
         let Some(pid) = self.destination.guest.as_ref().map(|guest| guest.pid) else { return };
         self.guest.disks = false;

@@ -72,7 +72,7 @@ impl Scenario {
         }
     }
 
-    /// Whether nothing stands in the way of success but faults: what is written over and over is copied well within the
+    /// Whether only faults can prevent success: what is written over and over is copied well within the
     /// blackout budget, even at a third of the rate (round trips cost, too).
     pub fn converges(&self) -> bool {
         let pages = self.shape.iter().map(|&pages| self.habits.working_set.min(pages)).sum::<usize>();

@@ -13,7 +13,7 @@ use crate::world::{SimEvent, World};
 /// Something that the driver does and that takes time.
 #[derive(Debug)]
 pub enum SourceWork {
-    /// Only to be told.
+    /// Passes an event on to the state machine.
     Deliver(Event),
     /// All pages are protected now.
     Protects,
@@ -104,11 +104,11 @@ impl World {
     /// The operator says go.
     pub fn start_source(&mut self) {
         self.will_connect(0, Purpose::Path, Duration::from_micros(300));
-        self.tell_source(Event::Start);
+        self.handle_source(Event::Start);
     }
 
     /// The core gets an event, and what follows from it is done.
-    pub fn tell_source(&mut self, event: Event) {
+    pub fn handle_source(&mut self, event: Event) {
         let now = self.now;
         if self.source.machine.is_some() && !matches!(event, Event::PathAlive(_)) {
             self.note(|| format!("S <- {}", short(&event)));
@@ -225,7 +225,7 @@ impl World {
             return;
         }
         match work {
-            SourceWork::Deliver(event) => self.tell_source(event),
+            SourceWork::Deliver(event) => self.handle_source(event),
             SourceWork::Protects => {
                 let populated = self.guest.protect();
                 let event = Event::Protected { populated, paused: Duration::ZERO };
@@ -240,11 +240,11 @@ impl World {
             }
             SourceWork::RollsBack => {
                 let (guest, complete) = self.undo();
-                self.tell_source(Event::RolledBack { guest, complete });
+                self.handle_source(Event::RolledBack { guest, complete });
             }
             SourceWork::CleansUp => {
                 self.give_up(self.guest.pid, self.session);
-                self.tell_source(Event::CleanedUp);
+                self.handle_source(Event::CleanedUp);
             }
             SourceWork::Recovers => self.owner_outlived(),
         }
@@ -254,7 +254,7 @@ impl World {
         // The page tables of a process that ended are empty: the tracker says so instead of *nothing written*.
         if self.guest.gone {
             let fault = Fault::new(Code::GuestGone, Step::Copy, Side::Source, "scanned");
-            return self.tell_source(Event::Failed(fault));
+            return self.handle_source(Event::Failed(fault));
         }
         let forgets = self.options.mutation == Some(Mutation::ScanForgets);
         let misses = self.options.mutation == Some(Mutation::EmptiedMissed);

@@ -34,7 +34,7 @@ impl World {
         let round = u32::from(left < 5);
         let streamed =
             Streamed { round, carried_bytes: carried, remaining_bytes: left, ..Streamed::default() };
-        self.tell_source(Event::Streamed(streamed));
+        self.handle_source(Event::Streamed(streamed));
         self.streams_speak();
         if left == 0 {
             let asked = self.source.switch_overs;
@@ -69,15 +69,15 @@ impl World {
         if !self.note_waiting() {
             return self.cannot_note();
         }
-        self.tell_destination(destination::Event::StreamsPrepared(SETTINGS));
+        self.handle_destination(destination::Event::StreamsPrepared(SETTINGS));
         if self.options.mutation == Some(Mutation::LoadedTooEarly) {
             let (low, high) = (20_000, 200_000);
-            let told = destination::Event::DeviceStateLoaded;
-            self.destination_will(low, high, crate::destination_driver::DestinationWork::Deliver(told));
+            let event = destination::Event::DeviceStateLoaded;
+            self.destination_will(low, high, crate::destination_driver::DestinationWork::Deliver(event));
         }
     }
 
-    /// The destination's hypervisor has everything, whoever looks on.
+    /// The destination's hypervisor has everything, whether or not the agent runs.
     pub fn streams_taken(&mut self, operations: u64) {
         let Some(guest) = self.destination.guest.as_mut() else { return };
         guest.ram.clone_from(&self.guest.ram);
@@ -85,9 +85,10 @@ impl World {
             *page = DEVICE;
         }
         guest.loaded = true;
-        let told = operations == self.destination.operations && self.hosts[self.at(Side::Destination)].up;
-        if told && self.options.mutation != Some(Mutation::LoadedTooEarly) {
-            self.tell_destination(destination::Event::DeviceStateLoaded);
+        let is_current =
+            operations == self.destination.operations && self.hosts[self.at(Side::Destination)].up;
+        if is_current && self.options.mutation != Some(Mutation::LoadedTooEarly) {
+            self.handle_destination(destination::Event::DeviceStateLoaded);
         }
     }
 
@@ -106,9 +107,9 @@ impl World {
     /// Notes and fences go through the state machines in whatever state they are.
     fn streams_speak(&mut self) {
         let note = |stream| Message::Stream { stream, note: StreamNote::Credit { limit: 1 } };
-        self.tell_source(Event::SendStreamMessage(note(0)));
+        self.handle_source(Event::SendStreamMessage(note(0)));
         if self.destination.machine.is_some() {
-            self.tell_destination(destination::Event::SendStreamMessage(note(2)));
+            self.handle_destination(destination::Event::SendStreamMessage(note(2)));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::world::World;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Moved,
-    /// It did not, and the guest is at the source; the fault's code if the agent lived to tell.
+    /// It did not, and the guest is at the source; the fault's code if the agent ran long enough to report it.
     Stayed(Option<Code>),
     /// A host crashed with it.
     Died,

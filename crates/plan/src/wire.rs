@@ -33,7 +33,7 @@ pub enum Packet {
     /// First on every connection.
     Hello,
     Control(Outgoing),
-    /// On a path: nothing but a sign of life.
+    /// On a path: a keepalive only.
     Heartbeat,
     Write(Write),
     /// The beginning of a write whose end was lost.
@@ -151,7 +151,7 @@ impl Link {
 }
 
 impl Connection {
-    /// A connection that stands at both ends.
+    /// A connection that is open at both ends.
     pub fn new(now: Time, id: u32, purpose: Purpose, link: usize) -> Connection {
         let pipes = [Pipe::default(), Pipe::default()];
         Connection { id, purpose, link, pipes, open: [true; 2], last_received_at: [now; 2] }

@@ -33,9 +33,9 @@ const TRACE_LINES: usize = 60;
 pub enum SimEvent {
     /// Something arrives at the end of a direction of a connection.
     Arrives(u32, usize),
-    /// A side is told that its connection is gone.
+    /// A side learns that its connection is lost.
     Lost(u32, Side),
-    /// The source tries to connect; belongs to one life of its agent.
+    /// The source tries to connect; belongs to one incarnation of its agent.
     Connects {
         /// Of the source's agent.
         incarnation: u64,
@@ -65,21 +65,21 @@ pub enum SimEvent {
     },
     /// The destination's hypervisor has taken its streams.
     StreamsTaken {
-        /// Nobody waits for it if the driver counts another number by then.
+        /// Not waited for if the driver counts another number by then.
         operations: u64,
     },
     /// The destination's hypervisor runs the guest as commanded.
     HypervisorRuns {
-        /// Nobody waits for the answer if the driver counts another number by then.
+        /// The answer is not waited for if the driver counts another number by then.
         operations: u64,
         /// It ran at the source.
         ran: bool,
-        /// It was first told so then.
+        /// When it first got the command.
         since: Time,
         /// It may have done so already: an answer was missing.
         unsure: bool,
     },
-    /// Somebody else's stream has gone through, if it could.
+    /// libvirt's stream has gone through, if it could.
     OwnerLoads {
         /// In vain since then.
         since: Option<Time>,
@@ -99,7 +99,7 @@ pub enum SimEvent {
         host: usize,
         incarnation: u64,
         session: u64,
-        /// The answer; none if nobody answered.
+        /// The answer, if there was one.
         outcome: Option<Outcome>,
     },
     /// Something was done for a session that is brought to its end.
@@ -114,12 +114,12 @@ pub enum SimEvent {
         /// Index of the link.
         link: usize,
     },
-    /// The answer reaches the source; none if nobody was there.
+    /// The answer reaches the source; none if no agent was there.
     RollBackNoticeAnswered { host: usize, incarnation: u64, session: u64, outcome: Option<Outcome> },
-    /// Timers and signs of life.
+    /// Polls the timers of state machines, and sends keepalives.
     Tick,
     /// The guest has lived for so many milliseconds.
-    GuestLives(f64),
+    GuestAlive(f64),
     /// An entry of the script.
     Fault(usize),
     /// A link works again, at its rate.
@@ -165,7 +165,7 @@ pub struct World {
     pub parked: Vec<Guest>,
     /// The operator wants the guest to run.
     pub wanted: bool,
-    /// He has paused or resumed it in this session.
+    /// The operator has paused or resumed it in this session.
     pub paused_since: bool,
     /// The hosts could not talk or work then.
     pub troubled_at: Time,
@@ -292,7 +292,7 @@ impl World {
         self.began = self.now;
         self.offered_image = self.guest.image;
         self.after(Duration::ZERO, SimEvent::Tick);
-        self.after(Duration::ZERO, SimEvent::GuestLives(0.0));
+        self.after(Duration::ZERO, SimEvent::GuestAlive(0.0));
         self.schedule_faults();
         self.owner_begins();
         self.start_source();
@@ -311,8 +311,8 @@ impl World {
     /// A new session of the same guest between the same hosts.
     pub fn renew(&mut self) {
         self.session += 1;
-        self.check.fenced_told.clear();
-        self.check.sealed_told = false;
+        self.check.reported_fenced.clear();
+        self.check.reported_sealed = false;
         (self.paused_since, self.in_doubt_since) = (false, None);
         self.hosts.iter_mut().for_each(|host| host.crashed = false);
         self.source.renew(self.scenario.source());
@@ -409,7 +409,7 @@ impl World {
                 self.roll_back_notice_answered(host, incarnation, session, outcome);
             }
             SimEvent::Tick => self.tick(),
-            SimEvent::GuestLives(ms) => self.guest_is_alive(ms),
+            SimEvent::GuestAlive(ms) => self.guest_is_alive(ms),
             SimEvent::Fault(entry) => self.inject_fault(entry),
             SimEvent::LinkRestored(link) => self.link_restored(link),
             SimEvent::Restart(host) => self.restart(host),
@@ -471,7 +471,7 @@ impl World {
             false => 1_000_000,
         };
         let span = self.micros(micros / 2, micros);
-        self.after(span, SimEvent::GuestLives(span.as_secs_f64() * 1e3));
+        self.after(span, SimEvent::GuestAlive(span.as_secs_f64() * 1e3));
     }
 
     fn is_over(&self) -> bool {

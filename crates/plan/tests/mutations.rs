@@ -1,4 +1,4 @@
-//! Who watches the watcher: each defect put into the bodies is noticed by the promise that it breaks.
+//! Checks of the checks: each defect put into the drivers is noticed by the promise that it breaks.
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
@@ -193,7 +193,7 @@ fn rule_12_a_roll_back_that_is_not_notified_on_a_connection_of_its_own() {
 
 #[test]
 fn rule_12_a_commit_that_is_not_repeated() {
-    noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotSaidAgain, Property::Ends, 1000);
+    noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotRepeated, Property::Ends, 1000);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn rule_13_records_ordered_by_clocks() {
 
 #[test]
 fn rule_13_an_end_that_is_written_once_only() {
-    // Nothing is lost by it, for recovery may be done twice; but a source that asks is never told.
+    // Nothing is lost by it, for recovery may be done twice; but a source that asks gets no answer.
     let sound = often(&["journal fails", "agent crashes", "commit", "committed"]);
     let sound = Options { histories: true, ..sound };
     noticed_in(sound, Mutation::EndWrittenOnce, Property::Ends, 2000);

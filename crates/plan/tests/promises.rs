@@ -88,8 +88,8 @@ fn histories_of_libvirts_guests_are_refused_with_a_reason() {
         std::process::Command::new(env!("CARGO_BIN_EXE_sim")).args(["--histories", "--handover"]).output();
     let sim = sim.expect("it runs");
     assert_eq!(sim.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&sim.stderr);
-    assert!(said.contains("--histories and --handover do not go together"), "{said}");
+    let message = String::from_utf8_lossy(&sim.stderr);
+    assert!(message.contains("--histories and --handover do not go together"), "{message}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ pub enum AuthorityError {
     /// A host renews only what will end.
     #[error("the certificate of {host} is renewed from {} on", utc(.from))]
     Early {
-        /// Whose.
+        /// Host whose certificate it is.
         host: HostName,
         /// When its age is [`RENEWAL_AGE`].
         from: UnixTime,
@@ -92,7 +92,7 @@ pub enum AuthorityError {
         "the certificate of {0} was revoked or is not from this authority; join it again with a new token"
     )]
     NotIssued(HostName),
-    /// The register.
+    /// The register of issued certificates did not take an entry.
     #[error(transparent)]
     Register(#[from] RegisterError),
     /// Its own certificate, or one that it made.
@@ -110,10 +110,10 @@ pub enum AuthorityError {
     /// The system's random numbers.
     #[error("the system gave no random numbers")]
     Random,
-    /// A token.
+    /// A token was not accepted, made or revoked.
     #[error(transparent)]
     Token(#[from] StoreError),
-    /// A file.
+    /// A file was not read or written.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -289,7 +289,7 @@ impl Authority {
         self.register.revoke(host, now, &self.issuer)
     }
 
-    /// The newest list in DER; empty if nobody was revoked yet.
+    /// The newest list in DER; empty if no certificate was revoked yet.
     pub fn revocations(&self) -> Option<&[u8]> {
         self.register.revocations()
     }

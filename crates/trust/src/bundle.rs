@@ -14,7 +14,7 @@ pub enum BundleError {
     /// No certificate in it.
     #[error("there is no authority's certificate; it begins with -----BEGIN CERTIFICATE-----")]
     Empty,
-    /// More than [`AUTHORITIES_MAX`].
+    /// The file has more than [`AUTHORITIES_MAX`] certificates.
     #[error(
         "there are more than {AUTHORITIES_MAX} authorities; take out those that no host's certificate comes from"
     )]
@@ -28,11 +28,11 @@ pub enum BundleError {
     /// An authority of Linerate for another cluster.
     #[error("authority {id} is for cluster {found}, this host is in {expected}")]
     Cluster {
-        /// The authority.
+        /// Hash of the authority's public key.
         id: AuthorityId,
         /// What its certificate says.
         found: ClusterName,
-        /// This host's.
+        /// Cluster in this host's own certificate.
         expected: ClusterName,
     },
     /// One of the certificates.
@@ -96,7 +96,7 @@ impl Bundle {
         Ok(Bundle { authorities })
     }
 
-    /// The PEM file.
+    /// All certificates as PEM text, one after the other.
     pub fn to_pem(&self) -> String {
         self.authorities.iter().map(|one| crate::pem::certificate_pem(&one.certificate)).collect()
     }

@@ -17,7 +17,7 @@ const NAMES_MAX: usize = 64;
 /// Why a certificate could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// More than [`CERTIFICATE_BYTES_MAX`].
+    /// Its DER has so many bytes, more than [`CERTIFICATE_BYTES_MAX`].
     #[error("the certificate has {0} bytes; at most {CERTIFICATE_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a certificate, or bytes follow it.
@@ -77,7 +77,7 @@ fn hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
-/// See the module.
+/// What Linerate reads from a certificate; its signature is not checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub uris: Vec<String>,

@@ -1,4 +1,4 @@
-//! Files of keys and certificates: read only if nobody else could have written or read them, and replaced as a whole.
+//! Files of keys and certificates: read only if no other user could have written or read them, and replaced as a whole.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -23,7 +23,7 @@ pub enum FileError {
     /// The path has no name at its end.
     #[error("{} names no file", .0.display())]
     NoName(PathBuf),
-    /// The file itself is a link: what it leads to may be changed by somebody else.
+    /// The file itself is a link: what it leads to may be changed by another user.
     #[error("{} is a symbolic link; put the file itself there", .0.display())]
     SymbolicLink(PathBuf),
     /// A folder, a device, a socket or a FIFO.
@@ -34,15 +34,15 @@ pub enum FileError {
     Owner {
         /// The file, or the folder that it is in.
         path: PathBuf,
-        /// Its owner.
+        /// User id of its owner.
         uid: u32,
     },
     /// A private key that others may read or write.
     #[error("others may open the private key {} (mode {mode:04o}); run chmod 600 on it", .path.display())]
     KeyMode {
-        /// The file.
+        /// File with the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Its mode bits (`st_mode` without the kind of file).
         mode: u32,
     },
     /// A file or folder that others may write.
@@ -50,21 +50,21 @@ pub enum FileError {
     WritableMode {
         /// The file, or the folder that it is in.
         path: PathBuf,
-        /// Its permissions.
+        /// Its mode bits (`st_mode` without the kind of file).
         mode: u32,
     },
-    /// More than [`FILE_BYTES_MAX`].
+    /// It has more than [`FILE_BYTES_MAX`] bytes, and is not read.
     #[error("{} has more than {FILE_BYTES_MAX} bytes; is it the right file?", .0.display())]
     Large(PathBuf),
     /// What has to be made is there.
     #[error("{} exists; it is not overwritten", .0.display())]
     Exists(PathBuf),
-    /// The kernel refused.
+    /// A system call on it failed.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -83,7 +83,7 @@ impl FileError {
 /// Who may open the file besides its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Secrecy {
-    /// A private key: nobody. Mode 0600.
+    /// A private key: only its owner. Mode 0600.
     Private,
     /// A certificate: everybody may read it. Mode 0644.
     Public,
@@ -178,7 +178,7 @@ fn divide(path: &Path) -> Result<(&Path, &OsStr), FileError> {
     Ok((folder, name))
 }
 
-/// Whoever may write the folder can replace the files in it, except in a sticky one such as `/tmp`.
+/// A user who may write the folder can replace the files in it, except in a sticky one such as `/tmp`.
 fn open_folder(path: &Path) -> Result<OwnedFd, FileError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| FileError::io(path, errno))?;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_nobody_else_may_open_it() {
+    fn what_was_written_is_read_and_only_its_owner_may_open_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = key(&folder);
         assert_eq!(read(&path, Secrecy::Private).unwrap(), b"secret");

@@ -21,7 +21,7 @@ const INTERFACE_BYTES_MAX: usize = 15;
 pub struct Root(PathBuf);
 
 impl Root {
-    /// Where it is.
+    /// Absolute path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -80,7 +80,7 @@ pub enum GrantError {
 /// Where to open something: `rest` beneath `root`, without following symbolic links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted<'a> {
-    /// The operator's folder.
+    /// Listed folder that the path is in.
     pub root: &'a Path,
     /// The rest of the path. Empty if the root itself was asked for, which may be a single device or file.
     pub rest: &'a Path,
@@ -99,7 +99,7 @@ pub struct Grants {
     /// Bridges that a guest's network card may be plugged into.
     #[serde(default)]
     pub bridges: Vec<String>,
-    /// Tap interfaces that a guest may use. A `*` at the end stands for any rest.
+    /// Tap interfaces that a guest may use. A `*` at the end matches any rest.
     #[serde(default)]
     pub taps: Vec<String>,
     /// Sockets that a tunnel may connect to.

@@ -30,19 +30,19 @@ const TRUST_FILE: &str = "trust.pem";
 /// Why an identity was not read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// A PEM file.
+    /// A file is no PEM with what is expected in it.
     #[error(transparent)]
     Pem(#[from] PemError),
-    /// Writing a file.
+    /// A file was not written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The authorities.
+    /// The authorities' certificates are missing or not usable.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// A revocation list.
+    /// A revocation list is damaged, or not from a known authority.
     #[error(transparent)]
     Revocation(#[from] RevocationError),
-    /// This host's certificate.
+    /// This host's own certificate cannot be used.
     #[error("this host's certificate: {0}")]
     Certificate(#[from] CertificateError),
     /// The name of this host in its certificate.
@@ -195,7 +195,7 @@ impl Identity {
         Ok(())
     }
 
-    /// This host.
+    /// Cluster and host name in this host's certificate.
     pub fn name(&self) -> Name {
         let state = self.state();
         Name { cluster: state.naming.cluster.clone(), host: state.host.clone() }
@@ -213,7 +213,7 @@ impl Identity {
         self.state().bundle.clone()
     }
 
-    /// The number of an authority's revocation list, 0 without one: what a handshake tells the other side.
+    /// The number of an authority's revocation list, 0 without one. A handshake sends it to the other side.
     pub fn revocation_number(&self, authority: AuthorityId) -> u64 {
         self.state().revocations.number(authority)
     }

@@ -1,4 +1,4 @@
-//! Names of clusters and hosts, and the URI that stands for a host in its certificate: `spiffe://CLUSTER/host/NAME`.
+//! Names of clusters and hosts, and the URI that names a host in its certificate: `spiffe://CLUSTER/host/NAME`.
 //!
 //! A name has one spelling, so that two different texts never name the same host. Upper case is refused, not converted.
 
@@ -18,7 +18,7 @@ pub enum NameError {
     /// No text at all.
     #[error("a name is missing; write 1 to {NAME_BYTES_MAX} characters")]
     Empty,
-    /// More than [`NAME_BYTES_MAX`].
+    /// It has so many bytes, more than [`NAME_BYTES_MAX`].
     #[error("a name has {0} bytes; at most {NAME_BYTES_MAX} are allowed")]
     Long(usize),
     /// Not one of the allowed characters; the position is counted from 0, in bytes.
@@ -33,7 +33,7 @@ pub enum NameError {
     /// The scheme is missing or another.
     #[error("the name of a host begins with {SCHEME}")]
     Scheme,
-    /// Not `CLUSTER/host/NAME`.
+    /// The URI's path is not `CLUSTER/host/NAME`.
     #[error("the name of a host is {SCHEME}CLUSTER/host/NAME")]
     Path,
 }

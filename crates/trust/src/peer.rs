@@ -85,17 +85,17 @@ pub enum PeerError {
     /// A host of another cluster.
     #[error("the other host is in cluster {found}, this host is in {expected}")]
     Cluster {
-        /// Its cluster.
+        /// Cluster in the peer's certificate.
         found: ClusterName,
-        /// This host's cluster.
+        /// Cluster in this host's certificate.
         expected: ClusterName,
     },
     /// Another host than the one that was called.
     #[error("{found} answered instead of {expected}; check the address")]
     Host {
-        /// Who answered.
+        /// Host in the certificate of the peer that answered.
         found: HostName,
-        /// Who was called.
+        /// Host that this host meant to reach.
         expected: HostName,
     },
     /// It does not speak Linerate's protocol, or this one of its two.
@@ -132,7 +132,7 @@ impl From<webpki::Error> for PeerError {
             webpki::Error::CertExpired { not_after, .. } => PeerError::Expired(not_after),
             webpki::Error::CertNotValidYet { not_before, .. } => PeerError::NotYetValid(not_before),
             webpki::Error::CertRevoked => PeerError::Revoked,
-            // The same name and another key: somebody imitates the authority.
+            // The same name and another key: an imitation of the authority.
             webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
                 PeerError::UnknownAuthority
             }
@@ -205,7 +205,7 @@ pub(crate) fn verify_chain(
         return Err(PeerError::Usage);
     }
     let lists = revocations.parsed();
-    // Without any list nobody is revoked. An expired list counts, see the module of revocations.
+    // Without any list no certificate is revoked. An expired list counts, see the module of revocations.
     let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
         options
             .with_depth(RevocationCheckDepth::Chain)

@@ -20,7 +20,7 @@ pub enum PemError {
     /// Cut short, or not base64.
     #[error("{} is damaged; copy it again", .0.display())]
     Damaged(PathBuf),
-    /// More than [`SECTIONS_MAX`].
+    /// It has more than [`SECTIONS_MAX`] sections.
     #[error("{} has more than {SECTIONS_MAX} sections; is it the right file?", .0.display())]
     Sections(PathBuf),
     /// No section with a certificate.
@@ -29,7 +29,7 @@ pub enum PemError {
     /// No section with a key, or it is encrypted.
     #[error("{} has no private key without a password; openssl pkey writes one", .0.display())]
     NoKey(PathBuf),
-    /// The file.
+    /// The file was not read.
     #[error(transparent)]
     File(#[from] FileError),
 }

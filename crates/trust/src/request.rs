@@ -20,7 +20,7 @@ const POINT_BYTES: usize = 65;
 /// Why a request was not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// More than [`REQUEST_BYTES_MAX`].
+    /// It has so many bytes, more than [`REQUEST_BYTES_MAX`].
     #[error("the certificate request has {0} bytes; at most {REQUEST_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a request, or bytes follow it.
@@ -85,7 +85,7 @@ pub struct NewKey {
 }
 
 impl NewKey {
-    /// ECDSA P-256.
+    /// Makes an ECDSA key on the curve P-256 for a host of this name.
     pub fn make(name: Name) -> Result<NewKey, rcgen::Error> {
         Ok(NewKey { key: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?, name })
     }

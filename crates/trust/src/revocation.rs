@@ -1,7 +1,7 @@
 //! Which certificates are no longer accepted: a list that an authority signs (CRL, RFC 5280 section 5), with a number.
 //!
 //! A host takes a list only if its number is larger than the number of the list that it has, so an old list that
-//! somebody replays changes nothing. A list counts also when its next one is overdue: an authority that is down for
+//! an attacker replays changes nothing. A list counts also when its next one is overdue: an authority that is down for
 //! long must not make revoked hosts welcome again.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub const REVOCATION_BYTES_MAX: usize = 256 << 10;
 /// Why a list was not taken. The list from before stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RevocationError {
-    /// More than [`REVOCATION_BYTES_MAX`].
+    /// It has so many bytes, more than [`REVOCATION_BYTES_MAX`].
     #[error("the revocation list has {0} bytes; at most {REVOCATION_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a list, or one of a kind that is not supported (delta lists, version 1).
@@ -72,7 +72,7 @@ impl RevocationList {
         self.number
     }
 
-    /// Who signed it.
+    /// Authority that signed it, by the hash of its public key.
     pub fn authority(&self) -> AuthorityId {
         self.authority
     }
@@ -126,12 +126,12 @@ impl Revocations {
         Revocations { lists: self.lists.iter().filter(in_it).cloned().collect() }
     }
 
-    /// The number of an authority's list, 0 if there is none yet: what a handshake tells the other side.
+    /// The number of an authority's list, 0 if there is none yet. A handshake sends it to the other side.
     pub fn number(&self, authority: AuthorityId) -> u64 {
         self.list(authority).map_or(0, RevocationList::number)
     }
 
-    /// An authority's list.
+    /// The newest list of an authority; `None` before the first one.
     pub fn list(&self, authority: AuthorityId) -> Option<&RevocationList> {
         self.lists.iter().find(|list| list.authority == authority).map(|list| &**list)
     }

@@ -32,7 +32,7 @@ pub enum Permission {
 }
 
 impl Permission {
-    /// All of them.
+    /// All permissions, in the order of the enum.
     pub const ALL: [Permission; 5] =
         [Permission::Send, Permission::Receive, Permission::Look, Permission::Tunnel, Permission::SetPorts];
 }
@@ -58,9 +58,9 @@ pub enum Role {
     Member,
     /// Looks and changes nothing.
     Viewer,
-    /// Also opens tunnels.
+    /// Looks, and opens tunnels to the sockets that are allowed.
     Operator,
-    /// Everything.
+    /// Has every permission, also to change settings of ports.
     Administrator,
 }
 
@@ -104,9 +104,9 @@ impl HostRule {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("host {host} may not {permission} here; add \"{permission}\" to `allow` of this host in agent.toml")]
 pub struct Denied {
-    /// Who asked.
+    /// Host whose request was refused.
     pub host: HostName,
-    /// What it needs.
+    /// Permission that the request needs.
     pub permission: Permission,
 }
 

@@ -63,7 +63,7 @@ pub fn client(identity: &Identity, expected: Option<HostName>) -> Result<ClientC
     Ok(finish_client(config.with_client_cert_resolver(resolver), PROTOCOL))
 }
 
-/// For a host that joins. Nobody but the authority that the token names is accepted.
+/// For a host that joins. Only the authority that the token names is accepted.
 pub fn join_client(token: &Token) -> Result<ClientConfig, ConfigError> {
     let verifier = Arc::new(TokenVerifier { authority: token.authority() });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;

@@ -1,8 +1,8 @@
 //! Tokens that let one host join a cluster.
 //!
 //! A token is one line that an operator copies from the authority's host to the new one. It names the authority by the
-//! hash of its public key, so that the new host cannot be made to join somebody else's cluster. It holds a secret that
-//! counts once. A checksum tells a typing error from a token that was used or never made.
+//! hash of its public key, so that the new host cannot be made to join another cluster. It holds a secret that
+//! counts once. A checksum distinguishes a typing error from a token that was used or never made.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -37,10 +37,10 @@ const ENCODED: usize = ((AUTHORITY_BYTES + SECRET_BYTES + CHECKSUM_BYTES) * 8).d
 /// Why a line is no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It begins otherwise.
+    /// The text does not begin with the prefix of tokens.
     #[error("this is no token; a token begins with {PREFIX}")]
     NoToken,
-    /// Of another version.
+    /// A version of tokens that this release does not know.
     #[error("this host does not know this version of tokens; install the same release on both hosts")]
     Version,
     /// Characters are missing or too many.
@@ -49,7 +49,7 @@ pub enum TokenError {
     /// A character that base32 does not have; the position is counted from 0.
     #[error("the token has a wrong character at position {0}; copy the line again")]
     Character(usize),
-    /// The checksum differs.
+    /// The checksum differs: a character was mistyped.
     #[error("the token has a typing error; copy the line again")]
     Checksum,
     /// The system's random numbers.
@@ -72,7 +72,7 @@ impl Secret {
         Secret(bytes)
     }
 
-    /// The secret has 128 bits, so one round of a hash is enough: nobody can try them all.
+    /// The secret has 128 bits, so one round of a hash is enough: they cannot all be tried.
     pub(crate) fn hash(&self) -> [u8; 32] {
         sha256(&self.0)
     }
@@ -108,7 +108,7 @@ impl Token {
         &self.secret
     }
 
-    /// The line for the operator. Whoever reads it can join in place of the new host.
+    /// The line for the operator. A person who reads it can join in place of the new host.
     pub fn line(&self) -> String {
         let mut bytes = Vec::with_capacity(AUTHORITY_BYTES + SECRET_BYTES + CHECKSUM_BYTES);
         bytes.extend(self.authority.0);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_single_typing_error_is_told_as_one() {
+    fn every_single_typing_error_is_reported_as_one() {
         let line = token().line();
         for position in PREFIX.len()..line.len() {
             for other in ['a', 'q', '7'] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_apart() {
+    fn what_is_no_token_is_distinguished() {
         let line = token().line();
         let error = |text: &str| text.parse::<Token>().unwrap_err();
         assert_eq!(error(""), TokenError::NoToken);

@@ -237,7 +237,7 @@ fn a_peer_of_another_protocol_is_refused() {
         config.alpn_protocols = protocols.clone();
         assert!(handshake(config, tls::server(&two).unwrap()).is_err(), "{protocols:?}");
     }
-    // A server that is no agent: the handshake may succeed, and it is nobody.
+    // A server that is no agent: the handshake may succeed, and it is no known host.
     let (chain, key) = key_of(&cluster, "two");
     let server = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -415,7 +415,7 @@ fn a_renewed_certificate_counts_without_a_new_configuration() {
 }
 
 #[test]
-fn a_handshake_that_is_cut_or_said_again_makes_no_peer() {
+fn a_handshake_that_is_cut_or_repeated_makes_no_peer() {
     let mut cluster = Cluster::new("lab");
     let (one, two) = (cluster.host("one"), cluster.host("two"));
     let config = Arc::new(tls::server(&two).unwrap());

@@ -1,4 +1,4 @@
-//! A host that joins with a token, and what stands between it and its cluster.
+//! A host that joins with a token, and what can prevent that.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::fault::Code;
 use crate::frame::Tag;
 
-/// Why bytes from the peer were refused. After any of these the connection is of no more use: close it, and say
+/// Why bytes from the peer were refused. After any of these the connection cannot be used any more: close it, and say
 /// [`DecodeError::code`] over another one if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]
@@ -45,7 +45,7 @@ pub enum DecodeError {
     /// No message has this number.
     #[error("unknown control message {number:#06x}")]
     UnknownMessage { number: u16 },
-    /// A number stands for nothing in its table.
+    /// A number is not in its table.
     #[error("{what} has no value {number}")]
     UnknownNumber { what: &'static str, number: u64 },
     /// Bits that must be zero are not.
@@ -136,7 +136,7 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// The error code that tells the peer about it.
+    /// The error code that reports it to the peer.
     pub fn code(&self) -> Code {
         match self {
             DecodeError::HeaderChecksum { .. } | DecodeError::BodyChecksum { .. } => Code::ChecksumMismatch,

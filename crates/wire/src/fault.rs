@@ -1,7 +1,7 @@
 //! Faults: what went wrong, in which step, on which side, what the guest does now and whether a retry can help.
 //!
-//! A fault is what one agent tells the other and the operator. It is a fact, not a text: the sentence is for reading, the
-//! [`Code`] is for programs.
+//! A fault is what one agent reports to the other and to the operator. It is a fact, not a text: the sentence is for
+//! reading, the [`Code`] is for programs.
 
 mod codec;
 
@@ -120,7 +120,7 @@ pub enum GuestState {
     InDoubt = 4,
     /// It runs nowhere: its process ended by itself or with its host.
     Gone = 5,
-    /// Somebody else (libvirt) was let decide, and has not said where it runs.
+    /// libvirt decides, and has not reported where it runs.
     Unknown = 6,
     /// It has been taken over by the destination and does not run there, as it did not run at the source.
     PausedAtDestination = 7,

@@ -33,7 +33,7 @@ impl std::fmt::Debug for SessionId {
     }
 }
 
-/// Shown by every connection of a session, so that nobody else's joins it; random, chosen by the source.
+/// Shown by every connection of a session, so that no stranger's joins it; random, chosen by the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Token(pub [u8; 32]);
 

@@ -4,7 +4,7 @@
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "test code: it should fail where it stands"
+    reason = "test code: it should fail at this line"
 )]
 
 use linerate_wire::error::DecodeError;

@@ -53,32 +53,32 @@ impl Cable {
     }
 
     /// What there is to do now that so much of the first pass is done.
-    fn act(&mut self, lab: &Lab, done_percent: u64, say: &dyn Fn(&str)) -> Result<()> {
+    fn act(&mut self, lab: &Lab, done_percent: u64, print: &dyn Fn(&str)) -> Result<()> {
         if self.pulled.is_none() && (PULL_AT..100).contains(&done_percent) {
             self.pulled = Some(Instant::now());
             lab.cut(LINK)?;
-            say("The cable of link l1 is pulled.");
+            print("The cable of link l1 is pulled.");
         } else if self.pulled.is_some() && done_percent >= PUT_BACK_AT {
-            self.put_back(lab, say)?;
+            self.put_back(lab, print)?;
         }
         Ok(())
     }
 
-    fn put_back(&mut self, lab: &Lab, say: &dyn Fn(&str)) -> Result<()> {
+    fn put_back(&mut self, lab: &Lab, print: &dyn Fn(&str)) -> Result<()> {
         if self.put_back.is_none() {
             self.put_back = Some(Instant::now());
             lab.restore(LINK)?;
-            say("The cable of link l1 is back.");
+            print("The cable of link l1 is back.");
         }
         Ok(())
     }
 
-    fn watch(&mut self, lab: &Lab, event: &Event, say: &dyn Fn(&str)) -> Result<()> {
+    fn watch(&mut self, lab: &Lab, event: &Event, print: &dyn Fn(&str)) -> Result<()> {
         match &event.kind {
             EventKind::Progress(progress) if progress.round == 0 && progress.round_bytes_total > 0 => {
-                self.act(lab, progress.round_bytes_done * 100 / progress.round_bytes_total, say)?;
+                self.act(lab, progress.round_bytes_done * 100 / progress.round_bytes_total, print)?;
             }
-            EventKind::Progress(progress) if progress.round > 0 => self.act(lab, 100, say)?,
+            EventKind::Progress(progress) if progress.round > 0 => self.act(lab, 100, print)?,
             EventKind::LinkLost { reason, .. } if self.pulled.is_some() => {
                 self.lost = self.lost.or(Some(Instant::now()));
                 self.reason.clone_from(reason);
@@ -94,24 +94,24 @@ fn between(from: Option<Instant>, to: Option<Instant>) -> Option<Duration> {
     from.zip(to).map(|(from, to)| to.saturating_duration_since(from))
 }
 
-/// Follows the guest's migration until it is over or nobody waits for it any more, and pulls the cable on the way if it
+/// Follows the guest's migration until it is over or not waited for any more, and pulls the cable on the way if it
 /// is to be pulled. Gives the migration's name.
 pub async fn follow(
     client: &Client,
     lab: &Lab,
     mut cable: Option<&mut Cable>,
     over: &AtomicBool,
-    say: &(dyn Fn(&str) + Sync),
+    print: &(dyn Fn(&str) + Sync),
 ) -> Result<Option<MigrationId>> {
     let Some(id) = find(client, over).await else { return Ok(None) };
     let mut events = client.events(&id).await?;
     while let Some(event) = next(&mut events, over).await? {
         if let Some(cable) = &mut cable {
-            cable.watch(lab, &event, say)?;
+            cable.watch(lab, &event, print)?;
         }
     }
     match cable {
-        Some(cable) if cable.was_pulled() => cable.put_back(lab, say)?,
+        Some(cable) if cable.was_pulled() => cable.put_back(lab, print)?,
         _ => {}
     }
     Ok(Some(id))

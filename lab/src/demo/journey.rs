@@ -57,13 +57,13 @@ impl Journey {
         let mut command = stage.agent(self.from)?.client();
         let (client, over) = (stage.client(self.from)?, AtomicBool::new(false));
         let drawn = screen.is_drawn_on();
-        let say = |text: &str| {
+        let print = |text: &str| {
             if !drawn {
                 println!("     >> {text}")
             }
         };
         std::thread::scope(|scope| {
-            let follow = cable::follow(&client, &stage.lab, cable, &over, &say);
+            let follow = cable::follow(&client, &stage.lab, cable, &over, &print);
             let follower = scope.spawn(|| stage.interrupt.runtime().block_on(follow));
             let status = command
                 .args(["migrate", GUEST, "--to", &to])

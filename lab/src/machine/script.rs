@@ -1,4 +1,4 @@
-//! The two small texts that tell a machine what to do: its folders and its command.
+//! The two small texts that control a machine: its folders and its command.
 
 use super::Side;
 use super::command_line::Shared;
@@ -45,8 +45,8 @@ mod tests {
         script.insert_str(0, "trap 'printf %s \"$GREETING\"' EXIT\n");
         let script = script.replace("exec ", "");
         let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(said, "a b|it's|$HOME `x` \"\\||line\nbreak|it's $1");
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output, "a b|it's|$HOME `x` \"\\||line\nbreak|it's $1");
     }
 
     #[test]

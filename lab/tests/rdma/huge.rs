@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use linerate_lab::{Agent, AgentOptions, Host, Side};
 
 use super::inside::{guest, migrate_with, runs_unharmed, start};
-use super::pair::{LINKS, RAM_MB, TellFailure, arrived, mark, say, wait_for};
+use super::pair::{LINKS, RAM_MB, ReportFailure, arrived, mark, signal, wait_for};
 
 /// The guest twice, and some.
 const HUGE_MB: u64 = 96;
@@ -34,7 +34,7 @@ fn pages_in_use() -> u64 {
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn leaves_in_huge_pages() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (_host, agent) = host(Side::A);
     assert_eq!(pages_in_use(), 0);
     start(&agent, &guest().huge_pages());
@@ -48,7 +48,7 @@ fn leaves_in_huge_pages() {
     for link in report["links"].as_array().unwrap() {
         assert_eq!(link["rdma"], true, "{report:#}");
     }
-    say("a-has-moved-it");
+    signal("a-has-moved-it");
     let until = Instant::now() + Duration::from_secs(60);
     while pages_in_use() > 0 {
         assert!(Instant::now() < until, "{} of {before} huge pages are still in use here", pages_in_use());
@@ -60,10 +60,10 @@ fn leaves_in_huge_pages() {
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn comes_in_huge_pages() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, _agent) = host(Side::B);
     assert_eq!(pages_in_use(), 0);
-    say("b-is-ready");
+    signal("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
     let before: u64 = fs::read_to_string(mark(PAGES_FILE)).unwrap().parse().unwrap();
@@ -71,5 +71,5 @@ fn comes_in_huge_pages() {
     println!("huge pages: {before} at the source, {here} here");
     // It has touched some more meanwhile; what is kept twice would be as many again.
     assert!((1..=before + before / 4 + 1).contains(&here), "{before} huge pages at the source, {here} here");
-    say("b-is-done");
+    signal("b-is-done");
 }

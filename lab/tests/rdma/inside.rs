@@ -46,11 +46,11 @@ pub(crate) fn start(agent: &Agent, spec: &GuestSpec) {
     Console::new([spec.serial(agent.host())]).wait_passes(3, LONG).unwrap();
 }
 
-/// How a migration went: exit code, events, and what was said besides.
+/// How a migration went: exit code, events, and standard error.
 pub(crate) struct Moved {
     pub(crate) code: Option<i32>,
     pub(crate) events: Vec<Value>,
-    pub(crate) said: String,
+    pub(crate) errors: String,
 }
 
 impl Moved {
@@ -61,19 +61,19 @@ impl Moved {
         report
     }
 
-    /// What it told but for its progress.
-    pub(crate) fn told(&self) -> Vec<&Value> {
+    /// Its events without progress.
+    pub(crate) fn events_without_progress(&self) -> Vec<&Value> {
         self.events.iter().filter(|event| event["kind"] != "progress").collect()
     }
 
     /// The same, a line for each.
-    fn told_lines(&self) -> String {
-        self.told().iter().map(|event| format!("{event}\n")).collect()
+    fn event_lines(&self) -> String {
+        self.events_without_progress().iter().map(|event| format!("{event}\n")).collect()
     }
 
     /// The report of a guest that arrived.
     pub(crate) fn arrived(&self, agent: &Agent) -> &Value {
-        assert_eq!(self.code, Some(0), "{}\n{}\n{}", self.said, self.told_lines(), last_lines(agent));
+        assert_eq!(self.code, Some(0), "{}\n{}\n{}", self.errors, self.event_lines(), last_lines(agent));
         let finished = self.events.iter().find(|event| event["kind"] == "finished").unwrap();
         &finished["report"]
     }
@@ -126,8 +126,8 @@ pub(crate) fn migrate_with(
         events.push(event);
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    Moved { code: output.status.code(), events, said }
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    Moved { code: output.status.code(), events, errors }
 }
 
 /// It goes on where it is, and finds all of its memory as it left it.
@@ -154,7 +154,7 @@ fn direct_mode_is_refused() {
     let stage = stage();
     let to = stage.agents[1].address(0).to_string();
     let moved = migrate(&stage.agents[0], &to, "tcp", || {});
-    let all = format!("{}{}", moved.said, Value::from(moved.events));
+    let all = format!("{}{}", moved.errors, Value::from(moved.events));
     assert_ne!(moved.code, Some(0), "{all}");
     assert!(all.to_lowercase().contains("pagemap_scan"), "{all}");
     let host = &stage.lab.hosts()[0];

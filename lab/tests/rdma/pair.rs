@@ -20,7 +20,7 @@ pub(super) fn mark(name: &str) -> PathBuf {
     PathBuf::from(std::env::var_os("PAIR_FOLDER").unwrap()).join(name)
 }
 
-pub(super) fn say(name: &str) {
+pub(super) fn signal(name: &str) {
     fs::write(mark(name), "").unwrap();
 }
 
@@ -39,17 +39,17 @@ fn tool(words: &[&str]) {
 
 pub const FAILED: &str = "failed";
 
-/// Tells the other machine of a panic, which would wait in vain.
-pub(super) struct TellFailure(PathBuf);
+/// Reports a panic to the other machine, which would wait in vain.
+pub(super) struct ReportFailure(PathBuf);
 
-impl TellFailure {
+impl ReportFailure {
     /// Ends a program that was not started by the test next door before it changes anything.
-    pub(super) fn new() -> TellFailure {
-        TellFailure(mark(FAILED))
+    pub(super) fn new() -> ReportFailure {
+        ReportFailure(mark(FAILED))
     }
 }
 
-impl Drop for TellFailure {
+impl Drop for ReportFailure {
     fn drop(&mut self) {
         if thread::panicking() {
             let _ = fs::write(&self.0, "");
@@ -109,19 +109,19 @@ fn sent_packets(link: &Value) -> Option<u64> {
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_a() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, agent) = host(Side::A);
     start_guest(&agent);
     wait_for("b-is-ready");
     links_are_measured(&agent);
     the_doctor_measures_rdma(&agent);
     leaves_by_rdma(&agent);
-    say("a-has-moved-it");
+    signal("a-has-moved-it");
     wait_for("b-has-moved-it");
     runs_unharmed(&arrived(&host));
-    tell_qemu(&host, "stop");
+    qmp_command(&host, "stop");
     leaves_by_streams(&agent, "10.9.0.2:7979");
-    say("a-is-done");
+    signal("a-is-done");
 }
 
 /// From RAM to RAM, and a cable is pulled for a second on the way.
@@ -150,7 +150,7 @@ fn wanted(name: &str) -> usize {
 
 /// There and back by RDMA many times: from RAM to RAM where the kernel can track, else by QEMU's own stream.
 fn shuttles(side: Side) {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, agent) = host(side);
     // What the older kernel sends is QEMU's own stream, of a paused guest: see `leaves_by_streams`.
     let streams = side == Side::B && std::env::var("PAIR_KERNEL").unwrap() == "6.1";
@@ -158,7 +158,7 @@ fn shuttles(side: Side) {
         start_guest(&agent);
         wait_for("b-is-ready");
     } else {
-        say("b-is-ready");
+        signal("b-is-ready");
     }
     let (moves, cuts) = (wanted("PAIR_MOVES"), wanted("PAIR_CUTS"));
     let mut amiss = Vec::new();
@@ -166,17 +166,17 @@ fn shuttles(side: Side) {
         let moved = format!("moved-{number}");
         if (number % 2 == 0) == (side == Side::A) {
             if streams {
-                tell_qemu(&host, "stop");
+                qmp_command(&host, "stop");
             }
             let mode = if streams { "--mode=stream" } else { "--mode=direct" };
             amiss.extend(leaves(&agent, side, mode, number, number < cuts));
             // The next arrival begins a new file.
             let _ = fs::remove_file(GuestSpec::bare("g", GuestParameters::default()).arrived_serial(&host));
-            say(&moved);
+            signal(&moved);
         } else {
             wait_for(&moved);
             if side == Side::A && std::env::var("PAIR_KERNEL").unwrap() == "6.1" {
-                tell_qemu(&host, "cont");
+                qmp_command(&host, "cont");
             }
             runs_unharmed(&arrived(&host));
             note(side, &format!("move {number} arrived unharmed"));
@@ -184,7 +184,7 @@ fn shuttles(side: Side) {
     }
     // The other host's last look is over when it says so.
     let (own, other) = if side == Side::A { ("a-is-done", "b-is-done") } else { ("b-is-done", "a-is-done") };
-    say(own);
+    signal(own);
     wait_for(other);
     let log = fs::read_to_string(agent.log()).unwrap();
     let refused = log.lines().filter(|line| line.contains("the peer acknowledged frame"));
@@ -192,14 +192,14 @@ fn shuttles(side: Side) {
     assert!(amiss.is_empty(), "{} times amiss:\n{}", amiss.len(), amiss.join("\n"));
 }
 
-/// A line for whoever watches: `lab/tests/rdma.rs` says where it is written.
+/// A line for a person who watches: `lab/tests/rdma.rs` says where it is written.
 fn note(side: Side, text: &str) {
     let name = if side == Side::A { "moves-a" } else { "moves-b" };
     let file = fs::OpenOptions::new().create(true).append(true).open(mark(name));
     writeln!(file.unwrap(), "{text}").unwrap();
 }
 
-/// The agent's log and what a migration told, for whoever looks into RDMA_LOG.
+/// The agent's log and the events of a migration, for RDMA_LOG.
 fn keep(agent: &Agent, side: Side, name: &str, moved: &Moved) {
     fs::copy(agent.log(), mark(if side == Side::A { "log-a" } else { "log-b" })).unwrap();
     fs::write(mark(&format!("events-{name}")), format!("{:#}", Value::from(moved.events.clone()))).unwrap();
@@ -266,7 +266,7 @@ fn shuttles_from_b() {
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn meets_a_smaller_mtu() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (_host, agent) = host(Side::A);
     start_guest(&agent);
     wait_for("b-is-ready");
@@ -283,54 +283,54 @@ fn meets_a_smaller_mtu() {
     let moved = migrate(&agent, "10.9.0.2:7979", "auto", || {});
     moved.report(&agent);
     let warned = |event: &&Value| event["text"].as_str().is_some_and(|text| text.contains("different MTUs"));
-    let warnings: Vec<&Value> = moved.told().into_iter().filter(warned).collect();
-    assert_eq!(warnings.len(), LINKS, "{:#?}", moved.told());
+    let warnings: Vec<&Value> = moved.events_without_progress().into_iter().filter(warned).collect();
+    assert_eq!(warnings.len(), LINKS, "{:#?}", moved.events_without_progress());
     println!("warned: {warnings:#?}");
-    say("a-has-moved-it");
+    signal("a-has-moved-it");
     wait_for("b-is-done");
 }
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn has_the_smaller_mtu() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, _agent) = host(Side::B);
-    say("b-is-ready");
+    signal("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
-    say("b-is-done");
+    signal("b-is-done");
 }
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn sends_to_an_older_kernel() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, agent) = host(Side::A);
     start_guest(&agent);
     wait_for("b-is-ready");
     leaves_by_rdma(&agent);
-    say("a-has-moved-it");
+    signal("a-has-moved-it");
     wait_for("b-has-moved-it");
-    tell_qemu(&host, "cont");
+    qmp_command(&host, "cont");
     runs_unharmed(&arrived(&host));
-    say("a-is-done");
+    signal("a-is-done");
 }
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn has_an_older_kernel() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, agent) = host(Side::B);
-    say("b-is-ready");
+    signal("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
-    tell_qemu(&host, "stop");
+    qmp_command(&host, "stop");
     leaves_by_streams(&agent, "10.9.0.1:7979");
-    say("b-has-moved-it");
+    signal("b-has-moved-it");
     wait_for("a-is-done");
 }
 
-fn tell_qemu(host: &Host, command: &str) {
+fn qmp_command(host: &Host, command: &str) {
     Qmp::of_guest(host, "g").unwrap().execute(command, Value::Null).unwrap();
 }
 
@@ -370,9 +370,9 @@ fn the_second_adapter_comes_later() -> (Host, Agent) {
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_b() {
-    let _failure = TellFailure::new();
+    let _failure = ReportFailure::new();
     let (host, agent) = the_second_adapter_comes_later();
-    say("b-is-ready");
+    signal("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
     let moved = migrate(&agent, "10.9.0.1:7979", "auto", || {
@@ -385,7 +385,7 @@ fn host_b() {
     keep(&agent, Side::B, "back", &moved);
     let report = moved.report(&agent);
     assert_eq!(report["links"][0]["rdma"], true, "{report:#}");
-    assert!(report["links"][1]["fallback"].is_string(), "{report:#}\n{:#?}", moved.told());
+    assert!(report["links"][1]["fallback"].is_string(), "{report:#}\n{:#?}", moved.events_without_progress());
     assert!(
         moved
             .events
@@ -394,8 +394,8 @@ fn host_b() {
     );
     println!("fallen back: {report:#}");
     tool(&["nft", "delete table ip adapter"]);
-    say("b-has-moved-it");
+    signal("b-has-moved-it");
     wait_for("a-is-done");
-    tell_qemu(&host, "cont");
+    qmp_command(&host, "cont");
     runs_unharmed(&arrived(&host));
 }

@@ -45,7 +45,7 @@ impl Counted {
             counted.passed = sums.iter().map(|(passed, _)| passed).sum();
             counted.failed = sums.iter().map(|(_, failed)| failed).sum();
         }
-        counted.hear_idle(written);
+        counted.receive_idle(written);
         if let Some(trouble) = written.trouble {
             counted.cut_short(written.program, trouble, announced);
         }
@@ -66,7 +66,7 @@ impl Counted {
         }
     }
 
-    fn hear_idle(&mut self, written: &Written) {
+    fn receive_idle(&mut self, written: &Written) {
         for line in written.errors.lines().filter_map(|line| line.strip_prefix("not run: ")) {
             self.idle.push(format!("{}, {line}", written.program));
             self.skip(line.split_once(": ").map_or(line, |(_, why)| why), 1);
@@ -76,8 +76,8 @@ impl Counted {
 
     /// The program ended badly. Tests without an outcome were not run to their end. If none has failed, one of these did.
     fn cut_short(&mut self, program: &str, trouble: &str, announced: usize) {
-        let told = self.passed + self.failed + self.not_run.values().sum::<usize>();
-        let mut rest = announced.saturating_sub(told);
+        let counted = self.passed + self.failed + self.not_run.values().sum::<usize>();
+        let mut rest = announced.saturating_sub(counted);
         if self.failed == 0 {
             self.failed = 1;
             rest = rest.saturating_sub(1);
@@ -194,10 +194,10 @@ mod tests {
         let text = "running 5 tests\ntest a ... ok\ntest b ... ok\n";
         for trouble in ["signal: 6 (SIGABRT)", "not ended after 30 min"] {
             let counted = Counted::of(&written(text, "", Some(trouble)));
-            let said = format!(
+            let expected = format!(
                 "tests: 2 passed, 1 failed (real ({trouble})), 2 not run (2 real ended before them ({trouble}))"
             );
-            assert_eq!(last(&counted), said);
+            assert_eq!(last(&counted), expected);
         }
         let nothing = Counted::of(&written("", "", Some("signal: 11 (SIGSEGV)")));
         assert_eq!(last(&nothing), "tests: 0 passed, 1 failed (real (signal: 11 (SIGSEGV))), 0 not run");

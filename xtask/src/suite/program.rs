@@ -32,7 +32,7 @@ pub struct Ended {
 impl Program {
     /// Runs it to its end. After `limit` it is killed, with every process that it or one of these started.
     pub fn run(&self, limit: Duration) -> Result<Ended> {
-        // In files and not in pipes: whoever outlives the program and has them open keeps nobody waiting.
+        // In files and not in pipes: a process that outlives the program and has them open delays nothing.
         let output = Output::new().context("there is no place for the output of tests")?;
         let begun = Instant::now();
         let mut child = Command::new(&self.executable)
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(crashed.text, "running 2 tests\n");
     }
 
-    /// Whoever has left its process group is found too, and does not keep anybody waiting.
+    /// A process that has left its process group is found too, and delays nothing.
     #[test]
     fn one_that_does_not_end_is_killed_with_all_that_it_started() {
         let script = Script::new("hangs", "setsid sleep 8765432 & echo $!; wait");

@@ -352,7 +352,8 @@ impl Peer<'_> {
         answer.into_result(&self.name)
     }
 
-    /// Why a connection is of no more use: what stopped it here, the peer's reason if it closed, or its own error.
+    /// Why a connection cannot be used any more: what stopped it here, the peer's reason if it closed, or its own
+    /// error.
     fn connection_error(&self, what: &str, source: TestError) -> BenchError {
         if let Some(error) = stopped(self.stop) {
             return error;

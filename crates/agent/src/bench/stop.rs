@@ -57,7 +57,7 @@ impl Stop {
         Some(ticket)
     }
 
-    /// It is gone by itself.
+    /// It ended by itself.
     pub(super) fn forget(&self, ticket: Ticket) {
         let closer = self.lock().closers.remove(&ticket);
         // Its connection may end here, which is not waited for under the lock.

@@ -96,7 +96,7 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
             Err(one) => unreachable.push(one),
         }
     }
-    tell_apart(&mut hosts);
+    make_names_unique(&mut hosts);
     let known = hosts.iter().zip(names_given);
     let answered = known
         .filter_map(|(host, named)| Some(AnsweredHost { named: named?, host: host.inventory.host.clone() }));
@@ -114,9 +114,9 @@ fn same(one: &Inventory, other: &Inventory) -> bool {
 }
 
 /// Hosts of one name get names of their own.
-fn tell_apart(hosts: &mut [Host]) {
+fn make_names_unique(hosts: &mut [Host]) {
     let mut survey = Survey::of(hosts.iter().map(|host| host.inventory.clone()).collect());
-    survey.tell_apart();
+    survey.make_names_unique();
     for (host, inventory) in hosts.iter_mut().zip(survey.hosts) {
         host.inventory = inventory;
     }
@@ -266,7 +266,8 @@ fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
 }
 
 fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
-    let echoing = echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new(), heard: Vec::new() });
+    let echoing =
+        echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new(), sources: Vec::new() });
     let fastest = alone.iter().filter_map(|probe| probe.throughput_mbps).max();
     let results: Vec<Option<Probe>> = thread::scope(|scope| {
         let load = |probe: &Probe| {

@@ -77,7 +77,7 @@ mod tests {
 
     fn echoing(addresses: &[[u8; 4]]) -> Echoing {
         let addresses = addresses.iter().map(|ip| SocketAddr::from((*ip, 9))).collect();
-        Echoing { token: [1; 16], addresses, heard: Vec::new() }
+        Echoing { token: [1; 16], addresses, sources: Vec::new() }
     }
 
     #[test]

@@ -48,8 +48,8 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
     fault(code, Step::Admit, Side::Destination, error)
 }
 
-/// Another session may hold this guest's place. It is given up if its source is gone: it was not committed, and the
-/// guest is being offered again. One with a source that answers is not.
+/// Another session may hold this guest's place. It is given up if its source does not answer: it was not committed, and
+/// the guest is being offered again. One with a source that answers is not.
 pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
     let (sessions, session) = (&context.sessions, context.shared.session);
     let begun = Instant::now();
@@ -60,7 +60,7 @@ pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
     while let Some(other) = sessions.incoming_session_of(guest, session) {
         let orphaned = other.is_orphaned();
         if orphaned {
-            tracing::info!(session = %other.session, guest, "its source is gone and the guest is offered again: giving it up");
+            tracing::info!(session = %other.session, guest, "its source does not answer and the guest is offered again: giving it up");
             other.cancel();
         }
         // One that is complete waits for its source's decision, which may be in flight.

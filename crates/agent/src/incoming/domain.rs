@@ -133,11 +133,13 @@ pub(crate) mod tests {
         let runs = GuestDescription { run_state: RunState::Running, ..waits() };
         check(&runs, &waits()).unwrap();
         type Change = fn(&mut GuestDescription);
-        let others: [(Code, Change); 6] = [
+        let others: [(Code, Change); 8] = [
             // Its memory is in use.
             (Code::GuestExists, |found| found.run_state = RunState::Running),
             (Code::GuestExists, |found| found.run_state = RunState::Paused),
+            (Code::GuestDiffers, |found| found.name = "db".into()),
             (Code::GuestDiffers, |found| found.uuid = None),
+            (Code::GuestDiffers, |found| found.uuid = Some("0f0e8c9a-0000-4000-8000-000000000002".into())),
             (Code::GuestDiffers, |found| found.machine = "pc-q35-6.2".into()),
             (Code::GuestDiffers, |found| found.ram.iter_mut().for_each(|block| block.size += 4096)),
             (Code::GuestDiffers, |found| {

@@ -60,7 +60,7 @@ pub(super) trait Driver: Send {
     }
 
     /// Whether the disks that the source's guest uses are those that the incoming QEMU has opened.
-    fn check_disks(&mut self, _told: &str) -> Done {
+    fn check_disks(&mut self, _description: &str) -> Done {
         not_this_way("check disks")
     }
 

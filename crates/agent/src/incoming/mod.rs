@@ -63,7 +63,7 @@ pub use sessions::{Needs, Sessions};
 /// What an operator reads of a guest that is held.
 const HELD: &str = "the guest is complete here and paused; its source may have committed it and does not answer: it waits for the source's decision, or for yours (`linerate resolve`)";
 
-/// After the last control connection was silent for too long, the session knows that its source is gone.
+/// After the last control connection was silent for too long, the session takes its source for lost.
 const ORPHANED_AFTER: Duration = Duration::from_millis(1100);
 
 /// What the loop of a session receives.
@@ -73,7 +73,7 @@ pub(crate) enum Input {
     Path(PathId, ControlPath),
     /// The streams have notes for the other side's.
     StreamsSpeak,
-    /// A channel that this side writes to is of no more use.
+    /// A channel that this side writes to cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
     /// The source wants a stream to this service.
     Asked(StreamId, String),
@@ -290,7 +290,7 @@ impl Incoming {
         self.round_trips.lock()
     }
 
-    /// If its source is gone, [`Incoming::is_orphaned`] is true after this long.
+    /// If its source is lost, [`Incoming::is_orphaned`] is true after this long.
     pub fn orphaned_within(&self) -> Duration {
         let near = ControlOptions::default().silence_max;
         let silences = self.round_trips().values().map(|one| one.silence(near)).max();

@@ -113,7 +113,7 @@ impl SessionLoop {
 
     /// A copy is given up only for a guest that runs: the message that it runs is held back if its QEMU is ending.
     pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
-        if frame.says_running() && self.is_gone() {
+        if frame.reports_running() && self.is_gone() {
             let detail = "its QEMU ended after it was committed";
             let gone = Fault::new(Code::GuestGone, Step::Commit, Side::Destination, detail);
             self.handle(Event::GuestEnded(gone));

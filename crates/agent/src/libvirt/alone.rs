@@ -11,7 +11,7 @@ const PUT_BACK: &str = concat!(
     r#"{"capabilities":[{"capability":"x-ignore-shared","state":false}]}}"#
 );
 
-/// Where an agent is gone, what it set in QEMU may still be on.
+/// Where an agent does not run, what it set in QEMU may still be on.
 const DO_NOT_SAVE: &str =
     "Do not save this domain before the agent was started again: it would be saved without its RAM";
 

@@ -111,7 +111,7 @@ impl Job {
             follow(copy, &self.shared).await;
             over.notify_one();
         };
-        let ((), driven) = tokio::join!(watching, self.drive_beside(copy, &over));
+        let ((), driven) = tokio::join!(watching, self.drive_until_over(copy, &over));
         let Driven { tunnel, message, first } = driven?;
         let warn = |text: &str| self.shared.warn(text);
         let Some(message) = message else {
@@ -137,11 +137,11 @@ impl Job {
         (copied.outcome != MigrationOutcome::Completed).then(why)
     }
 
-    async fn drive_beside(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
+    async fn drive_until_over(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
         let driven = self.drive_waiting(copy, over).await;
         let ours = driven.as_ref().map_or(true, |driven| driven.first);
         if ours {
-            // If it is over already, all the better.
+            // It may be over already.
             copy.cancel();
             if let Ok(Driven { message: Some(message), .. }) = &driven
                 && timeout(VERDICT_WAIT, over.notified()).await.is_err()

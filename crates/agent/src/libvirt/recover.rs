@@ -76,6 +76,11 @@ struct Answer {
 impl DomainSearch {
     async fn run(self, key: SessionId, record: Record) {
         let ended = self.see(&Virsh::new(HERE)).await;
+        self.conclude(key, record, ended);
+    }
+
+    /// Closes the record before the domain is free for another migration, and before a client gets the end.
+    fn conclude(self, key: SessionId, record: Record, ended: Ended) {
         let DomainSearch { needs, shared, claim, domain } = self;
         tracing::info!(id = domain.id, outcome = ?ended.outcome, "it is known where this domain is");
         Kept::again(&needs, key, record).close();

@@ -117,6 +117,7 @@ fn has_saved_memory(dominfo: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{FakeLibvirt, target};
     use super::*;
 
     #[test]
@@ -138,6 +139,18 @@ mod tests {
         assert_eq!(found("25", Some(2)), Ok(uuid(2)));
         assert!(found("25", Some(1)).unwrap_err().contains("more than one"));
         assert!(found("26", None).unwrap_err().contains("no domain 26"));
+    }
+
+    #[tokio::test]
+    async fn saved_memory_at_the_destination_is_found_by_uuid_and_by_name() {
+        let (there, domain) = (FakeLibvirt::new(None), target());
+        assert!(check_there(&domain, &there.virsh()).await.is_ok());
+        for known_as in [&domain.uuid, &domain.name] {
+            there.set("saved", known_as);
+            let refused = check_there(&domain, &there.virsh()).await.unwrap_err();
+            assert_eq!(refused.code, code::REFUSED);
+            assert!(refused.message.contains(&format!("managed save of {known_as}")), "{}", refused.message);
+        }
     }
 
     #[test]

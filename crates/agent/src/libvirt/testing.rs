@@ -46,9 +46,9 @@ pub fn moved(id: &str) -> MovedDomain {
 }
 
 /// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what
-/// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain is gone once
-/// its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has what was
-/// asked.
+/// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain does not
+/// exist once its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has
+/// what was asked. `others`: UUIDs of other domains. `saved`: the UUID or name of a domain with a managed save.
 pub struct FakeLibvirt(TempDir);
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -57,9 +57,10 @@ shift 3
 echo "$*" >> asked
 fail() { echo "error: $1" >&2; exit 1; }
 test ! -e dead || fail "no process listens"
-case "$*" in list*|*UUID*) ;; *) fail "not asked by UUID: $*" ;; esac
+case "$*" in list*|*UUID*) ;; "dominfo web") test -e saved || fail "not asked by UUID" ;; *) fail "not asked by UUID: $*" ;; esac
 case $1 in
   list)
+    cat others 2>/dev/null
     test -e state || exit 0
     case "$*" in *--name) echo "UUID web" ;; *) echo UUID ;; esac ;;
   domstate)
@@ -71,6 +72,7 @@ case $1 in
     test ! -e refuses || fail "it is too late"
     echo > aborted ;;
   dominfo)
+    if test "$2" = "$(cat saved 2>/dev/null)"; then echo "Managed save: yes"; exit; fi
     test -e state || fail "Domain not found"
     echo "Persistent: yes" ;;
   migrate)

@@ -35,6 +35,17 @@ async fn nothing_is_begun_that_is_not_in_the_journal() {
 }
 
 #[tokio::test]
+async fn a_domain_of_another_migration_is_refused_before_libvirt_is_asked_about_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
+    let claim = needs.moves.claim(&target().uuid, "its earlier name").map_err(|error| error.message).unwrap();
+    assert_eq!(ask(&needs, &here).await.unwrap_err().code, "guest_busy");
+    assert!(agent.journal.all().unwrap().is_empty() && here.asked("domstate") == 0);
+    drop(claim);
+}
+
+#[tokio::test]
 async fn a_domain_that_libvirt_moves_already_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

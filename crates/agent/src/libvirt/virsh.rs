@@ -195,6 +195,8 @@ mod tests {
         let (fake, uuid) = (FakeLibvirt::new(None), target().uuid);
         let virsh = fake.virsh();
         assert_eq!(virsh.look_up(&uuid).await.ok(), Some(None));
+        fake.set("others", "0f0e8c9a-0000-4000-8000-000000000002\n");
+        assert_eq!(virsh.look_up(&uuid).await.ok(), Some(None), "it knows another domain only");
         fake.set("state", "running");
         assert_eq!(virsh.look_up(&uuid).await.ok(), Some(Some("running".to_owned())));
         for trouble in ["busy", "dead"] {

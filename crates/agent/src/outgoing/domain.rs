@@ -53,3 +53,34 @@ pub(super) fn check(
 fn here(code: Code, detail: impl Into<String>) -> Fault {
     Fault::new(code, Step::Resolve, Side::Source, detail)
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_guest::run_state::RunState;
+
+    use super::*;
+    use crate::incoming::domain::tests::waits;
+
+    #[test]
+    fn a_socket_of_another_domain_is_refused() {
+        let guest = || GuestDescription { run_state: RunState::Running, ..waits() };
+        let request = MigrateRequest { mode: ModeChoice::Direct, ..MigrateRequest::new("web", "beta") };
+        let domain = DomainMigration {
+            stream: "mig.sock".into(),
+            job: "job.sock".into(),
+            uuid: guest().uuid.unwrap_or_default(),
+        };
+        assert!(check(&request, &domain, &guest()).is_ok());
+        let other = "0f0e8c9a-0000-4000-8000-000000000002".to_owned();
+        for (what, found) in [
+            ("calls itself db", GuestDescription { name: "db".into(), ..guest() }),
+            ("not that of this domain", GuestDescription { uuid: Some(other), ..guest() }),
+            ("not that of this domain", GuestDescription { uuid: None, ..guest() }),
+            ("must run", GuestDescription { run_state: RunState::Paused, ..guest() }),
+        ] {
+            let refused = check(&request, &domain, &found).unwrap_err();
+            assert_eq!(refused.code, Code::NotMigratable);
+            assert!(refused.detail.contains(what), "{refused}");
+        }
+    }
+}

@@ -135,7 +135,7 @@ impl LinkTable {
         }
     }
 
-    /// Everything on it is gone.
+    /// Everything on it is lost.
     pub fn down(&self, link: LinkId, reason: &str) {
         let mut inner = self.lock();
         let Some(entry) = inner.links.iter_mut().find(|entry| entry.link.id == link) else { return };

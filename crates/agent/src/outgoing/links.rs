@@ -175,7 +175,7 @@ impl Session for Outgoing {
 }
 
 impl Outgoing {
-    /// All of a link is gone: no more work for its channels, and the destination is asked to fence them.
+    /// All of a link is lost: no more work for its channels, and the destination is asked to fence them.
     fn link_lost(&self, link: LinkId) {
         let transport = self.stream_transport();
         super::lose_link(&self.machine, self.clock.now(), link, |channel| {

@@ -85,7 +85,7 @@ pub(crate) enum Input {
     Wake,
     /// The streams have notes for the other side's.
     StreamsSpeak,
-    /// A channel of the streams is of no more use.
+    /// A channel of the streams cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
 }
 

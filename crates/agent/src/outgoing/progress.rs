@@ -166,7 +166,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
             sent_bytes: streams.disk_bytes.load(Ordering::Relaxed),
             alone_us: us(statistics.disks_only_phase),
         }),
-        shared_on_operators_word: shared.request.shared_storage.clone(),
+        shared_by_assertion: shared.request.shared_storage.clone(),
         goodput_bytes_per_s: goodput(&statistics, acknowledged),
         links: shared.link_table.totals(),
         cpu,

@@ -100,7 +100,7 @@ impl SessionLoop {
         match input {
             Input::Event(Event::PathLost(path)) => {
                 if let Some(link) = self.paths.remove(path) {
-                    self.shared.losses.path_lost(link, path, "its control connection is gone");
+                    self.shared.losses.path_lost(link, path, "its control connection is closed");
                 }
                 self.handle(Event::PathLost(path));
                 if self.links.is_none() {

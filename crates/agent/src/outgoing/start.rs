@@ -105,7 +105,7 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             qemu,
             peers: opened.peers.clone(),
             ran: found.qemu.ran(),
-            run_state_before: found.qemu.stands().cloned(),
+            run_state_before: found.qemu.run_state_before().cloned(),
             token: token_text(&opened.identity.token),
             settings: found.qemu.found().cloned(),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),

@@ -25,7 +25,7 @@ const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What is unfinished, and what follows.
 pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
-    if machine.takes_back() {
+    if machine.resumes_here() {
         return "the guest is being resumed here; it is tried until its QEMU answers";
     }
     if !machine.is_in_doubt() {
@@ -88,7 +88,8 @@ impl Unfinished {
         let deadline = Instant::now() + QMP_WAIT;
         let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
             let mark = PauseMark::new(&folder, &self.session.to_string());
-            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set()).stood(run_state_before);
+            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set())
+                .with_run_state_before(run_state_before);
             source.mark_pauses(mark);
             source
                 .cancel_and_resume(deadline)
@@ -156,7 +157,7 @@ impl Unfinished {
 fn runs_here(qemu: &GuestRecord) -> bool {
     let deadline = Instant::now() + CONNECT_WAIT;
     let runs = process::connect(qemu, deadline).is_ok_and(|qmp| {
-        !SourceQemu::recovered(qmp, true, None, false).still_stands(deadline).unwrap_or(true)
+        !SourceQemu::recovered(qmp, true, None, false).is_still_stopped(deadline).unwrap_or(true)
     });
     runs && qemu.is_alive()
 }

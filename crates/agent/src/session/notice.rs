@@ -16,7 +16,7 @@ pub(crate) enum Notice {
     Asked(StreamId, String),
     /// The peer refused a stream, for this reason.
     Refused(StreamId, String),
-    /// A channel that this side writes to is of no more use.
+    /// A channel that this side writes to cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
 }
 

@@ -21,7 +21,7 @@ const SLOW: Duration = Duration::from_millis(5);
 pub(crate) enum PathEvent {
     Received { path: PathId, sequence: u64, message: Message },
     Acknowledged { path: PathId, through: u64 },
-    Heard(PathId),
+    Alive(PathId),
     Lost(PathId),
 }
 
@@ -34,9 +34,9 @@ impl From<ControlEvent> for PathEvent {
             ControlEvent::Acknowledged { path, through } => {
                 PathEvent::Acknowledged { path: path.into(), through }
             }
-            ControlEvent::Keepalive { path } => PathEvent::Heard(path.into()),
+            ControlEvent::Keepalive { path } => PathEvent::Alive(path.into()),
             ControlEvent::Lost { path, error } => {
-                tracing::debug!(path, error = chain(&error), "a control connection is gone");
+                tracing::debug!(path, error = chain(&error), "a control connection is lost");
                 PathEvent::Lost(path.into())
             }
         }
@@ -50,7 +50,7 @@ impl From<PathEvent> for source::Event {
                 source::Event::Received { path, sequence, message }
             }
             PathEvent::Acknowledged { path, through } => source::Event::ControlAcknowledged { path, through },
-            PathEvent::Heard(path) => source::Event::PathAlive(path),
+            PathEvent::Alive(path) => source::Event::PathAlive(path),
             PathEvent::Lost(path) => source::Event::PathLost(path),
         }
     }
@@ -65,7 +65,7 @@ impl From<PathEvent> for destination::Event {
             PathEvent::Acknowledged { path, through } => {
                 destination::Event::ControlAcknowledged { path, through }
             }
-            PathEvent::Heard(path) => destination::Event::PathAlive(path),
+            PathEvent::Alive(path) => destination::Event::PathAlive(path),
             PathEvent::Lost(path) => destination::Event::PathLost(path),
         }
     }
@@ -130,7 +130,7 @@ impl Paths {
         self.0.clear();
     }
 
-    /// Puts a frame on a connection, unless that is gone. `true` if the connection still works.
+    /// Puts a frame on a connection, unless that is closed. `true` if the connection still works.
     pub fn send(&self, path: PathId, frame: Frame) -> bool {
         let Some((_, connection)) = self.0.get(&path) else { return true };
         tracing::trace!(path, what = name(&frame), "transmit");

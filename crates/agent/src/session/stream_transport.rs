@@ -21,8 +21,8 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::DAMAGED_MAX;
 
-use super::fences::Fences;
 use super::contact::OPEN_WITHIN;
+use super::fences::Fences;
 use super::probe::{OpenError, tcp_ends};
 use crate::ram::Ram;
 
@@ -235,7 +235,7 @@ impl Drop for ReverseChannels {
     }
 }
 
-/// Rings in memory that the kernel can free when a stream is gone.
+/// Rings in memory that the kernel can free when a stream has ended.
 fn ring_memory() -> RingMemory {
     RingMemory::new(|bytes| {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;

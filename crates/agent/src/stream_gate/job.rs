@@ -33,9 +33,9 @@ const END_WAIT: Duration = Duration::from_secs(60);
 pub enum Ending {
     /// libvirt closes the connection: it is done, with success or not.
     Finished,
-    /// libvirt itself is gone.
+    /// libvirt itself has ended.
     LibvirtGone,
-    /// The connection to the other libvirt is gone.
+    /// The connection to the other libvirt has ended.
     PeerLost(String),
 }
 
@@ -180,7 +180,7 @@ impl Shared {
         self.state.lock().close_reason.clone().map_or(Ok(()), Err)
     }
 
-    /// Both directions, until either end is gone.
+    /// Both directions, until either end has closed.
     fn carry(self: &Arc<Shared>, libvirt: &UnixStream, connect: &Connect) -> Result<(), String> {
         let plain = |error: io::Error| chain(&error);
         libvirt.set_nonblocking(false).map_err(plain)?;
@@ -195,7 +195,7 @@ impl Shared {
             let _ = io::copy(&mut back_from, &mut back_to);
             shared.change(|state| {
                 state.ending.get_or_insert(Ending::PeerLost(
-                    "the connection to the other host's libvirt is gone".into(),
+                    "the connection to the other host's libvirt is lost".into(),
                 ));
             });
             shared.wait_end_allowed();

@@ -186,7 +186,7 @@ impl Tunnel {
             }
             if self.is_over() {
                 // It ended before it knew of this one.
-                self.close_gates(sessions, "its other end is gone");
+                self.close_gates(sessions, "its other end is closed");
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ enum Input {
     LinkLost(LinkId),
     /// The streams have notes for the peer.
     Attention,
-    /// A channel of this side is of no more use.
+    /// A channel of this side cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
     /// The peer must fence a channel of this side.
     Fence(ChannelId),

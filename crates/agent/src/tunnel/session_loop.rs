@@ -194,7 +194,7 @@ impl SessionLoop {
 
     fn path_lost(&mut self, path: PathId) {
         if let Some(link) = self.paths.remove(path) {
-            self.tunnel.losses.path_lost(link, path, "its control connection is gone");
+            self.tunnel.losses.path_lost(link, path, "its control connection is closed");
         }
         self.control.path_lost(self.tunnel.clock.now(), path);
     }
@@ -202,7 +202,7 @@ impl SessionLoop {
     fn control_event(&mut self, event: PathEvent) {
         let now = self.tunnel.clock.now();
         match event {
-            PathEvent::Heard(path) => self.control.note_activity(now, path),
+            PathEvent::Alive(path) => self.control.note_activity(now, path),
             PathEvent::Acknowledged { path, through } => self.control.acknowledged(now, path, through),
             PathEvent::Lost(path) => self.path_lost(path),
             PathEvent::Received { path, sequence, message } => {

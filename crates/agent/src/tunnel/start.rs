@@ -47,7 +47,7 @@ pub struct Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         self.accepting = None;
-        let detail = "the client that asked for the tunnel is gone";
+        let detail = "the client that asked for the tunnel has disconnected";
         self.tunnel.end(Fault::new(Code::Cancelled, Step::Copy, Side::Source, detail));
     }
 }

@@ -16,7 +16,7 @@ pub enum ClientError {
         /// Where it was looked for.
         path: PathBuf,
     },
-    /// There is a socket and nobody behind it.
+    /// There is a socket without a listener.
     #[error("no agent: nothing listens at {} (an agent ended without removing it)", .path.display())]
     NobodyListens { path: PathBuf },
     /// This user may not use the socket.
@@ -49,7 +49,7 @@ pub enum ClientError {
     /// The agent said no, or that it failed.
     #[error("{}", .body.message)]
     Agent { status: u16, body: Box<ErrorBody> },
-    /// The event stream ended before the migration did. The migration goes on.
+    /// The event stream ended before the migration did. The migration continues.
     #[error("the event stream of migration {id} was cut")]
     Cut { id: MigrationId },
     /// The event stream of a measurement ended before the measurement did.
@@ -62,7 +62,7 @@ impl ClientError {
     pub fn hint(&self) -> String {
         match self {
             ClientError::SocketAbsent { .. } | ClientError::NobodyListens { .. } => {
-                "start it with `linerate agent` on this host; if it listens elsewhere, say where with --socket PATH or \
+                "start it with `linerate agent` on this host; if it listens elsewhere, give its socket with --socket PATH or \
                  LINERATE_SOCKET"
                     .to_owned()
             }

@@ -84,7 +84,7 @@ impl TunnelStream {
         TunnelStream(LineStream::new(answer))
     }
 
-    /// The next event; none if the agent is gone, and the tunnel with it.
+    /// The next event; none if the agent, and the tunnel with it, has ended.
     pub async fn next(&mut self) -> Result<Option<TunnelEvent>, ClientError> {
         match self.0.next().await? {
             Some(line) => serde_json::from_slice(&line).map(Some).map_err(ClientError::Answer),

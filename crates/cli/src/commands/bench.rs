@@ -61,10 +61,10 @@ fn here(addresses: Vec<SocketAddr>, request: BenchRequest) -> Result<Events, Fai
     let (sender, events) = unbounded_channel();
     let stopping = Arc::clone(&stop);
     let measuring = move || {
-        // Nobody behind it: the command has ended.
-        let mut tell = |event| drop(sender.send(event));
-        let last = local(&addresses, &request, &stopping, &mut tell);
-        tell(last);
+        // No receiver: the command has ended.
+        let mut forward = |event| drop(sender.send(event));
+        let last = local(&addresses, &request, &stopping, &mut forward);
+        forward(last);
     };
     let thread = std::thread::Builder::new().name("bench".into()).spawn(measuring);
     thread.map_err(|error| Failure::new(Exit::Failed, format!("no thread to measure in: {error}"), ""))?;

@@ -26,7 +26,7 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
         watch_ms: if quick { 0 } else { WATCH_MS },
     };
     let what = waits_for(&request);
-    let answer = progress::told(what, context.err, context.client.doctor(&request)).await;
+    let answer = progress::with_progress(what, context.err, context.client.doctor(&request)).await;
     let DoctorAnswer { survey, answered, unreachable } = answer?;
     let survey = understood(survey)?;
     if flags.inventory {

@@ -12,7 +12,7 @@ use linerate_fabric::link::Speed;
 use serde::Serialize;
 
 use super::doctor::{Look, exit, page, text, understood};
-use super::link::said;
+use super::link::port_lines;
 use super::qos;
 use crate::context::Context;
 use crate::exit::Exit;
@@ -79,17 +79,17 @@ pub async fn run(
     }
     let (plan, intent) = plan(look, flags)?;
     context.people(|| text(look, flags, context) + "\n" + &render::plan(&plan, context.out))?;
-    let said_no = |outcome| {
+    let ended_with = |outcome| {
         page(look, flags)?;
         context.programs(&FixDocument { look, fix: &plan, outcome })?;
         Ok(exit(&look.findings, &look.unreachable))
     };
     if plan.is_empty() {
-        return said_no(Outcome::Nothing);
+        return ended_with(Outcome::Nothing);
     }
     if !flags.yes && !context.ask("Set these on trial?")? {
         context.people(|| "nothing was changed\n".to_owned())?;
-        return said_no(Outcome::Declined);
+        return ended_with(Outcome::Declined);
     }
     let job =
         Job { flags, context, answered, here: look.survey.hosts.first().map(|host| host.host.as_str()) };
@@ -130,7 +130,7 @@ impl Job<'_> {
         // Without a name it would be this host's port of that name.
         let named = self.answered.iter().find(|one| one.host == host).map(|one| one.named.clone());
         named.map(Some).ok_or_else(|| {
-            let message = format!("the agent does not say by which name it asked {host}");
+            let message = format!("the agent does not report by which name it asked {host}");
             Failure::new(Exit::Failed, message, "use the client and the agent of one version")
         })
     }
@@ -171,7 +171,7 @@ impl Job<'_> {
             if answer.applied {
                 trial.push(OnTrial(LinkConfirm { port: request.port, host: request.host.clone() }));
             }
-            self.context.people(|| said(&answer, request.host.as_deref()))?;
+            self.context.people(|| port_lines(&answer, request.host.as_deref()))?;
         }
         for host in &plan.intents {
             let Some(intent) = intent else { continue };
@@ -188,7 +188,7 @@ impl Job<'_> {
                 set().map(|port| OnTrial(LinkConfirm { port: port.port.clone(), host: named.clone() })),
             );
             for port in set() {
-                self.context.people(|| said(port, named.as_deref()))?;
+                self.context.people(|| port_lines(port, named.as_deref()))?;
             }
         }
         Ok(())
@@ -288,8 +288,8 @@ impl Job<'_> {
     }
 }
 
-/// The agent of the port itself said so. Without its word nobody knows what it did, but at the end of the trial it puts
-/// the port back.
+/// The agent of the port itself reported it. Without its answer its action is unknown, but at the end of the trial it
+/// puts the port back.
 fn is_answer(error: &ClientError) -> bool {
     match error {
         ClientError::Agent { body, .. } => !matches!(body.code.as_str(), "no_link" | code::ANSWER_LOST),

@@ -18,7 +18,7 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
         LinkCommand::Show { port } => show(port.as_deref(), context).await,
         LinkCommand::Set(flags) => {
             let answer = context.client.set_link(&flags.request()).await?;
-            context.answer(&answer, || said(&answer, flags.host.as_deref()))?;
+            context.answer(&answer, || port_lines(&answer, flags.host.as_deref()))?;
             Ok(Exit::Ok)
         }
         LinkCommand::Confirm(flags) => {
@@ -56,7 +56,7 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
 }
 
 /// What was done to a port, for people. Another host's agent may have said it.
-pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
+pub(super) fn port_lines(answer: &LinkAnswer, host: Option<&str>) -> String {
     let port = clean(&answer.port);
     let host = host.map(|host| format!(" --host {host}")).unwrap_or_default();
     if answer.steps.is_empty() {
@@ -70,7 +70,7 @@ pub(super) fn said(answer: &LinkAnswer, host: Option<&str>) -> String {
     lines.extend(answer.warnings.iter().map(|warning| clean(&format!("warning: {warning}"))));
     lines.push(match answer.confirm_within_s {
         Some(seconds) => format!(
-            "done on trial; it is put back in {seconds} s unless you say: linerate link confirm {port}{host}"
+            "done on trial; it is put back in {seconds} s unless you run: linerate link confirm {port}{host}"
         ),
         None => "nothing was changed (dry run)".to_owned(),
     });
@@ -93,9 +93,9 @@ mod tests {
             applied: true,
             confirm_within_s: Some(60),
         };
-        let text = said(&answer, Some("beta"));
+        let text = port_lines(&answer, Some("beta"));
         assert!(!text.contains('\x1b') && text.lines().count() == 3, "{text:?}");
-        let nothing = said(&LinkAnswer { steps: Vec::new(), ..answer }, None);
+        let nothing = port_lines(&LinkAnswer { steps: Vec::new(), ..answer }, None);
         assert!(!nothing.contains('\x1b') && nothing.lines().count() == 1, "{nothing:?}");
     }
 }

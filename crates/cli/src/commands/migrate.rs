@@ -73,7 +73,7 @@ async fn look_first(to: &str, context: &Context) {
     let (known, probed) = tokio::join!(look(to, Probes::None, context), look(to, Probes::Short, context));
     let silent = probed.is_none().then(|| {
         format!(
-            "the links to {to} were not probed within {} s: `linerate doctor {to}` tells why",
+            "the links to {to} were not probed within {} s: `linerate doctor {to}` reports why",
             LOOK_MAX.as_secs()
         )
     });

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use linerate_api::{ClientError, Direction, MigrationDetail, MigrationState, MigrationSummary, code};
 
-use super::progress::told;
+use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
@@ -86,7 +86,7 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
 async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit, Failure> {
     context.client.cancel(&found.id).await?;
     let what = format!("waiting for the copy of {} to end here", found.guest);
-    let last = told(what, context.err, ended_here(&found, context)).await?;
+    let last = with_progress(what, context.err, ended_here(&found, context)).await?;
     match last.state {
         MigrationState::Completed => Err(too_late()),
         MigrationState::Failed | MigrationState::Cancelled => {
@@ -109,7 +109,7 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
     loop {
         let summary = match context.client.migration(&begun.id).await {
             Ok(detail) => detail.summary,
-            // The agent was started again, and nothing is left to do: the guest tells how it ended.
+            // The agent was started again, and nothing is left to do: the guest shows how it ended.
             Err(ClientError::Agent { body, .. }) if body.code == code::MIGRATION_UNKNOWN => {
                 let is_here = context.client.guests().await?.iter().any(|guest| guest.name == begun.guest);
                 let state = if is_here { MigrationState::Completed } else { MigrationState::Cancelled };

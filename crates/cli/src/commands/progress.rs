@@ -9,8 +9,8 @@ use crate::context::Screen;
 
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Waits for the answer; on a terminal it says for what, and how long already. Nothing of it stays.
-pub async fn told<T>(what: String, screen: Screen, answer: impl Future<Output = T>) -> T {
+/// Waits for the answer. A terminal shows what it waits for and for how many seconds, and nothing afterwards.
+pub async fn with_progress<T>(what: String, screen: Screen, answer: impl Future<Output = T>) -> T {
     if !screen.live {
         return answer.await;
     }
@@ -25,14 +25,14 @@ pub async fn told<T>(what: String, screen: Screen, answer: impl Future<Output = 
     }
 }
 
-/// One line, whatever is to be said.
+/// One line, cut to the width of the terminal.
 fn line(what: &str, elapsed: Duration, width: usize) -> String {
     let seconds = format!(" … {} s", elapsed.as_secs());
     let space = width.saturating_sub(seconds.chars().count() + 1);
     what.chars().take(space).chain(seconds.chars()).collect()
 }
 
-/// In place of what stands there. If the reader is gone, nothing is to be done.
+/// Replaces the line. A closed standard error is ignored.
 fn write(text: &str) {
     let mut err = std::io::stderr().lock();
     let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());

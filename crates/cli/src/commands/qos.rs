@@ -13,7 +13,7 @@ use linerate_fabric::saved;
 use serde::Serialize;
 
 use super::doctor::understood;
-use super::link::said;
+use super::link::port_lines;
 use crate::context::Context;
 use crate::documents::QosText;
 use crate::exit::Exit;
@@ -37,12 +37,12 @@ pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failur
     match command {
         QosCommand::Plan(flags) => {
             let (hosts, unreachable) = hosts(flags, context).await?;
-            tell(&hosts, &unreachable, context)?;
+            print_plans(&hosts, &unreachable, context)?;
             Ok(exit_of_plan(&hosts, &unreachable))
         }
         QosCommand::Check(flags) => {
             let (hosts, unreachable) = hosts(flags, context).await?;
-            tell(&hosts, &unreachable, context)?;
+            print_plans(&hosts, &unreachable, context)?;
             Ok(if matches(&hosts, &unreachable) { Exit::Ok } else { Exit::Differs })
         }
         QosCommand::Apply(flags) => apply(flags, context).await,
@@ -71,7 +71,7 @@ async fn apply(flags: &QosApplyFlags, context: &Context) -> Result<Exit, Failure
     let intent = text(&flags.file)?;
     let request = QosRequest { intent, host: None, dry_run: flags.dry_run, confirm_within_s: flags.within };
     let answer = context.client.apply_qos(&request).await?;
-    context.answer(&answer, || answer.ports.iter().map(|port| said(port, None)).collect::<String>())?;
+    context.answer(&answer, || answer.ports.iter().map(|port| port_lines(port, None)).collect::<String>())?;
     Ok(Exit::Ok)
 }
 
@@ -100,7 +100,11 @@ async fn asked(hosts: &[String], context: &Context) -> Result<(Survey, Vec<Unrea
     Ok((understood(survey)?, unreachable))
 }
 
-fn tell(hosts: &[HostPlan], unreachable: &[UnreachableHost], context: &Context) -> Result<(), Failure> {
+fn print_plans(
+    hosts: &[HostPlan],
+    unreachable: &[UnreachableHost],
+    context: &Context,
+) -> Result<(), Failure> {
     let document = QosDocument { hosts, unreachable, matches: matches(hosts, unreachable) };
     context.answer(&document, || render::plans(hosts, unreachable))
 }

@@ -24,13 +24,13 @@ pub async fn run(flags: &TunnelFlags, context: &Context) -> Result<Exit, Failure
             _ = terminate.recv() => return Ok(Exit::Ok),
             _ = interrupt.recv() => return Ok(Exit::Ok),
         };
-        let gone = || Failure::new(Exit::Unreachable, "the agent is gone, and the tunnel with it", "");
-        tell(&event.ok_or_else(gone)?, &request, context)?;
+        let gone = || Failure::new(Exit::Unreachable, "the agent has ended, and the tunnel with it", "");
+        print_event(&event.ok_or_else(gone)?, &request, context)?;
     }
 }
 
-/// An end is a failure: nobody asked for it.
-fn tell(event: &TunnelEvent, request: &TunnelRequest, context: &Context) -> Result<(), Failure> {
+/// An end is a failure: it was not requested.
+fn print_event(event: &TunnelEvent, request: &TunnelRequest, context: &Context) -> Result<(), Failure> {
     if context.json {
         context.print_json_line(event)?;
     }
@@ -56,7 +56,7 @@ fn tell(event: &TunnelEvent, request: &TunnelRequest, context: &Context) -> Resu
     Ok(())
 }
 
-/// Tells systemd (`Type=notify`). Who set the variable and does not listen is told on standard error.
+/// Notifies systemd (`Type=notify`). If the variable is set and the socket does not answer, standard error reports it.
 fn notify_ready(context: &Context) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let sent = UnixDatagram::unbound().and_then(|socket| {
@@ -68,6 +68,6 @@ fn notify_ready(context: &Context) {
         socket.send_to_addr(b"READY=1", &address)
     });
     if let Err(error) = sent {
-        context.print_line(&format!("the service manager could not be told: {error}"));
+        context.print_line(&format!("the service manager could not be notified: {error}"));
     }
 }

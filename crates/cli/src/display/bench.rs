@@ -101,7 +101,7 @@ fn line(fraction: f64, doing: &str, width: usize, paint: Paint) -> String {
     format!("{}  {:>3.0} %  {doing}", bar(fraction, BAR, paint), fraction * 100.0)
 }
 
-/// If the reader is gone, nothing is to be done.
+/// If standard error is closed, the text is dropped.
 fn eprintln_quietly(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr().lock(), "{line}");

@@ -8,7 +8,7 @@ use console::Term;
 /// A picture on standard error.
 pub struct Canvas {
     term: Term,
-    /// Lines of the picture that stands there.
+    /// Lines of the picture on the terminal.
     drawn: usize,
 }
 
@@ -22,7 +22,7 @@ impl Canvas {
         usize::from(self.term.size().1)
     }
 
-    /// Draws over what stands there, as many lines as the terminal has room for.
+    /// Replaces the picture on the terminal, as many lines as the terminal has room for.
     pub fn draw(&mut self, lines: &[String]) {
         let room = usize::from(self.term.size().0).saturating_sub(1);
         let (text, drawn) = picture(lines, room, self.drawn);
@@ -41,7 +41,7 @@ impl Canvas {
         self.write(&format!("{text}\n"));
     }
 
-    /// If the reader is gone, nothing is to be done.
+    /// If standard error is closed, the text is dropped.
     fn write(&self, text: &str) {
         let _ = self.term.write_str(text);
     }

@@ -17,7 +17,7 @@ const BAR: usize = 24;
 #[derive(Default)]
 pub struct Line {
     last: Option<Instant>,
-    /// Something stands in the line that is redrawn.
+    /// The line that is redrawn has text.
     drawn: bool,
 }
 
@@ -41,7 +41,7 @@ impl Line {
     fn draw(&mut self, text: &str, context: &Context) {
         use std::io::Write;
         let cut: String = text.chars().take(context.err.width.saturating_sub(1)).collect();
-        // A terminal that is gone is nobody's loss.
+        // A closed terminal needs no text.
         let _ = write!(std::io::stderr().lock(), "\r\x1b[K{cut}");
         self.drawn = true;
     }

@@ -12,13 +12,13 @@ const EVERY_US: u64 = 1_000_000;
 pub struct Plain {
     view: View,
     round: Option<u32>,
-    said_us: u64,
+    printed_us: u64,
 }
 
 impl Plain {
     /// Nothing has been said yet.
     pub fn new(view: View) -> Plain {
-        Plain { view, round: None, said_us: 0 }
+        Plain { view, round: None, printed_us: 0 }
     }
 
     /// The lines for this event; most have none or one.
@@ -55,11 +55,11 @@ impl Plain {
 
     fn progress(&mut self, at_us: u64, progress: &Progress) -> Option<String> {
         let new_round = self.round != Some(progress.round);
-        if !new_round && at_us < self.said_us.saturating_add(EVERY_US) {
+        if !new_round && at_us < self.printed_us.saturating_add(EVERY_US) {
             return None;
         }
         self.round = Some(progress.round);
-        self.said_us = at_us;
+        self.printed_us = at_us;
         Some(figures(progress))
     }
 }
@@ -107,21 +107,21 @@ mod tests {
 
     #[test]
     fn disks_have_their_own_figures_and_the_memory_none_before_it_is_begun() {
-        let mut told = progress();
-        told.disks = Some(linerate_api::DiskProgress {
+        let mut progress = progress();
+        progress.disks = Some(linerate_api::DiskProgress {
             total_bytes: 8 << 30,
             done_bytes: 2 << 30,
             pass: 3,
             write_rate_bytes_per_s: Some(250_000_000),
         });
         assert!(
-            figures(&told)
+            figures(&progress)
                 .starts_with("disks 25 % of 8.00 GiB, pass 3, written at 2.00 Gb/s, first pass 62 %, "),
             "{}",
-            figures(&told)
+            figures(&progress)
         );
-        told.populated_bytes = 0;
-        let text = figures(&told);
+        progress.populated_bytes = 0;
+        let text = figures(&progress);
         assert!(
             text.starts_with("disks 25 % of 8.00 GiB, pass 3, written at 2.00 Gb/s, 2.46 Gb/s, guest writes"),
             "{text}"
@@ -132,14 +132,14 @@ mod tests {
     fn figures_come_with_each_round_and_each_second_and_not_oftener() {
         let mut plain = Plain::new(View::new("web", "beta", None));
         let mut figures = progress();
-        let mut said = Vec::new();
+        let mut lines = Vec::new();
         for (at_us, round) in [(100_000, 0), (600_000, 0), (1_200_000, 0), (1_300_000, 1), (1_400_000, 1)] {
             figures.round = round;
-            said.extend(plain.event(&at(at_us, EventKind::Progress(Box::new(figures.clone())))));
+            lines.extend(plain.event(&at(at_us, EventKind::Progress(Box::new(figures.clone())))));
         }
-        assert_eq!(said.len(), 3, "{said:#?}");
+        assert_eq!(lines.len(), 3, "{lines:#?}");
         assert_eq!(
-            said[0],
+            lines[0],
             "   0.1 s  first pass 62 %, 2.46 Gb/s, remaining 1.50 GiB, guest writes 1.01 Gb/s, blackout if stopped now 14 ms"
         );
         let lost =

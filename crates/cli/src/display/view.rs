@@ -12,11 +12,11 @@ const NOTES_MAX: usize = 3;
 pub enum StepView {
     /// It has not begun.
     Pending,
-    /// Under way since this point in time, in microseconds since the migration began.
+    /// In progress since this point in time, in microseconds since the migration began.
     Running(u64),
     /// Ended after so many microseconds.
     Done(u64),
-    /// Under way when the migration ended otherwise.
+    /// In progress when the migration ended otherwise.
     Failed,
 }
 

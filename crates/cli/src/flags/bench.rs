@@ -81,7 +81,7 @@ pub struct BandwidthFlags {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Transport {
-    /// TCP
+    /// TCP sockets
     Tcp,
     /// RDMA, on links whose two ports have it
     Rdma,
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_a_usage_error_that_says_why() {
+    fn what_makes_no_sense_is_a_usage_error_with_a_reason() {
         for (line, words) in [
             ("linerate bench pingpong", "--to"),
             ("linerate bench pingpong --to beta --local", "cannot be used with"),

@@ -53,7 +53,7 @@ fn a_share_is_for_disks_that_go_along() {
 }
 
 #[test]
-fn disks_are_copied_by_name_and_vouched_for_by_name() {
+fn disks_are_copied_by_name_and_asserted_as_shared_by_name() {
     let request = |words: &str| {
         let command = parse(&format!("linerate migrate web --to beta {words}")).ok()?.command;
         let Command::Migrate(migrate) = command else { return None };
@@ -87,7 +87,7 @@ fn a_tunnel_with_two_pairs() {
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error_that_says_why() {
+fn what_makes_no_sense_is_a_usage_error_with_a_reason() {
     for (line, words) in [
         ("linerate migrate web", "--to"),
         ("linerate migrate web --to beta --bandwidth 1000", "a unit is missing"),

@@ -85,7 +85,7 @@ fn percent(figure: Option<f64>) -> String {
     figure.map_or_else(|| "–".to_owned(), |figure| format!("{figure:.1} %"))
 }
 
-/// The two figures by which wires are compared.
+/// The two figures by which links are compared.
 fn summary(table: &PingPong, paint: Paint) -> Option<String> {
     let (short, long) = (short(table)?, long(table)?);
     let whole = long.link_percent.map(|percent| format!(", {percent:.1} % of the link")).unwrap_or_default();

@@ -192,9 +192,9 @@ fn matrix(probes: &[Probe], width: usize) -> Vec<String> {
 /// `a l0 to b l0: path MTU 9000, round trip 70 µs`.
 fn in_words(probe: &Probe, head: &[&str; 7]) -> String {
     let cells = cells(probe);
-    let told = head.iter().zip(&cells).skip(2).filter(|(_, cell)| !cell.is_empty() && *cell != "–");
-    let told: Vec<String> = told.map(|(what, cell)| format!("{what} {cell}")).collect();
-    clean(&format!("{} to {}: {}", cells[0], cells[1], told.join(", ")))
+    let figures = head.iter().zip(&cells).skip(2).filter(|(_, cell)| !cell.is_empty() && *cell != "–");
+    let figures: Vec<String> = figures.map(|(what, cell)| format!("{what} {cell}")).collect();
+    clean(&format!("{} to {}: {}", cells[0], cells[1], figures.join(", ")))
 }
 
 fn has_rdma(probe: &Probe) -> bool {
@@ -292,8 +292,8 @@ mod tests {
             Probe { latency: Some(Latency { min_ns: ns, median_ns: ns, max_ns: ns }), ..probe() }
         };
         assert_eq!(too_far(&[probe(), with(1)]), None);
-        let told = "too far for a look of one second: a l0 to b l0 (600 ms)\n";
-        assert_eq!(too_far(&[with(1), with(600)]).unwrap(), told);
+        let expected = "too far for a look of one second: a l0 to b l0 (600 ms)\n";
+        assert_eq!(too_far(&[with(1), with(600)]).unwrap(), expected);
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn rdma_ports(links: &[LinkProgress], paint: Paint) -> Vec<String> {
     links.iter().filter_map(line).map(|line| paint.dim(&line)).collect()
 }
 
-/// Long enough for the word that stands in its place while a link is tried.
+/// Long enough for the word in its place while a link is tried.
 const BAR_MIN: usize = 7;
 const BAR_MAX: usize = 24;
 

@@ -78,8 +78,10 @@ fn a_report_of_stream_mode_names_the_mode_and_the_reason() {
     streams.stream_channels = Some(2);
     streams.mode_reason = Some("direct: no, because RAM is its own".into());
     let drawn = report(&streams, 100, Paint::PLAIN);
-    for said in ["stream mode with 2 parallel channels", "rest of RAM, device state", "direct: no, because"] {
-        assert!(drawn.contains(said), "{said} is not in\n{drawn}");
+    for expected in
+        ["stream mode with 2 parallel channels", "rest of RAM, device state", "direct: no, because"]
+    {
+        assert!(drawn.contains(expected), "{expected} is not in\n{drawn}");
     }
 }
 

@@ -119,7 +119,7 @@ pub fn report() -> Report {
             hole_bytes: 4 * GIB,
         },
         disks: None,
-        shared_on_operators_word: Vec::new(),
+        shared_by_assertion: Vec::new(),
         arrived_paused: false,
         goodput_bytes_per_s: 492_000_000,
         links: vec![link("eth1", 1, 2260 * MIB, 0, 12), link("eth2", 2, 1553 * MIB, 1, 431)],

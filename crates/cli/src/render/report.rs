@@ -77,7 +77,7 @@ fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
         table.row([
             name,
             bytes(round.bytes),
-            round.duration_us.map_or_else(|| "broken off".to_owned(), time_us),
+            round.duration_us.map_or_else(|| "incomplete".to_owned(), time_us),
             round.duration_us.map_or_else(String::new, |time| bit_rate(per_second(round.bytes, time))),
             round.dirty_bytes_after.map_or_else(String::new, bytes),
         ]);
@@ -150,7 +150,7 @@ fn blackout(split: &BlackoutSplit, mode: Mode, room: usize, paint: Paint) -> Vec
             continue;
         }
         let name = match (mode, name) {
-            // They come in one stream there, and nobody sees where the one ends.
+            // They come in one stream there, and the end of the one is not visible.
             (Mode::Stream, "device state") => "rest of RAM, device state",
             _ => name,
         };
@@ -193,9 +193,9 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
             ),
         );
     }
-    if !report.shared_on_operators_word.is_empty() {
-        let named = clean(&report.shared_on_operators_word.join(", "));
-        row("Shared", format!("{named}: not proved, on the operator's word (--shared-storage)"));
+    if !report.shared_by_assertion.is_empty() {
+        let named = clean(&report.shared_by_assertion.join(", "));
+        row("Shared", format!("{named}: not proved, asserted by the operator (--shared-storage)"));
     }
     let mode = match (report.mode, report.stream_channels) {
         (Mode::Direct, _) => "direct mode".to_owned(),
@@ -203,7 +203,7 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
         (Mode::Stream, Some(channels)) => format!("stream mode with {channels} parallel channels"),
     };
     match report.goodput_bytes_per_s {
-        // Broken off before the copy had carried anything that counts.
+        // Ended before the copy had carried anything that counts.
         0 => row("Mode", mode),
         rate => row("Goodput", format!("{} during the copy, {mode}", bit_rate(rate))),
     }

@@ -108,9 +108,9 @@ fn a_far_link_is_reachable_and_only_its_round_trip_is_named() {
         let (title, mut places) = only(wrong(&document), "round-trip-long", &about);
         places.sort();
         assert_eq!(places, ["a l1", "b l1"], "{about}: {title}");
-        let told = format!("is {}.", there + back);
+        let round_trip = format!("is {}.", there + back);
         let slow = there == back || title.ends_with("the way to b is the slow one");
-        assert!(title.contains(&told) && title.contains("over l0") && slow, "{about}: {title}");
+        assert!(title.contains(&round_trip) && title.contains("over l0") && slow, "{about}: {title}");
     }
     let _forwarder = stage.lab.forward(1, [0, 1], far(200, 200, 0)).unwrap();
     let (_, document) = stage.doctor(&[]);
@@ -192,8 +192,8 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
     // It is still known where the address was.
     stage.on(0, &["ip", "neighbour", "flush", "dev", "l1"]);
 
-    stage.on(1, &["ip", "route", "add", "default", "via", &nobody(&stage), "dev", "l0"]);
-    let (title, places) = only(stage.wrong(&["--quick"]), "gateway-dead", "a route to nobody");
+    stage.on(1, &["ip", "route", "add", "default", "via", &unused_address(&stage), "dev", "l0"]);
+    let (title, places) = only(stage.wrong(&["--quick"]), "gateway-dead", "a route to an unused address");
     assert_eq!(places, ["b l0"], "{title}");
     stage.on(1, &["ip", "route", "del", "default"]);
 
@@ -218,7 +218,7 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
 }
 
 /// An address of the first link that no host has.
-pub(crate) fn nobody(stage: &Stage) -> String {
+pub(crate) fn unused_address(stage: &Stage) -> String {
     let ours = stage.agents[0].address(0).ip().to_string();
     let (network, _) = ours.rsplit_once('.').unwrap();
     format!("{network}.250")

@@ -3,13 +3,13 @@
 use serde_json::Value;
 
 use crate::page::Page;
-use crate::{INTENT, SETTABLE, Stage, judged::nobody};
+use crate::{INTENT, SETTABLE, Stage, judged::unused_address};
 
 #[test]
 fn every_document_matches_its_schema() {
     let stage = Stage::with(2, &[1000, 1000], SETTABLE);
     stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);
-    stage.on(1, &["ip", "route", "add", "default", "via", &nobody(&stage), "dev", "l0"]);
+    stage.on(1, &["ip", "route", "add", "default", "via", &unused_address(&stage), "dev", "l0"]);
     let other = stage.agents[1].address(0).to_string();
     let file = stage.lab.directory().join("qos.toml");
     std::fs::write(&file, INTENT).unwrap();

@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::stage::{Ended, LONG, Stage};
 use super::{SLOW, copies, ignores_shared, stayed, wait_put_back};
 
-fn says(ended: &Ended, code: i32, words: &str) {
+fn fails_with(ended: &Ended, code: i32, words: &str) {
     assert_eq!(ended.code, Some(code), "{words}: {ended:#?}");
-    let said = ended.last()["error"]["message"].as_str().unwrap();
-    assert!(said.contains(words), "{words}: {said}");
+    let message = ended.last()["error"]["message"].as_str().unwrap();
+    assert!(message.contains(words), "{words}: {message}");
 }
 
 /// A definition of it with memory that was saved long ago, at the destination.
@@ -28,9 +28,9 @@ fn old_memory_there(stage: &Stage) {
 #[test]
 fn a_domain_is_moved_by_its_name_its_id_or_its_uuid_in_the_state_that_it_has() {
     let mut stage = Stage::shared(LibvirtVersion::Eleven, None);
-    says(&stage.start_named(0, "nobody", &[]).end(), 4, "no domain nobody");
+    fails_with(&stage.start_named(0, "nobody", &[]).end(), 4, "no domain nobody");
     old_memory_there(&stage);
-    says(&stage.start_bare(0, &["--mode", "direct"]).end(), 4, "managed save");
+    fails_with(&stage.start_bare(0, &["--mode", "direct"]).end(), 4, "managed save");
     assert!(!ignores_shared(&stage, 0));
     stage.libvirts[1].virsh(&["undefine", "g", "--managed-save"]).unwrap();
 
@@ -45,7 +45,7 @@ fn a_domain_is_moved_by_its_name_its_id_or_its_uuid_in_the_state_that_it_has() {
     // Back, suspended: by libvirt's own migration, and not resumed there.
     stage.libvirts[1].virsh(&["suspend", "g"]).unwrap();
     let uuid = stage.libvirts[1].virsh(&["domuuid", "g"]).unwrap();
-    says(&stage.start_named(1, uuid.trim(), &["--mode", "direct"]).end(), 4, "paused");
+    fails_with(&stage.start_named(1, uuid.trim(), &["--mode", "direct"]).end(), 4, "paused");
     let ended = stage.start_named(1, uuid.trim(), &[]).end();
     assert_eq!(ended.code, Some(0), "suspended: {ended:#?}");
     assert_eq!(ended.last()["state"], "paused", "{ended:#?}");
@@ -69,7 +69,7 @@ fn of_two_commands_for_a_domain_one_moves_it_and_the_other_harms_nothing() {
         }
         for second in ["direct", "stream"] {
             let refused = stage.start_bare(0, &["--mode", second]).end();
-            says(&refused, 4, "already moved");
+            fails_with(&refused, 4, "already moved");
             assert_eq!(ignores_shared(&stage, 0), first == "direct", "{first}, {second}");
         }
         stage.libvirts[0].virsh(&["domjobabort", "g"]).unwrap();
@@ -117,8 +117,8 @@ fn a_libvirt_that_ends_is_no_unknown_domain() {
     kill_libvirt(&stage, 0);
     let ended = moving.end();
     assert_eq!(ended.code, Some(1), "{ended:#?}");
-    let said = format!("{ended:?}");
-    assert!(!said.contains("does not know"), "{said}");
+    let message = format!("{ended:?}");
+    assert!(!message.contains("does not know"), "{message}");
     // The first to ask is the one that waits for it to be back.
     let deadline = Instant::now() + LONG;
     while stage.state(0).is_none() {
@@ -143,8 +143,8 @@ fn a_libvirt_that_ends_is_no_unknown_domain() {
         }
     };
     assert!(at == 1 || ended.code != Some(0), "{ended:#?}");
-    let said = format!("{ended:?}");
-    assert!(ended.code == Some(0) || said.contains("virsh domstate"), "{said}");
+    let message = format!("{ended:?}");
+    assert!(ended.code == Some(0) || message.contains("virsh domstate"), "{message}");
     wait_put_back(&stage, at);
     if at == 1 {
         stage.arrived(1);

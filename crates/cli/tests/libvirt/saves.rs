@@ -42,9 +42,9 @@ impl Job {
 
     /// What it says if it fails.
     fn end(mut self) -> Result<(), String> {
-        let mut said = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        if self.0.wait().unwrap().success() { Ok(()) } else { Err(said) }
+        let mut message = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+        if self.0.wait().unwrap().success() { Ok(()) } else { Err(message) }
     }
 }
 
@@ -106,9 +106,9 @@ fn is_saved_when_it_is_given_up(stage: &Stage) {
         }
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "{job:?}: {ended:#?}");
-        if let Err(said) = waiting.end() {
+        if let Err(message) = waiting.end() {
             // Refused, and nothing saved: libvirt lets a job wait for 30 s (QEMU_JOB_WAIT_TIME), which a busy machine may need.
-            println!("{job:?} was refused: {said}");
+            println!("{job:?} was refused: {message}");
             Job::start(stage, 0, job).end().unwrap();
         }
         match job[0] {

@@ -30,7 +30,7 @@ pub struct Stage {
     pub libvirts: Vec<Libvirt>,
     pub console: Console,
     /// What it said at hosts that it has left, in order.
-    said: Vec<PathBuf>,
+    consoles: Vec<PathBuf>,
     /// Passes in which the guest has checked all of its memory.
     passes: u64,
     pub lab: Lab,
@@ -74,7 +74,7 @@ impl Stage {
 
     /// Starts a domain that direct mode can move, at the first host.
     pub fn begin(&mut self, guest: &GuestSpec) {
-        self.said.clear();
+        self.consoles.clear();
         for libvirt in &self.libvirts {
             let _ = std::fs::remove_file(libvirt.console("g"));
         }
@@ -105,7 +105,7 @@ impl Stage {
         let agents =
             libvirts.iter().map(|libvirt| Agent::start(libvirt.host(), options(allowed)).unwrap()).collect();
         let console = Console::new([libvirts[0].console("g")]);
-        Stage { agents, libvirts, console, said: Vec::new(), passes: 2, lab, _one: one }
+        Stage { agents, libvirts, console, consoles: Vec::new(), passes: 2, lab, _one: one }
     }
 
     /// A disk without content, for what comes to this host.
@@ -127,10 +127,10 @@ impl Stage {
     /// What it said at the other host ends here; if it comes back it begins a new file there.
     pub fn arrived(&mut self, host: usize) {
         let left = &self.libvirts[1 - host];
-        let said = left.images().join(format!("said{}", self.said.len()));
-        std::fs::rename(left.console("g"), &said).unwrap();
-        self.said.push(said);
-        self.console = Console::new(self.said.iter().cloned().chain([self.libvirts[host].console("g")]));
+        let left_behind = left.images().join(format!("console{}", self.consoles.len()));
+        std::fs::rename(left.console("g"), &left_behind).unwrap();
+        self.consoles.push(left_behind);
+        self.console = Console::new(self.consoles.iter().cloned().chain([self.libvirts[host].console("g")]));
     }
 
     fn command(&self, from: usize, more: &[&str]) -> Command {
@@ -208,7 +208,7 @@ impl Stage {
     }
 
     /// Waits until libvirt has stopped the domain for its switch-over, or has moved it already.
-    pub fn wait_stands(&self, from: usize) {
+    pub fn wait_stopped(&self, from: usize) {
         let deadline = Instant::now() + LONG;
         while self.state(from).as_deref() == Some("running") {
             assert!(Instant::now() < deadline, "it is not stopped");
@@ -314,10 +314,10 @@ impl Moving {
     fn new(mut child: Child) -> Moving {
         let lines = Arc::<Mutex<Vec<Value>>>::default();
         let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-        let told = lines.clone();
+        let sink = lines.clone();
         let out = std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+                sink.lock().unwrap().push(serde_json::from_str(&line).unwrap());
             }
             String::new()
         });

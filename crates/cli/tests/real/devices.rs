@@ -91,10 +91,10 @@ impl Devices {
 }
 
 /// The migration is refused in such words, and nothing was written.
-fn is_refused(stage: &Stage, said: &str, untouched: &Path) {
+fn is_refused(stage: &Stage, message: &str, untouched: &Path) {
     let before = std::fs::read(untouched).unwrap();
     let failure = ended(&stage.migrate(&COPY).finish()).failed(REFUSED);
-    assert!(failure["message"].as_str().unwrap().contains(said), "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains(message), "{failure}");
     assert_eq!(
         (&failure["code"], &failure["guest_state"]),
         (&"resource_missing".into(), &"runs_at_source".into())
@@ -117,7 +117,7 @@ fn opened_directly(stage: &Stage, path: &Path) -> bool {
     flags.iter().all(|flags| flags & O_DIRECT != 0)
 }
 
-/// Whether somebody else could take a device for its own, as mounts do.
+/// Whether another program could claim a device, as mounts do.
 fn is_free(device: &Device) -> bool {
     File::options().read(true).custom_flags(O_EXCL).open(device.name()).is_ok()
 }
@@ -172,7 +172,7 @@ fn block_devices_go_to_devices_and_files_and_back() {
         opened_directly(&stage, busy_there.block.device())
             && !opened_directly(&stage, idle_there.block.device())
     );
-    assert!(!is_free(busy_there) && !is_free(idle_there), "somebody could mount it now");
+    assert!(!is_free(busy_there) && !is_free(idle_there), "another program could mount it now");
     let report = ended(&migration.finish()).completed();
     assert_eq!(report["disks"]["count"], 2);
     stage.arrived();
@@ -223,7 +223,7 @@ fn block_devices_go_to_devices_and_files_and_back() {
     stage.guest_goes_on();
 }
 
-/// Both hosts are one machine here, so whoever claims the device does so at the destination too.
+/// Both hosts are one machine here, so a claim of the device holds at the destination too.
 #[test]
 fn a_shared_device_that_the_destination_host_uses_is_refused() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -116,7 +116,7 @@ impl Stage {
         answer.map_or("none".into(), |answer| answer["status"].as_str().unwrap_or("?").to_owned())
     }
 
-    pub fn tell(&self, host: usize, command: &str) {
+    pub fn command(&self, host: usize, command: &str) {
         self.qmp(host).execute(command, json!({})).unwrap();
     }
 
@@ -176,7 +176,7 @@ impl Stage {
     }
 
     /// The ends of both agents' logs.
-    pub fn told(&self) -> String {
+    pub fn logs(&self) -> String {
         self.agents.iter().map(|agent| super::tail(&agent.log().to_owned())).collect()
     }
 
@@ -192,7 +192,7 @@ impl Stage {
                 return found;
             }
             if Instant::now() > end {
-                panic!("never: {what}\n{}", self.told());
+                panic!("never: {what}\n{}", self.logs());
             }
             std::thread::sleep(Duration::from_millis(50));
         }

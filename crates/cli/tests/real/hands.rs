@@ -1,4 +1,4 @@
-//! What somebody does with a guest at another monitor, around commit.
+//! What another client does with a guest at another monitor, around commit.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn a_guest_resumed_at_the_source_before_commit_runs_there_only() {
     stage.only(0, "in_doubt");
     cont(&monitor);
     stage.cut_all(false);
-    let held = stage.until("it is told", || {
+    let held = stage.until("it is reported", || {
         let shown = stage.only(0, "in_doubt");
         shown["note"].as_str()?.contains("resumed here by another program").then_some(shown)
     });
@@ -59,7 +59,7 @@ fn disk(hands: &mut Qmp) -> (String, String) {
     (text(&drive["inserted"]["node-name"]), text(&drive["device"]))
 }
 
-/// A backup that goes on for as long as nobody ends it.
+/// A backup that goes on until it is ended.
 fn backup(hands: &mut Qmp, folder: &Path) {
     let (node, _) = disk(hands);
     let target = folder.join("backup.img");

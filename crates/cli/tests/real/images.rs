@@ -135,12 +135,12 @@ fn changed_during(stage: &Stage, folder: &Path, migration: Migration, began: Han
     stage.wait_guests_at_destination(0, Duration::from_secs(30));
 }
 
-fn refused_before(stage: &Stage, arguments: &[&str], said: &str) {
+fn refused_before(stage: &Stage, arguments: &[&str], message: &str) {
     let to = stage.destination_address();
     let all = [&["migrate", "g", "--to", &to, "--json"], arguments].concat();
     let (exit, text) = stage.linerate_at_source(&all);
     assert_ne!(exit, 0, "{text}");
-    assert!(text.contains("not_migratable") && text.contains(said), "{text}");
+    assert!(text.contains("not_migratable") && text.contains(message), "{text}");
     stage.guest_goes_on();
 }
 
@@ -190,7 +190,7 @@ fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
     for name in ["cd.iso", "other.iso", "medium1.iso", "medium2.iso"] {
         std::fs::copy(folder.join(name), there.join(name)).unwrap();
     }
-    // By the job, for nothing tells of a disk's copy before its first second is over.
+    // By the job, for nothing reports a disk's copy before its first second is over.
     let copies: Hands = |qmp, _| wait_job(qmp, "linerate-disk-1");
     let change: Hands = |qmp, folder| insert(qmp, &folder.join("other.iso"));
     changed_during(&stage, &folder, stage.migrate(&ARRIVE), copies, change);

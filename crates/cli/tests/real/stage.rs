@@ -401,7 +401,7 @@ impl Migration {
         while !self.seen.iter().any(&wanted) {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(event) => self.seen.push(event),
-                Err(error) => panic!("{error}: the event never came\n{}", self.told()),
+                Err(error) => panic!("{error}: the event never came\n{}", self.logs()),
             }
         }
     }
@@ -420,11 +420,11 @@ impl Migration {
         }
         let status = self.child.wait().unwrap();
         let mut seen = std::mem::take(&mut self.seen);
-        seen.push(serde_json::json!({ "kind": "exit", "code": status.code(), "told": self.told() }));
+        seen.push(serde_json::json!({ "kind": "exit", "code": status.code(), "logs": self.logs() }));
         seen
     }
 
-    fn told(&self) -> String {
+    fn logs(&self) -> String {
         self.logs.iter().map(tail).collect()
     }
 }
@@ -462,7 +462,7 @@ fn plain_disk_mbps(program: GuestProgram) -> u64 {
 pub struct End {
     pub exit: Option<i64>,
     finished: Value,
-    told: String,
+    logs: String,
 }
 
 /// The end of a list of events.
@@ -470,21 +470,21 @@ pub fn ended(events: &[Value]) -> End {
     let find =
         |kind: &str| events.iter().rev().find(|event| event["kind"] == kind).cloned().unwrap_or(Value::Null);
     let exit = find("exit");
-    let told = exit["told"].as_str().unwrap_or_default().to_owned();
-    End { exit: exit["code"].as_i64(), finished: find("finished"), told }
+    let logs = exit["logs"].as_str().unwrap_or_default().to_owned();
+    End { exit: exit["code"].as_i64(), finished: find("finished"), logs }
 }
 
 impl End {
     /// The report of a migration that succeeded.
     pub fn completed(&self) -> Value {
-        assert_eq!(self.exit, Some(0), "{:#}\n{}", self.finished["error"], self.told);
+        assert_eq!(self.exit, Some(0), "{:#}\n{}", self.finished["error"], self.logs);
         assert_eq!(self.finished["outcome"], "completed");
         self.finished["report"].clone()
     }
 
     /// The error of one that did not.
     pub fn failed(&self, exit: i64) -> Value {
-        assert_eq!(self.exit, Some(exit), "{:#}\n{}", self.finished, self.told);
+        assert_eq!(self.exit, Some(exit), "{:#}\n{}", self.finished, self.logs);
         self.finished["error"].clone()
     }
 }

@@ -196,7 +196,7 @@ async fn events(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -
     ([(header::CONTENT_TYPE, NDJSON)], body).into_response()
 }
 
-/// Sends the recorded events in their time; ends when nobody listens.
+/// Sends the recorded events in their time; ends when the client has closed the connection.
 async fn play(agent: &Agent, guest: &str, sender: mpsc::Sender<Result<Bytes, std::io::Error>>) {
     let mut cancelled = agent.cancelled.subscribe();
     let mut played_us = 0;

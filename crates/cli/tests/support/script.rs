@@ -182,7 +182,7 @@ impl Tape {
                 hole_bytes: 4 * GIB,
             },
             disks: None,
-            shared_on_operators_word: Vec::new(),
+            shared_by_assertion: Vec::new(),
             arrived_paused: false,
             goodput_bytes_per_s: sent * 1_000_000 / copy_us.max(1),
             links: (0..2u16).map(|id| self.link_totals(id)).collect(),

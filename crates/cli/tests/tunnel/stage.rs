@@ -199,7 +199,7 @@ impl Bytes {
 const BLOCK: usize = 64 << 10;
 
 /// Writes so many blocks of random bytes.
-pub fn say(mut socket: impl Write, seed: u64, blocks: usize) {
+pub fn send(mut socket: impl Write, seed: u64, blocks: usize) {
     let (mut bytes, mut block) = (Bytes(seed), vec![0; BLOCK]);
     for _ in 0..blocks {
         bytes.fill(&mut block);
@@ -215,7 +215,7 @@ pub fn receive(mut socket: impl Read, seed: u64, blocks: usize) {
         socket.read_exact(&mut got).unwrap();
         assert!(got == wanted, "stream {seed}: block {block} differs");
     }
-    assert_eq!(socket.read(&mut got).unwrap(), 0, "stream {seed}: more came than was said");
+    assert_eq!(socket.read(&mut got).unwrap(), 0, "stream {seed}: more was received than was sent");
 }
 
 pub fn gone(path: &Path) -> bool {

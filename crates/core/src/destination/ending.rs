@@ -1,4 +1,4 @@
-//! Faults, the end of the incoming QEMU, and what happens when the source is gone.
+//! Faults, the end of the incoming QEMU, and what happens when the source is lost.
 
 use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
@@ -7,7 +7,7 @@ use crate::{Code, Fault, Message, Side, Time};
 
 impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
-    /// [`Destination::give_up`]. Nobody can have it back if the source does not answer: then it is tried again.
+    /// [`Destination::give_up`]. If the source does not answer, the guest cannot return: then it is tried again.
     pub(super) fn cannot_run(&mut self, now: Time, fault: Fault) {
         let has_copy = self.source_has_copy(now);
         let State::Resuming { retry_at } = &mut self.state else { return };
@@ -19,8 +19,8 @@ impl Destination {
         }
     }
 
-    /// Whether the guest ran is not known, or it did: nobody may resume it without asking, so the source is told by its
-    /// next question. That it runs is not said any more.
+    /// Whether the guest ran is not known, or it did: it may not be resumed without a question, so the source learns
+    /// that by its next question. That it runs is not reported any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
             self.gone = true;
@@ -45,7 +45,7 @@ impl Destination {
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         match &self.state {
-            // Discarding: if the journal did not take it, the guest is ended all the same before anybody is told, and
+            // Discarding: if the journal did not take it, the guest is ended all the same before any report, and
             // after a crash the journal still says that nothing was committed, which is as good.
             State::Discarding { .. } | State::Closing { .. } | State::Ended => {}
             _ if self.committed => {}

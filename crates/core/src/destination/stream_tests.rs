@@ -16,39 +16,39 @@ impl Driver {
         machine.handle(Time::ZERO, Event::PathUp(PATH));
         let mut driver = Driver { machine, sequence: 0 };
         driver.receive(Message::Offer { guest: "g".into(), description: "{}".into(), mode: Ok(mode) });
-        driver.tell(Event::Admitted(Vec::new()));
+        driver.handle(Event::Admitted(Vec::new()));
         driver
     }
 
     fn streaming() -> Driver {
         let mut driver = Driver::offered(Mode::Streams { channels: 3 });
         assert!(driver.receive(Message::Prepare).contains(&Action::Prepare));
-        assert!(says(
-            &driver.tell(Event::StreamsPrepared(settings())),
+        assert!(sends(
+            &driver.handle(Event::StreamsPrepared(settings())),
             &Message::StreamsPrepared(settings())
         ));
         driver
     }
 
-    fn tell(&mut self, event: Event) -> Vec<Action> {
+    fn handle(&mut self, event: Event) -> Vec<Action> {
         self.machine.handle(Time::ZERO, event);
         std::iter::from_fn(|| self.machine.poll_action(Time::ZERO)).collect()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
         self.sequence += 1;
-        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+        self.handle(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
     /// The source's guest has stopped, its disks are the same, and everything was taken.
     fn load(&mut self) {
         let checks = self.receive(Message::Stopped { was_running: true, disks: "[]".into() });
         assert!(checks.contains(&Action::CheckDisks("[]".into())), "{checks:?}");
-        self.tell(Event::DisksChecked);
-        let notes = self.tell(Event::DeviceStateLoaded);
+        self.handle(Event::DisksChecked);
+        let notes = self.handle(Event::DeviceStateLoaded);
         assert!(notes.contains(&Action::Journal(DestinationPhase::Loaded)), "{notes:?}");
-        assert!(!says(&notes, &Message::Loaded), "not before it is on disk");
-        assert!(says(&self.tell(Event::Journaled(DestinationPhase::Loaded)), &Message::Loaded));
+        assert!(!sends(&notes, &Message::Loaded), "not before it is on disk");
+        assert!(sends(&self.handle(Event::Journaled(DestinationPhase::Loaded)), &Message::Loaded));
     }
 
     fn fault(&self) -> Option<Code> {
@@ -60,7 +60,7 @@ fn settings() -> StreamSettings {
     StreamSettings { channels: 2, return_path: true, zero_pages_in_channels: true }
 }
 
-fn says(actions: &[Action], wanted: &Message) -> bool {
+fn sends(actions: &[Action], wanted: &Message) -> bool {
     actions.iter().any(
         |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if message == wanted),
     )
@@ -79,7 +79,7 @@ fn a_guest_that_took_its_streams_runs_only_after_commit_is_in_the_journal() {
     assert!(commits.contains(&Action::Journal(DestinationPhase::Committed)), "{commits:?}");
     let run = Action::Run { was_running: true };
     assert!(!commits.contains(&run), "{commits:?}");
-    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
+    assert!(driver.handle(Event::Journaled(DestinationPhase::Committed)).contains(&run));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn modes_are_not_mixed() {
     ] {
         let mut driver = Driver::offered(mode.clone());
         driver.receive(Message::Prepare);
-        driver.tell(event);
+        driver.handle(event);
         assert_eq!(driver.fault(), Some(Code::Internal), "{mode:?}");
     }
     for message in [Message::RamComplete { digest: None }, Message::DeviceState { bytes: vec![1] }] {
@@ -114,7 +114,7 @@ fn stream_messages_pass_in_both_directions() {
     }
     let fence = Message::Fence { channel: 5 };
     for message in [note, fence] {
-        assert!(says(&driver.tell(Event::SendStreamMessage(message.clone())), &message));
+        assert!(sends(&driver.handle(Event::SendStreamMessage(message.clone())), &message));
     }
 }
 
@@ -122,24 +122,24 @@ fn stream_messages_pass_in_both_directions() {
 fn a_fault_while_streams_come_ends_the_waiting_guest() {
     let mut driver = Driver::streaming();
     let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "injected");
-    let actions = driver.tell(Event::Failed(fault.clone()));
+    let actions = driver.handle(Event::Failed(fault.clone()));
     assert_eq!(actions, [Action::Journal(DestinationPhase::Aborted), Action::Discard]);
-    assert!(says(&driver.tell(Event::Discarded), &Message::Abort(fault)));
+    assert!(sends(&driver.handle(Event::Discarded), &Message::Abort(fault)));
 }
 
 #[test]
 fn a_peer_that_breaks_the_rules_of_streams_makes_nothing_run_twice() {
     let violation = || Fault::new(Code::ProtocolViolation, Step::Commit, Side::Source, "a note out of place");
     let mut driver = Driver::streaming();
-    driver.tell(Event::ReceivingFailed(violation()));
+    driver.handle(Event::ReceivingFailed(violation()));
     assert_eq!(driver.fault(), Some(Code::ProtocolViolation));
 
     let mut driver = Driver::streaming();
     driver.load();
     driver.receive(Message::Commit);
     let run = Action::Run { was_running: true };
-    assert!(driver.tell(Event::Journaled(DestinationPhase::Committed)).contains(&run));
-    let mut later = driver.tell(Event::ReceivingFailed(violation()));
+    assert!(driver.handle(Event::Journaled(DestinationPhase::Committed)).contains(&run));
+    let mut later = driver.handle(Event::ReceivingFailed(violation()));
     driver.machine.handle(Time::ZERO + Duration::from_secs(2), Event::Tick);
     later.extend(std::iter::from_fn(|| driver.machine.poll_action(Time::ZERO)));
     assert!(!later.contains(&run), "the guest is being started already: {later:?}");

@@ -79,14 +79,14 @@ impl Driver {
         Driver { machine, sequence: 0, now: ms(1) }
     }
 
-    fn tell(&mut self, event: Event) -> Vec<Action> {
+    fn handle(&mut self, event: Event) -> Vec<Action> {
         self.machine.handle(self.now, event);
         self.actions()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
         self.sequence += 1;
-        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+        self.handle(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
     fn actions(&mut self) -> Vec<Action> {
@@ -98,25 +98,25 @@ impl Driver {
         let mut driver = Driver::new();
         let path: [(At, Onward); 11] = [
             (Admitting, |d| d.receive(offer())),
-            (Admitted, |d| d.tell(Event::Admitted(vec![]))),
+            (Admitted, |d| d.handle(Event::Admitted(vec![]))),
             (Preparing, |d| d.receive(Message::Prepare)),
-            (Receiving, |d| d.tell(Event::Prepared { regions: vec![], touched: vec![] })),
+            (Receiving, |d| d.handle(Event::Prepared { regions: vec![], touched: vec![] })),
             (Sealing, |d| {
                 d.receive(stopped());
-                d.tell(Event::DisksChecked);
+                d.handle(Event::DisksChecked);
                 d.receive(Message::RamComplete { digest: None })
             }),
-            (Loading, |d| d.tell(Event::Sealed(None))),
+            (Loading, |d| d.handle(Event::Sealed(None))),
             (JournalingLoaded, |d| d.load()),
-            (Loaded, |d| d.tell(Event::Journaled(DestinationPhase::Loaded))),
+            (Loaded, |d| d.handle(Event::Journaled(DestinationPhase::Loaded))),
             (Journaling, |d| d.receive(Message::Commit)),
-            (Resuming, |d| d.tell(Event::Journaled(DestinationPhase::Committed))),
-            (Running, |d| d.tell(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO })),
+            (Resuming, |d| d.handle(Event::Journaled(DestinationPhase::Committed))),
+            (Running, |d| d.handle(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO })),
         ];
         if matches!(state, Discarding | Closing | Ended) {
-            driver.tell(Event::Cancel);
+            driver.handle(Event::Cancel);
             if state != Discarding {
-                driver.tell(Event::Discarded);
+                driver.handle(Event::Discarded);
             }
             if state == Ended {
                 driver.receive(Message::Aborted);
@@ -136,7 +136,7 @@ impl Driver {
     /// All device state comes and is loaded.
     fn load(&mut self) -> Vec<Action> {
         self.receive(Message::DeviceStateEnd { total: 0 });
-        self.tell(Event::DeviceStateLoaded)
+        self.handle(Event::DeviceStateLoaded)
     }
 
     fn fault(&self) -> Option<&Fault> {
@@ -167,7 +167,7 @@ fn runs() -> Event {
     Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO }
 }
 
-fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
+fn sends(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
     actions.iter().any(
         |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if wanted(message)),
     )
@@ -241,7 +241,7 @@ fn check_unexpected(mut driver: Driver, state: At, actions: &[Action], code: Cod
             assert_eq!(driver.fault().map(|fault| fault.code), Some(code), "{what} in {state:?}");
             let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
             assert!(actions.starts_with(&expected), "{what} in {state:?}: {actions:?}");
-            driver.tell(Event::Discarded);
+            driver.handle(Event::Discarded);
             assert_eq!(driver.machine.outcome(), Outcome::Aborted);
         }
     }
@@ -271,7 +271,7 @@ fn every_event_in_every_state() {
         for (event, expected) in events() {
             let what = format!("{event:?}");
             let mut driver = Driver::at(state);
-            let actions = driver.tell(event);
+            let actions = driver.handle(event);
             if expected.contains(&state) {
                 assert!(!actions.contains(&Action::Discard), "{what} in {state:?}: {actions:?}");
             } else {
@@ -286,18 +286,18 @@ fn a_failure_before_commit_is_reported_after_the_guest_was_discarded() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         if state == Journaling {
-            driver.tell(Event::CommitAgain { copy: true });
+            driver.handle(Event::CommitAgain { copy: true });
         }
-        let actions = driver.tell(Event::Failed(fault(Code::JournalFailed)));
+        let actions = driver.handle(Event::Failed(fault(Code::JournalFailed)));
         let expected = [Action::Journal(DestinationPhase::Aborted), Action::Discard];
         assert!(actions.starts_with(&expected), "{state:?}: {actions:?}");
-        assert_eq!(driver.machine.outcome(), Outcome::Pending, "{state:?}: not before the guest is gone");
-        let told = driver.tell(Event::Discarded);
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "{state:?}: not before the guest has ended");
+        let actions = driver.handle(Event::Discarded);
         let abort = |action: &Action| {
             matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Abort(f), .. })
                 if *f == fault(Code::JournalFailed))
         };
-        assert!(told.iter().any(abort), "{state:?}: {told:?}");
+        assert!(actions.iter().any(abort), "{state:?}: {actions:?}");
         assert_eq!(driver.machine.outcome(), Outcome::Aborted, "{state:?}");
     }
 }
@@ -313,7 +313,7 @@ fn a_cancellation_names_the_step_and_the_side() {
     ];
     for (state, step) in steps {
         let mut driver = Driver::at(state);
-        driver.tell(Event::Cancel);
+        driver.handle(Event::Cancel);
         let fault = driver.fault().expect("gives up");
         assert_eq!(
             (fault.code, fault.step, fault.side),
@@ -327,15 +327,15 @@ fn a_cancellation_names_the_step_and_the_side() {
 fn once_committed_only_what_its_hypervisor_reports_ends_the_guest() {
     for (state, outcome) in [(Resuming, Outcome::Pending), (Running, Outcome::Committed)] {
         let mut driver = Driver::at(state);
-        let mut actions = driver.tell(Event::Cancel);
-        actions.extend(driver.tell(Event::RolledBackAtSource));
-        actions.extend(driver.tell(Event::Resolve(false)));
+        let mut actions = driver.handle(Event::Cancel);
+        actions.extend(driver.handle(Event::RolledBackAtSource));
+        actions.extend(driver.handle(Event::Resolve(false)));
         actions.extend(driver.receive(Message::Abort(fault(Code::Cancelled))));
-        actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
-        driver.tell(Event::PathLost(PATH));
-        actions.extend(driver.tell(Event::Resolve(false)));
+        actions.extend(driver.handle(Event::Failed(fault(Code::HypervisorFailed))));
+        driver.handle(Event::PathLost(PATH));
+        actions.extend(driver.handle(Event::Resolve(false)));
         driver.now = ms(3_600_000);
-        actions.extend(driver.tell(Event::Tick));
+        actions.extend(driver.handle(Event::Tick));
         assert!(!actions.contains(&Action::Discard), "{state:?}: {actions:?}");
         assert_eq!(driver.machine.outcome(), outcome, "{state:?}");
     }
@@ -345,7 +345,7 @@ fn once_committed_only_what_its_hypervisor_reports_ends_the_guest() {
 fn without_the_sources_last_message_the_session_is_closed_all_the_same() {
     let mut driver = Driver::at(Running);
     driver.now = driver.now + Config::default().finish_timeout;
-    let actions = driver.tell(Event::Tick);
+    let actions = driver.handle(Event::Tick);
     assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
     assert_eq!(driver.machine.outcome(), Outcome::Committed);
 }
@@ -356,7 +356,7 @@ fn a_commit_not_yet_in_the_journal_can_be_revoked_and_is_never_written() {
     driver.sequence += 1;
     let commit = Event::Received { path: PATH, sequence: driver.sequence, message: Message::Commit };
     driver.machine.handle(driver.now, commit);
-    let actions = driver.tell(Event::RolledBackAtSource);
+    let actions = driver.handle(Event::RolledBackAtSource);
     assert!(!actions.contains(&Action::Journal(DestinationPhase::Committed)), "{actions:?}");
     assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
 }
@@ -365,9 +365,9 @@ fn a_commit_not_yet_in_the_journal_can_be_revoked_and_is_never_written() {
 fn an_orphan_gives_up_unless_the_source_may_have_committed() {
     for state in ALL {
         let mut driver = Driver::at(state);
-        driver.tell(Event::PathLost(PATH));
+        driver.handle(Event::PathLost(PATH));
         driver.now = driver.now + Config::default().orphan_timeout;
-        let actions = driver.tell(Event::Tick);
+        let actions = driver.handle(Event::Tick);
         let gives_up =
             BEFORE_COMMIT.contains(&state) && !matches!(state, JournalingLoaded | Loaded | Journaling);
         assert_eq!(actions.contains(&Action::Discard), gives_up, "{state:?}: {actions:?}");
@@ -378,13 +378,13 @@ fn an_orphan_gives_up_unless_the_source_may_have_committed() {
 fn a_roll_back_notice_is_heeded_unless_it_is_committed() {
     for state in ALL {
         let mut driver = Driver::at(state);
-        let actions = driver.tell(Event::RolledBackAtSource);
+        let actions = driver.handle(Event::RolledBackAtSource);
         let gives_up = BEFORE_COMMIT.contains(&state) && state != Journaling;
         assert_eq!(actions.contains(&Action::Discard), gives_up, "{state:?}: {actions:?}");
         if gives_up {
             let fault = driver.fault().expect("gives up");
             assert_eq!((fault.code, fault.side), (Code::Cancelled, Side::Source), "{state:?}");
-            driver.tell(Event::Discarded);
+            driver.handle(Event::Discarded);
             assert_eq!(driver.machine.outcome(), Outcome::Aborted);
         }
     }
@@ -404,7 +404,7 @@ fn the_guests_name_is_known_when_the_journal_is_first_written() {
 fn digests_that_differ_end_it() {
     let mut driver = Driver::at(Receiving);
     driver.receive(Message::RamComplete { digest: Some(1) });
-    driver.tell(Event::Sealed(Some(2)));
+    driver.handle(Event::Sealed(Some(2)));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::VerifyMismatch));
 }
 
@@ -414,7 +414,7 @@ fn device_state_that_comes_early_is_held_until_ram_is_sealed() {
     let early = driver.receive(Message::DeviceState { bytes: vec![7] });
     assert!(!early.contains(&Action::LoadDeviceState(vec![7])), "{early:?}");
     driver.receive(Message::RamComplete { digest: None });
-    assert!(driver.tell(Event::Sealed(None)).contains(&Action::LoadDeviceState(vec![7])));
+    assert!(driver.handle(Event::Sealed(None)).contains(&Action::LoadDeviceState(vec![7])));
 }
 
 #[test]
@@ -423,6 +423,6 @@ fn the_guest_runs_only_when_the_journal_has_it() {
     let before = driver.receive(Message::Commit);
     assert!(before.contains(&Action::Journal(DestinationPhase::Committed)), "{before:?}");
     assert!(!before.contains(&Action::Run { was_running: true }), "{before:?}");
-    let after = driver.tell(Event::Journaled(DestinationPhase::Committed));
+    let after = driver.handle(Event::Journaled(DestinationPhase::Committed));
     assert!(after.contains(&Action::Run { was_running: true }), "{after:?}");
 }

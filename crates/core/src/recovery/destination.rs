@@ -207,7 +207,7 @@ impl DestinationRecovery {
             }
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),
             (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
-            // It is not on disk, and who said commit takes it back.
+            // It is not on disk, and the source that sent commit revokes it.
             (State::Committing, E::RolledBackAtSource | E::Resolve(false)) if self.due.is_some() => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
@@ -271,7 +271,7 @@ impl DestinationRecovery {
         }
     }
 
-    /// The record stays: with its process gone it says that the guest was committed and is gone.
+    /// The record stays: as its process has ended, it says that the guest was committed and has ended.
     fn ended(&mut self) {
         (self.state, self.due) = (State::Over(DestinationPhase::Committed), None);
     }

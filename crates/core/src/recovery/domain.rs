@@ -16,7 +16,7 @@ use crate::{GuestState, Time};
 
 /// From an answer that decides nothing to the next question.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// A domain that is at the source waits no longer for the word of a destination that does not answer.
+/// A domain that is at the source waits no longer for the answer of a destination.
 const DESTINATION_SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// What a libvirt says of a domain.
@@ -307,7 +307,7 @@ mod tests {
     fn the_destination_is_not_asked_while_the_source_has_a_migration() {
         let mut machine = DomainRecovery::new(Time::ZERO, false);
         assert_eq!(machine.poll_action(Time::ZERO), Some(DomainAction::AskSource));
-        // An answer that nobody asked for.
+        // An answer without a question.
         machine.handle(Time::ZERO, DomainEvent::Destination(Some(Running)));
         machine.handle(Time::ZERO, DomainEvent::Source(SourceAnswer::Migrating));
         assert_eq!((machine.end(), machine.doubt()), (None, Some(DomainDoubt::SourceMigrating)));

@@ -94,7 +94,7 @@ mod tests {
             now = now + RETRY_AFTER;
             assert_eq!(ends.due(now), Some((A, &"finished")));
             assert_eq!(ends.tried(now, A, false), None);
-            assert_eq!(ends.get(A), Some(&"finished"), "it is the answer to whoever asks");
+            assert_eq!(ends.get(A), Some(&"finished"), "it is the answer to later questions");
         }
         now = now + RETRY_AFTER;
         assert_eq!(ends.tried(now, A, true), Some("finished"));

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | here | what a journal as a whole says: which record decides about which process |
 //! | `source` | one session at the source, until its guest runs here or has left |
-//! | `destination` | one session at the destination, until its guest runs here or is gone |
+//! | `destination` | one session at the destination, until its guest runs here or has ended |
 //! | `domain` | one domain that libvirt moves, until it is known where it is |
 //! | `setting` | a capability of a domain's QEMU, until it is off again |
 //! | `ends` | ends of sessions that the disk has not taken yet |
@@ -44,7 +44,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Process {
     /// The boot that it belongs to.
     pub boot: String,
-    /// Process id, which the kernel may use again: the start time tells two apart.
+    /// Process id, which the kernel may use again: the start time distinguishes two.
     pub pid: i32,
     /// When it was started, in clock ticks since the boot.
     pub start_ticks: u64,
@@ -75,7 +75,7 @@ pub struct Entry {
 /// What is to be done about a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Source: let the guest run as before, write that, and tell the destination ([`SourceRecovery::resume_here`]).
+    /// Source: let the guest run as before, write that, and notify the destination ([`SourceRecovery::resume_here`]).
     RollBack,
     /// Source: ask until the outcome is known ([`SourceRecovery::query`]). The guest stays paused.
     Query,

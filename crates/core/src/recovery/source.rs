@@ -9,9 +9,9 @@ use crate::{GuestState, Outcome, Time};
 pub enum SourceEvent {
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
     ResumedHere(Option<GuestState>),
-    /// [`SourceAction::EndSource`] came to an end: whether the process is gone.
+    /// [`SourceAction::EndSource`] came to an end: whether the process has ended.
     SourceEnded(bool),
-    /// [`SourceAction::Query`] came to an end; none if nobody answered.
+    /// [`SourceAction::Query`] came to an end; none without an answer.
     Answered(Option<Outcome>),
     /// [`SourceAction::Write`] came to an end: whether it is on disk.
     Written(bool),
@@ -29,8 +29,8 @@ pub enum SourceAction {
     /// End the guest's process here: it runs at the destination.
     EndSource,
     /// Send commit once more on a connection of its own, and ask how the session ended. Whether the process here is
-    /// alive or not: the message may never have arrived, and a destination that holds the loaded guest gives it up for
-    /// nobody.
+    /// alive or not: the message may never have arrived, and a destination that holds the loaded guest never gives it
+    /// up by itself.
     Query,
     /// Put the phase on disk.
     Write(SourcePhase),
@@ -84,7 +84,7 @@ impl SourceRecovery {
     }
 
     /// The guest is being resumed here.
-    pub fn takes_back(&self) -> bool {
+    pub fn resumes_here(&self) -> bool {
         matches!(self.state, State::Deciding | State::ResumingHere)
     }
 

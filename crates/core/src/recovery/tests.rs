@@ -71,7 +71,7 @@ mod journals {
         let plans = [
             // Not notified: a copy over there may be the only one.
             (Phase::Source(From::Started), Plan::RecordLoss),
-            // Its only copy may be the destination's: that is asked, and told to run.
+            // Its only copy may be the destination's: that is asked, and has to run.
             (Phase::Source(From::CommitSent), Plan::Query),
             (Phase::Destination(To::Started), Plan::Discard),
             (Phase::Destination(To::Loaded), Plan::Discard),
@@ -157,7 +157,7 @@ mod journals {
 
     /// The review's histories: the guest left, and came back as another process of the same name.
     #[test]
-    fn a_guest_that_came_back_is_no_business_of_the_sessions_before() {
+    fn a_guest_that_returned_is_not_changed_by_the_sessions_before() {
         let history = [
             source(1, From::CommitSent, 1), // Its end was never written.
             destination(2, To::Committed, 2),
@@ -206,7 +206,7 @@ mod at_the_source {
             action
         }
 
-        fn tell(&mut self, event: SourceEvent) -> Option<SourceAction> {
+        fn handle(&mut self, event: SourceEvent) -> Option<SourceAction> {
             self.recovery.handle(self.now, event);
             self.action()
         }
@@ -231,20 +231,24 @@ mod at_the_source {
     #[test]
     fn resuming_and_writing_the_end_are_repeated_until_they_succeed() {
         let mut driver = resuming();
-        assert!(driver.recovery.takes_back());
+        assert!(driver.recovery.resumes_here());
         assert_eq!(driver.action(), Some(SourceAction::ResumeHere));
         for _ in 0..1000 {
-            assert_eq!(driver.tell(SourceEvent::ResumedHere(None)), None, "nothing is written for a failure");
+            assert_eq!(
+                driver.handle(SourceEvent::ResumedHere(None)),
+                None,
+                "nothing is written for a failure"
+            );
             driver.again(SourceAction::ResumeHere);
         }
         let writes = SourceAction::Write(From::RolledBack);
-        assert_eq!(driver.tell(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource))), Some(writes));
+        assert_eq!(driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource))), Some(writes));
         for _ in 0..1000 {
-            assert_eq!(driver.tell(SourceEvent::Written(false)), None);
+            assert_eq!(driver.handle(SourceEvent::Written(false)), None);
             assert_eq!(driver.recovery.is_over(), None);
             driver.again(writes);
         }
-        assert_eq!(driver.tell(SourceEvent::Written(true)), None);
+        assert_eq!(driver.handle(SourceEvent::Written(true)), None);
         assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtSource));
         assert_eq!(driver.recovery.timeout(), None);
     }
@@ -253,12 +257,12 @@ mod at_the_source {
     fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
         let mut driver = querying();
         assert_eq!(driver.action(), Some(SourceAction::Query));
-        let gives_up = driver.tell(SourceEvent::Answered(Some(Outcome::Committed)));
+        let gives_up = driver.handle(SourceEvent::Answered(Some(Outcome::Committed)));
         assert_eq!(gives_up, Some(SourceAction::EndSource));
-        assert_eq!(driver.tell(SourceEvent::SourceEnded(false)), None);
+        assert_eq!(driver.handle(SourceEvent::SourceEnded(false)), None);
         driver.again(SourceAction::EndSource);
-        assert_eq!(driver.tell(SourceEvent::SourceEnded(true)), Some(SourceAction::Write(From::Finished)));
-        driver.tell(SourceEvent::Written(true));
+        assert_eq!(driver.handle(SourceEvent::SourceEnded(true)), Some(SourceAction::Write(From::Finished)));
+        driver.handle(SourceEvent::Written(true));
         assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtDestination));
     }
 
@@ -268,7 +272,7 @@ mod at_the_source {
         driver.action();
         let in_doubt = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
         for answer in in_doubt {
-            assert_eq!(driver.tell(SourceEvent::Answered(answer)), None, "{answer:?}");
+            assert_eq!(driver.handle(SourceEvent::Answered(answer)), None, "{answer:?}");
             assert!(driver.recovery.is_in_doubt());
             driver.again(SourceAction::Query);
         }
@@ -280,7 +284,7 @@ mod at_the_source {
         ] {
             let mut driver = querying();
             driver.action();
-            assert_eq!(driver.tell(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
+            assert_eq!(driver.handle(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
         }
     }
 
@@ -290,12 +294,12 @@ mod at_the_source {
         for (resume, follows) in [(true, decided), (false, SourceAction::EndSource)] {
             let mut driver = querying();
             driver.action();
-            assert_eq!(driver.tell(SourceEvent::Resolve(resume)), None, "one action at a time");
-            assert_eq!(driver.tell(SourceEvent::Answered(None)), Some(follows));
+            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), None, "one action at a time");
+            assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
             let mut driver = querying();
             driver.action();
-            driver.tell(SourceEvent::Answered(Some(Outcome::Pending)));
-            assert_eq!(driver.tell(SourceEvent::Resolve(resume)), Some(follows));
+            driver.handle(SourceEvent::Answered(Some(Outcome::Pending)));
+            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(follows));
         }
     }
 
@@ -304,11 +308,11 @@ mod at_the_source {
     fn a_decision_to_resume_is_void_if_the_query_in_progress_finds_the_guest_over_there() {
         let mut driver = querying();
         driver.action();
-        driver.tell(SourceEvent::Resolve(true));
-        assert_eq!(driver.tell(SourceEvent::Answered(Some(Outcome::Pending))), None);
+        driver.handle(SourceEvent::Resolve(true));
+        assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
         driver.again(SourceAction::Query);
         assert_eq!(
-            driver.tell(SourceEvent::Answered(Some(Outcome::Committed))),
+            driver.handle(SourceEvent::Answered(Some(Outcome::Committed))),
             Some(SourceAction::EndSource)
         );
     }
@@ -317,14 +321,14 @@ mod at_the_source {
     fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_questions() {
         let mut driver = querying();
         driver.action();
-        driver.tell(SourceEvent::Answered(None));
+        driver.handle(SourceEvent::Answered(None));
         let writes = SourceAction::Write(From::ResumingHere);
-        assert_eq!(driver.tell(SourceEvent::Resolve(true)), Some(writes));
+        assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(writes));
         for _ in 0..100 {
-            assert_eq!(driver.tell(SourceEvent::Written(false)), None);
+            assert_eq!(driver.handle(SourceEvent::Written(false)), None);
             driver.again(writes);
         }
-        assert_eq!(driver.tell(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+        assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
     }
 
     #[test]
@@ -337,8 +341,8 @@ mod at_the_source {
             for resume in [true, false] {
                 let mut driver = querying();
                 driver.action();
-                driver.tell(SourceEvent::Resolve(resume));
-                let next = driver.tell(SourceEvent::Answered(Some(answer)));
+                driver.handle(SourceEvent::Resolve(resume));
+                let next = driver.handle(SourceEvent::Answered(Some(answer)));
                 assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
             }
         }
@@ -355,8 +359,8 @@ mod at_the_source {
             SourceEvent::Written(true),
             SourceEvent::Tick,
         ] {
-            assert_eq!(driver.tell(event), None, "{event:?}");
-            assert!(driver.recovery.takes_back(), "{event:?}");
+            assert_eq!(driver.handle(event), None, "{event:?}");
+            assert!(driver.recovery.resumes_here(), "{event:?}");
         }
     }
 }
@@ -382,7 +386,7 @@ mod at_the_destination {
             action
         }
 
-        fn tell(&mut self, event: Did) -> Option<Do> {
+        fn handle(&mut self, event: Did) -> Option<Do> {
             self.recovery.handle(self.now, event);
             self.action()
         }
@@ -421,17 +425,17 @@ mod at_the_destination {
             let mut driver = discarding(phase);
             assert_eq!(driver.action(), Some(Do::Discard));
             for _ in 0..100 {
-                assert_eq!(driver.tell(Did::Discarded(false)), None);
+                assert_eq!(driver.handle(Did::Discarded(false)), None);
                 assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending), "it is still there");
                 driver.again(Do::Discard);
             }
-            assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(end)), "{phase:?}");
+            assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(end)), "{phase:?}");
             assert_eq!(driver.recovery.outcome(), Some(outcome), "{phase:?}: nothing is left of it");
             for _ in 0..100 {
-                assert_eq!(driver.tell(Did::Written(false)), None);
+                assert_eq!(driver.handle(Did::Written(false)), None);
                 driver.again(Do::Write(end));
             }
-            driver.tell(Did::Written(true));
+            driver.handle(Did::Written(true));
             assert_eq!(driver.recovery.is_over(), Some(end));
             assert_eq!(driver.recovery.outcome(), None, "the journal has it");
         }
@@ -447,28 +451,28 @@ mod at_the_destination {
         ] {
             let mut driver = waiting();
             driver.now = Time::ZERO + Duration::from_secs(3 * 86_400);
-            assert_eq!(driver.tell(Did::Tick), None);
+            assert_eq!(driver.handle(Did::Tick), None);
             assert!(driver.recovery.is_waiting());
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
-            assert_eq!(driver.tell(event), Some(follows), "{event:?}");
+            assert_eq!(driver.handle(event), Some(follows), "{event:?}");
         }
     }
 
     #[test]
     fn a_guest_that_was_waited_for_runs_only_when_the_journal_has_it() {
         let mut driver = waiting();
-        assert_eq!(driver.tell(Did::CommitAgain { copy: false }), Some(Do::Write(To::Committed)));
+        assert_eq!(driver.handle(Did::CommitAgain { copy: false }), Some(Do::Write(To::Committed)));
         for _ in 0..100 {
-            assert_eq!(driver.tell(Did::Written(false)), None);
+            assert_eq!(driver.handle(Did::Written(false)), None);
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
             driver.again(Do::Write(To::Committed));
         }
-        assert_eq!(driver.tell(Did::RolledBackAtSource), None, "it may be on disk");
-        assert_eq!(driver.tell(Did::Written(true)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
+        assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
-        assert_eq!(driver.tell(Did::Ran(RunResult::Runs)), Some(Do::Write(To::Running)));
+        assert_eq!(driver.handle(Did::Ran(RunResult::Runs)), Some(Do::Write(To::Running)));
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Committed), "it runs");
-        driver.tell(Did::Written(true));
+        driver.handle(Did::Written(true));
         assert_eq!(driver.recovery.is_over(), Some(To::Running));
     }
 
@@ -476,11 +480,11 @@ mod at_the_destination {
     fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
         for word in [Did::RolledBackAtSource, Did::Resolve(false)] {
             let mut driver = waiting();
-            driver.tell(Did::CommitAgain { copy: false });
-            assert_eq!(driver.tell(word), None, "it may be on disk: {word:?}");
-            driver.tell(Did::Written(false));
-            assert_eq!(driver.tell(word), Some(Do::Discard), "{word:?}");
-            assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
+            driver.handle(Did::CommitAgain { copy: false });
+            assert_eq!(driver.handle(word), None, "it may be on disk: {word:?}");
+            driver.handle(Did::Written(false));
+            assert_eq!(driver.handle(word), Some(Do::Discard), "{word:?}");
+            assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
         }
     }
 
@@ -493,7 +497,7 @@ mod at_the_destination {
             (Inspection::Ended, None),
             (Inspection::Unknown, None),
         ] {
-            assert_eq!(seeing().tell(Did::Inspected(found)), follows, "{found:?}");
+            assert_eq!(seeing().handle(Did::Inspected(found)), follows, "{found:?}");
         }
     }
 
@@ -501,13 +505,13 @@ mod at_the_destination {
     fn a_hypervisor_that_does_not_answer_is_asked_again_and_gets_no_command() {
         let mut driver = seeing();
         for _ in 0..1000 {
-            assert_eq!(driver.tell(Did::Inspected(Inspection::Unknown)), None);
+            assert_eq!(driver.handle(Did::Inspected(Inspection::Unknown)), None);
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
             driver.again(Do::Inspect);
         }
         // The same if it does not answer to the command: it may have run it.
-        assert_eq!(driver.tell(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
-        assert_eq!(driver.tell(Did::Ran(RunResult::Unknown)), None);
+        assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::Ran(RunResult::Unknown)), None);
         driver.again(Do::Inspect);
     }
 
@@ -515,7 +519,7 @@ mod at_the_destination {
     fn a_guest_that_may_have_run_is_an_operators() {
         let held = || {
             let mut driver = seeing();
-            driver.tell(Did::Inspected(Inspection::MayHaveRun));
+            driver.handle(Did::Inspected(Inspection::MayHaveRun));
             driver
         };
         let mut driver = held();
@@ -523,28 +527,28 @@ mod at_the_destination {
         for event in
             [Did::Tick, Did::CommitAgain { copy: false }, Did::RolledBackAtSource, Did::Written(true)]
         {
-            let next = driver.tell(event);
-            assert!(next.is_none_or(|next| next == Do::Inspect), "{event:?}: somebody may have paused it");
+            let next = driver.handle(event);
+            assert!(next.is_none_or(|next| next == Do::Inspect), "{event:?}: an operator may have paused it");
         }
         assert!(driver.recovery.is_held());
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
-        assert_eq!(driver.tell(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
     }
 
     #[test]
     fn a_loaded_guest_that_its_operator_lets_run_is_done_and_one_that_is_given_up_is_gone_and_not_returned() {
         let held = || {
             let mut driver = seeing();
-            driver.tell(Did::Inspected(Inspection::MayHaveRun));
+            driver.handle(Did::Inspected(Inspection::MayHaveRun));
             driver.now = driver.now + Duration::from_secs(60);
             assert_eq!(driver.action(), Some(Do::Inspect));
             driver
         };
-        assert_eq!(held().tell(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
+        assert_eq!(held().handle(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
         let mut driver = held();
-        driver.tell(Did::Inspected(Inspection::MayHaveRun));
-        assert_eq!(driver.tell(Did::Resolve(false)), Some(Do::Discard));
-        assert_eq!(driver.tell(Did::Discarded(true)), None);
+        driver.handle(Did::Inspected(Inspection::MayHaveRun));
+        assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
+        assert_eq!(driver.handle(Did::Discarded(true)), None);
         assert_eq!(
             driver.recovery.is_over(),
             Some(To::Committed),
@@ -555,45 +559,45 @@ mod at_the_destination {
     #[test]
     fn a_guest_that_cannot_run_is_tried_for_a_while_and_then_returned() {
         let mut driver = seeing();
-        assert_eq!(driver.tell(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
-        driver.tell(Did::CommitAgain { copy: true });
+        assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+        driver.handle(Did::CommitAgain { copy: true });
         let (began, mut tries) = (driver.now, 1);
-        while driver.tell(Did::Ran(RunResult::Refused)).is_none() {
+        while driver.handle(Did::Ran(RunResult::Refused)).is_none() {
             assert!(driver.now - began < RUN_FOR + RUN_AGAIN_AFTER);
             driver.again(Do::Run);
             tries += 1;
         }
         assert!(tries >= 5, "{tries}");
-        assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending), "not before it is gone");
+        assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending), "not before it has ended");
         // Whether it is on disk or not: it must not stay, and the end is written again.
-        assert_eq!(driver.tell(Did::Written(false)), Some(Do::Discard));
-        assert_eq!(driver.tell(Did::Discarded(true)), Some(Do::Write(To::Returned)));
+        assert_eq!(driver.handle(Did::Written(false)), Some(Do::Discard));
+        assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Returned)));
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Returned));
-        driver.tell(Did::Written(true));
+        driver.handle(Did::Written(true));
         assert_eq!(driver.recovery.is_over(), Some(To::Returned));
     }
 
     #[test]
     fn a_guest_that_cannot_run_is_kept_while_no_source_can_take_it() {
         let mut driver = waiting();
-        driver.tell(Did::CommitAgain { copy: false });
-        driver.tell(Did::Written(true));
+        driver.handle(Did::CommitAgain { copy: false });
+        driver.handle(Did::Written(true));
         for _ in 0..3600 {
-            assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), None, "this copy may be the only one");
+            assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), None, "this copy may be the only one");
             assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
             driver.again(Do::Run);
         }
-        assert_eq!(driver.tell(Did::CommitAgain { copy: true }), None, "one action at a time");
-        assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
+        assert_eq!(driver.handle(Did::CommitAgain { copy: true }), None, "one action at a time");
+        assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
     }
 
     #[test]
     fn a_guest_whose_process_has_ended_keeps_its_record() {
         let ends: [fn(&mut Driver); 2] = [
-            |d| assert_eq!(d.tell(Did::Inspected(Inspection::Ended)), None),
+            |d| assert_eq!(d.handle(Did::Inspected(Inspection::Ended)), None),
             |d| {
-                d.tell(Did::Inspected(Inspection::NeverRan));
-                d.tell(Did::Ran(RunResult::Ended));
+                d.handle(Did::Inspected(Inspection::NeverRan));
+                d.handle(Did::Ran(RunResult::Ended));
             },
         ];
         for end in ends {
@@ -607,15 +611,15 @@ mod at_the_destination {
     #[test]
     fn a_guest_that_may_have_run_is_held_again_and_not_returned_for_a_refusal() {
         let mut driver = seeing();
-        driver.tell(Did::CommitAgain { copy: true });
-        driver.tell(Did::Inspected(Inspection::MayHaveRun));
+        driver.handle(Did::CommitAgain { copy: true });
+        driver.handle(Did::Inspected(Inspection::MayHaveRun));
         assert!(driver.recovery.is_held());
-        assert_eq!(driver.tell(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
         let mut next = None;
         for _ in 0..20 {
-            driver.tell(Did::CommitAgain { copy: true });
+            driver.handle(Did::CommitAgain { copy: true });
             driver.now = driver.now + RUN_AGAIN_AFTER;
-            next = driver.tell(Did::Ran(RunResult::Refused)).or(driver.action());
+            next = driver.handle(Did::Ran(RunResult::Refused)).or(driver.action());
             assert!(next.is_none_or(|next| matches!(next, Do::Run | Do::Inspect)), "{next:?}");
         }
         assert!(next != Some(Do::Run) && driver.recovery.is_held(), "an operator decides again");
@@ -624,15 +628,15 @@ mod at_the_destination {
     #[test]
     fn a_source_that_does_not_answer_any_more_does_not_get_the_guest_back() {
         let mut driver = seeing();
-        driver.tell(Did::CommitAgain { copy: true });
+        driver.handle(Did::CommitAgain { copy: true });
         driver.now = driver.now + COPY_COUNTS_FOR + RETRY_AFTER;
-        driver.tell(Did::Inspected(Inspection::NeverRan));
+        driver.handle(Did::Inspected(Inspection::NeverRan));
         for _ in 0..20 {
             driver.now = driver.now + RETRY_AFTER;
-            let next = driver.tell(Did::Ran(RunResult::Refused)).or(driver.action());
+            let next = driver.handle(Did::Ran(RunResult::Refused)).or(driver.action());
             assert!(next.is_none_or(|next| next == Do::Run), "its host may be lost: {next:?}");
         }
-        driver.tell(Did::CommitAgain { copy: true });
-        assert_eq!(driver.tell(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
+        driver.handle(Did::CommitAgain { copy: true });
+        assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
     }
 }

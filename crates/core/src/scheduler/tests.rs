@@ -48,7 +48,7 @@ fn a_lost_channels_work_is_not_given_away_before_the_fence() {
     let first = work(scheduler.next(ms(0), 0));
     let second = work(scheduler.next(ms(0), 0));
     assert!(scheduler.lost(0));
-    assert!(!scheduler.lost(0), "told only once");
+    assert!(!scheduler.lost(0), "reported only once");
     assert_eq!(scheduler.next(ms(1), 1), Next::Wait, "in flight on a channel that is not fenced");
     assert!(!scheduler.is_drained());
     scheduler.fenced(ms(2), 0, first.sequence, &[]);
@@ -209,7 +209,7 @@ fn a_slow_channel_that_asks_first_does_not_keep_small_rounds_for_itself() {
     let first = work(scheduler.next(ms(500), 0));
     assert_eq!(scheduler.next(ms(500), 0), Next::Wait, "the other has not shown what it can do");
     work(scheduler.next(ms(500), 1));
-    // Alone it takes the rest: nobody is waited for who has a piece.
+    // Alone it takes the rest: a channel that has a piece is not waited for.
     scheduler.acknowledged(ms(501), 0, first.sequence, &[]);
     work(scheduler.next(ms(501), 0));
 }

@@ -19,7 +19,7 @@ pub(super) const DECIDES_WITHIN: Duration = Duration::from_secs(300);
 /// Commit's answer is waited for this long before the destination's journal is asked, and between two questions.
 pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
 /// The last acknowledgement is waited for this long.
-const PARTING: Duration = Duration::from_secs(1);
+const CLOSING: Duration = Duration::from_secs(1);
 
 impl Source {
     /// The last round's extents go out while QEMU sets up; the guest still runs.
@@ -200,7 +200,7 @@ impl Source {
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
         self.control.send(now, Message::Finished);
         self.step_deadline = None;
-        self.state = State::Closing { until: now + PARTING };
+        self.state = State::Closing { until: now + CLOSING };
         self.close_when_acknowledged(now);
     }
 

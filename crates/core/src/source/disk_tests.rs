@@ -32,18 +32,18 @@ fn a_large_disk_whose_use_is_looked_for_is_no_stall_but_not_without_end() {
     };
     for _ in 0..2 * 599 {
         driver.wait(Duration::from_millis(500));
-        driver.tell(searches(1));
+        driver.handle(searches(1));
         assert_eq!(driver.fault(), None);
     }
     // Zeros are written, and it is looked for again.
     for second in 0..600 {
         assert_eq!(driver.fault(), None, "after {second} s");
         driver.wait(Duration::from_secs(1));
-        driver.tell(searches(2));
+        driver.handle(searches(2));
     }
     for _ in 0..31 {
         driver.wait(Duration::from_secs(1));
-        driver.tell(searches(2));
+        driver.handle(searches(2));
     }
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }
@@ -53,13 +53,13 @@ fn disks_that_are_copied_before_ram_are_no_round_and_their_time_is_not_the_first
     let mut driver = Driver::at(Streaming);
     for done in [0, 5, 9] {
         driver.wait(Duration::from_secs(1));
-        driver.tell(disks(done, 9, done));
+        driver.handle(disks(done, 9, done));
     }
     assert!(driver.machine.statistics().rounds.is_empty());
-    driver.tell(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
+    driver.handle(Event::Streamed(Streamed { remaining_bytes: 100, ..Streamed::default() }));
     driver.wait(Duration::from_secs(2));
-    driver.tell(disks(10, 10, 50));
-    driver.tell(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
+    driver.handle(disks(10, 10, 50));
+    driver.handle(Event::Streamed(Streamed { round: 1, carried_bytes: 60, ..Streamed::default() }));
     let statistics = driver.machine.statistics();
     assert_eq!(statistics.disks.map(|disks| (disks.done_bytes, disks.left_bytes())), Some((10, 0)));
     assert_eq!(statistics.disks_only_phase, Duration::from_secs(3));
@@ -71,28 +71,28 @@ fn disks_without_progress_fail_after_the_limit_however_much_the_guest_writes() {
     let mut driver = Driver::at(Streaming);
     for second in 0..29 {
         driver.wait(Duration::from_secs(1));
-        driver.tell(disks(1, 100 + second, 1));
+        driver.handle(disks(1, 100 + second, 1));
         assert_eq!(driver.fault(), None, "after {second} s");
     }
-    driver.tell(disks(2, 200, 1));
+    driver.handle(disks(2, 200, 1));
     for second in 0..29 {
         driver.wait(Duration::from_secs(1));
-        driver.tell(disks(2, 200 + second, 1));
+        driver.handle(disks(2, 200 + second, 1));
         assert_eq!(driver.fault(), None, "after {second} s");
     }
     driver.wait(Duration::from_secs(2));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }
 
-/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried. What
-/// is told, and after how many seconds it is given up.
+/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried.
+/// The driver, and after how many seconds the migration is given up.
 fn given_up_after(limits: Limits, written: u64, carried: u64, seconds: u64) -> (Driver, Option<u64>) {
     let mut driver = Driver::new(limits);
     ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
     let (mut done, mut total) = (0, 100);
     for second in 0..seconds {
         driver.wait(Duration::from_secs(1));
-        driver.tell(disks(done, total, done));
+        driver.handle(disks(done, total, done));
         if driver.fault().is_some() {
             return (driver, Some(second));
         }
@@ -123,17 +123,17 @@ fn disks_that_the_guest_writes_too_fast_are_given_up_after_so_many_passes() {
 fn disks_are_not_given_up_for_what_the_guest_wrote_before_they_were_the_same_for_once() {
     let mut driver = Driver::new(Limits { rounds_max: 1, ..Limits::default() });
     ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
-    let mut tell = |done, total| {
+    let mut copy = |done, total| {
         driver.wait(Duration::from_millis(100));
-        driver.tell(disks(done, total, done));
+        driver.handle(disks(done, total, done));
     };
-    tell(0, 0);
+    copy(0, 0);
     // Many passes of moments, as they are when little is left.
-    (1..9).for_each(|n| tell(n, n + 1));
-    driver.tell(Event::Streamed(Streamed::default()));
+    (1..9).for_each(|n| copy(n, n + 1));
+    driver.handle(Event::Streamed(Streamed::default()));
     for n in 1..100 {
         driver.wait(Duration::from_secs(1));
-        driver.tell(disks(100 * n, 100 * n + 50, 100 * n));
+        driver.handle(disks(100 * n, 100 * n + 50, 100 * n));
     }
     assert_eq!(driver.fault(), None, "RAM has rounds of its own");
 }
@@ -142,7 +142,7 @@ fn disks_are_not_given_up_for_what_the_guest_wrote_before_they_were_the_same_for
 fn beside_ram(limits: Limits) -> Driver {
     let mut driver = Driver::new(limits);
     ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
-    driver.tell(disks(1, 1, 1));
+    driver.handle(disks(1, 1, 1));
     driver
 }
 
@@ -160,11 +160,11 @@ fn ram(round: u32, remaining_bytes: u64) -> Event {
 #[test]
 fn what_is_left_of_disks_is_in_the_predicted_blackout() {
     let mut driver = beside_ram(Limits::default());
-    driver.tell(disks(100_000, 110_000, 1));
-    driver.tell(ram(0, 1));
+    driver.handle(disks(100_000, 110_000, 1));
+    driver.handle(ram(0, 1));
     assert_eq!(driver.machine.statistics().predicted_blackout, Some(Duration::from_millis(50)));
-    driver.tell(disks(100_000, 2_100_000, 1));
-    driver.tell(ram(0, 1));
+    driver.handle(disks(100_000, 2_100_000, 1));
+    driver.handle(ram(0, 1));
     assert_eq!(driver.machine.statistics().predicted_blackout, Some(Duration::from_millis(2040)));
 }
 
@@ -174,8 +174,8 @@ fn rounds_in_which_only_disks_keep_ram_from_its_end_do_not_count() {
     for (left, given_up) in [(150_000, true), (150_001, false)] {
         let mut driver = beside_ram(limits.clone());
         for round in 0..9 {
-            driver.tell(disks(1, 1 + left, u64::from(round)));
-            driver.tell(ram(round, 1));
+            driver.handle(disks(1, 1 + left, u64::from(round)));
+            driver.handle(ram(round, 1));
         }
         assert_eq!(driver.fault().is_some(), given_up, "{left}");
     }
@@ -185,11 +185,11 @@ fn rounds_in_which_only_disks_keep_ram_from_its_end_do_not_count() {
 fn disks_that_keep_ram_from_its_end_are_given_up_after_so_many_passes() {
     let passes = |ram_left: u64, disks_left: u64| {
         let mut driver = beside_ram(Limits { rounds_max: 3, ..Limits::default() });
-        driver.tell(ram(0, ram_left));
+        driver.handle(ram(0, ram_left));
         let over = (1..100).find(|nth| {
             driver.wait(Duration::from_secs(1));
-            driver.tell(disks(nth * disks_left, (nth + 1) * disks_left, *nth));
-            driver.tell(ram(0, ram_left));
+            driver.handle(disks(nth * disks_left, (nth + 1) * disks_left, *nth));
+            driver.handle(ram(0, ram_left));
             driver.fault().is_some()
         });
         over.map(|_| driver.fault().map(|fault| fault.code))

@@ -21,7 +21,7 @@ pub(super) struct RollBack {
     guest: Option<GuestState>,
     peer_done: bool,
     /// The destination is notified then, if it still has to be.
-    tell_at: Option<Time>,
+    notify_at: Option<Time>,
     /// The fault may only be what the destination's cause looks like from here.
     unexplained: bool,
     /// The destination may have the guest complete: it is notified when the guest is back here, and not if it does not come
@@ -32,12 +32,12 @@ pub(super) struct RollBack {
 
 impl RollBack {
     /// The guest must be back here first if the destination may have it complete.
-    fn may_tell(&self) -> bool {
+    fn may_notify(&self) -> bool {
         !self.peer_done && (!self.may_be_loaded || self.guest.is_some())
     }
 
-    pub(super) fn tells_at(&self) -> Option<Time> {
-        self.tell_at.filter(|_| self.may_tell())
+    pub(super) fn notifies_at(&self) -> Option<Time> {
+        self.notify_at.filter(|_| self.may_notify())
     }
 
     /// The guest is back, and the destination is waited for until then.
@@ -102,37 +102,37 @@ impl Source {
         }
     }
 
-    pub(super) fn roll_back(&mut self, now: Time, fault: Fault, tell_peer: bool) {
+    pub(super) fn roll_back(&mut self, now: Time, fault: Fault, notify_peer: bool) {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
         // A destination that has the guest complete keeps it for its operator: there is no other copy.
-        let tell_peer = tell_peer && !self.source_copy_lost;
+        let notify_peer = notify_peer && !self.source_copy_lost;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
         self.actions.clear();
         // All that a hypervisor knows whose peer hung up is a broken pipe.
-        let unexplained = tell_peer
+        let unexplained = notify_peer
             && self.peer_hung_up
             && (fault.code, fault.side) == (Code::HypervisorFailed, Side::Source);
-        let tell_at = if unexplained { now + PEER_EXPLAINS_WITHIN } else { now };
+        let notify_at = if unexplained { now + PEER_EXPLAINS_WITHIN } else { now };
         self.actions.push_back(Action::RollBack);
         self.state = State::RollingBack(RollBack {
             fault,
             guest: None,
-            peer_done: !tell_peer,
-            tell_at: tell_peer.then_some(tell_at),
+            peer_done: !notify_peer,
+            notify_at: notify_peer.then_some(notify_at),
             unexplained,
             may_be_loaded: self.may_be_loaded && self.mode().commits(),
-            until: tell_at + PEER_ABORTS_WITHIN,
+            until: notify_at + PEER_ABORTS_WITHIN,
         });
-        self.tell_when_due(now);
+        self.notify_when_due(now);
     }
 
     /// The guest is back where it has to be first, and the destination has not explained itself.
-    pub(super) fn tell_when_due(&mut self, now: Time) {
+    pub(super) fn notify_when_due(&mut self, now: Time) {
         let State::RollingBack(roll_back) = &mut self.state else { return };
-        if roll_back.tells_at().is_some_and(|at| at <= now) {
-            roll_back.tell_at = None;
+        if roll_back.notifies_at().is_some_and(|at| at <= now) {
+            roll_back.notify_at = None;
             roll_back.until = now + PEER_ABORTS_WITHIN;
             self.control.send(now, Message::Abort(roll_back.fault.clone()));
         }
@@ -143,7 +143,7 @@ impl Source {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
             State::CleaningUp { .. } | State::Closing { .. } => {}
-            // It has let go of its part, and decides nothing.
+            // It has released its part, and decides nothing.
             State::AwaitingOwner => self.control.send(now, Message::Aborted),
             _ => {
                 self.control.send(now, Message::Aborted);
@@ -152,9 +152,9 @@ impl Source {
         }
     }
 
-    /// The destination's agent was restarted, or gave up while no link could carry its word. A guest that may be
-    /// complete over there is in its journal, and kept until the roll-back is told on a connection of its own. After
-    /// commit this is no answer: its journal is asked.
+    /// The destination's agent was restarted, or gave up while no link could carry its message. A guest that may be
+    /// complete over there is in its journal, and kept until the roll-back notice arrives on a connection of its own.
+    /// After commit this is no answer: its journal is asked.
     pub(super) fn forgotten(&mut self, now: Time) {
         match &mut self.state {
             State::RollingBack(roll_back) => {
@@ -180,7 +180,7 @@ impl Source {
         match message {
             Message::Aborted => {}
             Message::Abort(fault) => {
-                if roll_back.tell_at.take().is_some() {
+                if roll_back.notify_at.take().is_some() {
                     if roll_back.unexplained {
                         roll_back.fault = fault;
                     }
@@ -200,9 +200,9 @@ impl Source {
         if let State::RollingBack(roll_back) = &mut self.state {
             roll_back.guest = Some(guest);
             // What the destination has may be all that is left: it keeps that for its operator, or until recovery has
-            // the guest back here and tells it.
+            // the guest back here and notifies it.
             let back = complete && guest != GuestState::Gone;
-            roll_back.peer_done |= !back && roll_back.may_be_loaded && roll_back.tell_at.is_some();
+            roll_back.peer_done |= !back && roll_back.may_be_loaded && roll_back.notify_at.is_some();
             if complete {
                 if roll_back.may_be_loaded && !roll_back.peer_done {
                     self.actions.push_back(Action::NoticeDue(true));
@@ -210,7 +210,7 @@ impl Source {
                 self.actions.push_back(Action::Journal(SourcePhase::RolledBack));
             }
             self.unfinished = !complete;
-            self.tell_when_due(now);
+            self.notify_when_due(now);
             self.end_when_rolled_back(now);
         }
     }
@@ -251,12 +251,12 @@ impl Source {
         let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
         match (answer, operator_decision) {
             (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
-            (Some(outcome), _) => self.told(now, outcome),
+            (Some(outcome), _) => self.decided_by_peer(now, outcome),
             (None, _) => {}
         }
     }
 
-    fn told(&mut self, now: Time, outcome: Outcome) {
+    fn decided_by_peer(&mut self, now: Time, outcome: Outcome) {
         match verdict(outcome) {
             Verdict::EndSource => self.running(now),
             Verdict::Resume => {
@@ -270,7 +270,7 @@ impl Source {
         }
     }
 
-    /// The destination has answered and does not know better: the session ends, and recovery keeps the guest paused for
+    /// The destination has answered and cannot decide: the session ends, and recovery keeps the guest paused for
     /// the operator.
     fn only_the_operator_decides(&mut self, now: Time, outcome: Outcome) {
         let (code, detail) = match outcome {
@@ -289,7 +289,7 @@ impl Source {
         self.end(now, Some(fault), GuestState::InDoubt);
     }
 
-    /// The operator knows better: the destination's host is gone for good, or the guest is known to run there.
+    /// The operator knows better: the destination's host is lost for good, or the guest is known to run there.
     pub(super) fn resolve(&mut self, now: Time, resume_here: bool) {
         if !matches!(self.state, State::Committing { .. }) {
             return;

@@ -62,7 +62,7 @@ pub enum Event {
     Start,
     /// A control connection is up.
     PathUp(PathId),
-    /// A control connection is gone.
+    /// A control connection is lost.
     PathLost(PathId),
     /// Anything came in on a control connection.
     PathAlive(PathId),
@@ -136,7 +136,7 @@ pub enum Event {
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
     Failed(Fault),
-    /// The streams are of no more use, or the peer breaks their rules. Unlike [`Event::Failed`] it belongs to no
+    /// The streams cannot be used any more, or the peer breaks their rules. Unlike [`Event::Failed`] it belongs to no
     /// action, so nothing is tried again.
     StreamsFailed(Fault),
     /// [`Action::RollBack`] came to its end; what the guest does now.
@@ -149,7 +149,7 @@ pub enum Event {
     },
     /// Answer to [`Action::Query`]: what became of the session at the destination.
     Answered(Outcome),
-    /// [`Action::Query`] came to its end, and nobody answered.
+    /// [`Action::Query`] came to its end without an answer.
     Unanswered,
     /// The destination's agent refuses connections of this session because it does not know it (any more).
     Forgotten,
@@ -166,7 +166,7 @@ pub enum Event {
 /// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Put this on a control connection; if it is gone, drop it (it is sent again).
+    /// Put this on a control connection; if that is closed, drop it (it is sent again).
     Transmit(PathId, Outgoing),
     /// Pair links with these endpoints, probe them, open channels and paths, and do so again whenever one is lost.
     OpenLinks(Vec<Endpoint>),
@@ -203,7 +203,7 @@ pub enum Action {
     Journal(SourcePhase),
     /// Undo everything; the guest is to do what it did before. Then [`Event::RolledBack`].
     RollBack,
-    /// Whether a later agent is to tell the destination of the roll-back, as the destination may have the guest
+    /// Whether a later agent has to notify the destination of the roll-back, as the destination may have the guest
     /// complete. `true` comes before the record of the roll-back and goes to disk with it; `false` comes when the
     /// destination has answered.
     NoticeDue(bool),

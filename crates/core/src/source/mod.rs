@@ -23,7 +23,7 @@
 //!   Journaling --> Committing: Journaled / Send Commit
 //!   Committing --> CleaningUp: TakenOver, or the journal over there says so
 //!   CleaningUp --> CleaningUp: it failed / again
-//!   CleaningUp --> Closing: the guest is gone here / journal Finished, Finished
+//!   CleaningUp --> Closing: the guest's QEMU here has ended / journal Finished, Finished
 //!   Closing --> [*]: acknowledged, or not waited for any longer
 //!   Offered --> RollingBack: any fault before commit
 //!   RollingBack --> [*]: the guest runs at the source
@@ -182,7 +182,7 @@ impl Source {
             Event::Unanswered => self.answered(now, None),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
-            Event::SendStreamMessage(message) => self.say(now, message),
+            Event::SendStreamMessage(message) => self.send_stream_message(now, message),
             Event::Streamed(streamed) => self.streamed(now, streamed),
             Event::Disks(disks) => self.disks_copied(now, disks),
             Event::Tick => {}
@@ -355,7 +355,7 @@ impl Source {
         self.progress(now);
     }
 
-    /// The channel is gone: the destination is told to fence it.
+    /// The channel is lost: the destination is asked to fence it.
     pub fn channel_lost(&mut self, now: Time, channel: ChannelId) {
         if !self.scheduler.lost(channel) {
             return;
@@ -366,7 +366,7 @@ impl Source {
         self.control.send(now, Message::Fence { channel });
     }
 
-    /// All of a link is gone.
+    /// All of a link is lost.
     pub fn link_lost(&mut self, now: Time, link: LinkId) {
         for channel in self.scheduler.channels_of(link) {
             self.channel_lost(now, channel);

@@ -13,7 +13,7 @@ pub(super) enum Preparation {
     InProgress {
         until: Time,
     },
-    /// It stands. These were touched while it started and are copied again.
+    /// The incoming QEMU is ready. These were touched while it started and are copied again.
     Done {
         touched: Vec<Extent>,
     },

@@ -44,41 +44,41 @@ impl Driver {
         Driver { machine, sequence: 0, now: ms(1) }
     }
 
-    pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         self.machine.handle(self.now, event);
         std::iter::from_fn(|| self.machine.poll_action(self.now)).collect()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
         self.sequence += 1;
-        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+        self.handle(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
     pub(super) fn wait(&mut self, time: Duration) -> Vec<Action> {
         self.now = self.now + time;
-        self.tell(Event::PathAlive(PATH))
+        self.handle(Event::PathAlive(PATH))
     }
 
     pub(super) fn step(&mut self, reached: At) -> Vec<Action> {
         match reached {
-            Offered => self.tell(Event::Start),
+            Offered => self.handle(Event::Start),
             Preparing => self.receive(Message::Admitted { endpoints: Vec::new() }),
             Streaming => {
                 let mut actions = self.receive(Message::StreamsPrepared(settings(2)));
-                actions.extend(self.tell(Event::ChannelUp { channel: 0, link: 0 }));
+                actions.extend(self.handle(Event::ChannelUp { channel: 0, link: 0 }));
                 actions
             }
             Loading => {
-                let mut actions = self.tell(Event::GuestStopped);
-                actions.extend(self.tell(Event::PreSwitchover { was_running: true, disks: "[]".into() }));
+                let mut actions = self.handle(Event::GuestStopped);
+                actions.extend(self.handle(Event::PreSwitchover { was_running: true, disks: "[]".into() }));
                 actions
             }
             Journaling => {
-                let mut actions = self.tell(Event::DeviceStateDone);
+                let mut actions = self.handle(Event::DeviceStateDone);
                 actions.extend(self.receive(Message::Loaded));
                 actions
             }
-            Committing => self.tell(Event::Journaled(SourcePhase::CommitSent)),
+            Committing => self.handle(Event::Journaled(SourcePhase::CommitSent)),
             CleaningUp => self.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 }),
         }
     }
@@ -106,7 +106,7 @@ fn streamed(round: u32, carried_bytes: u64) -> Event {
     Event::Streamed(Streamed { round, carried_bytes, remaining_bytes: 1 << 20, ..Streamed::default() })
 }
 
-fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
+fn sends(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
     actions.iter().any(
         |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if wanted(message)),
     )
@@ -116,19 +116,19 @@ fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
 fn each_state_asks_for_what_leads_to_the_next() {
     let mut driver = Driver::new(Limits::default());
     let offered = driver.step(Offered);
-    assert!(says(&offered, |message| matches!(
+    assert!(sends(&offered, |message| matches!(
         message,
         Message::Offer { mode: Ok(Mode::Streams { channels: OFFERED }), .. }
     )));
     let admitted = driver.step(Preparing);
-    assert!(says(&admitted, |message| *message == Message::Prepare));
+    assert!(sends(&admitted, |message| *message == Message::Prepare));
     assert!(!admitted.contains(&Action::Attach), "nothing is done to the guest's memory");
     assert!(driver.step(Streaming).contains(&Action::BeginStreams(settings(2))));
     assert!(driver.step(Loading).contains(&Action::WriteDeviceState));
     let written = driver.step(Journaling);
-    assert!(!says(&written, |message| matches!(message, Message::DeviceStateEnd { .. })), "{written:?}");
+    assert!(!sends(&written, |message| matches!(message, Message::DeviceStateEnd { .. })), "{written:?}");
     assert!(written.contains(&Action::Journal(SourcePhase::CommitSent)));
-    assert!(says(&driver.step(Committing), |message| *message == Message::Commit));
+    assert!(sends(&driver.step(Committing), |message| *message == Message::Commit));
     assert!(driver.step(CleaningUp).contains(&Action::CleanUp));
 }
 
@@ -137,9 +137,9 @@ fn the_streams_wait_for_a_channel_and_for_the_waiting_guest() {
     let begins = |actions: &[Action]| actions.contains(&Action::BeginStreams(settings(2)));
     let mut driver = Driver::at(Preparing);
     assert!(!begins(&driver.receive(Message::StreamsPrepared(settings(2)))));
-    assert!(begins(&driver.tell(Event::ChannelUp { channel: 0, link: 0 })));
+    assert!(begins(&driver.handle(Event::ChannelUp { channel: 0, link: 0 })));
     let mut driver = Driver::at(Preparing);
-    assert!(!begins(&driver.tell(Event::ChannelUp { channel: 0, link: 0 })));
+    assert!(!begins(&driver.handle(Event::ChannelUp { channel: 0, link: 0 })));
     assert!(begins(&driver.receive(Message::StreamsPrepared(settings(2)))));
 }
 
@@ -147,11 +147,11 @@ fn the_streams_wait_for_a_channel_and_for_the_waiting_guest() {
 fn commit_needs_the_confirmations_of_both_sides_in_whatever_order() {
     let commits = |actions: &[Action]| actions.contains(&Action::Journal(SourcePhase::CommitSent));
     let mut driver = Driver::at(Loading);
-    assert!(!commits(&driver.tell(Event::DeviceStateDone)), "the destination has not loaded it");
+    assert!(!commits(&driver.handle(Event::DeviceStateDone)), "the destination has not loaded it");
     assert!(commits(&driver.receive(Message::Loaded)));
     let mut driver = Driver::at(Loading);
     assert!(!commits(&driver.receive(Message::Loaded)), "the hypervisor here may still take the guest back");
-    assert!(commits(&driver.tell(Event::DeviceStateDone)));
+    assert!(commits(&driver.handle(Event::DeviceStateDone)));
 }
 
 #[test]
@@ -169,14 +169,14 @@ fn stream_messages_pass_in_every_state_and_in_order() {
         let fenced = Message::Fenced { channel: 7, applied: 1, damaged: Vec::new() };
         assert!(driver.receive(fenced.clone()).contains(&Action::DeliverStreamMessage(fenced)), "{state:?}");
         assert!(
-            says(&driver.tell(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
+            sends(&driver.handle(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
             "{state:?}"
         );
     }
     let mut driver = Driver::at(Streaming);
-    driver.tell(Event::Cancel);
+    driver.handle(Event::Cancel);
     assert!(
-        !says(&driver.tell(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
+        !sends(&driver.handle(Event::SendStreamMessage(note(4))), |message| *message == note(4)),
         "it is over"
     );
 }
@@ -185,7 +185,7 @@ fn stream_messages_pass_in_every_state_and_in_order() {
 fn a_lost_channel_is_fenced() {
     let mut driver = Driver::at(Streaming);
     driver.machine.channel_lost(driver.now, 0);
-    assert!(says(&driver.tell(Event::Tick), |message| *message == Message::Fence { channel: 0 }));
+    assert!(sends(&driver.handle(Event::Tick), |message| *message == Message::Fence { channel: 0 }));
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn every_failure_before_commit_rolls_back_and_none_after_it() {
         ] {
             let cancels = matches!(event, Event::Cancel);
             let mut driver = Driver::at(state);
-            let rolls_back = driver.tell(event).contains(&Action::RollBack);
+            let rolls_back = driver.handle(event).contains(&Action::RollBack);
             let before = state <= Journaling && !(cancels && state == Journaling);
             assert_eq!(rolls_back, before, "{state:?}");
             assert_eq!(driver.machine.can_resume(), state <= Journaling, "{state:?}");
@@ -228,21 +228,21 @@ fn every_failure_before_commit_rolls_back_and_none_after_it() {
 fn streams_without_progress_fail_after_the_limit_and_not_before() {
     let limit = Config::new("g", "{}".into(), Mode::Streams { channels: 0 }).link_timeout;
     let mut driver = Driver::at(Streaming);
-    driver.tell(streamed(0, 1));
+    driver.handle(streamed(0, 1));
     for nth in 0..100 {
         // It moves slowly, for much longer than the limit.
         driver.now = driver.now + limit / 2;
-        driver.tell(streamed(0, 2 + nth));
-        driver.tell(Event::PathAlive(PATH));
+        driver.handle(streamed(0, 2 + nth));
+        driver.handle(Event::PathAlive(PATH));
     }
     assert_eq!(driver.fault(), None);
     driver.now = driver.now + limit / 2;
-    driver.tell(Event::PathAlive(PATH));
-    driver.tell(streamed(0, 101));
+    driver.handle(Event::PathAlive(PATH));
+    driver.handle(streamed(0, 101));
     assert_eq!(driver.fault(), None);
     driver.now = driver.now + limit / 2;
-    driver.tell(Event::PathAlive(PATH));
-    driver.tell(streamed(0, 101));
+    driver.handle(Event::PathAlive(PATH));
+    driver.handle(streamed(0, 101));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost), "it makes no progress");
 }
 
@@ -251,10 +251,10 @@ fn a_guest_that_writes_too_fast_is_given_up_after_so_many_rounds() {
     let mut driver = Driver::new(Limits { rounds_max: 3, ..Limits::default() });
     ALL.into_iter().take_while(|at| *at <= Streaming).for_each(|at| drop(driver.step(at)));
     for round in 0..=3 {
-        driver.tell(streamed(round, u64::from(round) + 1));
+        driver.handle(streamed(round, u64::from(round) + 1));
         assert_eq!(driver.fault(), None, "round {round}");
     }
-    driver.tell(streamed(4, 9));
+    driver.handle(streamed(4, 9));
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::NotConverging));
 }
 
@@ -263,9 +263,9 @@ fn the_rounds_of_the_report_are_the_hypervisors() {
     let mut driver = Driver::at(Streaming);
     for (round, remaining_bytes) in [(0, 900), (0, 400), (1, 300), (1, 100), (2, 50)] {
         driver.now = driver.now + Duration::from_millis(100);
-        driver.tell(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
+        driver.handle(Event::Streamed(Streamed { round, remaining_bytes, ..Streamed::default() }));
     }
-    driver.tell(Event::PreSwitchover { was_running: true, disks: "[]".into() });
+    driver.handle(Event::PreSwitchover { was_running: true, disks: "[]".into() });
     let rounds: Vec<(u32, u64, Option<u64>)> = driver
         .machine
         .statistics()
@@ -308,30 +308,33 @@ fn is_abort(message: &Message) -> bool {
 fn failed_after(note: StreamNote, fault: Fault) -> (Driver, Vec<Action>) {
     let mut driver = Driver::at(Streaming);
     driver.receive(Message::Stream { stream: 0, note });
-    let actions = driver.tell(Event::Failed(fault));
+    let actions = driver.handle(Event::Failed(fault));
     assert!(actions.contains(&Action::RollBack), "the guest here waits for no explanation");
     (driver, actions)
 }
 
-/// What is told in the end if the destination says this.
-fn told(driver: &mut Driver, abort: Fault) -> (Fault, Vec<Action>) {
-    let said = driver.receive(Message::Abort(abort));
-    let actions = driver.tell(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
+/// The fault of the end if the destination sends this abort, and the actions before.
+fn ending_after(driver: &mut Driver, abort: Fault) -> (Fault, Vec<Action>) {
+    let actions_before = driver.receive(Message::Abort(abort));
+    let actions = driver.handle(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
     let ending = actions.into_iter().find_map(|action| match action {
         Action::End(ending) => ending.fault,
         _ => None,
     });
-    (ending.expect("it is over"), said)
+    (ending.expect("it is over"), actions_before)
 }
 
 #[test]
 fn a_destination_that_closed_the_connection_sends_the_cause() {
     for note in hung_up() {
         let (mut driver, actions) = failed_after(note.clone(), broken());
-        assert!(!says(&actions, is_abort), "{note:?}: it is asked to explain itself, not to stop");
-        let (fault, said) = told(&mut driver, cause());
+        assert!(!sends(&actions, is_abort), "{note:?}: it is asked to explain itself, not to stop");
+        let (fault, actions_before) = ending_after(&mut driver, cause());
         assert_eq!(fault, cause(), "{note:?}");
-        assert!(says(&said, |message| *message == Message::Aborted), "{note:?}: it waits for this message");
+        assert!(
+            sends(&actions_before, |message| *message == Message::Aborted),
+            "{note:?}: it waits for this message"
+        );
     }
 }
 
@@ -339,10 +342,10 @@ fn a_destination_that_closed_the_connection_sends_the_cause() {
 fn a_destination_that_sends_no_cause_gets_an_abort() {
     for note in hung_up() {
         let (mut driver, _) = failed_after(note, broken());
-        driver.tell(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
+        driver.handle(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
         assert_eq!(driver.fault(), Some(&broken()), "it may still explain itself");
         let actions = driver.wait(PEER_EXPLAINS_WITHIN);
-        assert!(says(&actions, |message| *message == Message::Abort(broken())));
+        assert!(sends(&actions, |message| *message == Message::Abort(broken())));
         let actions = driver.receive(Message::Aborted);
         let ended =
             actions.iter().any(|action| matches!(action, Action::End(end) if end.fault == Some(broken())));
@@ -354,19 +357,19 @@ fn a_destination_that_sends_no_cause_gets_an_abort() {
 fn a_cause_that_the_source_knows_is_sent_at_once_and_kept() {
     // The destination's streams broke by what happened here.
     let mut driver = Driver::at(Streaming);
-    assert!(says(&driver.tell(Event::Failed(broken())), is_abort));
-    assert_eq!(told(&mut driver, cause()).0, broken());
+    assert!(sends(&driver.handle(Event::Failed(broken())), is_abort));
+    assert_eq!(ending_after(&mut driver, cause()).0, broken());
     let (mut driver, actions) = failed_after(StreamNote::Stop, Fault { code: Code::GuestGone, ..broken() });
-    assert!(says(&actions, is_abort));
-    assert_eq!(told(&mut driver, cause()).0.code, Code::GuestGone);
+    assert!(sends(&actions, is_abort));
+    assert_eq!(ending_after(&mut driver, cause()).0.code, Code::GuestGone);
     let mut driver = Driver::at(Streaming);
     driver.receive(Message::Stream { stream: 0, note: StreamNote::Stop });
-    assert!(says(&driver.tell(Event::Cancel), is_abort));
-    assert_eq!(told(&mut driver, cause()).0.code, Code::Cancelled);
+    assert!(sends(&driver.handle(Event::Cancel), is_abort));
+    assert_eq!(ending_after(&mut driver, cause()).0.code, Code::Cancelled);
     // Credit is an everyday word.
     let mut driver = Driver::at(Streaming);
     driver.receive(Message::Stream { stream: 0, note: StreamNote::Credit { limit: 9 } });
-    assert!(says(&driver.tell(Event::Failed(broken())), is_abort));
+    assert!(sends(&driver.handle(Event::Failed(broken())), is_abort));
 }
 
 #[test]
@@ -375,7 +378,7 @@ fn a_peer_that_breaks_the_rules_of_streams_makes_no_action_happen_twice() {
         || Fault::new(Code::ProtocolViolation, Step::Copy, Side::Destination, "a note out of place");
     for state in ALL {
         let mut driver = Driver::at(state);
-        let rolls_back = driver.tell(Event::StreamsFailed(violation())).contains(&Action::RollBack);
+        let rolls_back = driver.handle(Event::StreamsFailed(violation())).contains(&Action::RollBack);
         assert_eq!(rolls_back, state <= Journaling, "{state:?}");
         let later = driver.wait(Duration::from_secs(2));
         assert!(!later.contains(&Action::CleanUp), "{state:?}: the clean-up has begun already");

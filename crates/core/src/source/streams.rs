@@ -104,7 +104,7 @@ impl Source {
     }
 
     /// What the streams say to the other side's.
-    pub(super) fn say(&mut self, now: Time, message: Message) {
+    pub(super) fn send_stream_message(&mut self, now: Time, message: Message) {
         if !matches!(self.state, State::RollingBack(_) | State::Ended) {
             self.control.send(now, message);
         }

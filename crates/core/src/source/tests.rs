@@ -87,14 +87,14 @@ impl Driver {
         Driver { machine, sequence: 0, now: ms(1) }
     }
 
-    fn tell(&mut self, event: Event) -> Vec<Action> {
+    fn handle(&mut self, event: Event) -> Vec<Action> {
         self.machine.handle(self.now, event);
         self.actions()
     }
 
     fn receive(&mut self, message: Message) -> Vec<Action> {
         self.sequence += 1;
-        self.tell(Event::Received { path: PATH, sequence: self.sequence, message })
+        self.handle(Event::Received { path: PATH, sequence: self.sequence, message })
     }
 
     fn actions(&mut self) -> Vec<Action> {
@@ -112,32 +112,32 @@ impl Driver {
 
     fn prepare(&mut self) {
         self.receive(prepared(vec![]));
-        self.tell(Event::Attached);
-        self.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
+        self.handle(Event::Attached);
+        self.handle(Event::ChannelUp { channel: CHANNEL, link: 0 });
     }
 
     fn step(&mut self, reached: At) {
         match reached {
             Idle | RollingBack => {}
-            Offered => drop(self.tell(Event::Start)),
+            Offered => drop(self.handle(Event::Start)),
             Preparing => drop(self.receive(Message::Admitted { endpoints: vec![] })),
             Protecting => self.prepare(),
-            Copying => drop(self.tell(Event::Protected { populated: page(0), paused: Duration::ZERO })),
+            Copying => drop(self.handle(Event::Protected { populated: page(0), paused: Duration::ZERO })),
             Scanning => drop(self.carry()),
-            Switching => drop(self.tell(scanned(vec![]))),
-            WritingDeviceState => drop(self.tell(pre_switchover(true))),
+            Switching => drop(self.handle(scanned(vec![]))),
+            WritingDeviceState => drop(self.handle(pre_switchover(true))),
             // No device state goes through the session: it scans already.
             LastScan if !self.machine.mode().commits() => {}
-            LastScan => drop(self.tell(Event::DeviceStateDone)),
-            LastCopy => drop(self.tell(scanned(page(1)))),
+            LastScan => drop(self.handle(Event::DeviceStateDone)),
+            LastCopy => drop(self.handle(scanned(page(1)))),
             Digesting => drop(self.carry()),
-            Sealing => drop(self.tell(Event::Digested(5))),
+            Sealing => drop(self.handle(Event::Digested(5))),
             Loading => drop(self.receive(Message::RamSealed)),
             Journaling => drop(self.receive(Message::Loaded)),
-            Committing => drop(self.tell(Event::Journaled(SourcePhase::CommitSent))),
+            Committing => drop(self.handle(Event::Journaled(SourcePhase::CommitSent))),
             CleaningUp => drop(self.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 })),
-            Closing => drop(self.tell(Event::CleanedUp)),
-            Ended => drop(self.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
+            Closing => drop(self.handle(Event::CleanedUp)),
+            Ended => drop(self.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
         }
     }
 
@@ -149,7 +149,7 @@ impl Driver {
             driver.step(reached);
         }
         if state == RollingBack {
-            driver.tell(Event::Cancel);
+            driver.handle(Event::Cancel);
         }
         let name = driver.machine.state.name().replace(' ', "");
         assert_eq!(name, format!("{state:?}").to_lowercase());
@@ -193,7 +193,7 @@ fn fault(code: Code) -> Fault {
     Fault::new(code, Step::Copy, Side::Destination, "a reason")
 }
 
-fn says(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
+fn sends(actions: &[Action], wanted: impl Fn(&Message) -> bool) -> bool {
     actions.iter().any(
         |action| matches!(action, Action::Transmit(_, Outgoing::Message { message, .. }) if wanted(message)),
     )
@@ -255,10 +255,10 @@ fn check_unexpected(driver: &mut Driver, state: At, actions: &[Action], code: Co
         assert_eq!(actions.first(), Some(&Action::RollBack), "{what} in {state:?}: {actions:?}");
         let mut actions = actions.to_vec();
         if state >= Sealing {
-            assert!(!says(&actions, is_abort), "{what} in {state:?}: before the guest is back");
-            actions.extend(driver.tell(rolled_back(true)));
+            assert!(!sends(&actions, is_abort), "{what} in {state:?}: before the guest is back");
+            actions.extend(driver.handle(rolled_back(true)));
         }
-        assert!(says(&actions, is_abort), "{what} in {state:?}");
+        assert!(sends(&actions, is_abort), "{what} in {state:?}");
     } else {
         assert!(!actions.contains(&Action::RollBack), "{what} in {state:?}: {actions:?}");
     }
@@ -287,7 +287,7 @@ fn every_event_in_every_state() {
             let what = format!("{event:?}");
             let mut driver = Driver::at(state);
             let decides = state == Committing && matches!(event, Event::Answered(_));
-            let actions = driver.tell(event);
+            let actions = driver.handle(event);
             if expected.contains(&state) {
                 assert_eq!(actions.contains(&Action::RollBack), decides, "{what} in {state:?}: {actions:?}");
             } else {
@@ -302,21 +302,21 @@ fn a_failure_in_each_state_before_commit_rolls_back_and_names_step_and_side() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
         let wanted = Fault::new(Code::HypervisorFailed, driver.machine.step(), Side::Source, "injected");
-        let actions = driver.tell(Event::Failed(wanted.clone()));
+        let actions = driver.handle(Event::Failed(wanted.clone()));
         assert_eq!(actions.first(), Some(&Action::RollBack), "{state:?}: {actions:?}");
         let abort = |message: &Message| *message == Message::Abort(wanted.clone());
         assert!(driver.machine.can_resume());
         let actions = if state >= Sealing {
-            assert!(!says(&actions, is_abort), "{state:?}: {actions:?}");
-            let mut actions = driver.tell(rolled_back(true));
-            assert!(says(&actions, abort), "{state:?}: {actions:?}");
+            assert!(!sends(&actions, is_abort), "{state:?}: {actions:?}");
+            let mut actions = driver.handle(rolled_back(true));
+            assert!(sends(&actions, abort), "{state:?}: {actions:?}");
             actions.extend(driver.receive(Message::Aborted));
             actions
         } else {
-            assert!(says(&actions, abort), "{state:?}: {actions:?}");
+            assert!(sends(&actions, abort), "{state:?}: {actions:?}");
             let mut actions = driver.receive(Message::Aborted);
             assert!(!driver.machine.is_ended(), "{state:?}: not before the guest is back");
-            actions.extend(driver.tell(rolled_back(true)));
+            actions.extend(driver.handle(rolled_back(true)));
             actions
         };
         let guest = GuestState::RunsAtSource;
@@ -331,7 +331,7 @@ fn a_cancellation_in_each_state() {
     for state in all() {
         let mut driver = Driver::at(state);
         let step = driver.machine.step();
-        let actions = driver.tell(Event::Cancel);
+        let actions = driver.handle(Event::Cancel);
         let heeded = BEFORE_COMMIT.contains(&state) && state != Journaling;
         assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
         if heeded {

@@ -24,7 +24,7 @@ enum Timer {
     /// The clean-up is tried again.
     CleanUp,
     /// The destination is notified of the roll-back.
-    Tell,
+    Notify,
     /// The destination's answer to the roll-back is not waited for any longer.
     RolledBack,
     /// The last acknowledgement is not waited for any longer.
@@ -41,7 +41,7 @@ impl Timer {
         Timer::NoProgress,
         Timer::Ask,
         Timer::CleanUp,
-        Timer::Tell,
+        Timer::Notify,
         Timer::RolledBack,
         Timer::Closed,
     ];
@@ -90,8 +90,8 @@ impl Source {
                 State::CleaningUp { retry_at } => retry_at,
                 _ => None,
             },
-            Timer::Tell => match &self.state {
-                State::RollingBack(roll_back) => roll_back.tells_at(),
+            Timer::Notify => match &self.state {
+                State::RollingBack(roll_back) => roll_back.notifies_at(),
                 _ => None,
             },
             Timer::RolledBack => match &self.state {
@@ -123,7 +123,7 @@ impl Source {
                 self.state = State::CleaningUp { retry_at: None };
                 self.actions.push_back(Action::CleanUp);
             }
-            Timer::Tell => self.tell_when_due(now),
+            Timer::Notify => self.notify_when_due(now),
             Timer::RolledBack => self.end_when_rolled_back(now),
             Timer::Closed => self.close_when_acknowledged(now),
         }

@@ -36,11 +36,11 @@ pub use streams::{Event, Streams};
 /// Number of a stream within a session.
 pub type StreamId = u16;
 
-/// The region that stands for all streams of one direction. No RAM block has this number.
+/// The region number of all streams of one direction. No RAM block has this number.
 pub const REGION: RegionId = RegionId::MAX;
 /// Bits of a position; above them an offset has the stream's number.
 pub const POSITION_BITS: u32 = 48;
-/// Bytes that a stream can carry in its life.
+/// Bytes that a stream can carry from its opening to its end.
 pub const POSITION_MAX: u64 = (1 << POSITION_BITS) - 1;
 
 /// Where a byte of a stream lies in [`REGION`].
@@ -104,7 +104,7 @@ pub struct Config {
     /// Weights of classes of streams ([`Streams::open_in`]): where all have something to send, each is carried by its
     /// weight over the sum, however many streams it has. One class if empty.
     pub weights: Vec<u16>,
-    /// Never give a number twice in a session: for carriers that remember where a stream's ring is, by its number.
+    /// Never give a number twice in a session: for transports that remember where a stream's ring is, by its number.
     pub never_reuse_numbers: bool,
     /// Channels and their windows.
     pub scheduler: scheduler::Config,

@@ -33,11 +33,11 @@ pub(super) struct ReceiveHalf {
     arrived: Spans,
     /// End of the farthest byte that has landed.
     farthest: u64,
-    /// First position that the peer may not write, as it was told.
+    /// First position that the peer may not write, as reported to it.
     announced: u64,
     total: Option<u64>,
     broken: bool,
-    /// Nobody here wants more.
+    /// The reader takes no more bytes.
     done: bool,
 }
 
@@ -55,7 +55,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// Whether these bytes may be written now. Once nobody reads them any more, any may: they are thrown away.
+    /// Whether these bytes may be written now. Once the reader takes no more, any may: they are thrown away.
     pub fn check(&self, stream: StreamId, position: u64, bytes: u64) -> Result<(), StreamViolation> {
         let end = position.saturating_add(bytes);
         if self.is_over() {
@@ -92,7 +92,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// So many bytes were written out. Returns the credit to be told, if it is worth telling.
+    /// So many bytes were written out. Returns the credit to be reported, if it is large enough for a message.
     pub fn consumed(&mut self, bytes: u64) -> Option<u64> {
         self.consumed = (self.consumed + bytes).min(self.arrived.contiguous_end());
         let limit = self.consumed + self.window_bytes;
@@ -118,7 +118,7 @@ impl ReceiveHalf {
         self.broken = true;
     }
 
-    /// Nobody here wants more. False if that is so already.
+    /// The reader takes no more bytes. False if that is so already.
     pub fn finish(&mut self) -> bool {
         !std::mem::replace(&mut self.done, true)
     }

@@ -38,12 +38,12 @@ struct Channel {
     wire: VecDeque<Frame>,
     applied: u64,
     damaged: Vec<u64>,
-    told_damaged: usize,
+    reported_damaged: usize,
     lost: bool,
     fenced: bool,
 }
 
-enum Said {
+enum Message {
     Note(StreamId, StreamNote),
     Fence(ChannelId),
     Fenced(ChannelId, u64, Vec<u64>),
@@ -53,8 +53,8 @@ enum Said {
 struct Rings {
     send: Vec<u8>,
     receive: Vec<u8>,
-    /// All that the local socket said, and all that it was given.
-    said: Vec<u8>,
+    /// All that the local socket sent, and all that it received.
+    sent: Vec<u8>,
     received: Vec<u8>,
     writes_left: u64,
     /// The end was given out, not a break.
@@ -66,7 +66,7 @@ struct Side {
     streams: Streams,
     rings: BTreeMap<StreamId, Rings>,
     gone: BTreeMap<StreamId, Rings>,
-    inbox: VecDeque<Said>,
+    inbox: VecDeque<Message>,
 }
 
 struct World {
@@ -129,7 +129,7 @@ impl World {
             wire,
             applied: 1,
             damaged,
-            told_damaged: 0,
+            reported_damaged: 0,
             lost: false,
             fenced: false,
         });
@@ -151,25 +151,25 @@ impl World {
             }
         }
         while let Some((stream, note)) = self.sides[at].streams.poll_note() {
-            self.sides[1 - at].inbox.push_back(Said::Note(stream, note));
+            self.sides[1 - at].inbox.push_back(Message::Note(stream, note));
         }
     }
 
     fn receive(&mut self, at: usize) {
-        let Some(said) = self.sides[at].inbox.pop_front() else { return };
-        match said {
-            Said::Note(stream, note) => {
+        let Some(message) = self.sides[at].inbox.pop_front() else { return };
+        match message {
+            Message::Note(stream, note) => {
                 let received = self.sides[at].streams.note(stream, note.clone());
                 assert!(received.is_ok(), "{at}: {stream} {note:?}: {received:?}");
             }
-            Said::Fence(id) => {
+            Message::Fence(id) => {
                 let channel = self.channels.iter_mut().find(|one| one.id == id).expect("known");
                 channel.fenced = true;
                 channel.wire.clear();
                 let (applied, damaged) = (channel.applied, channel.damaged.clone());
-                self.sides[1 - at].inbox.push_back(Said::Fenced(id, applied, damaged));
+                self.sides[1 - at].inbox.push_back(Message::Fenced(id, applied, damaged));
             }
-            Said::Fenced(id, applied, damaged) => {
+            Message::Fenced(id, applied, damaged) => {
                 self.sides[at].streams.fenced(self.now, id, applied, &damaged);
                 self.channels.retain(|one| one.id != id);
             }
@@ -184,7 +184,7 @@ impl World {
     }
 
     /// The local socket says something, or ends, or breaks.
-    fn say(&mut self, at: usize) {
+    fn send(&mut self, at: usize) {
         let Some(stream) = self.some_stream(at) else { return };
         let abort = self.faults && self.random.chance(3);
         let wanted = 1 + self.random.below(if self.random.0.is_multiple_of(3) { 3 } else { 900 });
@@ -201,7 +201,7 @@ impl World {
                 for at in position..position + bytes {
                     let byte = (self.random.below(256)) as u8;
                     rings.send[(at % WINDOW) as usize] = byte;
-                    rings.said.push(byte);
+                    rings.sent.push(byte);
                 }
                 rings.writes_left -= bytes;
                 side.streams.produced(stream, bytes);
@@ -243,7 +243,7 @@ impl World {
         let Next::Work(work) = self.sides[from].streams.next(self.now, id) else { return };
         let pieces = work.runs.iter().map(|run| {
             let piece = Piece::of(*run);
-            // A ring that is gone would be a byte in flight of a stream that both have closed.
+            // A ring that was removed would be a byte in flight of a stream that both have closed.
             let ring =
                 &self.sides[from].rings.get(&piece.stream).expect("a ring as long as it is sent from").send;
             let bytes = (piece.position..piece.position + piece.bytes).map(|at| ring[(at % WINDOW) as usize]);
@@ -286,9 +286,9 @@ impl World {
         if channel.lost {
             return;
         }
-        let damaged = channel.damaged.split_off(channel.told_damaged);
+        let damaged = channel.damaged.split_off(channel.reported_damaged);
         channel.damaged.extend(&damaged);
-        channel.told_damaged = channel.damaged.len();
+        channel.reported_damaged = channel.damaged.len();
         let (id, from, applied) = (channel.id, channel.from, channel.applied);
         self.sides[from].streams.acknowledged(self.now, id, applied, &damaged);
         self.events(from);
@@ -299,7 +299,7 @@ impl World {
         channel.lost = true;
         let (id, from) = (channel.id, channel.from);
         if self.sides[from].streams.channel_lost(id) {
-            self.sides[1 - from].inbox.push_back(Said::Fence(id));
+            self.sides[1 - from].inbox.push_back(Message::Fence(id));
         }
     }
 
@@ -316,7 +316,7 @@ impl World {
         let nth = self.random.below(self.channels.len() as u64) as usize;
         let a_channel = nth < self.channels.len();
         match self.random.below(12) {
-            0 | 1 => self.say(at),
+            0 | 1 => self.send(at),
             2 | 3 => self.take(at),
             4 | 5 => self.receive(at),
             6 | 7 if a_channel => self.pull(nth),
@@ -336,15 +336,15 @@ impl World {
         assert_eq!(a.gone.len(), b.gone.len());
         for (stream, one) in &a.gone {
             let other = &b.gone[stream];
-            for (said, received) in [(one, other), (other, one)] {
+            for (sender, received) in [(one, other), (other, one)] {
                 assert!(
-                    said.said.starts_with(&received.received),
-                    "stream {stream}: other bytes came than were said"
+                    sender.sent.starts_with(&received.received),
+                    "stream {stream}: other bytes were received than were sent"
                 );
-                let broken = said.aborted || received.aborted;
-                assert!(received.clean || broken, "stream {stream} broke off without a reason");
+                let broken = sender.aborted || received.aborted;
+                assert!(received.clean || broken, "stream {stream} was reset without a reason");
                 assert!(
-                    !received.clean || said.said == received.received,
+                    !received.clean || sender.sent == received.received,
                     "stream {stream} ended before its end"
                 );
             }
@@ -375,8 +375,9 @@ fn run(seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever is lost, damaged, late or broken off: each side gets what the other said, in order and once, up to its end or up to
-    /// a break; every stream ends; no write comes that must be refused; no ring is needed after both have closed.
+    /// Whatever is lost, damaged, late or reset: each side gets what the other sent, in order and once, up to its end
+    /// or up to a break; every stream ends; no write comes that must be refused; no ring is needed after both have
+    /// closed.
     #[test]
     fn streams_survive_whatever_links_do(seed in any::<u64>()) {
         run(seed);

@@ -53,7 +53,7 @@ struct Stream {
     receive: ReceiveHalf,
     /// Bytes of the peer's ring for it; 0 until the peer has said so.
     peer_window: u64,
-    /// It stands in the queue of turns.
+    /// It is in the queue of turns.
     queued: bool,
     sent_closed: bool,
     peer_closed: bool,
@@ -300,7 +300,7 @@ impl Streams {
         self.scheduler.add_channel(now, channel, link);
     }
 
-    /// A channel is gone. Returns whether the peer must fence it, which is so the first time.
+    /// A channel is lost. Returns whether the peer must fence it, which is so the first time.
     pub fn channel_lost(&mut self, channel: ChannelId) -> bool {
         self.scheduler.lost(channel)
     }
@@ -335,7 +335,7 @@ impl Streams {
     /// The peer applies nothing more from a lost channel.
     pub fn fenced(&mut self, now: Time, channel: ChannelId, applied: u64, damaged: &[u64]) {
         self.scheduler.fenced(now, channel, applied, damaged);
-        // What a stopped stream had on it is pending again, and nobody wants it.
+        // What a stopped stream had on it is pending again, and is not needed.
         let stopped: Vec<StreamId> =
             self.streams.iter().filter(|(_, one)| one.send.is_stopped()).map(|(id, _)| *id).collect();
         for stream in stopped {

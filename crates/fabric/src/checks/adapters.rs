@@ -197,7 +197,7 @@ fn interrupts_far_node_finding(at: PortRef<'_>) -> Option<Finding> {
     )
     .step(
         Some(at.location()),
-        "if irqbalance runs: see that it is not told to keep away from this node (IRQBALANCE_BANNED_CPULIST)",
+        "if irqbalance runs: see that it is not set to avoid this node (IRQBALANCE_BANNED_CPULIST)",
     );
     Some(finding)
 }
@@ -270,7 +270,7 @@ fn driver_text(at: PortRef<'_>) -> Option<String> {
 }
 
 const FIRMWARE_DIFFERS_WHY: &str = "Faults and defaults change with the firmware: what works between two \
-    hosts fails between two others, and nobody thinks of this.";
+    hosts fails between two others, and this is rarely suspected.";
 
 /// Equal adapters with different firmware.
 pub(super) fn firmware_differs(survey: &Survey) -> Vec<Finding> {

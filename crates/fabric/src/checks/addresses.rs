@@ -91,7 +91,7 @@ pub(super) fn duplicate_mac(survey: &Survey) -> Vec<Finding> {
 }
 
 const ADDRESS_TAKEN_WHY: &str = "Packets reach now this host, now the other machine: connections are cut \
-    at random, and bytes of guests go to somebody else.";
+    at random, and bytes of guests go to a wrong machine.";
 
 /// An address of a host that a machine outside of the survey has too.
 pub(super) fn address_taken(survey: &Survey) -> Vec<Finding> {
@@ -315,8 +315,8 @@ fn manages(host: &Inventory, port: &str) -> bool {
     defaults.min_by_key(|route| route.metric).is_some_and(|route| route.port == port)
 }
 
-const NO_SECOND_LINK_WHY: &str = "When this cable, its port or its switch fails, a running migration stands \
-    still until it is back, or fails. A second link also makes migrations faster: all are used at once.";
+const NO_SECOND_LINK_WHY: &str = "When this cable, its port or its switch fails, a running migration \
+    stalls until it is back, or fails. A second link also makes migrations faster: all are used at once.";
 
 /// Hosts with one cable for migrations.
 pub(super) fn no_second_link(survey: &Survey) -> Vec<Finding> {

@@ -182,11 +182,11 @@ pub(super) struct SwitchSide<'a> {
 pub(super) fn switch_side<'a>(survey: &'a Survey, at: PortRef<'a>) -> SwitchSide<'a> {
     let received = at.port.neighbours.as_slice();
     let ours = |name: &str, port: &SwitchPort| {
-        let told =
+        let named =
             port.host.as_ref() == Some(&at.host.host) && port.host_port.as_ref() == Some(&at.port.name);
         let same =
             |one: &Neighbour| one.system.as_deref() == Some(name) && one.port.as_ref() == Some(&port.name);
-        told || received.iter().any(same)
+        named || received.iter().any(same)
     };
     let mut all =
         survey.switches.iter().flat_map(|one| one.ports.iter().map(|port| (one.switch.as_str(), port)));
@@ -229,9 +229,9 @@ impl<'a> SwitchSide<'a> {
 
     /// VLAN of untagged frames.
     pub(super) fn vlan_untagged(&self) -> Option<u16> {
-        let told =
+        let vlan =
             self.received(|one| one.vlan_untagged).or_else(|| self.exported(|port| port.vlan_untagged));
-        told.filter(|vlan| *vlan != 0)
+        vlan.filter(|vlan| *vlan != 0)
     }
 
     /// VLANs that pass; `None` if it says none.

@@ -1,5 +1,5 @@
 //! One cause is one finding. A fault has many effects, and many of them look like faults of their own: what follows
-//! from a finding on the same ports is told under it.
+//! from a finding on the same ports is listed under it.
 
 use crate::model::{Effect, Finding, Location, Survey};
 
@@ -21,7 +21,7 @@ const NARROW: &[&str] = &["mtu-path"];
 const DETOUR: &[&str] = &["asymmetric-routing"];
 
 /// Causes, and what follows from each on the same ports. The deepest causes come first: an effect of two causes is
-/// told under the first of them.
+/// listed under the first of them.
 #[rustfmt::skip]
 const CAUSES: &[(&str, &[&[&str]])] = &[
     ("link-down",                &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
@@ -60,7 +60,7 @@ const CAUSES: &[(&str, &[&[&str]])] = &[
     ("qemu-too-old",             &[&["qemu-machine-types"]]),
 ];
 
-/// Takes effects out of the findings and tells them under their causes.
+/// Takes effects out of the findings and lists them under their causes.
 pub(super) fn under_their_causes(survey: &Survey, findings: Vec<Finding>) -> Vec<Finding> {
     let mut left: Vec<Option<Finding>> = findings.into_iter().map(Some).collect();
     for (cause, effects) in CAUSES {
@@ -72,7 +72,7 @@ pub(super) fn under_their_causes(survey: &Survey, findings: Vec<Finding>) -> Vec
             let mut ports = lowest(survey, &root);
             while let Some(effect) = next_effect(survey, &root, effects, &ports, &mut left) {
                 ports.extend(lowest(survey, &effect));
-                tell(&mut root, effect);
+                add_effect(&mut root, effect);
             }
             if let Some(slot) = left.get_mut(at) {
                 *slot = Some(root);
@@ -98,7 +98,7 @@ fn next_effect(
 }
 
 /// What it leads to is as bad as that.
-fn tell(root: &mut Finding, effect: Finding) {
+fn add_effect(root: &mut Finding, effect: Finding) {
     root.severity = root.severity.max(effect.severity);
     let Finding { id, title, locations, effects, .. } = effect;
     root.effects.push(Effect { id, title, locations });

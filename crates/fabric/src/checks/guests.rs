@@ -15,9 +15,9 @@ pub(super) fn kvm_missing(survey: &Survey) -> Vec<Finding> {
     if without.is_empty() {
         return Vec::new();
     }
-    // Where nobody has it, nobody has a guest that needs it.
-    let nobody = survey.hosts.iter().all(|host| host.hypervisor.kvm == Some(false));
-    let (severity, title) = match nobody {
+    // Where no host has it, no host has a guest that needs it.
+    let no_host = survey.hosts.iter().all(|host| host.hypervisor.kvm == Some(false));
+    let (severity, title) = match no_host {
         true => (Severity::Hint, "no KVM: guests are emulated"),
         false => (Severity::Error, "no KVM, which guests of other hosts use"),
     };
@@ -54,7 +54,7 @@ const QEMU_MISSING_WHY: &str = "No guest can run on this host, and none can go t
 
 /// A host whose agent has no QEMU that runs.
 pub(super) fn qemu_missing(survey: &Survey) -> Vec<Finding> {
-    // Without an agent nobody asked for them.
+    // Without an agent they were not asked for.
     let with_agent = survey.hosts.iter().filter(|host| host.agent.is_some());
     with_agent.filter_map(qemu_missing_finding).collect()
 }

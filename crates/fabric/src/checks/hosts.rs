@@ -6,8 +6,8 @@ use crate::model::{Feature, Finding, HugePages, IdleState, Inventory, Location, 
 
 use super::common::{Value, differ, finding, join};
 
-const EQUAL_NAMES_WHY: &str = "Reports, journals and commands name hosts: of two with one name nobody can \
-    tell which is meant, and a guest may be looked for on the wrong one. Cloned virtual machines often \
+const EQUAL_NAMES_WHY: &str = "Reports, journals and commands name hosts: of two with one name it is not \
+    clear which is meant, and a guest may be looked for on the wrong one. Cloned virtual machines often \
     have one name.";
 
 /// Several hosts that call themselves the same.
@@ -193,7 +193,7 @@ fn cpu_flags_finding(survey: &Survey) -> Option<Finding> {
     let finding = finding
         .step(
             None,
-            "start guests with a CPU model that all hosts can: linerate vm show says which one a guest has",
+            "start guests with a CPU model that all hosts can: linerate vm show prints which one a guest has",
         )
         .step(None, "bring BIOS settings and microcode of equal processors to the same state");
     (!lacking.is_empty()).then_some(finding)

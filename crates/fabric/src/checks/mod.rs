@@ -30,7 +30,7 @@
 //!    and say so in the section. The tests then demand that a survey with that setting has no finding.
 //! 5. Add a test at the end of the same file. It makes one fault in the healthy survey and calls
 //!    `testing::only(&survey, "id")`: this check finds it, and **no other check does**. If other checks find the same
-//!    fault, add a row to `effects`: their findings are then told under their cause.
+//!    fault, add a row to `effects`: their findings are then listed under their cause.
 
 mod adapters;
 mod addresses;
@@ -159,12 +159,12 @@ pub const ALL: &[Check] = &[
     Check { id: "vlan-not-on-switch", fix_kind: FixKind::Hands, run: teams::vlan_not_on_switch },
 ];
 
-/// Runs every check. One cause is one finding: what follows from it is told under it. The worst come first; among
+/// Runs every check. One cause is one finding: what follows from it is listed under it. The worst come first; among
 /// equals the order of [`ALL`] is kept.
 pub fn run_all(survey: &Survey) -> Vec<Finding> {
-    if !survey.is_told_apart() {
+    if !survey.has_unique_names() {
         let mut survey = survey.clone();
-        survey.tell_apart();
+        survey.make_names_unique();
         return run_all(&survey);
     }
     let all: Vec<Finding> = ALL.iter().flat_map(|check| check.findings(survey)).collect();
@@ -213,13 +213,13 @@ mod tests {
             let section = page.split_once(&format!("## {}\n", check.id)).unwrap().1;
             let section = section.split("\n## ").next().unwrap().trim_end();
             let last = section.lines().last().unwrap();
-            let said = last.strip_prefix("`--fix`: ").unwrap_or_else(|| panic!("{}: {last}", check.id));
+            let fix_text = last.strip_prefix("`--fix`: ").unwrap_or_else(|| panic!("{}: {last}", check.id));
             let declared = match check.fix_kind {
-                FixKind::Hands => said == "no.",
-                FixKind::Port => said != "no." && !said.contains("--qos"),
-                FixKind::Intent => said == "with `--qos FILE`.",
+                FixKind::Hands => fix_text == "no.",
+                FixKind::Port => fix_text != "no." && !fix_text.contains("--qos"),
+                FixKind::Intent => fix_text == "with `--qos FILE`.",
             };
-            assert!(declared, "{}: {:?} is written as {said:?}", check.id, check.fix_kind);
+            assert!(declared, "{}: {:?} is written as {fix_text:?}", check.id, check.fix_kind);
         }
         let written = code.lines().filter(|line| {
             line.starts_with("pub(super) fn ") && line.ends_with("(survey: &Survey) -> Vec<Finding> {")

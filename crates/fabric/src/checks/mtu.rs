@@ -27,7 +27,7 @@ fn set_mtu(finding: Finding, at: PortRef<'_>, what: &str, mtu: u32) -> Finding {
 }
 
 const MTU_BETWEEN_HOSTS_WHY: &str = "The larger side sends packets that the smaller one, or the switch \
-    before it, throws away without a word. Small packets pass, so everything looks well: the migration \
+    before it, drops without any error. Small packets pass, so everything looks well: the migration \
     connects, then crawls or hangs with the first full packet.";
 
 /// Ports on one network with different MTUs.
@@ -51,8 +51,8 @@ fn mtu_between_hosts_finding(survey: &Survey, segment: &Segment<'_>) -> Option<F
     for (at, _) in known.iter().filter(|(_, mtu)| *mtu == least) {
         finding = finding.at(at.location());
     }
-    let says = known.iter().filter_map(|(at, _)| most_possible(survey, *at));
-    let able = says.chain(passes(survey, segment)).min();
+    let known_limits = known.iter().filter_map(|(at, _)| most_possible(survey, *at));
+    let able = known_limits.chain(passes(survey, segment)).min();
     let wanted = able.map_or(most, |able| able.clamp(least, most));
     let what = match wanted == most {
         true => "raise it, if every switch on the way passes it",
@@ -67,8 +67,8 @@ fn mtu_between_hosts_finding(survey: &Survey, segment: &Segment<'_>) -> Option<F
 /// The most that adapters and switches at this end can have, as far as they say.
 fn most_possible(survey: &Survey, at: PortRef<'_>) -> Option<u32> {
     let below = survey.below(at);
-    let says = below.iter().flat_map(|below| [below.port.mtu_max, switch_side(survey, *below).mtu()]);
-    says.chain([at.port.mtu_max]).flatten().filter(|most| *most > 0).min()
+    let known_limits = below.iter().flat_map(|below| [below.port.mtu_max, switch_side(survey, *below).mtu()]);
+    known_limits.chain([at.port.mtu_max]).flatten().filter(|most| *most > 0).min()
 }
 
 const MTU_AGAINST_SWITCH_WHY: &str = "The switch throws away what is larger than its own limit, without a \
@@ -225,8 +225,8 @@ fn sends(segment: &Segment<'_>, probe: &Probe) -> bool {
 fn is_narrow(survey: &Survey, probe: &Probe) -> bool {
     let Some(path) = probe.path_mtu else { return false };
     let ends = [&probe.from, &probe.to].map(|end| survey.port(&end.host, &end.port));
-    let says = |at: PortRef<'_>| smallest(survey, at).is_some_and(|mtu| mtu <= path.passed);
-    path.passed < path.promised && !ends.into_iter().flatten().any(says)
+    let is_known = |at: PortRef<'_>| smallest(survey, at).is_some_and(|mtu| mtu <= path.passed);
+    path.passed < path.promised && !ends.into_iter().flatten().any(is_known)
 }
 
 /// The smallest MTU that is known at this end.
@@ -313,7 +313,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn what_the_switch_says_by_lldp() {
+        fn what_the_switch_reports_by_lldp() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").neighbours[0].frame_bytes_max = Some(1518);
             let finding = only(&survey, "mtu-against-switch");

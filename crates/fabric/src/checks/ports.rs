@@ -56,7 +56,7 @@ pub(super) fn is_down(survey: &Survey, at: PortRef<'_>) -> bool {
 const LINK_FLAPPING_WHY: &str = "Each time, the channels of a running migration on this link are lost, and \
     what was in flight is sent again on other links.";
 
-/// A port sees two changes with each restart of its switch. More than this in one life of a port are a fault, not
+/// A port sees two changes with each restart of its switch. More than this since a port was made are a fault, not
 /// maintenance.
 const CHANGES_MIN: u32 = 40;
 
@@ -84,7 +84,7 @@ pub(super) fn link_flapping(survey: &Survey) -> Vec<Finding> {
 }
 
 const HALF_DUPLEX_WHY: &str = "One direction at a time, and collisions with the other side if that runs full \
-    duplex: a migration's data and its acknowledgements stand in each other's way. It is what is left of a \
+    duplex: a migration's data and its acknowledgements delay each other. It is what is left of a \
     failed negotiation.";
 
 /// A port that sends or receives, not both at once.
@@ -141,7 +141,7 @@ fn autonegotiation_mismatch_finding(survey: &Survey, at: PortRef<'_>) -> Option<
     let (location, what) = (at.location(), "do as the switch port does (its speed, if it is forced)");
     let negotiate = RequestedSettings { speed: Some(Speed::Auto), ..RequestedSettings::default() };
     Some(match ours {
-        // Nobody says to which speed the switch is forced.
+        // The speed that the switch is set to is not known.
         true => finding.command(
             location,
             what,
@@ -236,7 +236,7 @@ fn below_ability(survey: &Survey, at: PortRef<'_>) -> Option<(u32, u32)> {
     let link = &at.port.link;
     let (speed, able) = (link.speed_mbps.filter(|speed| *speed > 0)?, link.speed_max_mbps()?);
     let slower = speed < able && at.port.carrier != Some(false);
-    // Both are told as what they are: `switch-port-slower`, `autonegotiation-mismatch`.
+    // Both have findings of their own: `switch-port-slower`, `autonegotiation-mismatch`.
     let peer_slower = link.peer_speed_max_mbps().is_some_and(|peer| peer <= speed);
     (slower && !peer_slower && negotiation_mismatch(survey, at).is_none()).then_some((speed, able))
 }
@@ -257,13 +257,13 @@ fn speed_between_hosts_finding(survey: &Survey, segment: &Segment<'_>) -> Option
     for (at, _) in &segment.members {
         let ports = survey.below(*at);
         // A port that runs below its ability has a finding of its own, and so has one whose link is down.
-        let told = ports.iter().any(|one| {
+        let has_finding = ports.iter().any(|one| {
             let down = one.port.carrier == Some(false);
             down || below_ability(survey, *one).is_some()
                 || switch_is_slower(*one).is_some()
                 || negotiation_mismatch(survey, *one).is_some()
         });
-        if let Some(speed) = speed(survey, *at).filter(|_| !told) {
+        if let Some(speed) = speed(survey, *at).filter(|_| !has_finding) {
             values.push((at.location(), format!("{speed} Mb/s")));
         }
     }
@@ -314,7 +314,7 @@ fn switch_is_slower(at: PortRef<'_>) -> Option<(u32, u32)> {
 const DROPS_RISING_WHY: &str = "The host does not fetch packets as fast as they come: rings too small, too \
     few queues, or one processor for all of them. What is dropped is sent again, later and slower.";
 
-/// Linux counts packets of protocols that nobody listens for as dropped, LLDP among them. A few are always there.
+/// Linux counts packets of protocols without a listener as dropped, LLDP among them. A few are always there.
 const OTHERS_MAX: u64 = 10;
 
 /// Counters of dropped packets that rise.

@@ -58,13 +58,13 @@ fn mark(ports: &[PortRef<'_>]) -> u8 {
         let class = traffic_class(at.host, roce_of(*at)?.1)?;
         Some(class >> 2).filter(|dscp| *dscp > 0)
     };
-    let told = |at: &PortRef<'_>| {
+    let marked = |at: &PortRef<'_>| {
         let table = &at.port.dcb.as_ref()?.applications;
         let one =
             table.iter().find(|one| one.selector == Selector::Dscp && (1..64).contains(&one.protocol))?;
         u8::try_from(one.protocol).ok()
     };
-    ports.iter().find_map(own).or_else(|| ports.iter().find_map(told)).unwrap_or(USUAL_DSCP)
+    ports.iter().find_map(own).or_else(|| ports.iter().find_map(marked)).unwrap_or(USUAL_DSCP)
 }
 
 const PFC_DIFFERS_WHY: &str = "A priority is lossless only if every port on the way stops for it. Where one \
@@ -90,11 +90,11 @@ fn lossless_text(at: PortRef<'_>) -> Option<String> {
 
 /// What the switch ports say.
 fn lossless_of_switches(survey: &Survey, ports: &[PortRef<'_>]) -> Vec<Value> {
-    let said = ports.iter().filter_map(|at| {
+    let reported = ports.iter().filter_map(|at| {
         let switch = switch_side(survey, *at);
         Some((Location::host(&switch.name()), numbers(&switch.pfc()?.lossless)))
     });
-    said.collect()
+    reported.collect()
 }
 
 /// The priorities differ somewhere on this network.
@@ -140,11 +140,11 @@ fn port_ets(at: PortRef<'_>) -> Option<String> {
 
 /// What the switch ports say.
 fn ets_of_switches(survey: &Survey, ports: &[PortRef<'_>]) -> Vec<Value> {
-    let said = ports.iter().filter_map(|at| {
+    let reported = ports.iter().filter_map(|at| {
         let switch = switch_side(survey, *at);
         Some((Location::host(&switch.name()), ets_text(switch.ets()?)?))
     });
-    said.collect()
+    reported.collect()
 }
 
 const DCB_WILLING_WHY: &str = "A willing side takes over whatever the switch says, the other keeps its own: \
@@ -265,13 +265,13 @@ const ROCE_NOT_LOSSLESS_WHY: &str = "RoCE takes a lost packet badly: everything 
 /// RoCE in a priority that is not lossless.
 pub(super) fn roce_not_lossless(survey: &Survey) -> Vec<Finding> {
     // What differs on a network has a finding of its own.
-    let told: Vec<PortRef<'_>> = migration_segments(survey)
+    let with_finding: Vec<PortRef<'_>> = migration_segments(survey)
         .iter()
         .filter(|segment| lossless_differ(survey, segment) || roce_priorities_differ(survey, segment))
         .flat_map(|segment| carriers(survey, segment))
         .collect();
     let mut ports = migration_ports(survey);
-    ports.retain(|at| !told.iter().any(|one| std::ptr::eq(one.port, at.port)));
+    ports.retain(|at| !with_finding.iter().any(|one| std::ptr::eq(one.port, at.port)));
     let faulty: Vec<(PortRef<'_>, String)> =
         ports.into_iter().filter_map(|at| Some((at, not_lossless_text(at)?))).collect();
     roce_not_lossless_finding(&faulty).into_iter().collect()
@@ -443,7 +443,7 @@ mod tests {
         }
 
         #[test]
-        fn marks_of_the_application_table_are_understood() {
+        fn marks_of_the_application_table_are_parsed() {
             let mut survey = marked_survey();
             assert_eq!(run_all(&survey), Vec::new());
             host_mut(&mut survey, "beta").agent.as_mut().unwrap().rdma_type_of_service = Some(96);

@@ -255,7 +255,7 @@ fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
 
 const ROUND_TRIP_LONG_WHY: &str = "What the source asks during the blackout is answered later by as \
     much, and one TCP connection moves no more than its window in each round trip. The least round trip of \
-    many is told: a busy host does not make it long.";
+    many is reported: a busy host does not make it long.";
 
 /// Hosts in one machine room answer within 20 to 200 µs, also where both are busy: the least of some twenty is judged.
 /// 100 km of fibre are 1 ms.
@@ -329,7 +329,7 @@ fn least_round_trip(pair: &Pair<'_>) -> Option<u64> {
     pair.probes().filter_map(|probe| Some(probe.latency?.min_ns)).filter(|least| *least > 0).min()
 }
 
-/// Which direction is the slow one, where another link between the same clocks tells.
+/// Which direction is the slow one, where another link between the same clocks shows it.
 fn slow_direction(pair: &Pair<'_>, best: &Pair<'_>, more_ns: u64) -> String {
     let ahead = |pair: &Pair<'_>, from: &str| {
         let to = |probe: &&Probe| probe.from.host == from;

@@ -80,7 +80,7 @@ pub(super) fn roce_priority(at: PortRef<'_>, rdma: &RdmaPort) -> Option<RocePrio
     Some(mark.map_or(RocePriority::Unmarked, |one| RocePriority::ByDscp(one.priority)))
 }
 
-/// Traffic class of the agent's RDMA connections: its own, else the system's for connections that say none.
+/// Traffic class of the agent's RDMA connections: its own, else the system's for connections that set none.
 pub(super) fn traffic_class(host: &Inventory, rdma: &RdmaPort) -> Option<u8> {
     match host.agent.as_ref().and_then(|agent| agent.rdma_type_of_service) {
         Some(0) => Some(rdma.default_traffic_class.unwrap_or(0)),
@@ -152,7 +152,7 @@ const RDMA_MODULES: [(&str, &str); 6] = [
     ("cxgb4", "iw_cxgb4"),
 ];
 
-/// Adapters that could do RDMA on a network where nobody does.
+/// Adapters that could do RDMA on a network where no host does.
 pub(super) fn rdma_off(survey: &Survey) -> Vec<Finding> {
     migration_segments(survey).iter().filter_map(|segment| rdma_off_finding(survey, segment)).collect()
 }
@@ -184,7 +184,7 @@ fn rdma_module(at: &PortRef<'_>) -> Option<&'static str> {
 }
 
 const RDMA_ONE_SIDED_WHY: &str = "RDMA needs both ends: migrations between these hosts fall back to TCP \
-    without a word, slower and with more processor time. In a published comparison on busy Windows hosts \
+    without any error, slower and with more processor time. In a published comparison on busy Windows hosts \
     with 25 Gb/s, migrations took 60 % less time with RDMA.";
 
 /// RDMA on some hosts of a network and not on others.

@@ -306,7 +306,7 @@ fn packet_loss_finding(title: String, direction: &Direction<'_>, bad: &[(Directi
         .command(location(direction.from), "counters of the port", format!("ip -s -s link show dev {port}"))
 }
 
-/// Packets of a thousand that are lost in a direction, by either side's count. `None` if nobody knows the direction.
+/// Packets of a thousand that are lost in a direction, by either side's count. `None` if the direction is not known.
 fn lost(direction: &Direction<'_>) -> Option<u32> {
     let there =
         direction.probe.and_then(|probe| probe.loss).and_then(|loss| Some((loss.lost_there?, loss.sent)));
@@ -347,7 +347,7 @@ mod tests {
             assert!(finding.title.ends_with("nor the other way"), "{}", finding.title);
             port(&mut survey, "beta", "ens1f0").carrier = Some(false);
             let ids: Vec<String> = run_all(&survey).into_iter().map(|finding| finding.id).collect();
-            assert_eq!(ids, ["link-down"], "the cause is said, not what follows");
+            assert_eq!(ids, ["link-down"], "the cause is reported, not what follows");
         }
     }
 

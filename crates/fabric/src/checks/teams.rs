@@ -53,7 +53,7 @@ fn lacp_incomplete_finding(survey: &Survey, team: PortRef<'_>, members: &[PortRe
 }
 
 const TEAM_CANNOT_SPREAD_WHY: &str = "A migration is many connections between the same two hosts. This team \
-    puts all of them on one member, the others stand by: it is as fast as one port. Ports without a team, \
+    puts all of them on one member, the others are idle: it is as fast as one port. Ports without a team, \
     each with an address of its own, are used all at once.";
 
 /// A team that sends one migration over one of its members only.
@@ -106,7 +106,7 @@ fn obstacle(bond: &Bond) -> Option<(Severity, String)> {
 }
 
 const TEAM_WITHOUT_MONITORING_WHY: &str = "A member whose cable is pulled goes on being used: part of the \
-    connections hang until somebody looks.";
+    connections hang until the team is repaired.";
 
 /// A team that does not look whether its members have a link.
 pub(super) fn team_without_monitoring(survey: &Survey) -> Vec<Finding> {
@@ -248,7 +248,7 @@ mod tests {
         }
 
         #[test]
-        fn by_what_the_switch_says() {
+        fn by_what_the_switch_reports() {
             let mut survey = team_survey();
             port(&mut survey, "beta", "ens1f1").neighbours[0].aggregation.as_mut().unwrap().on = false;
             let finding = only(&survey, "lacp-incomplete");
@@ -313,7 +313,7 @@ mod tests {
         }
 
         #[test]
-        fn by_what_the_switch_says_of_untagged_frames() {
+        fn by_what_the_switch_reports_of_untagged_frames() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f0").neighbours[0].vlan_untagged = Some(1);
             let finding = only(&survey, "vlan-between-hosts");

@@ -23,7 +23,7 @@ use kernel::{arp, dcb, ethtool, links, nftables, routes};
 use pci::Interrupts;
 use root::Root;
 
-/// What the collector is told.
+/// Options of the collector.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of the host.
@@ -34,7 +34,7 @@ pub struct Options {
     pub watch: Duration,
     /// Names to resolve, the host's own beside.
     pub names: Vec<String>,
-    /// QEMU binaries, by whoever knows them.
+    /// QEMU binaries, found by the caller.
     pub qemu: Vec<Qemu>,
     /// The agent, if it collects.
     pub agent: Option<Agent>,
@@ -82,7 +82,7 @@ pub fn inventory(options: &Options) -> Inventory {
             let asking = scope.spawn(|| arp::ask(&questions));
             resolve(&mut inventory, &options.names);
             let answers = asking.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
-            arp::tell(&answers, &mut inventory);
+            arp::record(&answers, &mut inventory);
         });
     } else {
         resolve(&mut inventory, &options.names);
@@ -181,9 +181,9 @@ fn with_files(link: Link, root: &Root, interrupts: &Interrupts) -> Port {
 }
 
 fn add_neighbours(ports: &mut [Port], options: &Options, root: &Root) {
-    let told = lldp::networkd(root, ports);
+    let by_networkd = lldp::networkd(root, ports);
     for port in ports {
-        let received = options.neighbours.iter().chain(&told).filter(|(name, _)| *name == port.name);
+        let received = options.neighbours.iter().chain(&by_networkd).filter(|(name, _)| *name == port.name);
         for (_, neighbour) in received {
             let same = |one: &Neighbour| (&one.chassis, &one.port) == (&neighbour.chassis, &neighbour.port);
             if !port.neighbours.iter().any(same) {

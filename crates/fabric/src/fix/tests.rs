@@ -55,9 +55,9 @@ fn what_one_port_cannot_have_leaves_the_others_alone() {
     let mut survey = healthy_survey();
     let findings = |survey: &Survey| run_all(survey);
     port(&mut survey, "beta", "ens1f1").mtu = Some(1500);
-    let told = findings(&survey);
+    let found = findings(&survey);
     port(&mut survey, "beta", "ens1f0").mtu = Some(1500);
-    let mut both = told.clone();
+    let mut both = found.clone();
     let mut other =
         findings(&survey).into_iter().filter(|one| one.title.contains("10.1.0.0")).collect::<Vec<_>>();
     both.append(&mut other);
@@ -86,7 +86,7 @@ fn lossless_priorities_need_an_intent_on_each_host_that_differs() {
     assert!(without.is_empty() && without.unfixed[0].why.contains("--qos FILE"), "{without:?}");
     let intent = parse(HEALTHY).unwrap();
     let fixes = plan_fixes(&survey, &run_all(&survey), Some(&intent));
-    // The healthy survey tells RoCE by its protocol, the intent by a mark: every host changes.
+    // The healthy survey classifies RoCE by its protocol, the intent by a mark: every host changes.
     let hosts: Vec<&str> = fixes.intents.iter().map(|one| one.plan.host.as_str()).collect();
     assert_eq!(hosts, ["alpha", "beta", "gamma"]);
     assert_eq!(fixes.intents[0].findings, ["pfc-differs"]);
@@ -123,7 +123,7 @@ fn connections_that_would_not_be_in_the_intents_class_are_left() {
         );
         assert!(fixes.unfixed[0].why.starts_with(&why), "{:?}", fixes.unfixed);
     }
-    // The same mark, whatever its ECN bits; and one that the intent sets for connections that say none.
+    // The same mark, whatever its ECN bits; and one that the intent sets for connections that set none.
     for (own, systems) in [(104, None), (106, None), (0, Some(0))] {
         let fixes = planned(own, systems);
         assert_eq!((fixes.goals.len(), fixes.intents.len()), (1, 3), "{own}: {:?}", fixes.unfixed);
@@ -149,7 +149,7 @@ fn a_finding_for_which_nothing_changes_is_left() {
     assert!(fixes.unfixed[0].why.contains("is set already"), "{:?}", fixes.unfixed);
 }
 
-/// One host is small and so is the path between the others: all become as small, nobody is raised.
+/// One host is small and so is the path between the others: all become as small, none is raised.
 #[test]
 fn a_small_path_and_a_small_host_ask_for_the_same() {
     let mut survey = healthy_survey();

@@ -23,7 +23,7 @@ pub struct Schema {
     pub minor: u16,
 }
 
-/// Something that could not be read, and why: told, never a failure.
+/// Something that could not be read, and why. It is reported and is never a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Note {

@@ -23,7 +23,7 @@ pub struct PathMtu {
     pub promised: u32,
     /// Largest packet that arrived, bytes, IP header counted.
     pub passed: u32,
-    /// Larger packets vanish and nobody says so: connections hang.
+    /// Larger packets are lost without any error: connections hang.
     pub black_hole: bool,
 }
 
@@ -55,7 +55,7 @@ mod as_us {
     }
 }
 
-/// Small packets on a link without load: how many were lost, and where. Measured again before it is told.
+/// Small packets on a link without load: how many were lost, and where. Measured again before it is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Loss {
@@ -79,7 +79,7 @@ pub struct Probe {
     /// A packet that had to leave by the port arrived.
     #[serde(default)]
     pub reachable: Option<bool>,
-    /// Packets did arrive, whatever became of the replies; told where none came.
+    /// Packets did arrive, whatever became of the replies; present where no reply came.
     #[serde(default)]
     pub received: Option<bool>,
     /// The agent's TCP port takes connections over this link.

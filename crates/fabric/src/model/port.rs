@@ -396,7 +396,7 @@ pub struct Pfc {
     pub lossless: Vec<u8>,
 }
 
-/// What kind of number tells the traffic.
+/// What kind of number classifies the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {

@@ -48,7 +48,7 @@ impl Survey {
 
     /// Gives every host a name of its own: of several with one name the second is `NAME (2)`. It keeps its own name
     /// beside.
-    pub fn tell_apart(&mut self) {
+    pub fn make_names_unique(&mut self) {
         let mut names: BTreeSet<String> = BTreeSet::new();
         for host in &mut self.hosts {
             if names.insert(host.host.clone()) {
@@ -63,7 +63,7 @@ impl Survey {
     }
 
     /// Every host has a name that no other has.
-    pub fn is_told_apart(&self) -> bool {
+    pub fn has_unique_names(&self) -> bool {
         let names: BTreeSet<&str> = self.hosts.iter().map(|host| host.host.as_str()).collect();
         names.len() == self.hosts.len()
     }
@@ -120,7 +120,7 @@ impl Survey {
         found
     }
 
-    /// Ports that a port stands on, one step down.
+    /// Ports below a port, one step down.
     pub fn directly_below<'a>(&self, at: PortRef<'a>) -> impl Iterator<Item = PortRef<'a>> {
         at.host
             .ports

@@ -139,15 +139,15 @@ pub struct Echoing {
     /// Addresses and UDP ports that answer.
     pub addresses: Vec<SocketAddr>,
     /// Requests that came so far.
-    #[serde(default)]
-    pub heard: Vec<EchoSource>,
+    #[serde(default, rename = "heard")]
+    pub sources: Vec<EchoSource>,
 }
 
 impl Echoing {
     /// Requests that came from one address to another.
     pub fn requests(&self, from: IpAddr, at: IpAddr) -> u64 {
-        let ours = self.heard.iter().filter(|heard| heard.from == from && heard.at == at);
-        ours.map(|heard| heard.requests).sum()
+        let ours = self.sources.iter().filter(|source| source.from == from && source.at == at);
+        ours.map(|source| source.requests).sum()
     }
 }
 

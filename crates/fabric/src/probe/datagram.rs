@@ -87,8 +87,8 @@ mod tests {
     fn there_and_back() {
         assert_eq!(read_request(&request(&TOKEN, 9, 1472), &TOKEN), Some(9));
         let clock = Duration::from_nanos(12_345);
-        let said = Reply { sequence: 9, bytes: 1472, clock, port: "a-name-of-15-by".into(), arrived: 7 };
-        assert_eq!(read_reply(&reply(&TOKEN, &said), &TOKEN), Some(said));
+        let expected = Reply { sequence: 9, bytes: 1472, clock, port: "a-name-of-15-by".into(), arrived: 7 };
+        assert_eq!(read_reply(&reply(&TOKEN, &expected), &TOKEN), Some(expected));
     }
 
     #[test]

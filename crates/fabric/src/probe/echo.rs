@@ -1,4 +1,4 @@
-//! The receiving side of datagrams: for a while, to whoever knows the token.
+//! The receiving side of datagrams: for a while, to every sender that has the token.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -73,7 +73,7 @@ impl Echo {
             let serve = move || serve(&socket, &token, &names, &until, |from| count(&counts, from, at));
             std::thread::Builder::new().name("echo".into()).spawn(serve).map_err(EchoError::Thread)?;
         }
-        Ok(Echo { echoing: Echoing { token, addresses: bound, heard: Vec::new() }, until, counts })
+        Ok(Echo { echoing: Echoing { token, addresses: bound, sources: Vec::new() }, until, counts })
     }
 
     /// Where, what requests must begin with, and which came.
@@ -83,7 +83,7 @@ impl Echo {
             *sums.entry((from.ip(), *at)).or_default() += u64::from(*count);
         }
         let sources = sums.into_iter().map(|((from, at), requests)| ask::EchoSource { from, at, requests });
-        Echoing { heard: sources.collect(), ..self.echoing.clone() }
+        Echoing { sources: sources.collect(), ..self.echoing.clone() }
     }
 
     /// Lets it live at least this much longer. False if it has ended already.
@@ -127,7 +127,7 @@ fn socket(address: SocketAddr) -> io::Result<Socket> {
     socket.set_read_timeout(Some(TURN))?;
     // Room for what comes while this thread waits for a CPU under load.
     room_for_bursts(&socket)?;
-    // Which port it comes in by is told if the kernel tells it.
+    // The port that it comes in by is reported if the kernel reports it.
     let _ = match address {
         SocketAddr::V4(_) => setsockopt(&socket, Ipv4PacketInfo, &true),
         SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvPacketInfo, &true),
@@ -155,9 +155,9 @@ fn serve(
                 let Some(sequence) = read_request(datagram, token) else { continue };
                 let port = index.and_then(|index| names.get(&index)).cloned().unwrap_or_default();
                 let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let said = Reply { sequence, bytes: bytes as u32, clock, port, arrived: count(from) };
+                let answer = Reply { sequence, bytes: bytes as u32, clock, port, arrived: count(from) };
                 // A reply that cannot be sent is a reply that is lost: the sender counts it.
-                let _ = socket.send_to(&reply(token, &said), &from.into());
+                let _ = socket.send_to(&reply(token, &answer), &from.into());
             }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
             Err(_) => std::thread::sleep(Duration::from_millis(1)),

@@ -146,7 +146,7 @@ fn connects_after_all(
     failure
 }
 
-/// How many packets are lost; where some are, again and with more patience: what is told was seen twice.
+/// How many packets are lost; where some are, again and with more patience: what is reported was seen twice.
 fn lost(sender: &mut Sender, round_trip: Duration, depth: Depth) -> Option<Loss> {
     let round_trip = RoundTrip::new(round_trip).get();
     let first = loss::count(sender, PACKETS, round_trip, LATE)?;
@@ -211,7 +211,7 @@ fn first_answer(sender: &mut Sender, by_tcp: &OnceLock<Duration>) -> ProbeResult
             },
         );
         match answer {
-            // Nobody answers ARP so far.
+            // No host answers ARP so far.
             None | Some(ProbeResult::Unsendable(ErrorKind::HostUnreachable)) => {}
             Some(result) => return result,
         }
@@ -317,7 +317,7 @@ fn latency(mut times: Vec<Duration>) -> Option<Latency> {
     })
 }
 
-/// The largest packet that passes. A path is a black hole if a packet was lost without a word and smaller ones pass.
+/// The largest packet that passes. A path is a black hole if a packet was lost without any error and smaller ones pass.
 fn path_mtu(sender: &mut Sender, promised: u32, wait: Duration, copies: usize) -> Option<PathMtu> {
     let mut silent = false;
     let passed = mtu::largest(promised, |sizes| {

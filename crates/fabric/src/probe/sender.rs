@@ -38,7 +38,7 @@ pub enum ProbeResult {
     TooLarge,
     /// There was no reply within the time limit.
     Lost,
-    /// Somebody said that nobody listens there.
+    /// An ICMP error reported that there is no listener.
     Refused,
     /// It could not be sent.
     Unsendable(io::ErrorKind),
@@ -58,7 +58,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// What became of the next one that has a reply; `None` when the time is over. An error is nobody's of them.
+    /// What became of the next one that has a reply; `None` when the time is over. An error belongs to none of them.
     pub fn next(&mut self, sender: &mut Sender, wait: Duration) -> Option<ProbeResult> {
         let deadline = Instant::now() + wait;
         loop {

@@ -38,7 +38,7 @@ pub enum Impossible {
     },
     /// A part of DCB is missing.
     #[error(
-        "{port} of {host} says nothing of its {what}: its driver has DCB only in part, or an older protocol (CEE); a newer driver \
+        "{port} of {host} reports nothing of its {what}: its driver has DCB only in part, or an older protocol (CEE); a newer driver \
          may help, else take it out of `ports`"
     )]
     Part { host: String, port: String, what: &'static str },
@@ -48,7 +48,7 @@ pub enum Impossible {
          of its own, where an intent has one for all that it does not name. Take it out of `ports`; migrations over TCP work without"
     )]
     FixedClasses { host: String, port: String },
-    /// The driver tells classes by nothing else.
+    /// The driver classifies by nothing else.
     #[error(
         "{port} of {host} cannot have it: driver mlx5_core takes a priority by DSCP only, and [{class}] has none: give it a dscp (RoCE v2 \
          has one, v1 has not)"
@@ -84,7 +84,7 @@ pub enum Impossible {
     },
     /// The intent has RoCE, and the port no RDMA device.
     #[error(
-        "{port} of {host} has no RDMA device, but the intent has RoCE: load the RDMA driver of {kind}, or say roce = \"none\" and \
+        "{port} of {host} has no RDMA device, but the intent has RoCE: load the RDMA driver of {kind}, or set roce = \"none\" and \
          give [migration] a dscp"
     )]
     NoRdma { host: String, port: String, kind: String },

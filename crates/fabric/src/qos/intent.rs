@@ -68,7 +68,7 @@ pub struct Class {
     pub share_percent: u8,
     /// No packet of it is dropped: who cannot take more says stop (PFC).
     pub lossless: bool,
-    /// What tells its packets, 1 to 63; without it RoCE is told by its protocol, and switches look at the VLAN tag.
+    /// DSCP of its packets, 1 to 63; without it RoCE is classified by its protocol, and switches look at the VLAN tag.
     pub dscp: Option<u8>,
 }
 
@@ -172,7 +172,7 @@ fn rest(intent: &Intent, other: Option<&OtherFile>) -> Result<u8, IntentError> {
     let left = 100 - sum;
     match other {
         _ if left < 1 => Err(IntentError::Shares { sum }),
-        Some(other) if other.share != left => Err(IntentError::Other { said: other.share, left }),
+        Some(other) if other.share != left => Err(IntentError::Other { given: other.share, left }),
         _ => u8::try_from(left).map_err(|_| IntentError::Shares { sum }),
     }
 }
@@ -181,11 +181,11 @@ fn lossless(intent: &Intent, classes: i64) -> Result<(), IntentError> {
     match (classes, intent.lossless().len()) {
         (1, 2..) => Err(IntentError::TwoLossless),
         (1 | 2, _) => Ok(()),
-        (said, _) => Err(IntentError::LosslessClasses { said }),
+        (given, _) => Err(IntentError::LosslessClasses { given }),
     }
 }
 
-/// Each class must be told from the others, by priority and by mark.
+/// Each class must differ from the others in priority and in mark.
 fn marks(intent: &Intent) -> Result<(), IntentError> {
     let migration = &intent.migration;
     if let Some(storage) = &intent.storage {
@@ -199,8 +199,9 @@ fn marks(intent: &Intent) -> Result<(), IntentError> {
     if intent.roce == Roce::V1 && migration.dscp.is_some() {
         return Err(IntentError::DscpWithoutIp);
     }
-    let told = |class: &Class| class.dscp.is_some() || class.name == "migration" && intent.roce != Roce::None;
-    match intent.classes().find(|class| !told(class)) {
+    let is_marked =
+        |class: &Class| class.dscp.is_some() || class.name == "migration" && intent.roce != Roce::None;
+    match intent.classes().find(|class| !is_marked(class)) {
         Some(class) => Err(IntentError::NoMark { class: class.name }),
         None => Ok(()),
     }
@@ -236,7 +237,7 @@ pub enum IntentError {
     )]
     Priority { class: &'static str, priority: i64 },
     /// Two classes, one priority.
-    #[error("[migration] and [storage] both have priority {priority}: a switch could not tell them apart")]
+    #[error("[migration] and [storage] both have priority {priority}: a switch could not distinguish them")]
     SamePriority { priority: u8 },
     #[error("share {share} of [{class}]: a share is 1 to 99 percent")]
     Share { class: &'static str, share: i64 },
@@ -247,31 +248,31 @@ pub enum IntentError {
     Shares { sum: i64 },
     /// Not what is left.
     #[error(
-        "[other] says {said} percent, but migration and storage leave {left}: leave [other] away, or make the sum 100"
+        "[other] has {given} percent, but migration and storage leave {left}: leave [other] away, or make the sum 100"
     )]
     Other {
-        said: i64,
+        given: i64,
         /// What the others leave.
         left: i64,
     },
     #[error(
         "[migration] and [storage] are both lossless: each lossless class takes buffers from all others, and many adapters \
-         and switches have room for one; make one of them lossy, or say `lossless_classes = 2`"
+         and switches have room for one; make one of them lossy, or set `lossless_classes = 2`"
     )]
     TwoLossless,
     /// Not a number of classes.
-    #[error("lossless_classes = {said}: it is 1 or 2")]
-    LosslessClasses { said: i64 },
+    #[error("lossless_classes = {given}: it is 1 or 2")]
+    LosslessClasses { given: i64 },
     #[error("dscp {dscp} of [{class}]: it is 1 to {DSCP_MAX}, 0 is what everything else has")]
     Dscp { class: &'static str, dscp: i64 },
     /// Two classes, one mark.
-    #[error("[migration] and [storage] both have dscp {dscp}: nothing could tell them apart")]
+    #[error("[migration] and [storage] both have dscp {dscp}: nothing could distinguish them")]
     SameDscp { dscp: u8 },
     /// RoCE v1 is no IP.
     #[error("RoCE v1 has no IP header, so no dscp: leave `dscp` of [migration] away, or take roce = \"v2\"")]
     DscpWithoutIp,
     /// Nothing says which packets these are.
-    #[error("nothing tells packets of [{class}] from others: give it a dscp, such as 26")]
+    #[error("nothing distinguishes packets of [{class}] from others: give it a dscp, such as 26")]
     NoMark { class: &'static str },
 }
 

@@ -196,13 +196,13 @@ fn lossless(
             && theirs != ranges(&wanted)
         {
             plan.warnings.push(format!(
-                "{name} says that lossless priorities of its port are {theirs}: `linerate qos switch` writes its side"
+                "{name} reports that lossless priorities of its port are {theirs}: `linerate qos switch` writes its side"
             ));
         }
     }
 }
 
-/// What tells a class, by the application table; nothing for RoCE of another version.
+/// What classifies packets, by the application table; nothing for RoCE of another version.
 fn mark(class: &Class, roce: Roce) -> Option<(Selector, u16, String)> {
     match (class.dscp, roce) {
         (Some(dscp), _) => Some((Selector::Dscp, dscp.into(), format!("priority of DSCP {dscp}"))),
@@ -234,7 +234,7 @@ fn applications(dcb: &Dcb, intent: &Intent, plan: &mut Plan, set: &mut DcbSettin
     }
 }
 
-/// An entry that gives RoCE by its own protocol another priority than the intent, which tells it by a mark.
+/// An entry that gives RoCE by its own protocol another priority than the intent, which classifies it by a mark.
 fn contradictions(
     dcb: &Dcb,
     intent: &Intent,
@@ -258,7 +258,7 @@ fn contradictions(
     }
 }
 
-/// What connections get that do not say; known only where somebody made the folder in configfs.
+/// What connections get that do not set it; known only where the folder in configfs exists.
 fn roce(
     host: &Inventory,
     port: &Port,
@@ -277,12 +277,12 @@ fn roce(
     let named = || RoceDefault { device: device.name.clone(), port: rdma.number, ..RoceDefault::default() };
     let (mut new, mut old) = (named(), named());
     if let Some(now) = &rdma.default_roce
-        && step(plan, "RoCE of connections that say none", Some(now.clone()), version)
+        && step(plan, "RoCE of connections that set none", Some(now.clone()), version)
     {
         (new.version, old.version) = (Some(version.to_owned()), Some(now.clone()));
     }
     if let (Some(now), Some(dscp)) = (rdma.default_traffic_class, intent.migration.dscp)
-        && step(plan, "traffic class of RDMA connections that say none", Some(now.to_string()), dscp << 2)
+        && step(plan, "traffic class of RDMA connections that set none", Some(now.to_string()), dscp << 2)
     {
         (new.traffic_class, old.traffic_class) = (Some(dscp << 2), Some(now));
     }

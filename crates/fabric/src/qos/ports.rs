@@ -29,11 +29,11 @@ pub(super) fn to_ethernet(device: &RdmaDevice) -> String {
     format!("mstconfig -d {address} set{}", types.collect::<String>())
 }
 
-/// Ports that a bond, VLAN or bridge stands on.
+/// Ports below a bond, VLAN or bridge.
 pub(super) fn below<'a>(host: &'a Inventory, port: &Port) -> Vec<&'a str> {
-    let stands_on =
+    let is_below =
         |one: &&Port| one.master.as_ref() == Some(&port.name) || port.parent.as_ref() == Some(&one.name);
-    host.ports.iter().filter(stands_on).map(|one| one.name.as_str()).collect()
+    host.ports.iter().filter(is_below).map(|one| one.name.as_str()).collect()
 }
 
 /// What it is, for a sentence: `a veth`, `driver tg3`.

@@ -27,7 +27,7 @@ impl DiskGraph {
         for (disk, top) in self.tops().filter(|(disk, top)| is_copied(disk, top)) {
             let below = self.all_below(top).into_iter().flat_map(|node| &node.snapshots);
             for name in below.map(|name| format!("{disk}: {name}")) {
-                // QEMU tells an image's also of a node that stands on it.
+                // QEMU reports an image's bitmaps for a node above it too.
                 if !lost.contains(&name) {
                     lost.push(name);
                 }

@@ -168,7 +168,7 @@ impl Comparison<'_> {
         })
     }
 
-    /// A backing file's name stands in the image above it, and is the same on both hosts.
+    /// A backing file's name is in the image above it, and is the same on both hosts.
     fn same_path(&self, first: &Node, second: &Node) -> bool {
         second.path == first.path || second.path == mapped(self.mapping.paths, &first.path)
     }

@@ -86,7 +86,7 @@ impl DiskGraph {
     }
 
     /// A file below this node that neither the command line names nor an image that is opened by its name. What an
-    /// image's header names is opened by whoever opens the image.
+    /// image's header names is opened together with the image.
     fn not_named<'a>(&'a self, top: &'a Node, named: &HashSet<&str>) -> Option<&'a Node> {
         let mut next = vec![top];
         while let Some(node) = next.pop() {

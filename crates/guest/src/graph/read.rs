@@ -104,7 +104,7 @@ impl<'a> Builder<'a> {
         if let Some(place) = self.places.get(name) {
             return Ok(*place);
         }
-        let said = *self.known.get(name).ok_or(GraphError::Changing)?;
+        let entry = *self.known.get(name).ok_or(GraphError::Changing)?;
         let mut children = Vec::new();
         for (role, below) in self.below.get(name).cloned().unwrap_or_default() {
             let node = self.add(self.past_jobs(below))?;
@@ -112,7 +112,7 @@ impl<'a> Builder<'a> {
         }
         children.sort_by(|one, other| one.role.cmp(&other.role));
         let place = self.graph.nodes.len();
-        self.graph.nodes.push(node(name, said, children));
+        self.graph.nodes.push(node(name, entry, children));
         self.places.insert(name, place);
         Ok(place)
     }
@@ -130,13 +130,13 @@ impl<'a> Builder<'a> {
         self.known.get(name).is_some_and(|node| text(node, "drv").is_some_and(|drv| OF_JOBS.contains(&drv)))
     }
 
-    /// Writable nodes that neither a device nor another node stands on.
+    /// Writable nodes that neither a device nor another node uses.
     fn add_unused(&mut self) -> Result<(), GraphError> {
         // A job that copies a node puts its filter above it.
         let parents = self.below.iter().filter(|(parent, _)| !self.is_of_job(parent));
         let under: HashSet<&str> = parents.flat_map(|(_, below)| below).map(|(_, name)| *name).collect();
-        let is_free = |(name, said): &(&&'a str, &&Value)| {
-            let writable = !flag(said, "ro");
+        let is_free = |(name, entry): &(&&'a str, &&Value)| {
+            let writable = !flag(entry, "ro");
             writable && !name.starts_with(OURS) && !under.contains(**name) && !self.is_of_job(name)
         };
         let free = self.known.iter().filter(is_free).map(|(name, _)| *name);
@@ -150,26 +150,26 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn node(name: &str, said: &Value, children: Vec<Child>) -> Node {
-    let shown = said.pointer("/image/filename").or_else(|| said.get("file")).and_then(Value::as_str);
+fn node(name: &str, entry: &Value, children: Vec<Child>) -> Node {
+    let shown = entry.pointer("/image/filename").or_else(|| entry.get("file")).and_then(Value::as_str);
     let shown = shown.unwrap_or_default();
     let options = shown.strip_prefix("json:").and_then(|json| serde_json::from_str::<Value>(json).ok());
-    let driver = text(said, "drv").unwrap_or_default().to_owned();
+    let driver = text(entry, "drv").unwrap_or_default().to_owned();
     let number = |key: &str| {
         let found = options.as_ref().filter(|_| driver == "raw")?.get(key)?;
         found.as_u64().or_else(|| found.as_str()?.parse().ok())
     };
-    let bitmaps = said.get("dirty-bitmaps").and_then(Value::as_array).into_iter().flatten();
-    let snapshots = said.pointer("/image/snapshots").and_then(Value::as_array).into_iter().flatten();
+    let bitmaps = entry.get("dirty-bitmaps").and_then(Value::as_array).into_iter().flatten();
+    let snapshots = entry.pointer("/image/snapshots").and_then(Value::as_array).into_iter().flatten();
     Node {
         snapshots: snapshots.filter_map(|one| Some(text(one, "name")?.to_owned())).collect(),
         name: name.to_owned(),
         path: options.as_ref().and_then(file_name).unwrap_or(shown).to_owned(),
-        read_only: flag(said, "ro"),
-        size: said.pointer("/image/virtual-size").and_then(Value::as_u64).unwrap_or(0),
+        read_only: flag(entry, "ro"),
+        size: entry.pointer("/image/virtual-size").and_then(Value::as_u64).unwrap_or(0),
         offset: number("offset"),
         limit: number("size"),
-        encrypted: flag(said, "encrypted"),
+        encrypted: flag(entry, "encrypted"),
         bitmaps: bitmaps.filter_map(bitmap).collect(),
         driver,
         children,
@@ -189,14 +189,14 @@ fn file_name(options: &Value) -> Option<&str> {
 }
 
 /// Bitmaps without a name belong to jobs.
-fn bitmap(said: &Value) -> Option<Bitmap> {
-    let name = text(said, "name").filter(|name| !name.is_empty())?.to_owned();
-    Some(Bitmap { name, persistent: flag(said, "persistent") })
+fn bitmap(entry: &Value) -> Option<Bitmap> {
+    let name = text(entry, "name").filter(|name| !name.is_empty())?.to_owned();
+    Some(Bitmap { name, persistent: flag(entry, "persistent") })
 }
 
-fn job(said: &Value) -> Option<Job> {
-    let (id, kind) = (text(said, "id")?, text(said, "type").unwrap_or_default());
-    let over = text(said, "status").is_some_and(|status| OVER.contains(&status));
+fn job(entry: &Value) -> Option<Job> {
+    let (id, kind) = (text(entry, "id")?, text(entry, "type").unwrap_or_default());
+    let over = text(entry, "status").is_some_and(|status| OVER.contains(&status));
     (!over && !id.starts_with(OURS)).then(|| Job { id: id.to_owned(), kind: kind.to_owned() })
 }
 

@@ -1,4 +1,4 @@
-//! What a destination must have for a guest, in words: what only that host can tell.
+//! What a destination must have for a guest, in words: what only that host knows.
 
 use crate::bytes::bytes;
 use crate::description::GuestDescription;

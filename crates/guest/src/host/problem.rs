@@ -6,7 +6,7 @@ use crate::bytes::{bytes, exact_bytes};
 use crate::qcow2::ReferenceError;
 use crate::qmp::QemuVersion;
 
-/// Something that is missing or differs. `is_fatal` tells whether the guest can be taken all the same.
+/// Something that is missing or differs. `is_fatal`: the guest cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The local QEMU is older.
@@ -23,7 +23,7 @@ pub enum Problem {
     FileMissing { path: PathBuf },
     /// A file has another size.
     #[error(
-        "{path} is a disk of {} here and of {} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not told (QMP block_resize)",
+        "{path} is a disk of {} here and of {} at the source: it is not the same disk, or it was enlarged and the guest's QEMU was not notified (QMP block_resize)",
         exact_bytes(*here), exact_bytes(*there)
     )]
     FileSize { path: PathBuf, here: u64, there: u64 },

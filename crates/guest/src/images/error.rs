@@ -20,7 +20,7 @@ pub enum ImageError {
     },
     /// The guest would open it in another format than it is copied in.
     #[error(
-        "the disk {disk} is copied as a {} image, and the guest's command line opens {path} as {}: what the guest wrote into it would be taken for an image's header", copied.name(), opened.map_or("something that cannot be told", ImageFormat::name)
+        "the disk {disk} is copied as a {} image, and the guest's command line opens {path} as {}: what the guest wrote into it would be taken for an image's header", copied.name(), opened.map_or("an unknown format", ImageFormat::name)
     )]
     OpenedAs {
         disk: String,
@@ -31,7 +31,7 @@ pub enum ImageError {
         opened: Option<ImageFormat>,
     },
     /// Its size cannot be a disk's.
-    #[error("the disk {disk} is said to have {size} bytes, which no disk has")]
+    #[error("the source reports {size} bytes for the disk {disk}, which no disk has")]
     Size { disk: String, size: u64 },
     /// The folder is missing, or elsewhere than it seems.
     #[error(
@@ -46,17 +46,17 @@ pub enum ImageError {
         source: io::Error,
     },
     #[error(
-        "qemu-img could not make {path}: {said}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
+        "qemu-img could not make {path}: {output}. It makes qcow2 images (Debian: qemu-utils); an image that is there already needs none"
     )]
-    QemuImg { path: PathBuf, said: String },
+    QemuImg { path: PathBuf, output: String },
     /// What is there is what the source has.
     #[error(
         "{0} is the very disk that the guest uses: both hosts see the same storage, and the migration needs no copy of it (no --copy-storage)"
     )]
     Same(PathBuf),
-    /// It cannot be told whether they are one.
+    /// It is not known whether they are one.
     #[error(
-        "{0} and the source's disk may be the same storage, and nothing is copied: they are block devices of which at least one has no name that tells it from all others (wwid, device mapper's UUID), or files of one inode number of which at least one is on a file system that hosts can share. Give the device a serial number, or have the image made under another name (paths in the configuration)"
+        "{0} and the source's disk may be the same storage, and nothing is copied: they are block devices of which at least one has no name that distinguishes it from all others (wwid, device mapper's UUID), or files of one inode number of which at least one is on a file system that hosts can share. Give the device a serial number, or have the image made under another name (paths in the configuration)"
     )]
     Nameless(PathBuf),
     /// Block devices are not made.

@@ -30,7 +30,7 @@ pub(super) fn make(
         return Err(ImageError::NoDevice(path.to_owned()));
     }
     let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
-    // Nobody else's file, and no link that leads elsewhere, is taken for ours.
+    // No other program's file, and no link that leads elsewhere, is taken for ours.
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
     if let Err(error) = listed() {
         remove_file(path).ok();
@@ -51,7 +51,7 @@ pub(super) fn format_new(disk: &CopiedDisk, path: Option<&PathBuf>) -> Result<()
 }
 
 fn make_qcow2(path: &Path, size: u64) -> Result<(), ImageError> {
-    let failed = |said: String| ImageError::QemuImg { path: path.to_owned(), said };
+    let failed = |output: String| ImageError::QemuImg { path: path.to_owned(), output };
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2", "--"]).arg(path).arg(size.to_string());
     let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -71,7 +71,7 @@ fn make_qcow2(path: &Path, size: u64) -> Result<(), ImageError> {
     if status.success() {
         return Ok(());
     }
-    let mut said = String::new();
-    let _ = child.stderr.take().map(|stderr| stderr.take(500).read_to_string(&mut said));
-    Err(failed(said.trim().to_owned()))
+    let mut output = String::new();
+    let _ = child.stderr.take().map(|stderr| stderr.take(500).read_to_string(&mut output));
+    Err(failed(output.trim().to_owned()))
 }

@@ -8,8 +8,8 @@ use super::{Builder, IncomingError, refused};
 use crate::description::ImageFormat;
 use crate::options::Options;
 
-/// What stands on what: an image that one option opens raw may be under a node of another that takes it for something
-/// else.
+/// Which node is above which: an image that one option opens raw may be under a node of another that takes it for
+/// something else.
 #[derive(Debug, Default)]
 pub(super) struct Uses(Vec<Used>);
 
@@ -18,7 +18,7 @@ pub(super) struct Uses(Vec<Used>);
 struct Used {
     /// What others may call its nodes: their names, and the drive's.
     names: Vec<String>,
-    /// Nodes of others that it stands on, and in which format.
+    /// Nodes of others below it, and in which format.
     below: Vec<(String, Option<ImageFormat>)>,
     /// Numbers of the needed files that it opens.
     files: Range<usize>,
@@ -35,7 +35,7 @@ impl Builder<'_> {
         let found = self.guest.disks.iter().find(|disk| disk.path == file).map(|disk| disk.format.as_str());
         let cd = (options.get("media") == Some("cdrom")).then_some("raw");
         let Some(format) = found.or(cd).and_then(ImageFormat::from_name) else {
-            let why = "its format would be guessed from what is in it; say format=raw or format=qcow2";
+            let why = "its format would be guessed from what is in it; set format=raw or format=qcow2";
             return Err(refused("drive", file, why));
         };
         options.set("format", format.name());
@@ -105,7 +105,7 @@ impl Builder<'_> {
             let above = Uses::formats_above(used, &on_top);
             for file in self.incoming.files.get_mut(used.files.clone()).unwrap_or_default() {
                 let mut formats = above.iter().copied().chain(file.format);
-                // What nothing of a format stands on is seen as it is.
+                // What has no node of a format above it is seen as it is.
                 let first = formats.next().unwrap_or(ImageFormat::Raw);
                 file.format = formats.all(|other| other == first).then_some(first);
             }
@@ -127,7 +127,7 @@ impl Uses {
         on_top
     }
 
-    /// All formats of what stands on an option's nodes, at any height.
+    /// All formats of the nodes above an option's nodes, at any height.
     fn formats_above(used: &Used, on_top: &OnTop<'_>) -> Vec<ImageFormat> {
         let mut names: Vec<&str> = used.names.iter().map(String::as_str).collect();
         let (mut seen, mut formats) = (HashSet::new(), Vec::new());

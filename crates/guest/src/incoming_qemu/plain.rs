@@ -50,7 +50,7 @@ const MACHINE_KEYS: &[&str] = &[
 ];
 
 impl Builder<'_> {
-    /// The machine type must be one word: it stands in a command line.
+    /// The machine type must be one word: it is put into a command line.
     pub(super) fn machine_type(&self) -> Result<(), IncomingError> {
         let machine = &self.guest.machine;
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');

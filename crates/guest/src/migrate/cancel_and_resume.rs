@@ -1,6 +1,6 @@
 //! Rolls the source's guest back: cancels what was begun, and restores the guest's run state.
 //!
-//! Somebody else may have begun a migration of the same guest over another monitor. That one is neither cancelled nor
+//! Another client may have begun a migration of the same guest over another monitor. That one is neither cancelled nor
 //! undone: a guest that it has moved away runs elsewhere.
 
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl SourceQemu {
         }
     }
 
-    /// QEMU takes its disks back before it lets the guest run. Whoever had them may be ending at this moment.
+    /// QEMU takes its disks back before it lets the guest run. The process that had them may be ending at this moment.
     fn run_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let patience = Instant::now() + LOCKS_WAIT;
         loop {
@@ -61,7 +61,7 @@ impl SourceQemu {
 
     fn as_before(&mut self, completed: bool, deadline: Instant) -> Result<(), MigrateError> {
         self.tidy_mirrors(deadline);
-        if !self.ran || self.stands.is_some() {
+        if !self.ran || self.run_state_before.is_some() {
             self.stand_again(deadline)?;
         } else if completed {
             self.run_again(deadline)?;
@@ -88,13 +88,13 @@ impl SourceQemu {
                 _ => return Ok(()),
             }
         }
-        if self.stands.as_ref().is_some_and(RunState::is_paused) {
+        if self.run_state_before.as_ref().is_some_and(RunState::is_paused) {
             // One write: QEMU has `stop` before it begins with `cont`.
             self.qmp.execute_all([("cont", Value::Null), ("stop", Value::Null)], deadline)?;
             return Ok(());
         }
         activate_disks(&mut self.qmp, deadline)?;
-        let before = self.stands.as_ref().map_or("not running", RunState::name);
+        let before = self.run_state_before.as_ref().map_or("not running", RunState::name);
         tracing::warn!(
             before,
             "the guest is here again, in QEMU's state postmigrate: it can be migrated when it has run (QMP: cont)"
@@ -110,7 +110,7 @@ impl SourceQemu {
     }
 
     fn cancel_migration(&mut self, deadline: Instant) -> Result<(), MigrateError> {
-        let mut told = false;
+        let mut logged = false;
         let mut nudge_at = Instant::now() + NUDGE_AFTER;
         loop {
             let status = self.migration_status(deadline)?;
@@ -132,18 +132,18 @@ impl SourceQemu {
                     nudge_at = Instant::now() + NUDGE_AFTER;
                 }
                 "cancelling" => {}
-                _ if told => {}
+                _ if logged => {}
                 _ => {
                     self.qmp.execute("migrate_cancel", json!({}), deadline)?;
-                    told = true;
+                    logged = true;
                 }
             }
             self.pause_between(deadline, "waiting for the migration to be cancelled")?;
         }
     }
 
-    /// Whether QEMU's last migration is the one that this session began. Where that is not remembered, its settings
-    /// tell: QEMU changes no capability while it migrates, and keeps them afterwards.
+    /// Whether QEMU's last migration is the one that this session began. Where that is not known, its settings
+    /// show it: QEMU changes no capability while it migrates, and keeps them afterwards.
     fn is_ours(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         if let Some(begun) = self.begun {
             return Ok(begun);
@@ -171,12 +171,12 @@ impl SourceQemu {
     fn was_completed(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         Ok(self.migration_status(deadline)? == "completed"
             && self.is_ours(deadline)?
-            && self.stands.is_none())
+            && self.run_state_before.is_none())
     }
 
     // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
-    // QEMU whose settings change under them dies with its guest. The last thing that a migration does when all of it is gone is to
-    // leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
+    // QEMU whose settings change under them dies with its guest. The last thing that a migration does after its threads
+    // have ended is to leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
     fn is_cleaning_up(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         match self.qmp.execute("query-yank", json!({}), deadline) {
             Ok(listed) => {
@@ -211,9 +211,9 @@ impl SourceQemu {
         }
     }
 
-    /// After completion: whether nobody has let the guest run again, or reset it. QEMU says that a migration is completed
-    /// a moment before the run state does.
-    pub fn still_stands(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+    /// After completion: whether the guest was neither let run again nor reset. QEMU reports that a migration is
+    /// completed a moment before the run state does.
+    pub fn is_still_stopped(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         Ok(matches!(self.status(deadline)?, RunState::PostMigrate | RunState::FinishMigrate))
     }
 

@@ -31,7 +31,7 @@ pub struct DestinationQemu {
 #[derive(Debug, Default)]
 struct RunEvidence {
     /// QEMU's RESUME event has come.
-    told: bool,
+    resumed: bool,
     /// Its virtual CPUs have used time since it was committed. A little of that may be QEMU's own work.
     cpus_worked: bool,
 }
@@ -65,7 +65,7 @@ impl DestinationQemu {
         }
     }
 
-    /// Goes on with another connection in place of one that broke. `cpus_worked`: the virtual CPUs have used time since
+    /// Takes another connection in place of one that was lost. `cpus_worked`: the virtual CPUs have used time since
     /// the guest was committed. A connection on which an answer is only late is kept: the next answer comes behind it,
     /// with the events.
     pub fn reconnect(&mut self, qmp: Qmp, cpus_worked: bool) {
@@ -90,7 +90,7 @@ impl DestinationQemu {
 
     /// Sets capabilities for direct mode. The announcement that QEMU makes by itself when it has loaded is put off:
     /// switches must not learn the new port before the guest is committed. So are its disks (QEMU 3.0 and later):
-    /// whoever holds an image's lock while it waits keeps the guest from running at the source again. `runs`: the guest
+    /// holding an image's lock while it waits would keep the guest from running at the source again. `runs`: the guest
     /// runs at the source. One that does not is not let run here, and QEMU before 10.0 takes disks over only then or
     /// when it has loaded the state.
     pub fn prepare(&mut self, runs: bool, deadline: Instant) -> Result<(), MigrateError> {
@@ -129,7 +129,7 @@ impl DestinationQemu {
     }
 
     /// Commits: runs the guest, or only takes its disks over if it did not run (`ran`) at the source.
-    /// [`DestinationQemu::settle`] comes after it, when nobody waits any more.
+    /// [`DestinationQemu::settle`] comes after it, when no caller waits any more.
     pub fn take_over(&mut self, ran: bool, deadline: Instant) -> TakeOverResult {
         let done = if ran { self.run(deadline) } else { self.activate(deadline) };
         match done {
@@ -137,7 +137,7 @@ impl DestinationQemu {
             Err(
                 error @ (MigrateError::Qmp(QmpError::Refused { .. }) | MigrateError::CannotActivate { .. }),
             ) => match self.status(deadline) {
-                // Somebody else let it run meanwhile.
+                // Another client let it run meanwhile.
                 Ok(status) if status.is_live() => TakeOverResult::Done,
                 Ok(_) => TakeOverResult::Refused(error),
                 Err(error) => TakeOverResult::Unknown(error),
@@ -167,8 +167,8 @@ impl DestinationQemu {
     /// It has run here, and whatever keeps it from running now is its operator's business. QEMU takes the disks over
     /// before it lets a guest run: without them its virtual CPUs have done nothing of the guest's.
     fn has_run(&mut self, deadline: Instant) -> bool {
-        self.has_run.told |= self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok();
-        self.has_run.told || (self.has_run.cpus_worked && self.check_active(deadline).is_ok())
+        self.has_run.resumed |= self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok();
+        self.has_run.resumed || (self.has_run.cpus_worked && self.check_active(deadline).is_ok())
     }
 
     /// Takes the disks over without letting the guest run.
@@ -179,7 +179,7 @@ impl DestinationQemu {
         if activate_disks(&mut self.qmp, deadline)? { Ok(()) } else { self.check_active(deadline) }
     }
 
-    /// Before QEMU 10.0 only the locks on its images tell whether it has taken them over.
+    /// Before QEMU 10.0 only the locks on its images show whether it has taken them over.
     fn check_active(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         let pid = self.qmp.peer_pid()?;
         let nodes = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }), deadline)?;
@@ -199,7 +199,7 @@ impl DestinationQemu {
     }
 
     /// Lets QEMU announce the guest's addresses and puts the settings back. The guest runs: what fails here is only
-    /// told.
+    /// logged.
     pub fn settle(&mut self, deadline: Instant) {
         let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
         if let Err(error) = self.qmp.execute("announce-self", rounds, deadline) {
@@ -209,7 +209,7 @@ impl DestinationQemu {
     }
 
     /// Has QEMU save RAM again. When the state is loaded nothing needs that setting any more; of a guest that runs, a
-    /// snapshot or another migration would leave RAM out. All settings are put back when nobody waits
+    /// snapshot or another migration would leave RAM out. All settings are put back when no caller waits
     /// ([`DestinationQemu::settle`]).
     pub fn save_ram_again(&mut self, deadline: Instant) {
         if let Err(error) = settings::set_capabilities(&mut self.qmp, &[("x-ignore-shared", false)], deadline)
@@ -264,8 +264,8 @@ impl DestinationQemu {
     pub(super) fn failed(&mut self, deadline: Instant) -> MigrateError {
         match self.qmp.execute("query-migrate", json!({}), deadline) {
             Ok(answer) => {
-                let said = answer.get("error-desc").and_then(Value::as_str);
-                let description = said.unwrap_or("QEMU gives no reason, see its log").to_owned();
+                let description = answer.get("error-desc").and_then(Value::as_str);
+                let description = description.unwrap_or("QEMU gives no reason, see its log").to_owned();
                 MigrateError::Failed { status: "failed".into(), description }
             }
             Err(error) => ended(error),

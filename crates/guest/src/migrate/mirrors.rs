@@ -5,7 +5,7 @@
 //! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched
 //! into holes whether or not the guest may do so.
 //!
-//! Jobs and block nodes are known by their names, so that whoever takes a guest back needs to remember nothing.
+//! Jobs and block nodes are known by their names, so that resuming a guest at the source needs no stored state.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -108,7 +108,7 @@ fn sum(jobs: &[Job]) -> MirrorProgress {
 }
 
 impl SourceQemu {
-    /// Connects to the destination's images through a socket on which somebody listens already, and begins to mirror.
+    /// Connects to the destination's images through a socket that has a listener already, and begins to mirror.
     pub fn begin_mirrors(
         &mut self,
         disks: &[CopiedDisk],
@@ -118,7 +118,7 @@ impl SourceQemu {
     ) -> Result<(), MigrateError> {
         self.copied = disks.iter().map(|disk| disk.id.clone()).collect();
         for (index, disk) in disks.iter().enumerate() {
-            // Zeros are told and not sent.
+            // Zeros are reported and not sent.
             let target = json!({
                 "driver": "nbd", "node-name": name(index), "export": name(index),
                 "server": { "type": "unix", "path": path_text(socket)? },
@@ -139,14 +139,14 @@ impl SourceQemu {
     pub fn wait_mirrors_ready(
         &mut self,
         give_up: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(MirrorProgress),
+        report: &mut dyn FnMut(MirrorProgress),
     ) -> Result<(), MigrateError> {
         loop {
             if give_up() {
                 return Err(MigrateError::GivenUp);
             }
             let jobs = self.running_mirrors()?;
-            tell(sum(&jobs));
+            report(sum(&jobs));
             if jobs.iter().all(|job| job.status == "ready") {
                 return Ok(());
             }
@@ -159,7 +159,8 @@ impl SourceQemu {
         Ok(if self.copied.is_empty() { None } else { Some(sum(&self.running_mirrors()?)) })
     }
 
-    /// The guest is stopped: has the last of its writes carried over, and lets go of the destination's images. Then both are the same.
+    /// The guest is stopped: has the last of its writes carried over, and closes the destination's images. Then both
+    /// are the same.
     pub fn complete_mirrors(
         &mut self,
         deadline: Instant,
@@ -187,8 +188,9 @@ impl SourceQemu {
         }
     }
 
-    /// Ends all mirrors, whoever began them, wherever they are, and lets go of the destination's images. What they are connected to
-    /// must have been closed: QEMU's main thread, and with it the guest, would wait for an image that is silent.
+    /// Ends all mirrors, also those of earlier agents, in any state, and closes the destination's images. What they
+    /// are connected to must have been closed: QEMU's main thread, and with it the guest, would wait for an image that
+    /// is silent.
     pub(super) fn drop_mirrors(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.copied.clear();
         for job in jobs(&mut self.qmp)?.iter().filter(|job| !job.is_over()) {
@@ -268,7 +270,8 @@ impl DestinationQemu {
         Ok(())
     }
 
-    /// Takes the offers back and closes the images, so that the guest can open its disks. Nobody writes them any more.
+    /// Takes the offers back and closes the images, so that the guest can open its disks. No client writes them any
+    /// more.
     pub(super) fn close_exports(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         if self.exports == 0 {
             return Ok(());
@@ -283,8 +286,8 @@ impl DestinationQemu {
 
 fn not_offered(error: QmpError, path: &Path) -> MigrateError {
     // The name may hold any words.
-    let said = |description: &str| description.replace(&*path.to_string_lossy(), "");
-    let locked = |description: &str| LOCKED.iter().any(|words| said(description).contains(words));
+    let without_path = |description: &str| description.replace(&*path.to_string_lossy(), "");
+    let locked = |description: &str| LOCKED.iter().any(|words| without_path(description).contains(words));
     match &error {
         QmpError::Refused { description, .. } if locked(description) => {
             MigrateError::ImageInUse { path: path.to_owned(), source: error }

@@ -1,4 +1,4 @@
-//! Devices that somebody plugs or unplugs while a guest is moved: the destination's QEMU has those of the beginning.
+//! Devices that are plugged in or unplugged while a guest is moved: the destination's QEMU has those of the beginning.
 
 use std::time::Instant;
 

@@ -28,7 +28,7 @@ pub(super) const UNLIMITED: u64 = 1 << 40;
 /// written since the last time, however little, takes longer than the shortest limit.
 pub(super) const HELD: u64 = 64 << 10;
 
-/// How a QEMU was set before a migration. The journal keeps it, so that the next life of an agent can put it back.
+/// How a QEMU was set before a migration. The journal keeps it, so that a restarted agent can put it back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Capabilities that were on and are not ours.

@@ -22,7 +22,7 @@ const LIVE_MAX: Duration = Duration::from_secs(1);
 const ANY_LIMIT: Duration = Duration::from_secs(300);
 /// Capabilities of direct mode.
 const DIRECT: &[&str] = &["x-ignore-shared", "events", "pause-before-switchover"];
-/// Pause between two questions where no event tells.
+/// Pause between two queries where there is no event.
 const POLL: Duration = Duration::from_millis(2);
 
 /// The moment in which QEMU has stopped the guest and waits.
@@ -45,13 +45,13 @@ pub struct SourceQemu {
     pub(super) found: Option<Settings>,
     /// The guest ran when this began, or when QEMU stopped it, and must run again if it comes to nothing.
     pub(super) ran: bool,
-    /// [`SourceQemu::pause`] stopped the guest, and nobody has let it run since. If that is not known, it may have.
+    /// [`SourceQemu::pause`] stopped the guest, and it has not run since. If that is not known, it may have.
     pub(super) paused_here: bool,
     /// Where [`SourceQemu::pause`] is noted for the next agent.
     mark: Option<PauseMark>,
-    /// The guest's run state if it stands, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
-    pub(super) stands: Option<RunState>,
-    /// This session has told QEMU to migrate; none if that is not known.
+    /// The guest's run state if it does not run, and neither [`SourceQemu::pause`] nor QEMU's migration stopped it.
+    pub(super) run_state_before: Option<RunState>,
+    /// This session has sent QEMU the command to migrate; none if that is not known.
     pub(super) begun: Option<bool>,
     /// Devices that it had at the beginning; none if that is not known.
     devices: Option<Vec<String>>,
@@ -68,16 +68,16 @@ impl SourceQemu {
         check_state(&state)?;
         let ran = state == RunState::Running;
         let found = Some(Settings::read(&mut qmp, deadline)?);
-        let (begun, stands) = (Some(false), (!ran).then_some(state));
+        let (begun, run_state_before) = (Some(false), (!ran).then_some(state));
         let devices = Some(plugged::devices(&mut qmp, deadline)?);
-        Ok(SourceQemu { begun, stands, devices, ..SourceQemu::recovered(qmp, ran, found, false) })
+        Ok(SourceQemu { begun, run_state_before, devices, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
     /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
     /// beginning comes from the journal.
     ///
-    /// `paused_here`: that agent had stopped the guest itself. Otherwise a paused guest was paused by somebody else,
-    /// whose business it is to let it run again.
+    /// `paused_here`: that agent had stopped the guest itself. Otherwise another client paused a paused guest,
+    /// and that client has to let it run again.
     pub fn recovered(qmp: Qmp, ran: bool, found: Option<Settings>, paused_here: bool) -> SourceQemu {
         SourceQemu {
             qmp,
@@ -85,7 +85,7 @@ impl SourceQemu {
             ran,
             paused_here,
             mark: None,
-            stands: None,
+            run_state_before: None,
             begun: None,
             devices: None,
             to_set: None,
@@ -104,17 +104,17 @@ impl SourceQemu {
 
     /// The guest's run state before QEMU's migration stopped it, if it did not run. If that is not known, a guest that did not
     /// run stays as QEMU leaves it.
-    pub fn stood(mut self, state: Option<RunState>) -> SourceQemu {
-        self.stands = state;
+    pub fn with_run_state_before(mut self, state: Option<RunState>) -> SourceQemu {
+        self.run_state_before = state;
         self
     }
 
     /// The run state of a guest that did not run before QEMU stopped it.
-    pub fn stands(&self) -> Option<&RunState> {
-        self.stands.as_ref()
+    pub fn run_state_before(&self) -> Option<&RunState> {
+        self.run_state_before.as_ref()
     }
 
-    /// Goes on with another connection in place of one that broke.
+    /// Takes another connection in place of one that was lost.
     pub fn reconnect(&mut self, qmp: Qmp) {
         self.qmp = qmp;
     }
@@ -150,7 +150,7 @@ impl SourceQemu {
     }
 
     /// Chooses capabilities and parameters for direct mode. They are set when QEMU gets the command to migrate, and not before: a
-    /// snapshot or another migration that somebody else asks for meanwhile would leave the guest's RAM out.
+    /// snapshot or another migration that another client asks for meanwhile would leave the guest's RAM out.
     pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.check_at_rest(deadline)?;
         settings::check(&mut self.qmp, DIRECT, deadline)?;
@@ -169,7 +169,7 @@ impl SourceQemu {
         }
     }
 
-    /// Starts QEMU's migration to a UNIX socket on which somebody listens already.
+    /// Starts QEMU's migration to a UNIX socket that has a listener already.
     pub fn begin(&mut self, socket: &Path, deadline: Instant) -> Result<(), MigrateError> {
         self.qmp.clear_events()?;
         self.check_at_rest(deadline)?;
@@ -180,15 +180,15 @@ impl SourceQemu {
         check_state(&state)?;
         let runs = state == RunState::Running
             || (state == RunState::Suspended && self.counts_suspended_as_running());
-        self.stands = (!runs).then_some(state);
-        let told = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
+        self.run_state_before = (!runs).then_some(state);
+        let answer = self.qmp.execute("migrate", unix_uri(socket)?, deadline);
         // Without an answer it may have been carried out.
-        self.begun = match &told {
+        self.begun = match &answer {
             Err(QmpError::Refused { .. }) => Some(false),
             Err(_) => None,
             Ok(_) => Some(true),
         };
-        told.map(drop).map_err(MigrateError::from)
+        answer.map(drop).map_err(MigrateError::from)
     }
 
     /// Waits until QEMU has stopped the guest and waits for us.
@@ -226,11 +226,12 @@ impl SourceQemu {
                     check_state(&state)?;
                     let by_qemu =
                         matches!(state, RunState::Running | RunState::FinishMigrate | RunState::PostMigrate);
-                    (self.stands, stop) = if by_qemu { (None, Some(event)) } else { (Some(state), None) };
+                    (self.run_state_before, stop) =
+                        if by_qemu { (None, Some(event)) } else { (Some(state), None) };
                     continue;
                 }
                 Ok(event) if event.name == "RESUME" => {
-                    (self.stands, stop) = (None, None);
+                    (self.run_state_before, stop) = (None, None);
                     continue;
                 }
                 Ok(event) if event.is_migration("pre-switchover") => {
@@ -255,7 +256,7 @@ impl SourceQemu {
     }
 
     fn pre_switchover(&mut self, stop: Option<Event>, waiting: Option<Event>) -> PreSwitchover {
-        self.ran = self.stands.is_none();
+        self.ran = self.run_state_before.is_none();
         let stop = stop.filter(|_| self.ran);
         let stopped_at = stop.as_ref().or(waiting.as_ref()).map_or_else(Instant::now, |event| event.read_at);
         PreSwitchover {
@@ -316,7 +317,7 @@ impl SourceQemu {
     }
 
     /// Stops a running guest, block I/O drained: protection is applied while it is paused. False if another program has stopped it before,
-    /// whose business it is to let it run again.
+    /// and that client has to let it run again.
     pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
         while self.has_resumed() {}
@@ -337,12 +338,12 @@ impl SourceQemu {
     }
 
     /// Whether a guest that [`SourceQemu::pause`] found paused has been paused ever since.
-    pub fn has_stood(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
-        let stands = self.status(deadline)? != RunState::Running;
-        Ok(!self.has_resumed() && stands)
+    pub fn has_stayed_paused(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
+        let is_paused = self.status(deadline)? != RunState::Running;
+        Ok(!self.has_resumed() && is_paused)
     }
 
-    /// Takes the next event that says so. Before QEMU gets the command to migrate nobody else asks for it.
+    /// Takes the next RESUME event. Before QEMU gets the command to migrate no other code waits for it.
     fn has_resumed(&mut self) -> bool {
         self.qmp.wait_event(|event| event.name == "RESUME", Instant::now()).is_ok()
     }
@@ -393,8 +394,8 @@ impl SourceQemu {
 
     fn failed(&mut self, status: &str, deadline: Instant) -> MigrateError {
         let answer = self.qmp.execute("query-migrate", json!({}), deadline).unwrap_or_default();
-        let said = answer.get("error-desc").and_then(Value::as_str);
-        let description = said.unwrap_or("QEMU gives no reason, the other side's log may").to_owned();
+        let description = answer.get("error-desc").and_then(Value::as_str);
+        let description = description.unwrap_or("QEMU gives no reason, the other side's log may").to_owned();
         MigrateError::Failed { status: status.to_owned(), description }
     }
 

@@ -149,16 +149,16 @@ impl SourceQemu {
         settings::set(&mut self.qmp, &wanted, Value::Object(parameters), deadline)
     }
 
-    /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as whoever gives up
-    /// lets it.
+    /// Waits until QEMU has stopped the guest and waits for us. It copies until then, for as long as `give_up`
+    /// returns false.
     ///
-    /// Where disks are copied, whoever is told answers how long the rest of RAM may take when the guest is stopped; none if
+    /// Where disks are copied, `report` returns how long the rest of RAM may take when the guest is stopped; none if
     /// QEMU must not stop it yet. A guest that writes nothing at all to its RAM is stopped all the same once that is
-    /// over there: QEMU asks nobody then.
+    /// over there: QEMU does not wait for an answer then.
     pub fn wait_streams_held(
         &mut self,
         give_up: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(StreamProgress) -> Option<Duration>,
+        report: &mut dyn FnMut(StreamProgress) -> Option<Duration>,
     ) -> Result<PreSwitchover, MigrateError> {
         let mut set = None;
         let look_at = Cell::new(Instant::now());
@@ -168,9 +168,9 @@ impl SourceQemu {
             look_at.set(Instant::now() + LOOK);
             let answer = qemu.qmp.execute("query-migrate", json!({}), command_deadline())?;
             let disks = qemu.look_at_mirrors()?;
-            let progress = StreamProgress::read(&answer).map(|told| StreamProgress { disks, ..told });
+            let progress = StreamProgress::read(&answer).map(|read| StreamProgress { disks, ..read });
             if let Some(progress) = progress {
-                let left = tell(progress);
+                let left = report(progress);
                 let pace = StreamRates::of(left);
                 if disks.is_some() && set != Some(pace) {
                     qemu.qmp.execute("migrate-set-parameters", pace.parameters(), command_deadline())?;
@@ -218,7 +218,7 @@ impl DestinationQemu {
         Ok(options)
     }
 
-    /// Waits until all streams were taken and the guest could run, for as long as whoever gives up lets it. QEMU is not
+    /// Waits until all streams were taken and the guest could run, for as long as `give_up` returns false. QEMU is not
     /// asked meanwhile: older ones answer late while their main thread waits for parallel channels. A state that does
     /// not fit ends the process.
     pub fn wait_streams_taken(&mut self, give_up: &dyn Fn() -> bool) -> Result<(), MigrateError> {

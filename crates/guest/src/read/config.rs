@@ -15,9 +15,9 @@ pub fn expand(arguments: &[String], read: impl Fn(&str) -> Option<String>) -> Ve
     if !arguments.iter().any(|argument| argument.trim_start_matches('-') == "readconfig") {
         return arguments.to_vec();
     }
-    let said = |option: &Argument| parse(&read(option.value.as_deref()?)?);
+    let file = |option: &Argument| parse(&read(option.value.as_deref()?)?);
     let expand = |option: Argument| match option.name.as_str() {
-        "readconfig" => said(&option).unwrap_or_else(|| vec![option]),
+        "readconfig" => file(&option).unwrap_or_else(|| vec![option]),
         _ => vec![option],
     };
     join(split_loose(arguments).into_iter().flat_map(expand).collect())
@@ -33,7 +33,7 @@ fn parse(text: &str) -> Option<Vec<Argument>> {
                 let (key, value) = line.split_once('=')?;
                 let value = value.trim().strip_prefix('"')?.strip_suffix('"')?;
                 let (_, options) = sections.last_mut()?;
-                // As on a command line, where a key stands before its value.
+                // As on a command line, where a key comes before its value.
                 let pair = Options::parse(&format!("{}={}", key.trim(), escape(value)), None).ok()?;
                 pair.pairs().for_each(|(key, value)| options.push(key, value));
             }

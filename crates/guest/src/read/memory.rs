@@ -115,7 +115,7 @@ fn descriptor_of(object: &MemoryObject, files: &[(i32, PathBuf)]) -> Option<i32>
     };
     let mut found = files.iter().filter(|(_, target)| matches(target)).map(|(number, _)| *number);
     let first = found.next()?;
-    // Several memfds carry one name: which is whose, only the mappings tell.
+    // Several memfds have one name: only the mappings show which is whose.
     let ambiguous = object.backend == Backend::Memfd && found.next().is_some();
     if ambiguous {
         tracing::debug!(object = name, bytes = object.size, "several memfds, none is named");

@@ -12,7 +12,7 @@ use crate::procfs;
 const FILES: &[&str] =
     &["hda", "hdb", "hdc", "hdd", "fda", "fdb", "cdrom", "pflash", "kernel", "initrd", "mem-path"];
 
-/// What tells whole names: the files that a process has open, and its folder.
+/// What makes names absolute: the files that a process has open, and its folder.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     open: Vec<PathBuf>,

@@ -75,7 +75,7 @@ pub enum NotShared {
     /// It is not known.
     #[error(
         "it cannot be proved that the disk {disk} is shared: {} here ({here}) and {there} at the source \
-         ({theirs}): {why}. Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, say so: \
+         ({theirs}): {why}. Copy the disk (--copy-disks {disk}), or, if you are certain that both are one storage, assert it: \
          --shared-storage {disk}", path.display()
     )]
     Unproved {
@@ -289,8 +289,8 @@ impl View<'_> {
     }
 }
 
-/// An NFS client that has been promised that nobody else writes (a delegation) keeps locks to itself. A file that is
-/// opened for writing elsewhere takes the promise back, and the locks go to the server.
+/// An NFS client that has been promised that no other client writes (a delegation) keeps locks to itself. A file that
+/// is opened for writing elsewhere takes the promise back, and the locks go to the server.
 fn look_for_mark(file: &File, magic: u64, first: i64) -> std::io::Result<bool> {
     let found = mark::is_there(file, first);
     if magic != NFS || !matches!(found, Ok(false)) {
@@ -304,7 +304,7 @@ fn look_for_mark(file: &File, magic: u64, first: i64) -> std::io::Result<bool> {
 }
 
 fn problem_of(theirs: &ImageFacts) -> String {
-    theirs.problem.clone().unwrap_or_else(|| "the source says nothing of it".into())
+    theirs.problem.clone().unwrap_or_else(|| "the source reports nothing of it".into())
 }
 
 fn compare_devices(there: &DeviceFacts, here: &DeviceFacts, same_kernel: bool) -> Verdict {
@@ -321,7 +321,7 @@ fn identity_of(facts: &fs::Metadata) -> (bool, u64, u64) {
     open_files::identity(facts)
 }
 
-/// A pipe must not keep whoever looks waiting.
+/// A pipe must not block the check.
 fn open_quietly(path: &Path) -> std::io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path)

@@ -48,7 +48,7 @@ fn unique_in(folder: &Path, depth: usize) -> Option<String> {
     made.filter(|name| is_unique(name)).or_else(|| rbd(folder))
 }
 
-/// Device mapper's own name for it, and what it stands on. Paths of one LUN have one name.
+/// Device mapper's own name for it, and the devices below it. Paths of one LUN have one name.
 fn of_mapped(folder: &Path, mapped: &str, depth: usize) -> Option<String> {
     let below = fs::read_dir(folder.join("slaves")).ok()?.flatten();
     let below: Option<BTreeSet<String>> =

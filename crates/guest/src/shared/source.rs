@@ -30,7 +30,7 @@ pub enum DescribeError {
         known: Vec<String>,
     },
     /// This host's boot id.
-    #[error("the kernel does not say which boot this is")]
+    #[error("the kernel does not report which boot this is")]
     Boot(#[from] procfs::ProcessError),
     #[error("the files that the guest's QEMU has open cannot be listed")]
     OpenFiles(#[source] io::Error),

@@ -25,7 +25,7 @@ const WORDS: usize = PAGE / 8;
 /// SIGRTMIN caught so far. Such signals queue: each one sent must be counted once.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// Held for reading by whoever writes a page, and for writing by `verify`, which must not meet a half-written page.
+/// Held for reading by threads that write a page, and for writing by `verify`, which must not meet a half-written page.
 static WRITING: RwLock<()> = RwLock::new(());
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -34,7 +34,7 @@ fn main() -> Outcome<()> {
     let options = Options::parse(std::env::args().skip(1))?;
     let memory = Memory::map(&open(&options)?, options.size)?;
     count_signals();
-    say("READY")?;
+    print_line("READY")?;
     let writes = Arc::new(AtomicU64::new(0));
     for thread in 0..options.threads {
         let (writes, options) = (writes.clone(), options.clone());
@@ -50,7 +50,7 @@ fn main() -> Outcome<()> {
         if !obey(memory, &line?)? {
             break;
         }
-        say("DONE")?;
+        print_line("DONE")?;
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ impl Memory {
     /// Advice to the kernel that changes no content, as the memory is shared with its file.
     fn advise(self, first: usize, count: usize, advice: i32) -> Outcome<()> {
         let at = self.word(first, 0);
-        // SAFETY: the pages lie in the mapping, and nobody holds a reference into it.
+        // SAFETY: the pages lie in the mapping, and there is no reference into it.
         match unsafe { libc::madvise(at.cast(), count.min(self.pages - first % self.pages) * PAGE, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().into()),
@@ -180,7 +180,7 @@ fn work(memory: Memory, thread: usize, options: &Options, writes: &AtomicU64) {
         let page = (seed as usize % share) * options.threads + thread;
         let writing = WRITING.read().unwrap_or_else(PoisonError::into_inner);
         if !memory.is_sound(page) {
-            let _ = say(&format!("BAD {page}"));
+            let _ = print_line(&format!("BAD {page}"));
             std::process::exit(1);
         }
         memory.write(page, memory.read(page, 0).wrapping_add(1).max(1));
@@ -192,12 +192,12 @@ fn work(memory: Memory, thread: usize, options: &Options, writes: &AtomicU64) {
 }
 
 fn report(writes: &AtomicU64) {
-    while say(&format!("OK {}", writes.load(Ordering::Relaxed))).is_ok() {
+    while print_line(&format!("OK {}", writes.load(Ordering::Relaxed))).is_ok() {
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn say(line: &str) -> std::io::Result<()> {
+fn print_line(line: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()
@@ -232,7 +232,7 @@ fn obey(memory: Memory, line: &str) -> Outcome<bool> {
         ["verify"] => {
             let _still = WRITING.write().unwrap_or_else(PoisonError::into_inner);
             if let Some(page) = (0..memory.pages).find(|page| !memory.is_sound(*page)) {
-                say(&format!("BAD {page} when verified"))?;
+                print_line(&format!("BAD {page} when verified"))?;
                 return Ok(false);
             }
         }
@@ -256,7 +256,7 @@ static OPENED: std::sync::OnceLock<File> = std::sync::OnceLock::new();
 /// Reads the start of the opened file into the page.
 fn read_file(memory: Memory, page: usize) -> Outcome<()> {
     let file = OPENED.get().ok_or("no file was opened")?;
-    // SAFETY: the page lies in the mapping, is writable, and nobody holds a reference into it.
+    // SAFETY: the page lies in the mapping, is writable, and there is no reference into it.
     let read = unsafe { libc::pread(file.as_raw_fd(), memory.word(page, 0).cast(), PAGE, 0) };
     if read == PAGE as isize { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }

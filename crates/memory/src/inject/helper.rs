@@ -23,7 +23,7 @@ pub(super) struct Plan {
     pub(super) socket: RawFd,
 }
 
-/// The helper's whole life.
+/// The helper's main function, from its start to its end.
 pub(super) fn run(plan: &Plan) -> ! {
     // SAFETY: both calls take no address. A session of its own: a signal to the agent's process group or terminal does not
     // reach the helper.

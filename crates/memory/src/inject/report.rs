@@ -1,4 +1,4 @@
-//! What the helper tells the agent, and how the descriptor travels.
+//! What the helper reports to the agent, and how it passes the descriptor.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -23,7 +23,7 @@ pub(super) enum Failure {
     Sandboxed = 6,
     /// The injected call returned an error.
     Userfaultfd = 7,
-    /// `pidfd_getfd` failed.
+    /// The agent could not take the descriptor over: `pidfd_getfd` failed.
     TakeOver = 8,
 }
 

@@ -24,7 +24,7 @@ const NEVER_BLOCKED: [i32; 6] =
 /// What failed, and the kernel's error number.
 pub(super) type Failed = (Failure, Errno);
 
-/// How a failed ptrace request is told: a thread that is gone is not a defect.
+/// How a failed ptrace request is reported: a thread that has ended is not a defect.
 pub(super) fn traced(errno: Errno) -> Failed {
     (if errno == libc::ESRCH { Failure::Ended } else { Failure::Trace }, errno)
 }
@@ -85,7 +85,7 @@ impl Stopped {
             // No limit from here on: to leave now would leave the thread with foreign registers.
             match self.thread.wait(None).map_err(traced)? {
                 Some(Stop::Signal(libc::SIGSYS)) => filtered = true,
-                // The step's trap may still be under way behind an event stop, so only the trap itself is the end.
+                // The step's trap may still be pending behind an event stop, so only the trap itself is the end.
                 Some(Stop::Signal(libc::SIGTRAP)) => {
                     let registers = self.thread.registers().map_err(traced)?;
                     if registers.rip == after {
@@ -123,7 +123,7 @@ impl Stopped {
         let mask = thread.set_signal_mask(self.mask);
         let [first, others @ ..] = self.kept;
         if let Some(info) = self.info.filter(|info| info.si_signo == first) {
-            // Fails only if the thread is gone; then so does the detach.
+            // Fails only if the thread has ended; then the detach fails too.
             let _ = thread.set_signal_info(&info);
         }
         let detached = thread.detach(if first == 0 { self.deliver } else { first });

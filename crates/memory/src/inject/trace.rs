@@ -16,12 +16,12 @@ fn errno() -> Errno {
 /// # Safety
 /// `address` and `data` must be what the request wants: for requests that read or write our memory, addresses valid for it.
 unsafe fn ptrace(request: u32, thread: i32, address: usize, data: usize) -> Result<(), Errno> {
-    // SAFETY: the caller vouches for the addresses.
+    // SAFETY: the caller guarantees the addresses.
     let result = unsafe { libc::syscall(libc::SYS_ptrace, request as libc::c_long, thread, address, data) };
     if result < 0 { Err(errno()) } else { Ok(()) }
 }
 
-/// A stop of the thread, as `wait4` told it.
+/// A stop of the thread, as `wait4` reported it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// A signal is about to be delivered.

@@ -40,7 +40,7 @@ impl View {
         let base = reserved.map_addr(|address| address.next_multiple_of(BYTES));
         let view = View { reserved: held, base: NonNull::new(base.cast()).ok_or_else(null)? };
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the aligned half of what was just reserved, which nobody else knows, is replaced.
+        // SAFETY: the aligned half of what was just reserved, which no other code knows, is replaced.
         unsafe { mmap(base, BYTES, access, flags, file, 0) }?;
         // A child that the agent starts meanwhile shall not map the pages too.
         view.advise(libc::MADV_DONTFORK);
@@ -64,7 +64,7 @@ impl View {
 
     /// Whether the kernel took the advice on the whole mapping.
     fn advise(&self, advice: i32) -> bool {
-        // SAFETY: the range is the mapping; none of the callers' advice makes it invalid, and its content is nobody's.
+        // SAFETY: the range is the mapping; none of the callers' advice makes it invalid, and its content is not used.
         unsafe { libc::madvise(self.base.as_ptr().cast(), BYTES, advice) == 0 }
     }
 }

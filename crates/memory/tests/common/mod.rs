@@ -79,7 +79,7 @@ impl Guest {
     }
 
     /// Gives a command and waits for its answer; reports of the writers before it must be good.
-    pub fn tell(&mut self, command: &str) {
+    pub fn command(&mut self, command: &str) {
         self.begin(command);
         self.finish(command);
     }

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::channel::Closer;
 use crate::tcp::Stream;
 
-/// Longest document, bytes.
+/// Longest document in bytes; a longer one ends the connection.
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 10;
 
 /// Why no document came or went.

@@ -51,7 +51,7 @@ pub fn run(
     }
     drop(done);
     for gate in gates {
-        // Nobody behind it: a CPU that cannot be used, which its result tells.
+        // No reader: the CPU cannot be used, and its result reports that.
         let _ = gate.send(());
     }
     let collected = collect(count, &results, deadline, limit, &closers);

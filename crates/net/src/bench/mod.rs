@@ -40,7 +40,7 @@ pub trait TestConnection: Send {
     /// Waits until a message of so many bytes is there whole.
     fn receive(&mut self, bytes: usize) -> Result<(), TestError>;
 
-    /// Sends a block of [`BLOCK_BYTES`]; `last` tells the other side that it is the last of the stream.
+    /// Sends a block of [`BLOCK_BYTES`]; `last` marks it as the last of the stream.
     fn send_block(&mut self, last: bool) -> Result<(), TestError>;
 
     /// Waits for a block; true if it is the last.
@@ -53,7 +53,7 @@ pub trait TestConnection: Send {
     fn closer(&self) -> Closer;
 }
 
-/// Why a wire is of no more use.
+/// Why a test connection failed.
 #[derive(Debug, Error)]
 pub enum TestError {
     /// The other side ended, or was cut off.
@@ -75,7 +75,7 @@ pub enum TestError {
     #[error("a block begins with {mark:#04x}, which is no mark")]
     Mark { mark: u8 },
     /// The receiver of a stream said something else.
-    #[error("the receiver of a stream says {mark:#04x}, which is no credit")]
+    #[error("the receiver of a stream sent {mark:#04x}, which is no credit")]
     Credit { mark: u8 },
     /// The threads' limit was reached.
     #[error("it was not done within {} s", limit.as_secs())]

@@ -20,9 +20,9 @@ pub enum TestRole {
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TestResult {
-    /// Bytes sent, as the carrier really sent them.
+    /// Bytes sent, as the transport really sent them.
     pub sent_bytes: u64,
-    /// Bytes received.
+    /// Bytes of payload that arrived.
     pub received_bytes: u64,
     /// Asking: over all repetitions. Receiving: from the first block to the last. Otherwise what it took.
     pub elapsed: Duration,

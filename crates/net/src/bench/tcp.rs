@@ -1,4 +1,4 @@
-//! A stream socket as a wire.
+//! A stream socket as a test connection.
 //!
 //! The socket blocks, unlike those of a migration: one system call for each message, as in any plain ping-pong. A
 //! `poll` in front of each would be measured as latency. Time-outs of the socket keep every wait short of for ever.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_says_so() {
+    fn the_last_block_is_marked() {
         let (mut one, mut other) = pair(Duration::from_secs(20));
         std::thread::scope(|scope| {
             scope.spawn(|| [false, true].iter().for_each(|last| one.send_block(*last).unwrap()));

@@ -134,7 +134,7 @@ fn link_local_addresses_are_not_used() {
 }
 
 #[test]
-fn differing_mtus_are_told_and_unknown_speeds_do_not_hide_known_ones() {
+fn differing_mtus_are_reported_and_unknown_speeds_do_not_hide_known_ones() {
     let mut remote = endpoint("p0", "10.1.0.2/24");
     remote.mtu = 1500;
     remote.speed_mbps = 0;

@@ -146,7 +146,7 @@ pub struct SendWr {
     pub num_sge: c_int,
     pub opcode: c_uint,
     pub send_flags: c_uint,
-    /// In network order.
+    /// Immediate data, in network byte order.
     pub imm_data: u32,
     /// `wr.rdma`, the only member of the union that is used.
     pub remote_addr: u64,

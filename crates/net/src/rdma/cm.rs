@@ -13,7 +13,7 @@ use super::abi::{self, CmId, Context, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_PS_TCP
 use super::error::{RdmaError, check, last_errno};
 use super::library::Library;
 
-/// Where the connection manager tells what happens.
+/// Where the connection manager reports events.
 pub(super) struct EventChannel {
     library: &'static Library,
     channel: NonNull<abi::EventChannel>,
@@ -33,7 +33,7 @@ pub(super) struct Event {
     pub(super) data: Vec<u8>,
     /// A request's new identifier.
     pub(super) request: Option<Identifier>,
-    /// The identifier that it is told to, for [`Identifier::is`]: of a request, the one that listens.
+    /// The identifier that gets the event, for [`Identifier::is`]: of a request, the one that listens.
     pub(super) target_id: usize,
 }
 
@@ -234,7 +234,7 @@ impl Identifier {
 
     /// Its events come over this channel from now on.
     pub(super) fn migrate(&self, channel: &EventChannel) -> Result<(), RdmaError> {
-        // SAFETY: both are alive, and whoever owns the two drops the channel later.
+        // SAFETY: both are alive, and the owner of both drops the channel later.
         check("moving a connection to its own events", unsafe {
             (self.library.cm.rdma_migrate_id)(self.pointer(), channel.channel.as_ptr())
         })

@@ -49,7 +49,7 @@ pub enum ConnectError {
         #[source]
         source: Errno,
     },
-    /// Somebody is there, and no agent listens.
+    /// The host answers, and no agent listens.
     #[error("{remote} takes no RDMA connection (reason {reason} of the connection manager)")]
     Rejected {
         remote: SocketAddr,

@@ -207,7 +207,7 @@ impl Connection {
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("making a message slot ready", |pair| {
             // SAFETY: the pair is alive under the lock; the work and what it points to are read during the call; the
-            // slot lies in the inbox, which lives until the pair is gone.
+            // slot lies in the inbox, which lives until the pair is destroyed.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_recv.map(|post| post(pair.as_ptr(), &mut work, &mut bad))
             }
@@ -239,9 +239,9 @@ impl Connection {
         self.post_all(&mut works, &mut pieces)
     }
 
-    /// Begins one RDMA WRITE that the peer is told of: with `immediate` it makes a completion there, and takes a slot.
+    /// Begins one RDMA WRITE that notifies the peer: `immediate` makes a completion there, and takes a slot.
     /// It makes one here too, with this number, if it is `signaled`; whatever was begun before it is done by then. Not
-    /// every adapter can ([`Connection::tells_of_writes`]).
+    /// every adapter can ([`Connection::notifies_of_writes`]).
     pub(super) fn post_write_with_immediate(
         &self,
         write: &RdmaWrite,
@@ -250,20 +250,20 @@ impl Connection {
         signaled: bool,
     ) -> Result<(), RdmaError> {
         let flags = self.inline(write.length) | if signaled { IBV_SEND_SIGNALED } else { 0 };
-        let mut told = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (write.to, write.remote_key));
-        told.imm_data = immediate.to_be();
+        let mut request = work(number, IBV_WR_RDMA_WRITE_WITH_IMM, flags, (write.to, write.remote_key));
+        request.imm_data = immediate.to_be();
         let piece = Sge { addr: write.from, length: write.length, lkey: write.local_key };
-        self.post_all(&mut [told], &mut [piece])
+        self.post_all(&mut [request], &mut [piece])
     }
 
-    /// iWARP's WRITEs tell the peer nothing; its adapters are never connected with others.
-    pub(super) fn tells_of_writes(&self) -> bool {
+    /// False on iWARP, whose WRITEs make no completion at the peer; its adapters are never connected with others.
+    pub(super) fn notifies_of_writes(&self) -> bool {
         let Some(context) = self.identifier().context() else { return false };
         // SAFETY: the identifier keeps the device open, and what it is never changes.
         unsafe { (*(*context.as_ptr()).device).transport_type != IBV_TRANSPORT_IWARP }
     }
 
-    /// What the peer was told by a WRITE that a completion is of; `None` if it is of a message.
+    /// The immediate of the WRITE that a completion is of; `None` if it is of a message.
     pub(super) fn immediate_of(done: &Wc) -> Option<u32> {
         (done.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(done.imm_data))
     }
@@ -283,8 +283,8 @@ impl Connection {
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("sending", |pair| {
             // SAFETY: the pair is alive under the lock; the works and pieces that the list goes through are borrowed
-            // until the end of this function, so nobody else uses them, and they are read during the call. The memory
-            // that they name is registered, and whoever posts keeps the registration until the completion.
+            // until the end of this function, so no other code uses them, and they are read during the call. The memory
+            // that they name is registered, and the caller keeps the registration until the completion.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), first, &mut bad))
             }
@@ -363,7 +363,7 @@ impl Connection {
         }
     }
 
-    /// For whoever looks into a queue until something comes.
+    /// For callers that poll a queue until something is in it.
     pub(super) fn waiting<'a>(&'a self, queue: &'a CompletionQueue, wait: Duration) -> Waiting<'a> {
         Waiting { connection: self, queue, wait, spin: SPIN, begun: None, armed: false }
     }
@@ -415,15 +415,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection from any thread. When it returns the queue pair is gone: nothing is written into this host's
-    /// memory over it any more, and nothing is read from it.
+    /// Ends the connection from any thread. When it returns the queue pair is destroyed: nothing is written into this
+    /// host's memory over it any more, and nothing is read from it.
     pub(super) fn end(&self) {
         self.closed.store(true, Ordering::SeqCst);
         {
             let mut alive = self.alive.lock();
             if std::mem::replace(&mut *alive, false) {
                 // SAFETY: identifier and pair are alive; the pair is destroyed once, under the lock that all its users
-                // take. Disconnecting tells the peer, if anything can; it fails only where there is no connection.
+                // take. Disconnecting notifies the peer where that is possible; it fails only where there is no
+                // connection.
                 unsafe {
                     if self.end.port_is_up() {
                         (self.library.cm.rdma_disconnect)(self.identifier().pointer());
@@ -436,7 +437,7 @@ impl Connection {
     }
 }
 
-/// A wait for completions, which somebody else takes out of the queue: look, [`again`](Waiting::again), look, and so
+/// A wait for completions, which another thread takes out of the queue: look, [`again`](Waiting::again), look, and so
 /// on.
 pub(super) struct Waiting<'a> {
     connection: &'a Connection,
@@ -496,7 +497,7 @@ fn look(queue: &CompletionQueue, out: &mut [Wc; POLL_BATCH]) -> Result<usize, Rd
     Ok(0)
 }
 
-/// A piece of work that names no memory of this side yet and stands alone.
+/// A work request without memory of this side, not yet linked to another.
 fn work(number: u64, opcode: u32, send_flags: u32, (remote_addr, rkey): (u64, u32)) -> SendWr {
     SendWr {
         wr_id: number,

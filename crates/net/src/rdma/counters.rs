@@ -10,9 +10,9 @@ use super::devices::text;
 /// Counters of a port, or what they grew by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    /// Bytes sent.
+    /// Bytes that the port has sent; `None` without this counter.
     pub sent_bytes: Option<u64>,
-    /// Bytes received.
+    /// Bytes that the port has received; `None` without this counter.
     pub received_bytes: Option<u64>,
     pub sent_packets: Option<u64>,
     pub received_packets: Option<u64>,

@@ -52,7 +52,7 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// The IP address that it stands for.
+    /// The IP address that it encodes.
     pub fn address(&self) -> IpAddr {
         self.gid.to_ipv4_mapped().map_or(IpAddr::V6(self.gid), IpAddr::V4)
     }
@@ -63,7 +63,7 @@ impl Gid {
 pub struct Port {
     /// Name of the device, such as `mlx5_0`.
     pub device: String,
-    /// Counted from 1.
+    /// Number of the port on its device, counted from 1.
     pub number: u32,
     pub fabric: Fabric,
     /// Ready to carry data.
@@ -238,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_every_fabric_are_told_apart() {
+    fn ports_of_every_fabric_are_distinguished() {
         let root = host();
         let ports = list_in(root.path());
-        let told: Vec<_> =
+        let found: Vec<_> =
             ports.iter().map(|port| (port.device.as_str(), port.number, port.fabric, port.active)).collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("iwp1", 1, Fabric::Iwarp, true),
                 ("mlx4_0", 2, Fabric::InfiniBand, false),

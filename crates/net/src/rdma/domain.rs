@@ -17,13 +17,13 @@ use crate::lock::Mutex;
 use crate::region::Mapped;
 use crate::table::Registrations;
 
-/// A window's registration, made by whoever needs it first.
+/// A window's registration, made by the first thread that needs it.
 #[derive(Default)]
 enum Slot {
     #[default]
     Free,
     Registered(Arc<Registration>),
-    /// Whoever needs it now comes too late.
+    /// A thread that needs it now comes too late.
     Released,
 }
 
@@ -66,7 +66,7 @@ fn place_of(mapped: Mapped, run: Run) -> Result<(NonNull<u8>, usize), RdmaError>
     let (true, (Ok(offset), Ok(length))) = (inside, place) else {
         return Err(RdmaError::Rules("a window is not inside its region"));
     };
-    // SAFETY: the offset lies inside the mapping, as was checked, and `Mapped` vouches for a mapping of that length.
+    // SAFETY: the offset lies inside the mapping, as was checked, and `Mapped` guarantees a mapping of that length.
     Ok((unsafe { mapped.base.add(offset) }, length))
 }
 
@@ -93,13 +93,13 @@ impl Domain {
             Slot::Released => return Err(RdmaError::ClosedHere),
             Slot::Free => {}
         }
-        // SAFETY: `Mapped` vouches for shared memory that nobody sees as a slice.
+        // SAFETY: `Mapped` guarantees shared memory that no code sees as a slice.
         let made = Arc::new(unsafe { Registration::new(&self.protection, start, length, access) }?);
         *slot = Slot::Registered(Arc::clone(&made));
         Ok(made)
     }
 
-    /// What is registered in it, for whoever has to release some of it.
+    /// What is registered in it, for callers that have to release some of it.
     pub(super) fn registrations(&self) -> Arc<dyn Registrations> {
         Arc::clone(&self.windows) as _
     }

@@ -45,7 +45,7 @@ pub enum RdmaError {
     /// An operation failed otherwise.
     #[error("{what} failed: {status} (vendor's code {vendor:#x})")]
     Completion {
-        /// What was under way.
+        /// The operation that failed.
         what: &'static str,
         status: String,
         /// The adapter's own code.
@@ -54,13 +54,13 @@ pub enum RdmaError {
     /// The peer said why it ends the channel.
     #[error("the peer ends the channel: {0}")]
     Refused(#[source] Fault),
-    /// The peer is gone, or closed it.
+    /// The peer has ended, or closed the connection.
     #[error("the peer closed the channel")]
     PeerClosed,
     /// This side closed it.
     #[error("the channel was closed on this side")]
     ClosedHere,
-    /// The device is gone, or the address has moved to a port of another.
+    /// The device was removed, or the address has moved to a port of another.
     #[error("the RDMA device was taken away, or its address has moved to another port")]
     DeviceGone,
     /// An answer did not come.

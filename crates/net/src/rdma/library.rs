@@ -145,14 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_library_is_said_in_a_sentence_with_what_to_do() {
+    fn an_absent_library_is_reported_in_a_sentence_with_what_to_do() {
         let error = Library::load("libibverbs-absent.so.1", "librdmacm.so.1").err().unwrap().to_string();
         assert!(error.starts_with("no RDMA: libibverbs-absent.so.1 cannot be loaded"), "{error}");
         assert!(error.contains("install libibverbs1"), "{error}");
     }
 
     #[test]
-    fn a_library_without_the_functions_is_said_too() {
+    fn a_library_without_the_functions_is_reported_too() {
         let error = Library::load("libc.so.6", "librdmacm.so.1").err().unwrap().to_string();
         assert!(error.starts_with("no RDMA: libc.so.6 has no function ibv_alloc_pd"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Taking connections at the destination.
 //!
-//! One thread hears the requests for all addresses. A request has the HELLO in it, so that whoever says nothing costs
+//! One thread accepts the requests for all addresses. A request has the HELLO in it, so a silent client costs
 //! nothing; the kernel bounds how many wait.
 
 use std::net::{IpAddr, SocketAddr};
@@ -171,10 +171,10 @@ impl Listener {
         let failed = |source| RdmaError::Call { what: "starting the thread of RDMA connections", source };
         let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         let shared = Arc::new(shared);
-        let hearing = Arc::clone(&shared);
+        let accepting = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("accept-rdma".into())
-            .spawn(move || hear(&hearing, &stopped, &handler))
+            .spawn(move || accept_all(&accepting, &stopped, &handler))
             .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
         Ok(Listener { shared, stop: Some(stop), thread: Some(thread) })
     }
@@ -218,7 +218,7 @@ fn listen(
 }
 
 /// Until the other end of the pipe is closed.
-fn hear(shared: &Shared, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
+fn accept_all(shared: &Shared, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
     loop {
         match shared.events.next() {
             Ok(Some(event)) => {

@@ -1,6 +1,7 @@
-//! The RDMA carrier: payloads are written by the adapters from guest RAM to guest RAM, frames are small messages behind them.
+//! The RDMA transport: payloads are written by the adapters from guest RAM to guest RAM, frames are small messages
+//! behind them.
 //!
-//! * [`options`]: what connections are told. * [`connect`]: the source's side of opening, [`listen`] the destination's.
+//! * [`options`]: options of connections. * [`connect`]: the source's side of opening, [`listen`] the destination's.
 //! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and where
 //!   payloads are copied to that cannot be sent from where they lie.
 //! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
@@ -13,7 +14,7 @@
 //! connect with HELLO in the request  -->             accept with WELCOME in the answer
 //! CLAIM window  -->                                  hold and register it
 //!               <-- GRANT key, address
-//! RDMA WRITE payload  ==================>            (the adapter places it; nobody here knows)
+//! RDMA WRITE payload  ==================>            (the adapter places it; this host is not notified)
 //! WRITE frame  -->                                   bounds, checksum over what landed, zero runs
 //!               <-- ACK                              (before it would wait, or every 8 frames or 2 MiB)
 //! disconnect  -->                                    ChannelEnd::Closed

@@ -1,4 +1,4 @@
-//! What RDMA connections are told.
+//! Options of RDMA connections.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use super::cm::Identifier;
 use super::error::RdmaError;
 use crate::round_trip::RoundTrip;
 
-/// WRITEs and PROBEs that may be under way on a channel without acknowledgement.
+/// WRITEs and PROBEs that may be in flight on a channel without acknowledgement.
 pub(super) const FRAMES_MAX: usize = 32;
-/// CLAIMs that may be under way on a channel without an answer.
+/// CLAIMs that may be in flight on a channel without an answer.
 pub(super) const CLAIMS_MAX: usize = 16;
-/// Bytes of payload that may be under way on a channel: twice what 200 Gb/s carry in the 150 µs that an acknowledgement
+/// Bytes of payload that may be in flight on a channel: twice what 200 Gb/s carry in the 150 µs that an acknowledgement
 /// takes to come back.
 pub(super) const BYTES_MAX: u64 = 8 << 20;
 /// Windows that are claimed ahead of the one in use.

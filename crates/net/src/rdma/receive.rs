@@ -22,7 +22,7 @@ use crate::stats::ChannelStats;
 use crate::table::{RegionTable, RemoteWriter};
 
 /// A last word to the source is out within this, or it is lost with the channel.
-const TELL_WAIT: Duration = Duration::from_secs(1);
+const REPORT_WAIT: Duration = Duration::from_secs(1);
 
 /// Receives placed writes over a queue pair.
 #[derive(Debug)]
@@ -77,8 +77,8 @@ impl Receiver for RdmaReceiver {
             Ok(()) => server.run(),
             Err(error) => error,
         };
-        server.tell(&end);
-        // Rules 3 and 5: nothing can be written over this queue pair any more, and only then does the fence say so.
+        server.report_end(&end);
+        // Rules 3 and 5: nothing can be written over this queue pair any more, and only then does the fence report it.
         self.connection.end();
         drop(server);
         match end {
@@ -120,7 +120,7 @@ impl Server<'_> {
         let mut done = [Wc::EMPTY; POLL_BATCH];
         let mut found = self.connection.received.poll(&mut done)?;
         if found == 0 {
-            // Before it waits for the source, it tells what has come.
+            // Before it waits for the source, it acknowledges what has come.
             self.acknowledge()?;
             found = self.connection.completions(&self.connection.received, &mut done, SILENCE_MAX)?;
         }
@@ -240,25 +240,25 @@ impl Server<'_> {
 
     fn acknowledge(&mut self) -> Result<(), ChannelError> {
         let mut answer = std::mem::take(&mut self.answer);
-        let told = match self.receipts.write(&mut answer)? {
+        let sent = match self.receipts.write(&mut answer)? {
             true => self.send(&answer),
             false => Ok(()),
         };
         self.answer = answer;
-        told
+        sent
     }
 
-    /// Says why this side ends the channel, if it is something that the source does not know.
-    fn tell(&mut self, end: &ChannelError) {
+    /// Sends the reason why this side ends the channel, if the source does not know it.
+    fn report_end(&mut self, end: &ChannelError) {
         if matches!(end, ChannelError::Closed | ChannelError::ClosedHere) || self.fence.is_closing() {
             return;
         }
         let fault = Fault::new(Code::MemoryFailed, Step::Copy, Side::Destination, end.to_string());
         let mut answer = Vec::new();
         if Frame::Refuse(fault).encode(0, 0, 0, &mut answer).is_ok() && self.send(&answer).is_ok() {
-            // It must be out before the queue pair goes; the peer's adapter says so, or nobody does.
+            // It must be out before the queue pair goes; only the peer's adapter confirms that.
             let mut done = [Wc::EMPTY; POLL_BATCH];
-            let _ = self.connection.completions(&self.connection.sent, &mut done, TELL_WAIT);
+            let _ = self.connection.completions(&self.connection.sent, &mut done, REPORT_WAIT);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Releasing a connection's identifier, at once or when its port is up again.
 //!
-//! The kernel tells the peer when an identifier of a living connection is destroyed. soft-RoCE answers a message that it cannot
-//! route with an error of queue pair 1, which all connections of the device are made through, and that pair never works again
-//! (seen with kernel 6.12: `rdma resource show qp` says `type GSI state ERR`). There is no route while the port is down. So an
-//! identifier whose port is down is kept until the port is up.
+//! The kernel notifies the peer when an identifier of an open connection is destroyed. soft-RoCE answers a message that
+//! it cannot route with an error of queue pair 1, which all connections of the device are made through, and that pair
+//! never works again (seen with kernel 6.12: `rdma resource show qp` says `type GSI state ERR`). There is no route
+//! while the port is down. So an identifier whose port is down is kept until the port is up.
 
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;

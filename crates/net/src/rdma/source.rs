@@ -1,4 +1,4 @@
-//! What the two halves of a channel share at the source: what came from the destination, and what is under way to it.
+//! What the two halves of a channel share at the source: what came from the destination, and what is in flight to it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::verbs::{POLL_BATCH, Registration};
 use crate::channel::{Acknowledged, ChannelError};
 use crate::lock::{Condvar, Mutex};
 
-/// Whoever waits for something looks for it itself this often, in case that nobody else does.
+/// A thread that waits for something polls the queue itself this often, in case that no other thread does.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What came, and what is waited for.
@@ -56,7 +56,7 @@ impl Inbox {
             Frame::Grant(grant) => {
                 let place = (grant.region, grant.window.offset);
                 if !self.claimed.remove(&place) {
-                    return Err(RdmaError::Rules("a key that nobody asked for").into());
+                    return Err(RdmaError::Rules("a key that was not asked for").into());
                 }
                 self.keys.insert(place, grant);
             }
@@ -165,7 +165,7 @@ impl SourceEnd {
         if let Err(ChannelError::Rdma(error)) = &taken {
             inbox.failed = Some(error.clone());
         }
-        // One that failed is told too: whoever waits would find nothing more.
+        // One that failed is reported too: a waiting thread would find nothing more.
         if !matches!(taken, Ok(0)) {
             self.changed.notify_all();
         }
@@ -298,7 +298,7 @@ impl SourceEnd {
 
     /// Bytes that the peer's adapter has taken so far.
     pub(super) fn progress(&self) -> u64 {
-        // Locked only for as long as it is being looked at; a failure is the sender's to tell.
+        // Locked only for as long as it is being looked at; the sender reports a failure.
         let mut inbox = self.inbox();
         match self.reap() {
             Ok(released) => inbox.released += released,

@@ -7,7 +7,7 @@ use super::memory::Buffer;
 use super::options::BYTES_MAX;
 use super::verbs::{Access, ProtectionDomain};
 
-/// All that may be under way, and as much again as the end of the ring can waste: the longest payload.
+/// All that may be in flight, and as much again as the end of the ring can waste: the longest payload.
 const RING_BYTES: u64 = BYTES_MAX + linerate_wire::frame::PAYLOAD_BYTES_MAX as u64;
 
 /// See the module. Pieces are released in the order in which they were put.

@@ -1,6 +1,6 @@
-//! A queue pair as a test connection: a message is one RDMA WRITE into the peer's memory, which tells the peer that it
-//! is there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says so,
-//! as the frame behind payloads of a migration does.
+//! A queue pair as a test connection: a message is one RDMA WRITE into the peer's memory, which notifies the peer that
+//! it is there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says
+//! so, as the frame behind payloads of a migration does.
 //!
 //! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes
 //! messages only while there are slots for them. It is the receiving thread that makes them ready again, whatever the
@@ -33,12 +33,12 @@ const BLOCKS_SIGNALED: usize = 4;
 const _: () = assert!(BLOCKS_MAX.is_multiple_of(BLOCKS_SIGNALED) && BLOCKS_SIGNALED < BLOCKS_MAX);
 /// The receiver of a stream says each time that so many more blocks were taken, and once more behind the last.
 const CREDIT_BLOCKS: usize = 16;
-/// Blocks that may be sent without such a word.
+/// Blocks that may be sent without such a credit.
 pub(super) const UNCREDITED_MAX: usize = 48;
-// There is a slot for each of them at the receiver, for the place that it was told first, and for what came last. A
+// There is a slot for each of them at the receiver, for the address that it received first, and for what came last. A
 // sender that a slot is missing for tries again after most of a second, within the time that is measured.
 const _: () = assert!(UNCREDITED_MAX + 2 <= MESSAGES && CREDIT_BLOCKS <= UNCREDITED_MAX);
-/// Told with a message or a block that others follow.
+/// Immediate of a message, or of a block that others follow.
 const MORE: u8 = 1;
 /// With the last block.
 const LAST: u8 = 2;
@@ -57,8 +57,8 @@ pub struct RdmaTestConnection {
     silence: Duration,
     /// Blocks of a stream are what goes over it now.
     streaming: bool,
-    /// A WRITE can tell the peer of itself.
-    told: bool,
+    /// A WRITE makes a completion at the peer.
+    notifies: bool,
     slots: Vec<usize>,
     /// Slots of what is in flight, in the order in which it was begun.
     begun: VecDeque<usize>,
@@ -66,7 +66,7 @@ pub struct RdmaTestConnection {
     /// its answer.
     spent: Option<usize>,
     /// Messages that came and were not asked for yet.
-    came: VecDeque<Wc>,
+    incoming_writes: VecDeque<Wc>,
     /// Which part of the buffers the next block goes through.
     turn: usize,
     /// Blocks without credit: sent, or, if this is the receiving end, taken. None of them between two streams.
@@ -74,8 +74,8 @@ pub struct RdmaTestConnection {
 }
 
 /// What a completion says that came.
-enum Came {
-    /// A WRITE of so many bytes, and what was told with it.
+enum Incoming {
+    /// A WRITE of so many bytes, and its immediate.
     Write {
         immediate: u32,
         bytes: usize,
@@ -90,7 +90,7 @@ impl RdmaTestConnection {
         let protection = &connection.domain.protection;
         let outgoing = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::Send)?;
         let incoming = Buffer::new(protection, MESSAGE_BYTES_MAX, Access::RemoteWrite)?;
-        let told = connection.tells_of_writes();
+        let notifies = connection.notifies_of_writes();
         let target = [&incoming.address().to_le_bytes()[..], &incoming.remote_key().to_le_bytes()].concat();
         let mut wire = RdmaTestConnection {
             outgoing,
@@ -100,17 +100,18 @@ impl RdmaTestConnection {
             key: 0,
             silence,
             streaming: false,
-            told,
+            notifies,
             slots: (0..MESSAGES).collect(),
             begun: VecDeque::new(),
             spent: None,
-            came: VecDeque::new(),
+            incoming_writes: VecDeque::new(),
             turn: 0,
             uncredited: 0,
         };
         wire.post(&[], &target)?;
-        let told = wire.message()?;
-        let (address, key) = told.split_first_chunk::<8>().ok_or(RdmaError::Rules("a place is cut short"))?;
+        let place = wire.message()?;
+        let (address, key) =
+            place.split_first_chunk::<8>().ok_or(RdmaError::Rules("a place is cut short"))?;
         let key = key.first_chunk::<4>().ok_or(RdmaError::Rules("a place is cut short"))?;
         (wire.address, wire.key) = (u64::from_le_bytes(*address), u32::from_le_bytes(*key));
         Ok(wire)
@@ -129,44 +130,44 @@ impl RdmaTestConnection {
         }
     }
 
-    fn next(&mut self) -> Result<Came, TestError> {
+    fn next(&mut self) -> Result<Incoming, TestError> {
         if let Some(slot) = self.spent.take() {
             self.connection.ready(slot)?;
         }
         let done = loop {
-            match self.came.pop_front() {
+            match self.incoming_writes.pop_front() {
                 Some(done) => break done,
-                None => self.came.extend(self.wait(&self.connection.received)?),
+                None => self.incoming_writes.extend(self.wait(&self.connection.received)?),
             }
         };
         self.connection.judge("receiving", &done)?;
-        let came = match Connection::immediate_of(&done) {
-            Some(immediate) => Came::Write { immediate, bytes: done.byte_len as usize },
+        let incoming = match Connection::immediate_of(&done) {
+            Some(immediate) => Incoming::Write { immediate, bytes: done.byte_len as usize },
             None => {
                 let mut bytes = Vec::new();
                 self.connection.message(&done, &mut bytes)?;
-                Came::Message(bytes)
+                Incoming::Message(bytes)
             }
         };
         self.spent = usize::try_from(done.wr_id).ok();
-        Ok(came)
+        Ok(incoming)
     }
 
     fn message(&mut self) -> Result<Vec<u8>, TestError> {
         match self.next()? {
-            Came::Message(bytes) => Ok(bytes),
-            Came::Write { .. } => Err(RdmaError::Rules("a write where a message was to come").into()),
+            Incoming::Message(bytes) => Ok(bytes),
+            Incoming::Write { .. } => Err(RdmaError::Rules("a write where a message was to come").into()),
         }
     }
 
-    /// Waits for so many bytes, and says what was told with them.
+    /// Waits for so many bytes, and returns their immediate.
     fn mark(&mut self, expected: usize) -> Result<u8, TestError> {
         let mark = match self.next()? {
-            Came::Write { bytes, .. } if bytes != expected => {
+            Incoming::Write { bytes, .. } if bytes != expected => {
                 return Err(RdmaError::Rules("a write of another length than was agreed").into());
             }
-            Came::Write { immediate, .. } => u8::try_from(immediate).unwrap_or(0),
-            Came::Message(bytes) => bytes.first().copied().filter(|_| bytes.len() == 1).unwrap_or(0),
+            Incoming::Write { immediate, .. } => u8::try_from(immediate).unwrap_or(0),
+            Incoming::Message(bytes) => bytes.first().copied().filter(|_| bytes.len() == 1).unwrap_or(0),
         };
         match mark {
             MORE | LAST => Ok(mark),
@@ -235,9 +236,9 @@ impl RdmaTestConnection {
             remote_key: self.key,
         };
         match bytes {
-            // There is nothing to write, and an empty message is one of one byte on every carrier.
+            // There is nothing to write, and an empty message is one of one byte on every transport.
             0 => self.post(&[], &[mark]),
-            _ if self.told => {
+            _ if self.notifies => {
                 let slot = self.slot()?;
                 self.begun.push_back(slot);
                 Ok(self.connection.post_write_with_immediate(&write, mark.into(), slot as u64, signaled)?)
@@ -291,8 +292,8 @@ impl TestConnection for RdmaTestConnection {
     }
 
     fn carried_bytes(&self, bytes: usize) -> usize {
-        // The byte that an empty message is, and the one behind a WRITE that the peer is not told of.
-        if self.told { bytes.max(1) } else { bytes + 1 }
+        // The byte that an empty message is, and the one behind a WRITE that does not notify the peer.
+        if self.notifies { bytes.max(1) } else { bytes + 1 }
     }
 
     fn closer(&self) -> Closer {

@@ -1,4 +1,4 @@
-//! The carrier over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads
+//! The transport over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads
 //! from
 //! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed as ignored.
 
@@ -139,12 +139,12 @@ impl Channel {
     fn acknowledged(&mut self, through: u64) -> Vec<u64> {
         let mut refused = Vec::new();
         loop {
-            let told = self.acks.next(WAIT).unwrap().expect("an acknowledgement");
-            refused.extend(told.damaged);
-            if told.through == through {
+            let ack = self.acks.next(WAIT).unwrap().expect("an acknowledgement");
+            refused.extend(ack.damaged);
+            if ack.through == through {
                 return refused;
             }
-            assert!(told.through < through);
+            assert!(ack.through < through);
         }
     }
 
@@ -296,9 +296,9 @@ fn acknowledgements_come_in_their_order_to_two_threads_that_look() {
         });
         let mut before = 0;
         while before < FRAMES {
-            let told = acks.next(WAIT).unwrap().expect("an acknowledgement");
-            assert!(told.through > before, "{} was acknowledged after {before}", told.through);
-            before = told.through;
+            let ack = acks.next(WAIT).unwrap().expect("an acknowledgement");
+            assert!(ack.through > before, "{} was acknowledged after {before}", ack.through);
+            before = ack.through;
         }
     });
 }
@@ -361,7 +361,7 @@ fn a_damaged_payload_is_reported_and_can_be_sent_again() {
     assert_eq!((fenced.applied, fenced.damaged), (2, vec![1]));
 }
 
-/// Sends ever new content to every page until it is told to stop or cannot.
+/// Sends ever new content to every page until it is stopped or cannot.
 fn keep_sending(
     mut sender: RdmaSender,
     mut acks: RdmaAcks,
@@ -466,7 +466,7 @@ fn restore_link() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_link() {
+fn a_cut_in_the_middle_is_reported_and_what_was_not_applied_goes_over_another_link() {
     let _link = link();
     let size = 16 * WINDOW_BYTES;
     let ((source, _), (landed, table)) = (region(size), region(size));
@@ -486,7 +486,7 @@ fn a_cut_in_the_middle_is_told_and_what_was_not_applied_goes_over_another_link()
             break;
         }
     }
-    assert!(lost.is_some(), "a third of the frames cannot be under way without acknowledgement");
+    assert!(lost.is_some(), "a third of the frames cannot be in flight without acknowledgement");
     let fenced = channel.fence.close(WAIT).unwrap();
     assert!(fenced.applied < frames && fenced.damaged.is_empty(), "{fenced:?}");
     let mut next = Channel::over(connected_over((NEAR_2, FAR_2), &patient()), patient(), &table);

@@ -32,7 +32,7 @@ impl ProtectionDomain {
         library: &'static Library,
         context: NonNull<Context>,
     ) -> Result<ProtectionDomain, RdmaError> {
-        // SAFETY: the caller vouches for the device.
+        // SAFETY: the caller guarantees the device.
         let pd = unsafe { (library.verbs.ibv_alloc_pd)(context.as_ptr()) };
         let pd = NonNull::new(pd)
             .ok_or_else(|| RdmaError::Call { what: "making a protection domain", source: last_errno() })?;
@@ -89,8 +89,8 @@ impl Registration {
             Access::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
         };
         let start: *mut c_void = address.as_ptr().cast();
-        // SAFETY: the domain is alive; the caller vouches for the memory. The kernel checks the range and locks the pages,
-        // so that they stay what the adapter writes to even if the mapping goes first.
+        // SAFETY: the domain is alive; the caller guarantees the memory. The kernel checks the range and locks the
+        // pages, so that they stay what the adapter writes to even if the mapping goes first.
         let mr = unsafe { (domain.library.verbs.ibv_reg_mr)(domain.pointer(), start, length, flags) };
         let mr = NonNull::new(mr)
             .ok_or_else(|| RdmaError::Register { bytes: length as u64, source: last_errno() })?;
@@ -136,7 +136,7 @@ impl CompletionQueue {
         entries: i32,
     ) -> Result<CompletionQueue, RdmaError> {
         let failed = || RdmaError::Call { what: "making a completion queue", source: last_errno() };
-        // SAFETY: the caller vouches for the device.
+        // SAFETY: the caller guarantees the device.
         let channel = unsafe { (library.verbs.ibv_create_comp_channel)(context.as_ptr()) };
         let channel = NonNull::new(channel).ok_or_else(failed)?;
         // SAFETY: device and channel are alive; completion vector 0 is there on every device.

@@ -19,7 +19,7 @@ use crate::tcp::Stream;
 const RECEIVE_BYTES_MAX: u64 = 512 << 10;
 /// More than a UNIX socket holds unread.
 const DISCARD_BYTES_MAX: usize = 16 << 20;
-/// Local sockets may be idle for ever; whoever ends a stream wakes its threads through the socket.
+/// Local sockets may be idle for ever; ending a stream wakes its threads through the socket.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 
 /// A connected local socket, UNIX or TCP.
@@ -27,7 +27,7 @@ const FOR_EVER: Duration = Duration::from_secs(86_400);
 pub struct Socket {
     stream: Stream,
     is_tcp: bool,
-    /// Bytes that came from it, if somebody wants to know.
+    /// Bytes that came from it, if the caller counts them.
     received: Option<Arc<AtomicU64>>,
 }
 
@@ -50,22 +50,23 @@ impl Socket {
         self
     }
 
-    /// Resets it: whoever is at the other end sees an error, where the kind of socket has one, and not an end.
+    /// Resets it: the other end sees an error, where the kind of socket has one, and not an end.
     pub fn abort(&self) {
-        // Dissolving a TCP association sends a reset at once, whoever still holds the descriptor. UNIX sockets have none.
+        // Dissolving a TCP association sends a reset at once, even if other processes hold the descriptor. UNIX sockets
+        // have none.
         if !self.is_tcp || rustix::net::connect_unspec(&self.stream).is_err() {
             self.stream.shut();
         }
     }
 
-    /// Nobody reads it any more; wakes who waits for it.
+    /// Ends reading; wakes the threads that wait for it.
     pub fn stop_reading(&self) {
         // It fails only if the connection has ended already.
         let _ = rustix::net::shutdown(&self.stream, Shutdown::Read);
     }
 
-    /// Throws away what came and nobody reads any more. A UNIX socket that is closed with bytes unread resets the other
-    /// direction too, which may have an end of its own.
+    /// Throws away what was received and will not be read. A UNIX socket that is closed with bytes unread resets the
+    /// other direction too, which may have an end of its own.
     fn discard(&self) {
         let mut scratch = [0; 16 << 10];
         for _ in 0..DISCARD_BYTES_MAX / scratch.len() {
@@ -98,7 +99,7 @@ pub(super) fn serve(
         let reader = std::thread::Builder::new().name(format!("stream-{stream}-in"));
         if let Err(error) = reader.spawn_scoped(scope, || read(session, stream, local, sending)) {
             tracing::error!(%error, stream, "no thread for a stream");
-            session.tell(|streams| streams.reset_locally(stream));
+            session.update(|streams| streams.reset_locally(stream));
         }
         write(session, stream, local, receiving);
     });
@@ -107,20 +108,20 @@ pub(super) fn serve(
 fn read(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) {
     while let SendSpace::Space { position, bytes } = session.wait_space(stream, local) {
         match ring.fill(local.socket.fd(), position, bytes.min(RECEIVE_BYTES_MAX)) {
-            Ok(0) => session.tell(|streams| streams.ended(stream)),
+            Ok(0) => session.update(|streams| streams.ended(stream)),
             Ok(bytes) => {
                 if let Some(received) = &local.socket.received {
                     received.fetch_add(bytes as u64, Ordering::Relaxed);
                 }
-                session.tell(|streams| streams.produced(stream, bytes as u64));
+                session.update(|streams| streams.produced(stream, bytes as u64));
             }
             Err(error) if is_transient(&error) => {
                 let _ = wait_readable(local.socket.fd(), FOR_EVER);
             }
             Err(error) => {
-                tracing::debug!(%error, stream, "a local socket broke off");
+                tracing::debug!(%error, stream, "a local socket was reset");
                 // An error of a socket ends both its directions.
-                session.tell(|streams| {
+                session.update(|streams| {
                     streams.reset_locally(stream);
                     streams.finished(stream);
                 });
@@ -135,22 +136,22 @@ fn write(session: &StreamSession, stream: StreamId, local: &Local, ring: &Ring) 
     loop {
         match session.wait_readable(stream, local) {
             Readable::Bytes { position, bytes } => match ring.drain(local.socket.fd(), position, bytes) {
-                Ok(bytes) => session.tell(|streams| streams.consumed(stream, bytes as u64)),
+                Ok(bytes) => session.update(|streams| streams.consumed(stream, bytes as u64)),
                 Err(error) if is_transient(&error) => {
                     let _ = wait_writable(local.socket.fd(), FOR_EVER);
                 }
                 Err(error) => {
                     tracing::debug!(%error, stream, "a local socket takes no more");
-                    session.tell(|streams| streams.finished(stream));
+                    session.update(|streams| streams.finished(stream));
                 }
             },
             Readable::End => {
                 local.socket.end();
-                session.tell(|streams| streams.finished(stream));
+                session.update(|streams| streams.finished(stream));
             }
             Readable::Reset => {
                 local.socket.abort();
-                session.tell(|streams| {
+                session.update(|streams| {
                     streams.finished(stream);
                     streams.reset_locally(stream);
                 });

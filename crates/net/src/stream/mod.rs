@@ -1,4 +1,4 @@
-//! Byte streams: the body of `linerate-core`'s `stream`. docs/streams.md has the design.
+//! Byte streams: the driver of `linerate-core`'s `stream`. docs/streams.md has the design.
 //!
 //! * [`session::StreamSession`]: all streams of a session; what its channels ask and its control stream says.
 //! * [`rings`]: positions folded into rings, and rings as regions of placed writes.

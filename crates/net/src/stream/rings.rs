@@ -33,7 +33,7 @@ impl RingMemory {
     }
 
     /// Memory of a ring is kept for the next stream, until the session ends: for sessions whose memory adapters may know, which
-    /// go on using the pages that they were told of, and are found by their address. All rings must be of one size.
+    /// go on using the pages whose address they have. All rings must be of one size.
     pub fn keeping(self) -> RingMemory {
         RingMemory { kept: Some(Arc::default()), ..self }
     }
@@ -55,7 +55,7 @@ impl fmt::Debug for RingMemory {
     }
 }
 
-/// The bytes of a stream that are under way here.
+/// The bytes of a stream that are in flight here.
 pub(super) struct Ring {
     memory: Memory,
     size: u64,

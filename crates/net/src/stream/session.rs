@@ -21,7 +21,7 @@ use crate::lock::{Condvar, Mutex};
 use crate::region::Region;
 use crate::table::RegionTable;
 
-/// A channel without work looks again after this long even if nobody called: pings are due then.
+/// A channel without work looks again after this long without any call: pings are due then.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Who owns the session. Called without any lock held; must not wait.
@@ -32,7 +32,7 @@ pub trait StreamEvents: Send + Sync {
     fn asked(&self, stream: StreamId, service: String);
     /// The peer did not take a stream; its socket was reset.
     fn refused(&self, stream: StreamId, reason: String);
-    /// A channel is of no more use: close its link, and have it fenced.
+    /// A channel cannot be used any more: close its link, and have it fenced.
     fn channel_lost(&self, channel: ChannelId, error: ChannelError);
 }
 
@@ -55,9 +55,9 @@ pub struct StreamSession {
     this: Weak<StreamSession>,
     began: Instant,
     state: Mutex<State>,
-    /// Told when a channel may find work.
+    /// Notified when a channel may find work.
     work: Condvar,
-    /// Told when a stream's threads have ended.
+    /// Notified when a stream's threads have ended.
     ended: Condvar,
     memory: RingMemory,
     window_bytes: u64,
@@ -70,7 +70,7 @@ pub struct StreamSession {
 pub(super) struct State {
     streams: Streams,
     sockets: HashMap<StreamId, Arc<Local>>,
-    /// Streams that were opened here and not answered: nobody serves their sockets yet.
+    /// Streams that were opened here and not answered: no thread serves their sockets yet.
     unanswered: HashSet<StreamId>,
     /// Streams whose threads run.
     serving: usize,
@@ -213,7 +213,7 @@ impl StreamSession {
         }
     }
 
-    /// A stream's threads are through: its socket is closed before anybody who waits for that is told.
+    /// A stream's threads have ended: its socket is closed before waiting threads are notified.
     fn finish_stream(&self, stream: StreamId, local: Arc<Local>) {
         let mut state = self.lock();
         // The number may be another stream's by now.
@@ -260,7 +260,7 @@ impl StreamSession {
         std::iter::from_fn(|| state.streams.poll_note()).collect()
     }
 
-    /// The peer said something. After an error the session is of no more use.
+    /// Handles a message of the peer. After an error the session cannot be used any more.
     pub fn note(&self, stream: StreamId, note: StreamNote) -> Result<(), StreamViolation> {
         let mut state = self.lock();
         let result = state.streams.note(stream, note);
@@ -276,7 +276,7 @@ impl StreamSession {
         self.work.notify_all();
     }
 
-    /// A channel of this side is gone. True the first time: then the peer must fence it.
+    /// A channel of this side is lost. True the first time: then the peer must fence it.
     pub fn channel_gone(&self, channel: ChannelId) -> bool {
         let news = self.lock().streams.channel_lost(channel);
         self.work.notify_all();
@@ -338,10 +338,10 @@ impl StreamSession {
         waited.streams.readable(stream)
     }
 
-    /// Tells the state machine something of a local socket.
-    pub(super) fn tell(&self, tell: impl FnOnce(&mut Streams)) {
+    /// Passes an event of a local socket to the state machine.
+    pub(super) fn update(&self, update: impl FnOnce(&mut Streams)) {
         let mut state = self.lock();
-        tell(&mut state.streams);
+        update(&mut state.streams);
         self.settle(state);
         self.work.notify_all();
     }

@@ -67,7 +67,7 @@ pub enum ConnectError {
          round trip of a link may be {} ms at most", waited.as_millis(), ROUND_TRIP_MAX.as_millis()
     )]
     Silent { remote: SocketAddr, waited: Duration },
-    /// The handshake broke off.
+    /// The connection was closed in the handshake.
     #[error("no handshake with {remote}: {source}")]
     Handshake {
         remote: SocketAddr,

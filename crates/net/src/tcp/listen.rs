@@ -1,7 +1,7 @@
 //! Taking connections at the destination.
 //!
-//! One thread accepts on all addresses. Each connection says HELLO in a short-lived thread of its own, with a deadline.
-//! How many there are at a time is capped, so that whoever connects and says nothing costs a slot for some seconds and
+//! One thread accepts on all addresses. Each connection sends HELLO in a short-lived thread of its own, with a
+//! deadline. How many there are at a time is capped, so that a silent client takes a slot for some seconds and
 //! no more.
 
 use std::io;
@@ -246,13 +246,13 @@ fn handshake(
     }
 }
 
-/// Counts handshakes that are under way.
+/// Counts handshakes in progress.
 #[derive(Debug)]
 struct Slots {
     /// Slots that are free; `None` when the listener has stopped.
     free: Mutex<Option<usize>>,
     changed: Condvar,
-    /// When an operator was last told of a connection that was refused.
+    /// When a refused connection was last logged.
     reported: Mutex<Option<Instant>>,
 }
 

@@ -1,6 +1,6 @@
-//! The TCP carrier: frames over one connection, payload straight from and to the region.
+//! The TCP transport: frames over one connection, payload straight from and to the region.
 //!
-//! * [`options`]: what the sockets are told. * [`connect`]: the source's side of opening, [`listen`] the destination's.
+//! * [`options`]: options of the sockets. * [`connect`]: the source's side of opening, [`listen`] the destination's.
 //! * [`send`], [`receive`]: the two halves of a channel. * [`stats`]: what the kernel knows of a connection.
 //!
 //! All sockets are non-blocking, and every wait is a `poll` with a deadline.

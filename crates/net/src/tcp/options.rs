@@ -1,4 +1,4 @@
-//! What TCP sockets are told.
+//! Options of TCP sockets.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct TcpOptions {
     /// `TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged before the kernel gives the connection up.
     /// A far link has longer.
     pub user_timeout: Duration,
-    /// Send and receive buffer, bytes; 0 leaves them to the kernel, which sizes them by what is under way.
+    /// Send and receive buffer, bytes; 0 leaves them to the kernel, which sizes them by what is in flight.
     pub buffer_bytes: usize,
     /// Type of service (DSCP and ECN bits) for switches that sort by it; `None` for the system's.
     pub type_of_service: Option<u8>,
@@ -54,7 +54,7 @@ impl TcpOptions {
         // ACKs and the last frame of a round must not wait for company.
         socket.set_tcp_nodelay(true)?;
         socket.set_tcp_user_timeout(Some(RoundTrip::of(stream).silence(self.user_timeout)))?;
-        // Finds a peer that died while nothing was under way; the user time-out finds it while something is.
+        // Finds a peer that died while nothing was in flight; the user time-out finds it while something is.
         let keepalive =
             TcpKeepalive::new().with_time(Duration::from_secs(1)).with_interval(Duration::from_secs(1));
         socket.set_tcp_keepalive(&keepalive)?;

@@ -35,7 +35,7 @@ impl StreamReceiver {
         StreamReceiver { stream, refusals_max: usize::MAX, stats: Arc::default() }
     }
 
-    /// Ends the channel when so many frames arrived damaged. For memory that nobody writes but the channels, where each
+    /// Ends the channel when so many frames arrived damaged. For memory that only the channels write, where each
     /// is damage on the way, and where nothing that has landed may be sent again. A fence can name
     /// [`DAMAGED_MAX`](linerate_wire::frame::DAMAGED_MAX) of them.
     pub fn refusals_max(self, refusals_max: usize) -> StreamReceiver {
@@ -222,7 +222,7 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Waits for the source, but tells it first what has come.
+    /// Acknowledges what has come, then waits for the source.
     fn wait(&mut self) -> Result<(), ChannelError> {
         self.acknowledge()?;
         match self.stream.wait_readable(SILENCE_MAX).map_err(ChannelError::Socket)? {

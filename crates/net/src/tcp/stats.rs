@@ -45,7 +45,7 @@ impl Progress {
         Some(Progress { socket, request: request(local, remote, device.unwrap_or(0)) })
     }
 
-    /// The numbers now; `None` if the connection is gone.
+    /// The numbers now; `None` if the connection has ended.
     pub fn read(&mut self) -> Option<TcpInfo> {
         self.socket.send_to(&self.request, &NetlinkAddress::new(0, 0), 0).ok()?;
         let answer = receive(&self.socket, ANSWER_WAIT).ok()??;

@@ -54,7 +54,7 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
-/// See the module.
+/// One end of a TLS connection: handshake, keys and records, without a socket.
 pub(super) struct Connection {
     side: Side,
     /// Records of the handshake and alerts that are not sent yet. After the handshake only an error makes any.

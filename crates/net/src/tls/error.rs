@@ -10,7 +10,7 @@ use thiserror::Error;
 /// Why a handshake or a TLS connection failed. It also travels inside an [`io::Error`], and [`TlsError::of`] finds it.
 #[derive(Clone, Debug, Error)]
 pub enum TlsError {
-    /// [`Tls::without_identity`](super::Tls::without_identity).
+    /// TLS is required and this host has no certificate, see [`Tls::without_identity`](super::Tls::without_identity).
     #[error(
         "this host has no identity: join its cluster (`linerate join`), or name its certificate in the configuration"
     )]
@@ -50,7 +50,7 @@ pub enum TlsError {
     #[error("the peer closed the connection in the TLS handshake")]
     ClosedInHandshake,
     /// The connection ended without `close_notify`, or inside a record.
-    #[error("the TLS connection broke off: the peer did not say that it ends")]
+    #[error("the TLS connection was cut: the peer sent no close_notify")]
     Truncated,
     /// A record was changed on the way, or is none.
     #[error("a TLS record arrived damaged: {0}")]

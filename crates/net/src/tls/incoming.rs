@@ -16,7 +16,7 @@ pub(super) struct Incoming {
     records: Vec<u8>,
     start: usize,
     end: usize,
-    /// Content of a record that nobody has taken yet, from `taken` on.
+    /// Content of a record that was not taken yet, from `taken` on.
     content: Vec<u8>,
     taken: usize,
     /// The peer has said that nothing more comes.

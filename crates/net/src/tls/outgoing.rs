@@ -1,4 +1,4 @@
-//! Records on their way to the socket. Whoever holds it decides on the order of records.
+//! Records on their way to the socket. Its owner decides on the order of records.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -21,7 +21,7 @@ use super::{Tls, handshake};
 use crate::lock::Mutex;
 use crate::socket::Wait;
 
-/// See the module.
+/// A TLS connection over a socket; reading and writing go on at the same time.
 pub(crate) struct Session {
     incoming: Mutex<Incoming>,
     outgoing: Mutex<Outgoing>,
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Tells the peer why reading ended, if that goes at once.
+    /// Sends the peer the reason why reading ended, if the socket takes it at once.
     fn send_alert(&self, socket: BorrowedFd<'_>) {
         let mut outgoing = self.outgoing.lock();
         let alert = self.connection.lock().take_ready();

@@ -32,7 +32,7 @@ impl Bytes {
 }
 
 /// Writes `total` bytes in pieces of odd sizes.
-fn say(mut socket: impl Write, seed: u64, total: usize) {
+fn write_seeded(mut socket: impl Write, seed: u64, total: usize) {
     let (mut bytes, mut left) = (Bytes(seed), total);
     let mut place = vec![0; 70_001];
     while left > 0 {
@@ -102,7 +102,7 @@ fn many_streams_both_ways_survive_cuts_and_leave_nothing() {
                 let clones = ends.each_ref().map(|(socket, _)| socket.try_clone().unwrap());
                 for (socket, seed) in ends {
                     threads.push(scope.spawn(move || {
-                        say(&socket, seed, total);
+                        write_seeded(&socket, seed, total);
                         socket.shutdown(Shutdown::Write).unwrap();
                     }));
                 }
@@ -163,10 +163,11 @@ fn a_reader_that_goes_stops_the_writer() {
     let far = pair.arrived_unix();
     far.shutdown(Shutdown::Read).unwrap();
     let block = vec![1; 65_536];
-    let error =
-        (0..10_000).find_map(|_| near.write_all(&block).err()).expect("somebody must say that nobody reads");
+    let error = (0..10_000)
+        .find_map(|_| near.write_all(&block).err())
+        .expect("the write must fail as the reader has closed");
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-    // The other direction lives on.
+    // The other direction stays open.
     (&far).write_all(b"still here").unwrap();
     drop(far);
     let mut answer = String::new();
@@ -177,12 +178,12 @@ fn a_reader_that_goes_stops_the_writer() {
 }
 
 #[test]
-fn a_refused_stream_resets_its_socket_and_says_why() {
+fn a_refused_stream_resets_its_socket_and_reports_why() {
     let _alone = alone();
     let pair = Pair::new(&config(), 1);
     let mut near = pair.open_tcp("nobody");
     assert_eq!(near.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-    assert_eq!(pair.refusals.recv_timeout(WAIT).unwrap(), "nobody listens there");
+    assert_eq!(pair.refusals.recv_timeout(WAIT).unwrap(), "no listener there");
     assert_eq!(pair.streams(), 0);
 }
 
@@ -206,7 +207,7 @@ fn an_unread_stream_does_not_delay_others() {
     let far = pair.arrived_unix();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            say(&near, 5, 4_000_000);
+            write_seeded(&near, 5, 4_000_000);
             near.shutdown(Shutdown::Write).unwrap();
         });
         receive(&far, 5, 4_000_000);

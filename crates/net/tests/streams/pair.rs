@@ -25,7 +25,7 @@ use linerate_wire::frame::DAMAGED_MAX;
 pub const WAIT: Duration = Duration::from_secs(60);
 const A: usize = 0;
 
-enum Said {
+enum Event {
     Attention(usize),
     Asked(usize, StreamId, String),
     Lost(usize, ChannelId),
@@ -35,46 +35,46 @@ enum Said {
 
 struct Side {
     number: usize,
-    inbox: Mutex<Sender<Said>>,
+    inbox: Mutex<Sender<Event>>,
     refusals: Mutex<Sender<String>>,
 }
 
 impl Side {
-    fn tell(&self, said: Said) {
-        let _ = self.inbox.lock().unwrap().send(said);
+    fn send(&self, event: Event) {
+        let _ = self.inbox.lock().unwrap().send(event);
     }
 }
 
 impl StreamEvents for Side {
     fn attention(&self) {
-        self.tell(Said::Attention(self.number));
+        self.send(Event::Attention(self.number));
     }
     fn asked(&self, stream: StreamId, service: String) {
-        self.tell(Said::Asked(self.number, stream, service));
+        self.send(Event::Asked(self.number, stream, service));
     }
     fn refused(&self, _stream: StreamId, reason: String) {
         let _ = self.refusals.lock().unwrap().send(reason);
     }
     fn channel_lost(&self, channel: ChannelId, _error: ChannelError) {
-        self.tell(Said::Lost(self.number, channel));
+        self.send(Event::Lost(self.number, channel));
     }
 }
 
-/// Both sides, and the thread between them that stands for the control stream.
+/// Both sides, and the thread between them in place of the control stream.
 pub struct Pair {
     pub sessions: [Arc<StreamSession>; 2],
     pub refusals: Receiver<String>,
     /// Sockets that streams to a service come out at.
     pub arrivals: Receiver<TcpOrUnix>,
     cutters: Arc<Mutex<HashMap<ChannelId, Closer>>>,
-    inbox: Sender<Said>,
+    inbox: Sender<Event>,
     bridge: Option<JoinHandle<()>>,
 }
 
 pub struct Cutter(Arc<Mutex<HashMap<ChannelId, Closer>>>);
 
 impl Cutter {
-    /// Cuts the nth living channel.
+    /// Cuts the nth active channel.
     pub fn cut(&self, nth: usize) {
         let cutters = self.0.lock().unwrap();
         if let Some(closer) = cutters.values().nth(nth % cutters.len().max(1)) {
@@ -101,7 +101,7 @@ fn memory() -> RingMemory {
 impl Pair {
     /// So many channels each way.
     pub fn new(config: &Config, channels: usize) -> Pair {
-        let (inbox, said) = channel();
+        let (inbox, events) = channel();
         let (refusals_in, refusals) = channel();
         let (arrivals_in, arrivals) = channel();
         let sessions = [End::Source, End::Destination].map(|end| {
@@ -120,10 +120,10 @@ impl Pair {
             arrivals: arrivals_in,
             cutters: cutters.clone(),
         };
-        let bridge = std::thread::spawn(move || bridge.run(&said));
+        let bridge = std::thread::spawn(move || bridge.run(&events));
         for _ in 0..channels {
             for side in [0, 1] {
-                inbox.send(Said::Add(side)).unwrap();
+                inbox.send(Event::Add(side)).unwrap();
             }
         }
         Pair { sessions, refusals, arrivals, cutters, inbox, bridge: Some(bridge) }
@@ -172,7 +172,7 @@ impl Drop for Pair {
             session.fail_all();
             assert!(session.wait_ended(WAIT) || std::thread::panicking(), "a stream's thread does not end");
         }
-        let _ = self.inbox.send(Said::End);
+        let _ = self.inbox.send(Event::End);
         if let Some(bridge) = self.bridge.take() {
             assert!(bridge.join().is_ok() || std::thread::panicking());
         }
@@ -194,16 +194,16 @@ struct Bridge {
 }
 
 impl Bridge {
-    fn run(mut self, said: &Receiver<Said>) {
-        for said in said {
-            match said {
-                Said::Attention(side) => {
+    fn run(mut self, events: &Receiver<Event>) {
+        for event in events {
+            match event {
+                Event::Attention(side) => {
                     for (stream, note) in self.sessions[side].take_notes() {
                         self.sessions[1 - side].note(stream, note).unwrap();
                     }
                 }
-                Said::Asked(side, stream, service) => self.answer(side, stream, &service),
-                Said::Lost(side, id) => {
+                Event::Asked(side, stream, service) => self.answer(side, stream, &service),
+                Event::Lost(side, id) => {
                     if self.sessions[side].channel_gone(id) {
                         self.cutters.lock().unwrap().remove(&id);
                         let channel = self.channels.remove(&id).unwrap();
@@ -214,8 +214,8 @@ impl Bridge {
                         self.add(side);
                     }
                 }
-                Said::Add(side) => self.add(side),
-                Said::End => break,
+                Event::Add(side) => self.add(side),
+                Event::End => break,
             }
         }
         for (_, channel) in self.channels.drain() {
@@ -233,7 +233,7 @@ impl Bridge {
                 let (near, far) = tcp_pair();
                 (TcpOrUnix::Tcp(near), Socket::new(far).unwrap())
             }
-            _ => return self.sessions[side].refuse(stream, "nobody listens there"),
+            _ => return self.sessions[side].refuse(stream, "no listener there"),
         };
         self.sessions[side].accept(stream, far).unwrap();
         let _ = self.arrivals.send(near);

@@ -51,9 +51,9 @@ fn send_all(stream: &Stream, source: &dyn Region, part: Run, frame: u64) {
         });
         let mut through = 0;
         while through < frames {
-            let told = acks.next(WAIT).unwrap().expect("an acknowledgement");
-            assert_eq!(told.damaged, []);
-            through = told.through;
+            let ack = acks.next(WAIT).unwrap().expect("an acknowledgement");
+            assert_eq!(ack.damaged, []);
+            through = ack.through;
         }
     });
 }
@@ -107,10 +107,10 @@ fn probes_are_answered() {
 /// Nothing of a record that is not verified is seen in the region, and a channel that is cut is no channel that ended.
 #[test]
 fn only_verified_bytes_land() {
-    for fate in [Fate::Change(9000, 1), Fate::Cut(12_000)] {
-        let is_cut = matches!(fate, Fate::Cut(_));
+    for fault in [RelayFault::Change(9000, 1), RelayFault::Cut(12_000)] {
+        let is_cut = matches!(fault, RelayFault::Cut(_));
         let tls = tls();
-        let relayed = relayed(&tls, &tls, fate);
+        let relayed = relayed(&tls, &tls, fault);
         let (landed, regions) = heap(vec![0; 64 << 10]);
         let destination = Destination::serve(relayed.destination.clone(), regions);
         let (source, _) = heap(vec![0x55; 64 << 10]);
@@ -182,7 +182,7 @@ fn memory_without_a_page_is_named_as_the_reason() {
 }
 
 #[test]
-fn control_messages_go_both_ways_and_the_end_is_told() {
+fn control_messages_go_both_ways_and_the_end_is_reported() {
     let tls = tls();
     let (near, far) = pair(&tls, &tls);
     let options = ControlOptions { silence_max: WAIT, ..ControlOptions::default() };

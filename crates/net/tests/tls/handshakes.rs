@@ -1,4 +1,4 @@
-//! Who gets in, and what the others are told.
+//! Which peers are accepted, and what the others get as an answer.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -50,14 +50,14 @@ fn both_ends_know_each_other_and_bytes_go_both_ways() {
 }
 
 #[test]
-fn a_stranger_without_certificate_is_refused_and_told_so() {
+fn a_stranger_without_certificate_is_refused_and_gets_an_alert() {
     let authority = Authority::new("cluster");
     let (listener, streams) = listening(Some(&Parts::of(&authority).tls()));
     let stranger = Parts { client: None, ..Parts::of(&authority) };
     let error = tls_error(dial(&listener, Some(&stranger.tls())));
     assert!(matches!(error, TlsError::RefusedByPeer(AlertDescription::CertificateRequired)), "{error}");
     drop(listener);
-    assert!(streams.try_recv().is_err(), "nobody was let in");
+    assert!(streams.try_recv().is_err(), "no connection was accepted");
 }
 
 #[test]
@@ -73,21 +73,22 @@ fn a_server_without_a_known_authority_is_refused() {
 }
 
 #[test]
-fn a_client_without_a_known_authority_is_refused_and_told_so() {
+fn a_client_without_a_known_authority_is_refused_and_gets_an_alert() {
     let ours = Authority::new("cluster");
     let (listener, streams) = listening(Some(&Parts::of(&ours).tls()));
-    for (name, told) in [("other", AlertDescription::UnknownCA), ("cluster", AlertDescription::DecryptError)]
+    for (name, expected) in
+        [("other", AlertDescription::UnknownCA), ("cluster", AlertDescription::DecryptError)]
     {
         let stranger = Parts { client: Some(Authority::new(name).host()), ..Parts::of(&ours) };
         let error = tls_error(dial(&listener, Some(&stranger.tls())));
-        assert!(matches!(&error, TlsError::RefusedByPeer(alert) if *alert == told), "{error}");
+        assert!(matches!(&error, TlsError::RefusedByPeer(alert) if *alert == expected), "{error}");
     }
     drop(listener);
-    assert!(streams.try_recv().is_err(), "nobody was let in");
+    assert!(streams.try_recv().is_err(), "no connection was accepted");
 }
 
 #[test]
-fn plain_text_and_tls_do_not_meet_and_each_end_says_why() {
+fn plain_text_and_tls_do_not_meet_and_each_end_reports_why() {
     let tls = Parts::of(&Authority::new("cluster")).tls();
     let (listener, _streams) = listening(Some(&tls));
     assert!(matches!(tls_error(dial(&listener, None)), TlsError::PeerExpectsTls));
@@ -164,7 +165,7 @@ fn a_handshake_of_too_many_bytes_is_given_up() {
 }
 
 #[test]
-fn whoever_says_nothing_costs_a_slot_for_a_time_only() {
+fn a_silent_client_takes_a_slot_for_a_time_only() {
     let tls = Parts::of(&Authority::new("cluster")).tls();
     let options = ListenOptions {
         tcp: tcp_options(Some(&tls)),

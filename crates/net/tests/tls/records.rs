@@ -33,7 +33,7 @@ fn a_connection_that_is_cut_is_lost_and_not_ended() {
     // In a record, in its header, and between two records.
     for bytes in [700, 3, 0] {
         let tls = tls();
-        let relayed = relayed(&tls, &tls, Fate::Cut(bytes));
+        let relayed = relayed(&tls, &tls, RelayFault::Cut(bytes));
         relayed.source.send_all(&[1; 5000], soon()).unwrap();
         assert_eq!(receive(&relayed.destination, 5000).unwrap(), [1; 5000]);
         relayed.arm();
@@ -64,7 +64,7 @@ fn a_changed_byte_ends_the_connection_for_both() {
     // In the content, in the tag, in the record's length (shorter, and longer than any record), and in its type.
     for (at, bits) in [(1000, 1), (5 + 5000 + 10, 0x80), (3, 0x10), (3, 0x80), (0, 0x10)] {
         let tls = tls();
-        let relayed = relayed(&tls, &tls, Fate::Change(at, bits));
+        let relayed = relayed(&tls, &tls, RelayFault::Change(at, bits));
         relayed.arm();
         let (near, far) = (&relayed.source, &relayed.destination);
         near.send_all(&[1; 5000], soon()).unwrap();
@@ -75,10 +75,10 @@ fn a_changed_byte_ends_the_connection_for_both() {
             assert!(matches!(tls_error(&error), TlsError::Damaged(_)), "byte {at}: {error}");
         }
         let error = receive(near, 1).unwrap_err();
-        let told = tls_error(&error);
+        let cause = tls_error(&error);
         assert!(
-            matches!(told, TlsError::Alert(AlertDescription::BadRecordMac | AlertDescription::DecodeError)),
-            "byte {at}: {told}"
+            matches!(cause, TlsError::Alert(AlertDescription::BadRecordMac | AlertDescription::DecodeError)),
+            "byte {at}: {cause}"
         );
         relayed.join();
     }
@@ -132,7 +132,7 @@ fn readers_and_writers_of_one_connection_do_not_wait_for_each_other() {
     let tls = tls();
     let (near, far) = pair(&tls, &tls);
     let sent = content(24 << 20);
-    // Far more than both kernels hold: whoever waited for its writer before it read would wait for ever.
+    // Far more than both kernels hold: a reader that waited for its writer first would wait for ever.
     std::thread::scope(|scope| {
         for (from, to) in [(&near, &far), (&far, &near)] {
             scope.spawn(|| from.send_all(&sent, soon()).unwrap());

@@ -1,4 +1,4 @@
-//! Somebody on the way who sees the records of a connection, and may change or cut them.
+//! A man in the middle, who sees the records of a connection, and may change or cut them.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use linerate_net::tls::Tls;
 use crate::common::soon;
 
 /// What becomes of a record.
-pub enum Fate {
+pub enum RelayFault {
     /// Only so many bytes go on, and then the connection ends.
     Cut(usize),
     /// These bits of a byte are others.
@@ -39,7 +39,7 @@ impl Relayed {
     }
 }
 
-pub fn relayed(source: &Tls, destination: &Tls, fate: Fate) -> Relayed {
+pub fn relayed(source: &Tls, destination: &Tls, fault: RelayFault) -> Relayed {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (one, near) = (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0);
@@ -48,7 +48,7 @@ pub fn relayed(source: &Tls, destination: &Tls, fate: Fate) -> Relayed {
     let (mut back_from, mut back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
     let seen = Arc::clone(&armed);
     let threads = vec![
-        std::thread::spawn(move || pass_records(near, far, &seen, &fate)),
+        std::thread::spawn(move || pass_records(near, far, &seen, &fault)),
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut back_from, &mut back_to);
             let _ = back_to.shutdown(Shutdown::Write);
@@ -62,13 +62,13 @@ pub fn relayed(source: &Tls, destination: &Tls, fate: Fate) -> Relayed {
     Relayed { source, destination, armed, threads }
 }
 
-fn pass_records(mut from: TcpStream, mut to: TcpStream, armed: &AtomicBool, fate: &Fate) {
+fn pass_records(mut from: TcpStream, mut to: TcpStream, armed: &AtomicBool, fault: &RelayFault) {
     let mut done = false;
     while let Some(mut record) = next_record(&mut from) {
         if armed.load(Ordering::SeqCst) && !std::mem::replace(&mut done, true) {
-            match fate {
-                Fate::Change(at, bits) => record[*at] ^= bits,
-                Fate::Cut(bytes) => {
+            match fault {
+                RelayFault::Change(at, bits) => record[*at] ^= bits,
+                RelayFault::Cut(bytes) => {
                     to.write_all(&record[..*bytes]).unwrap();
                     break;
                 }

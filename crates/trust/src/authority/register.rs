@@ -24,7 +24,7 @@ const FILE: &str = "register.json";
 /// Why the register did not take an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// [`ISSUED_MAX`] are valid.
+    /// There are [`ISSUED_MAX`] valid certificates: no more are issued.
     #[error("{ISSUED_MAX} certificates are valid; wait until some have ended")]
     Full,
     /// No valid certificate has the name.
@@ -33,7 +33,7 @@ pub enum RegisterError {
     /// The file cannot be understood.
     #[error("{} is damaged; restore it from a backup", .0.display())]
     Damaged(PathBuf),
-    /// The file.
+    /// The register's file was not read or written.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -41,11 +41,11 @@ pub enum RegisterError {
 /// A certificate that was issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
-    /// Its number.
+    /// Serial number, by which it is revoked.
     pub serial: Serial,
-    /// Whose it is.
+    /// Host that the certificate names.
     pub host: HostName,
-    /// Its end.
+    /// Last second of its validity.
     pub not_after: UnixTime,
 }
 

@@ -89,7 +89,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
 
 impl ClientCertVerifier for HostVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Strangers are not told whom this host trusts; every host has one certificate to show.
+        // A stranger does not learn which authorities this host trusts; every host has one certificate to show.
         &[]
     }
 

@@ -15,10 +15,10 @@ use crate::name::HostName;
 /// Tokens that are kept at a time.
 pub const TOKENS_MAX: usize = 64;
 
-/// Longest life of a token. Fifteen minutes are enough for an operator at both hosts.
+/// Longest lifetime of a token. Fifteen minutes are enough for an operator at both hosts.
 pub const TTL_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How long an expired token is kept, so that a late host is told so.
+/// How long an expired token is kept, so that a late host gets this reason.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 const LABEL_BYTES_MAX: usize = 200;
@@ -36,11 +36,11 @@ pub enum StoreError {
     /// Its time is over.
     #[error("the token has expired; make a new one with `linerate token create`")]
     Expired,
-    /// [`TOKENS_MAX`] are kept.
+    /// There are [`TOKENS_MAX`] tokens already: no more are made.
     #[error("{TOKENS_MAX} tokens are open; revoke one with `linerate token revoke`")]
     Full,
     /// Zero, or more than [`TTL_MAX`].
-    #[error("a token lives from one second to {} hours", TTL_MAX.as_secs() / 3600)]
+    #[error("a token is valid from one second to {} hours", TTL_MAX.as_secs() / 3600)]
     Ttl,
     /// The label is too long or has control characters.
     #[error("a token's label has at most {LABEL_BYTES_MAX} bytes, without control characters")]
@@ -51,7 +51,7 @@ pub enum StoreError {
     /// The system's random numbers.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The file.
+    /// The tokens' file was not read or written.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -77,7 +77,7 @@ impl std::fmt::Display for TokenId {
 /// A token in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// For [`Tokens::revoke`].
+    /// Name in lists, for [`Tokens::revoke`].
     pub id: TokenId,
     /// What its maker wrote.
     pub label: String,
@@ -116,7 +116,7 @@ struct Entry {
     hash: String,
     label: String,
     host: Option<HostName>,
-    /// Seconds since 1970.
+    /// End of its validity, in seconds since 1970.
     expires: u64,
     used: bool,
 }
@@ -127,7 +127,7 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The authority's tokens, and the file that has them.
 #[derive(Debug)]
 pub struct Tokens {
     path: PathBuf,
@@ -187,7 +187,8 @@ impl Tokens {
         Ok(token)
     }
 
-    /// Accepts a secret once. When this returns, the disk has it as used; if it cannot be written, nobody joins.
+    /// Accepts a secret once. When this returns, the disk has it as used; if it cannot be written, the host does not
+    /// join.
     pub fn redeem(&mut self, secret: &Secret, now: UnixTime) -> Result<Redeemed, StoreError> {
         let hash = data_encoding::HEXLOWER.encode(&secret.hash());
         // All are compared, each in constant time: how long it takes says nothing about the secrets.
@@ -223,7 +224,7 @@ impl Tokens {
         self.entries.iter().map(listed).collect()
     }
 
-    /// Removes a token.
+    /// Removes a token: no host can join with it any more. Fails if it is not listed, or the disk refuses.
     pub fn revoke(&mut self, id: &TokenId) -> Result<(), StoreError> {
         let mut entries = self.entries.clone();
         entries.retain(|entry| entry.id != *id);
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_cannot_be_marked_as_used_lets_nobody_join() {
+    fn a_token_that_cannot_be_marked_as_used_admits_no_host() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path()).unwrap();
         let token = create(&mut tokens, at(0)).unwrap();
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_or_label_out_of_bounds_is_refused() {
+    fn a_lifetime_or_label_out_of_bounds_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path()).unwrap();
         let mut try_one =

@@ -129,7 +129,7 @@ pub fn before(time: UnixTime, duration: Duration) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(time.as_secs()) - duration)
 }
 
-/// A clock that stands.
+/// A clock that does not advance.
 #[derive(Debug)]
 pub struct At(pub UnixTime);
 

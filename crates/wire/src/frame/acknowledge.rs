@@ -4,7 +4,7 @@ use super::{Envelope, Tag};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 
-/// Most damaged frames that one ACK or [`crate::message::Message::Fenced`] tells of.
+/// Most damaged frames that one ACK or [`crate::message::Message::Fenced`] names.
 pub const DAMAGED_MAX: usize = 512;
 
 /// All frames of the channel up to the header's sequence were applied in order, but for these.

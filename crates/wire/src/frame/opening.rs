@@ -4,7 +4,7 @@ use crate::codec::{Reader, Writer};
 use crate::error::DecodeError;
 use crate::message::{Outcome, SessionId, Token};
 
-/// First bytes of a HELLO's body: tells an agent from whatever else may connect.
+/// First bytes of a HELLO's body: distinguishes an agent from other programs that may connect.
 pub const HELLO_MAGIC: [u8; 4] = *b"LNRT";
 
 /// Bytes of a HELLO in an RDMA connection request: what the connection manager leaves to its users.
@@ -30,8 +30,8 @@ pub enum Role {
     TunnelNew = 6,
     /// A channel for placed writes of the destination to the source. The source connects all the same.
     ReverseData = 7,
-    /// The same from a source whose own hypervisor has ended: nobody can have the guest back. Answered by an OUTCOME
-    /// and closed.
+    /// The same from a source whose own hypervisor has ended: the guest cannot return to the source. Answered by an
+    /// OUTCOME and closed.
     CommitAgain = 8,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.

@@ -4,7 +4,7 @@ use crate::codec::{Reader, Writer};
 use crate::error::DecodeError;
 use crate::message::Run;
 
-/// Stands for memory that probes write into, which belongs to no region.
+/// The number of memory that probes write into, which belongs to no region.
 pub const SCRATCH_REGION: u16 = u16::MAX - 1;
 
 /// Asks for a window. Answered by a GRANT of exactly this run, or by REFUSE and the end of the channel.

@@ -78,7 +78,7 @@ pub fn encode_write(
     envelope.fill(out, |writer| put_body(writer, region, data, zero, false))
 }
 
-/// [`encode_write`] of a payload that nobody summed.
+/// [`encode_write`] of a payload without a checksum.
 pub fn encode_write_without_checksum(
     out: &mut Vec<u8>,
     sequence: u64,

@@ -22,7 +22,7 @@ pub const STREAM_CHANNELS_MAX: u16 = 255;
 pub const DEVICE_STATE_BYTES_MAX: usize = 256 << 10;
 
 impl Message {
-    /// Appends the message to `out`. What stands in `out` behind its old length after an error means nothing.
+    /// Appends the message to `out`. What is in `out` behind its old length after an error means nothing.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         Ok(self.write(&mut Writer::new(out))?)
     }

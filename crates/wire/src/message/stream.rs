@@ -72,9 +72,10 @@ pub enum StreamNote {
         /// Length of the whole stream, bytes.
         total: u64,
     },
-    /// The sender resets its direction: the program that wrote to it is gone. What has not been read of them is lost.
+    /// The sender resets its direction: the program that wrote to it has closed its socket. What has not been read of
+    /// them is lost.
     Reset,
-    /// The sayer takes no more bytes: whoever read them is gone.
+    /// The sender takes no more bytes: the program that read them has closed its socket.
     Stop,
     /// The sender has no byte of the stream in flight and waits for none. Sent once, and nothing after it; when both have
     /// said it the number is free again.

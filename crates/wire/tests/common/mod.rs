@@ -1,7 +1,7 @@
 //! What the tests share: sample frames of every kind, and strategies that make any.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
-#![allow(clippy::expect_used, reason = "test code: it should fail where it stands")]
+#![allow(clippy::expect_used, reason = "test code: it should fail at this line")]
 
 pub mod samples;
 pub mod strategies;

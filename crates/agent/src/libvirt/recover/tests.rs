@@ -74,6 +74,22 @@ async fn a_recovering_migration_has_its_domain_and_reports_what_it_waits_for() {
     assert!(needs.moves.claim(&target().uuid, "web").is_ok());
 }
 
+#[tokio::test]
+async fn a_recovered_migration_closes_its_record_and_frees_its_domain() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, key) = (agent.libvirt(), SessionId([7; 16]));
+    let record = Record::new("web", 1, Role::Libvirt { domain: moved("a1"), over: false });
+    agent.journal.put(key, &record).unwrap();
+    let seeing = seeing(&needs);
+    let shared = seeing.shared.clone();
+    seeing.conclude(key, record, ended(DomainEnd::Arrived, &Answer::default()));
+    let record = agent.journal.get(key).unwrap().unwrap();
+    assert!(matches!(record.role, Role::Libvirt { over: true, .. }), "{record:?}");
+    assert!(needs.moves.claim(&target().uuid, "web").is_ok());
+    assert!(shared.is_over());
+}
+
 /// One migration in progress when the agent ended, one that had ended, and one whose end the disk had not taken.
 #[tokio::test]
 async fn a_restarted_agent_lists_what_has_not_ended_and_refuses_to_touch_it() {

@@ -70,7 +70,7 @@ impl OutgoingDomain {
     fn gate(&self, step: Step) -> Result<Arc<StreamGate>, Fault> {
         let failed = |why: String| Fault::new(Code::HypervisorFailed, step, Side::Source, why);
         let gate = self.gates.get(&self.asked.stream);
-        let gate = gate.ok_or_else(|| failed("the tunnel of libvirt's migration is gone".to_owned()))?;
+        let gate = gate.ok_or_else(|| failed("the tunnel of libvirt's migration has ended".to_owned()))?;
         match gate.close_reason() {
             Some(why) => Err(failed(why)),
             None => Ok(gate),
@@ -90,7 +90,7 @@ impl OutgoingDomain {
                 "libvirt has ended its own migration: see libvirt's own message".to_owned()
             }
             Some(Ending::LibvirtGone) => {
-                "this host's libvirt is gone, and its own migration with it".to_owned()
+                "this host's libvirt has ended, and its own migration with it".to_owned()
             }
             Some(Ending::PeerLost(why)) => why,
         };

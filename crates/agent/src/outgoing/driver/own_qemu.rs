@@ -52,7 +52,7 @@ impl OwnQemu {
     /// for it.
     pub fn held(&self, held: &PreSwitchover) -> Done {
         self.guest.send_stopped(held.stopped_at);
-        let prior = self.guest.qemu.stands().cloned();
+        let prior = self.guest.qemu.run_state_before().cloned();
         let _ = self.guest.shared.inbox.send(Input::PriorRunState(prior));
         self.guest.send(Event::PreSwitchover {
             was_running: held.ran,
@@ -105,7 +105,7 @@ impl OwnQemu {
             }
             return Err(self.ended_unchecked(&fault));
         }
-        let intact = self.guest.qemu.still_stands(Guest::deadline());
+        let intact = self.guest.qemu.is_still_stopped(Guest::deadline());
         if let Err(error) = &intact {
             tracing::debug!(error = chain(error), "the source's QEMU does not answer what its guest does");
         }

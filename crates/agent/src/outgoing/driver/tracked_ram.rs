@@ -226,7 +226,7 @@ impl drain::Pausable for Pausable<'_> {
 
     fn stayed_paused(&mut self) -> Result<bool, Fault> {
         let step = self.step();
-        self.guest.qemu.has_stood(Guest::deadline()).map_err(|error| qemu_fault(step, &error))
+        self.guest.qemu.has_stayed_paused(Guest::deadline()).map_err(|error| qemu_fault(step, &error))
     }
 }
 

@@ -12,7 +12,7 @@ use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 
-/// Something of a link is gone, so that all of it is opened again.
+/// Something of a link is lost, so that all of it is opened again.
 #[derive(Clone, Debug)]
 pub(super) struct LinkLoss {
     /// The control connection that is lost; `None` if it is something else.
@@ -91,7 +91,7 @@ impl Losses {
         self.notify(&LinkSignal::Lost(loss), of);
     }
 
-    /// The link as a whole is of no more use.
+    /// The link as a whole cannot be used any more.
     pub(super) fn link_lost(&self, link: LinkId, reason: String) {
         self.lose(LinkLoss::of_link(reason), |entry| entry.link.id == link);
     }

@@ -69,7 +69,7 @@ impl Opener {
         }
     }
 
-    /// The link itself is gone: nothing of it is RDMA's fault.
+    /// The link itself is lost: RDMA is not the cause.
     pub fn unreachable(&mut self) {
         self.trust.was_not_rdma();
         self.patience = Patience::default();

@@ -1,7 +1,7 @@
 //! How long the next try to open a link's channels may take.
 //!
 //! A host without CPU to spare answers the small packets of a new link at once, and needs seconds for queue pairs and a
-//! probe. Whoever starts a migration waits for the first try of each link, so that one is short. Nothing waits for the
+//! probe. The start of a migration waits for the first try of each link, so that one is short. Nothing waits for the
 //! later ones: each may take twice as long as the one before.
 
 use std::time::Duration;

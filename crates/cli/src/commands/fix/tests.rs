@@ -194,8 +194,8 @@ async fn where_the_first_port_came_too_late_the_rest_is_put_back() {
         |line: &str| (line == "confirm l0 of beta.example").then(|| ErrorBody::new("too_late", "late"));
     let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: late });
     let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
-    let said = "none of it stays: l0 of beta.example: late; l1 of beta.example is as before";
-    assert_eq!(failure.message(), said);
+    let message = "none of it stays: l0 of beta.example: late; l1 of beta.example is as before";
+    assert_eq!(failure.message(), message);
     let then = ["confirm l0 of beta.example", "put back l1 of beta.example"];
     assert_eq!(agent.asked()[3..], then);
 }
@@ -206,8 +206,8 @@ async fn what_stays_of_half_a_fix_is_named_and_a_lost_answer_is_put_back_too() {
         |line: &str| (line == "confirm l1 of beta.example").then(|| ErrorBody::new("answer_lost", "lost"));
     let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: lost });
     let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
-    let said = "not all of it stays, only l0 of beta.example: l1 of beta.example: lost; l1 of beta.example is as before";
-    assert_eq!(failure.message(), said);
+    let message = "not all of it stays, only l0 of beta.example: l1 of beta.example: lost; l1 of beta.example is as before";
+    assert_eq!(failure.message(), message);
     assert_eq!(agent.asked()[5..], ["put back l1 of beta.example"]);
 }
 
@@ -229,14 +229,14 @@ async fn an_automatic_restore_is_promised_only_where_it_is_possible() {
         failure.message().to_owned()
     };
     let stuck = |line: &str| line.starts_with("put back").then(|| ErrorBody::new("link_failed", "could NOT"));
-    let said = failure_of(stuck).await;
-    assert!(said.contains("could NOT") && !said.contains("by itself"), "{said}");
+    let message = failure_of(stuck).await;
+    assert!(message.contains("could NOT") && !message.contains("by itself"), "{message}");
     let gone = |line: &str| line.starts_with("put back").then(|| ErrorBody::new("no_link", "no way there"));
-    let said = failure_of(gone).await;
-    assert!(said.contains("no way there; its agent puts it back by itself within 60 s"), "{said}");
+    let message = failure_of(gone).await;
+    assert!(message.contains("no way there; its agent puts it back by itself within 60 s"), "{message}");
 }
 
-/// Nobody knows whether it was done: not said is that nothing was.
+/// It is unknown whether it was done: the message must not say that nothing was.
 #[tokio::test]
 async fn a_lost_answer_is_not_reported_as_no_change() {
     let lost = |line: &str| line.starts_with("set").then(|| ErrorBody::new("answer_lost", "lost"));

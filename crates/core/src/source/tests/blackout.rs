@@ -6,9 +6,9 @@ use super::*;
 fn the_stop_is_sent_before_anything_that_follows_from_it() {
     for was_running in [true, false] {
         let mut driver = Driver::at(Switching);
-        let actions = driver.tell(Event::PreSwitchover { was_running, disks: "[7]".into() });
+        let actions = driver.handle(Event::PreSwitchover { was_running, disks: "[7]".into() });
         let wanted = Message::Stopped { was_running, disks: "[7]".into() };
-        assert!(says(&actions, |message| *message == wanted), "{actions:?}");
+        assert!(sends(&actions, |message| *message == wanted), "{actions:?}");
         assert!(actions.contains(&Action::WriteDeviceState), "{actions:?}");
         assert!(!actions.iter().any(|action| matches!(action, Action::Scan { .. })), "{actions:?}");
     }
@@ -19,14 +19,14 @@ fn what_is_found_behind_the_device_state_is_copied_before_ram_is_sealed() {
     for verify in [false, true] {
         let mut driver = Driver::at(WritingDeviceState);
         driver.machine.config.verify = verify;
-        driver.tell(Event::DeviceState(vec![1, 2]));
-        let actions = driver.tell(Event::DeviceStateDone);
-        assert!(says(&actions, |message| *message == Message::DeviceStateEnd { total: 2 }), "{actions:?}");
+        driver.handle(Event::DeviceState(vec![1, 2]));
+        let actions = driver.handle(Event::DeviceStateDone);
+        assert!(sends(&actions, |message| *message == Message::DeviceStateEnd { total: 2 }), "{actions:?}");
         assert!(actions.contains(&Action::Scan { last: true, also: vec![] }), "{actions:?}");
-        let actions = driver.tell(scanned(page(7)));
+        let actions = driver.handle(scanned(page(7)));
         let seals = |actions: &[Action]| {
             let digests = actions.contains(&Action::Digest);
-            let seals = says(actions, |message| matches!(message, Message::RamComplete { .. }));
+            let seals = sends(actions, |message| matches!(message, Message::RamComplete { .. }));
             assert!(!(digests && seals), "{actions:?}");
             if verify { digests } else { seals }
         };
@@ -45,7 +45,7 @@ fn what_is_found_behind_the_device_state_is_copied_before_ram_is_sealed() {
 fn device_state_that_ends_out_of_its_turn_ends_the_migration() {
     for state in [Switching, LastScan, LastCopy, Digesting, Sealing] {
         let mut driver = Driver::at(state);
-        driver.tell(Event::DeviceStateDone);
+        driver.handle(Event::DeviceStateDone);
         assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::Internal), "{state:?}");
     }
 }
@@ -56,16 +56,16 @@ fn a_guest_that_did_not_run_arrives_paused() {
         [(true, GuestState::RunsAtDestination), (false, GuestState::PausedAtDestination)]
     {
         let mut driver = Driver::at(Switching);
-        driver.tell(pre_switchover(was_running));
-        driver.tell(Event::DeviceStateDone);
-        driver.tell(scanned(vec![]));
-        driver.tell(Event::Digested(1));
+        driver.handle(pre_switchover(was_running));
+        driver.handle(Event::DeviceStateDone);
+        driver.handle(scanned(vec![]));
+        driver.handle(Event::Digested(1));
         driver.receive(Message::RamSealed);
         driver.receive(Message::Loaded);
-        driver.tell(Event::Journaled(SourcePhase::CommitSent));
+        driver.handle(Event::Journaled(SourcePhase::CommitSent));
         driver.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 });
-        driver.tell(Event::CleanedUp);
-        let actions = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+        driver.handle(Event::CleanedUp);
+        let actions = driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
         let ending = Ending { fault: None, guest: arrived, unfinished: false };
         assert!(actions.contains(&Action::End(ending)), "{actions:?}");
     }
@@ -76,13 +76,13 @@ fn a_roll_back_that_failed_is_not_written_and_left_to_recovery() {
     for state in BEFORE_COMMIT.into_iter().chain([Committing]) {
         let mut driver = Driver::at(state);
         let mut actions = if state == Committing {
-            driver.tell(Event::Answered(Outcome::Returned))
+            driver.handle(Event::Answered(Outcome::Returned))
         } else {
-            driver.tell(Event::Failed(fault(Code::HypervisorFailed)))
+            driver.handle(Event::Failed(fault(Code::HypervisorFailed)))
         };
         actions.extend(driver.receive(Message::Aborted));
         let guest = GuestState::PausedAtSource;
-        actions.extend(driver.tell(Event::RolledBack { guest, complete: false }));
+        actions.extend(driver.handle(Event::RolledBack { guest, complete: false }));
         assert!(!actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{state:?}: {actions:?}");
         let ends = actions.iter().any(
             |action| matches!(action, Action::End(ending) if ending.unfinished && ending.guest == guest),
@@ -95,9 +95,9 @@ fn a_roll_back_that_failed_is_not_written_and_left_to_recovery() {
 fn a_roll_back_is_written_before_it_ends() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
-        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
         let mut actions = driver.receive(Message::Aborted);
-        actions.extend(driver.tell(rolled_back(true)));
+        actions.extend(driver.handle(rolled_back(true)));
         let written = actions.iter().position(|one| *one == Action::Journal(SourcePhase::RolledBack));
         let ended = actions.iter().position(|one| matches!(one, Action::End(_)));
         assert!(written.is_some() && written < ended, "{state:?}: {actions:?}");
@@ -108,7 +108,7 @@ fn a_roll_back_is_written_before_it_ends() {
 fn a_clean_up_that_never_ends_is_left_to_recovery_and_not_written() {
     let mut driver = Driver::at(CleaningUp);
     driver.now = driver.now + driver.machine.config.step_timeout;
-    let actions = driver.tell(Event::PathAlive(PATH));
+    let actions = driver.handle(Event::PathAlive(PATH));
     assert!(!actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
     let ends = actions.iter().any(|action| matches!(action, Action::End(ending) if ending.unfinished));
     assert!(ends, "{actions:?}");
@@ -118,7 +118,7 @@ fn a_clean_up_that_never_ends_is_left_to_recovery_and_not_written() {
 fn a_guest_that_is_gone_or_unknown_over_there_is_left_paused_for_the_operator() {
     for outcome in [Outcome::Gone, Outcome::Unknown] {
         let mut driver = Driver::at(Committing);
-        let actions = driver.tell(Event::Answered(outcome));
+        let actions = driver.handle(Event::Answered(outcome));
         assert!(!actions.contains(&Action::RollBack) && !actions.contains(&Action::CleanUp), "{actions:?}");
         let left = actions.iter().any(|action| {
             matches!(action, Action::End(ending)
@@ -131,16 +131,16 @@ fn a_guest_that_is_gone_or_unknown_over_there_is_left_paused_for_the_operator() 
 #[test]
 fn what_the_operator_resumes_here_after_commit_sends_a_roll_back_notice() {
     let mut driver = Driver::at(Committing);
-    driver.tell(Event::PathLost(PATH));
+    driver.handle(Event::PathLost(PATH));
     let decided = Action::Journal(SourcePhase::ResumingHere);
-    assert!(driver.tell(Event::Resolve(true)).contains(&decided));
+    assert!(driver.handle(Event::Resolve(true)).contains(&decided));
     // The disk does not take it: nothing is done, and the destination is not asked, for that would be a commit.
-    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    driver.handle(Event::Failed(fault(Code::JournalFailed)));
     driver.now = driver.now + Duration::from_secs(1);
-    let later = driver.tell(Event::Tick);
+    let later = driver.handle(Event::Tick);
     assert!(later.contains(&decided) && !later.contains(&Action::Query), "{later:?}");
-    assert!(driver.tell(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
-    let actions = driver.tell(rolled_back(true));
+    assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
+    let actions = driver.handle(rolled_back(true));
     assert_eq!(withdraws(&actions), Some(true), "a guest may be held over there: {actions:?}");
 }
 
@@ -149,7 +149,7 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
     let gone = || Event::Failed(fault(Code::GuestGone));
     for state in [Sealing, Loading, Journaling] {
         let mut driver = Driver::at(state);
-        let mut actions = driver.tell(gone());
+        let mut actions = driver.handle(gone());
         if state == Sealing {
             actions.extend(driver.receive(Message::RamSealed));
         }
@@ -158,35 +158,35 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
             assert!(actions.contains(&Action::Journal(SourcePhase::CommitSent)), "{state:?}: {actions:?}");
         }
         assert!(!actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
-        let commits = driver.tell(Event::Journaled(SourcePhase::CommitSent));
-        assert!(says(&commits, |message| *message == Message::Commit), "{state:?}");
+        let commits = driver.handle(Event::Journaled(SourcePhase::CommitSent));
+        assert!(sends(&commits, |message| *message == Message::Commit), "{state:?}");
     }
-    // If it stays unknown whether the destination has it, nobody tells it to give it up.
+    // If it stays unknown whether the destination has it, it is not asked to give it up.
     for state in [Sealing, Loading] {
         let mut driver = Driver::at(state);
-        let mut actions = driver.tell(gone());
+        let mut actions = driver.handle(gone());
         driver.now = ms(3_600_000);
-        actions.extend(driver.tell(Event::PathAlive(PATH)));
-        actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
+        actions.extend(driver.handle(Event::PathAlive(PATH)));
+        actions.extend(driver.handle(Event::RolledBack { guest: GuestState::Gone, complete: true }));
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
-        assert!(!says(&actions, |message| matches!(message, Message::Abort(_))), "{state:?}: {actions:?}");
+        assert!(!sends(&actions, |message| matches!(message, Message::Abort(_))), "{state:?}: {actions:?}");
         assert_eq!(withdraws(&actions), None, "{state:?}");
     }
-    // Nor if its disks are found to have changed, or nobody can tell any more: its operator decides there.
+    // Nor if its disks are found to have changed, or that cannot be known any more: its operator decides there.
     for state in [Loading, Journaling] {
         let mut driver = Driver::at(state);
-        let mut actions = driver.tell(gone());
-        actions.extend(driver.tell(Event::Failed(fault(Code::GuestDiffers))));
+        let mut actions = driver.handle(gone());
+        actions.extend(driver.handle(Event::Failed(fault(Code::GuestDiffers))));
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
-        actions.extend(driver.tell(Event::RolledBack { guest: GuestState::Gone, complete: true }));
+        actions.extend(driver.handle(Event::RolledBack { guest: GuestState::Gone, complete: true }));
         driver.now = ms(3_600_000);
-        actions.extend(driver.tell(Event::PathAlive(PATH)));
+        actions.extend(driver.handle(Event::PathAlive(PATH)));
         assert!(
-            !says(&actions, |message| matches!(message, Message::Abort(_) | Message::Commit)),
+            !sends(&actions, |message| matches!(message, Message::Abort(_) | Message::Commit)),
             "{actions:?}"
         );
         assert_eq!(withdraws(&actions), None, "{state:?}");
     }
     let mut driver = Driver::at(WritingDeviceState);
-    assert!(driver.tell(gone()).contains(&Action::RollBack), "the destination cannot have it");
+    assert!(driver.handle(gone()).contains(&Action::RollBack), "the destination cannot have it");
 }

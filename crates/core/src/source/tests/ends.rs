@@ -6,14 +6,14 @@ use super::*;
 fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
     for state in all() {
         let mut driver = Driver::at(state);
-        let actions = driver.tell(Event::Forgotten);
+        let actions = driver.handle(Event::Forgotten);
         let heeded = BEFORE_COMMIT.contains(&state);
         assert_eq!(actions.contains(&Action::RollBack), heeded, "{state:?}: {actions:?}");
         if heeded {
             let fault = driver.fault().expect("rolls back");
             assert_eq!((fault.code, fault.side), (Code::AgentRestarted, Side::Destination), "{state:?}");
-            driver.tell(Event::PathLost(PATH));
-            let ends = driver.tell(rolled_back(true));
+            driver.handle(Event::PathLost(PATH));
+            let ends = driver.handle(rolled_back(true));
             // Its journal knows of a guest that may be complete there, and its new agent keeps it.
             let held = (state >= Sealing).then_some(true);
             assert_eq!(withdraws(&ends), held, "{state:?}");
@@ -24,19 +24,19 @@ fn a_destination_that_has_forgotten_the_session_rolls_it_back_before_commit() {
 #[test]
 fn only_a_roll_back_that_no_abort_could_report_sends_a_notice() {
     for state in BEFORE_COMMIT {
-        for told in [false, true] {
+        for is_notice_due in [false, true] {
             let mut driver = Driver::at(state);
-            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-            if told {
+            driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
+            if is_notice_due {
                 driver.receive(Message::Aborted);
             } else {
-                driver.tell(Event::PathLost(PATH));
+                driver.handle(Event::PathLost(PATH));
             }
-            let actions = driver.tell(rolled_back(true));
+            let actions = driver.handle(rolled_back(true));
             assert!(actions.iter().any(|action| matches!(action, Action::End(_))), "{state:?}: {actions:?}");
             // Once RAM is sealed the guest may become complete over there.
             let held = state >= Sealing;
-            assert_eq!(withdraws(&actions), (!told).then_some(held), "{state:?}: {actions:?}");
+            assert_eq!(withdraws(&actions), (!is_notice_due).then_some(held), "{state:?}: {actions:?}");
         }
     }
 }
@@ -46,57 +46,57 @@ fn only_a_roll_back_that_no_abort_could_report_sends_a_notice() {
 fn the_roll_back_notice_is_due_until_the_destination_has_answered() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
-        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-        let actions = driver.tell(rolled_back(true));
+        driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
+        let actions = driver.handle(rolled_back(true));
         let at = |wanted: Action| actions.iter().position(|action| *action == wanted);
         let record = at(Action::Journal(SourcePhase::RolledBack)).expect("it is written");
         let due = at(Action::NoticeDue(true));
         assert_eq!(due.map(|at| at + 1 == record), (state >= Sealing).then_some(true), "{state:?}");
-        let told = driver.receive(Message::Aborted).contains(&Action::NoticeDue(false));
-        assert_eq!(told, state >= Sealing, "{state:?}");
+        let is_notice_due = driver.receive(Message::Aborted).contains(&Action::NoticeDue(false));
+        assert_eq!(is_notice_due, state >= Sealing, "{state:?}");
         // One that answered first, and one that may have the only copy, need no word.
         for (answered, guest) in [(true, rolled_back(true)), (false, rolled_back(false))] {
             let mut driver = Driver::at(state);
-            driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+            driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
             if answered {
                 driver.receive(Message::Aborted);
             }
-            assert!(!driver.tell(guest).contains(&Action::NoticeDue(true)), "{state:?}");
+            assert!(!driver.handle(guest).contains(&Action::NoticeDue(true)), "{state:?}");
         }
     }
 }
 
-/// Nobody answers the abort any more.
+/// The abort gets no answer any more.
 #[test]
 fn a_destination_that_forgets_the_session_during_the_roll_back_is_notified_on_a_connection_of_its_own() {
     for state in BEFORE_COMMIT {
         let mut driver = Driver::at(state);
-        driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
-        let mut actions = driver.tell(Event::Forgotten);
-        actions.extend(driver.tell(Event::PathLost(PATH)));
-        actions.extend(driver.tell(rolled_back(true)));
+        driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
+        let mut actions = driver.handle(Event::Forgotten);
+        actions.extend(driver.handle(Event::PathLost(PATH)));
+        actions.extend(driver.handle(rolled_back(true)));
         assert_eq!(withdraws(&actions), (state >= Sealing).then_some(true), "{state:?}: {actions:?}");
     }
 }
 
 /// Everything that may go wrong at once, and an hour without an answer.
 fn torment(driver: &mut Driver) -> Vec<Action> {
-    let mut actions = driver.tell(Event::Cancel);
-    actions.extend(driver.tell(Event::Forgotten));
-    actions.extend(driver.tell(Event::Failed(fault(Code::HypervisorFailed))));
+    let mut actions = driver.handle(Event::Cancel);
+    actions.extend(driver.handle(Event::Forgotten));
+    actions.extend(driver.handle(Event::Failed(fault(Code::HypervisorFailed))));
     for (message, _) in messages() {
         if !matches!(message, Message::TakenOver { .. }) {
             actions.extend(driver.receive(message));
         }
     }
-    actions.extend(driver.tell(Event::Answered(Outcome::Pending)));
+    actions.extend(driver.handle(Event::Answered(Outcome::Pending)));
     driver.machine.channel_lost(driver.now, CHANNEL);
-    actions.extend(driver.tell(Event::PathLost(PATH)));
+    actions.extend(driver.handle(Event::PathLost(PATH)));
     for _ in 0..3600 {
         driver.now = driver.now + Duration::from_secs(1);
-        let ticked = driver.tell(Event::Tick);
+        let ticked = driver.handle(Event::Tick);
         if ticked.contains(&Action::Query) {
-            driver.tell(Event::Unanswered);
+            driver.handle(Event::Unanswered);
         }
         actions.extend(ticked);
     }
@@ -116,21 +116,21 @@ fn after_commit_it_never_resumes_by_itself() {
 #[test]
 fn after_commit_only_the_destination_or_the_operator_decides() {
     let back: [fn(&mut Driver) -> Vec<Action>; 4] = [
-        |d| d.tell(Event::Answered(Outcome::Aborted)),
-        |d| d.tell(Event::Answered(Outcome::Returned)),
+        |d| d.handle(Event::Answered(Outcome::Aborted)),
+        |d| d.handle(Event::Answered(Outcome::Returned)),
         |d| d.receive(Message::Abort(fault(Code::Cancelled))),
         |d| {
-            d.tell(Event::Resolve(true));
-            d.tell(Event::Journaled(SourcePhase::ResumingHere))
+            d.handle(Event::Resolve(true));
+            d.handle(Event::Journaled(SourcePhase::ResumingHere))
         },
     ];
     for word in back {
         assert!(word(&mut Driver::at(Committing)).contains(&Action::RollBack));
     }
     let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
-        |d| d.tell(Event::Answered(Outcome::Committed)),
+        |d| d.handle(Event::Answered(Outcome::Committed)),
         |d| d.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 }),
-        |d| d.tell(Event::Resolve(false)),
+        |d| d.handle(Event::Resolve(false)),
     ];
     for word in away {
         assert!(word(&mut Driver::at(Committing)).contains(&Action::CleanUp));
@@ -145,9 +145,9 @@ fn a_destination_with_a_complete_guest_gets_no_notice_if_the_source_lost_its_own
         [Sealing, Loading, Journaling].into_iter().flat_map(|state| [(state, lost), (state, not_yet)])
     {
         let mut driver = Driver::at(state);
-        driver.tell(Event::Failed(fault(Code::JournalFailed)));
-        let actions = driver.tell(Event::RolledBack { guest, complete });
-        assert!(!says(&actions, is_abort), "{state:?}, {guest:?}: {actions:?}");
+        driver.handle(Event::Failed(fault(Code::JournalFailed)));
+        let actions = driver.handle(Event::RolledBack { guest, complete });
+        assert!(!sends(&actions, is_abort), "{state:?}, {guest:?}: {actions:?}");
         assert!(withdraws(&actions).is_none(), "{state:?}, {guest:?}: {actions:?}");
         assert!(driver.machine.is_ended(), "{state:?}, {guest:?}: {actions:?}");
     }
@@ -156,11 +156,11 @@ fn a_destination_with_a_complete_guest_gets_no_notice_if_the_source_lost_its_own
 #[test]
 fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
     let mut driver = Driver::at(Journaling);
-    driver.tell(Event::Failed(fault(Code::JournalFailed)));
+    driver.handle(Event::Failed(fault(Code::JournalFailed)));
     let actions = driver.receive(Message::Abort(fault(Code::Cancelled)));
-    assert!(says(&actions, |message| *message == Message::Aborted), "{actions:?}");
-    let actions = driver.tell(rolled_back(true));
-    assert!(!says(&actions, is_abort), "{actions:?}");
+    assert!(sends(&actions, |message| *message == Message::Aborted), "{actions:?}");
+    let actions = driver.handle(rolled_back(true));
+    assert!(!sends(&actions, is_abort), "{actions:?}");
     assert_eq!(driver.fault(), None, "it has ended");
     assert!(actions.iter().any(|action| matches!(action, Action::End(ending)
         if ending.fault.as_ref().is_some_and(|fault| fault.code == Code::JournalFailed))));
@@ -171,28 +171,28 @@ fn a_destination_that_gives_up_by_itself_meanwhile_is_answered() {
 fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit() {
     let in_doubt = || {
         let mut driver = Driver::at(Committing);
-        driver.tell(Event::PathLost(PATH));
+        driver.handle(Event::PathLost(PATH));
         driver.now = driver.now + Duration::from_secs(1);
-        assert!(driver.tell(Event::Tick).contains(&Action::Query));
-        assert!(!driver.tell(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::ResumingHere)));
+        assert!(driver.handle(Event::Tick).contains(&Action::Query));
+        assert!(!driver.handle(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::ResumingHere)));
         driver
     };
     let mut driver = in_doubt();
-    assert!(driver.tell(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
+    assert!(driver.handle(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp), "it knows better");
     let mut driver = in_doubt();
-    let actions = driver.tell(Event::Answered(Outcome::Pending));
+    let actions = driver.handle(Event::Answered(Outcome::Pending));
     assert!(
         !actions.contains(&Action::Journal(SourcePhase::ResumingHere)),
         "it has committed now: {actions:?}"
     );
     let mut driver = in_doubt();
-    let actions = driver.tell(Event::Unanswered);
+    let actions = driver.handle(Event::Unanswered);
     assert!(actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
-    let actions = driver.tell(Event::PathUp(PATH));
-    assert!(!says(&actions, |message| *message == Message::Commit), "{actions:?}");
-    driver.tell(Event::Journaled(SourcePhase::ResumingHere));
-    let actions = driver.tell(rolled_back(true));
-    assert!(says(&actions, is_abort), "{actions:?}");
+    let actions = driver.handle(Event::PathUp(PATH));
+    assert!(!sends(&actions, |message| *message == Message::Commit), "{actions:?}");
+    driver.handle(Event::Journaled(SourcePhase::ResumingHere));
+    let actions = driver.handle(rolled_back(true));
+    assert!(sends(&actions, is_abort), "{actions:?}");
 }
 
 #[test]
@@ -200,9 +200,9 @@ fn commit_is_sent_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
     let before = driver.receive(Message::Loaded);
     assert!(before.contains(&Action::Journal(SourcePhase::CommitSent)));
-    assert!(!says(&before, |message| *message == Message::Commit), "{before:?}");
-    let after = driver.tell(Event::Journaled(SourcePhase::CommitSent));
-    assert!(says(&after, |message| *message == Message::Commit), "{after:?}");
+    assert!(!sends(&before, |message| *message == Message::Commit), "{before:?}");
+    let after = driver.handle(Event::Journaled(SourcePhase::CommitSent));
+    assert!(sends(&after, |message| *message == Message::Commit), "{after:?}");
 }
 
 #[test]
@@ -223,9 +223,9 @@ fn a_clean_up_that_fails_is_tried_again_and_in_the_end_reported() {
     let mut driver = Driver::at(CleaningUp);
     let mut tries = 0;
     for _ in 0..200 {
-        let mut actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+        let mut actions = driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
         driver.now = driver.now + Duration::from_secs(1);
-        actions.extend(driver.tell(Event::Tick));
+        actions.extend(driver.handle(Event::Tick));
         tries += actions.iter().filter(|action| **action == Action::CleanUp).count();
         let end = actions
             .into_iter()

@@ -1,4 +1,4 @@
-//! Somebody else decides which hypervisor runs the guest.
+//! libvirt decides which hypervisor runs the guest.
 
 use super::super::blackout::DECIDES_WITHIN;
 use super::*;
@@ -24,11 +24,11 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
     assert_eq!(actions.first(), Some(&Action::ReleaseStream));
     assert!(!actions.contains(&Action::WriteDeviceState), "{actions:?}");
     assert_eq!(driver.machine.step(), Step::Commit);
-    assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
-    let actions = driver.tell(Event::CleanedUp);
+    assert_eq!(driver.handle(Event::GuestLeft).first(), Some(&Action::CleanUp));
+    let actions = driver.handle(Event::CleanedUp);
     assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
-    assert!(says(&actions, |message| *message == Message::Finished), "{actions:?}");
-    let ends = driver.tell(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+    assert!(sends(&actions, |message| *message == Message::Finished), "{actions:?}");
+    let ends = driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
     let ending = Ending { fault: None, guest: GuestState::RunsAtDestination, unfinished: false };
     assert!(ends.contains(&Action::End(ending)), "{ends:?}");
 }
@@ -37,32 +37,32 @@ fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed()
 fn only_libvirts_decision_or_that_it_has_none_ends_a_released_stream() {
     let mut driver = handover(Loading);
     let others: [fn(&mut Driver) -> Vec<Action>; 4] = [
-        |driver| driver.tell(Event::Cancel),
+        |driver| driver.handle(Event::Cancel),
         |driver| driver.receive(Message::Abort(fault(Code::Cancelled))),
-        |driver| driver.tell(Event::Forgotten),
+        |driver| driver.handle(Event::Forgotten),
         |driver| {
-            driver.tell(Event::PathLost(PATH));
+            driver.handle(Event::PathLost(PATH));
             driver.now = driver.now + 2 * driver.machine.config.link_timeout;
-            driver.tell(Event::Tick)
+            driver.handle(Event::Tick)
         },
     ];
     for (n, other) in others.into_iter().enumerate() {
         assert!(!other(&mut driver).contains(&Action::RollBack), "{n}: libvirt decides");
     }
-    driver.tell(Event::PathUp(PATH + 1));
-    assert_eq!(driver.tell(Event::GuestLeft).first(), Some(&Action::CleanUp));
+    driver.handle(Event::PathUp(PATH + 1));
+    assert_eq!(driver.handle(Event::GuestLeft).first(), Some(&Action::CleanUp));
 
     let mut driver = handover(Loading);
-    let actions = driver.tell(Event::Failed(fault(Code::HypervisorFailed)));
+    let actions = driver.handle(Event::Failed(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
-    assert!(says(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
-    let actions = driver.tell(rolled_back(true));
+    assert!(sends(&actions, |message| matches!(message, Message::Abort(_))), "{actions:?}");
+    let actions = driver.handle(rolled_back(true));
     assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{actions:?}");
 
     // It is not waited for without end.
     let mut driver = handover(Loading);
     driver.now = driver.now + DECIDES_WITHIN;
-    driver.tell(Event::PathAlive(PATH));
+    driver.handle(Event::PathAlive(PATH));
     let State::RollingBack(roll_back) = &driver.machine.state else { panic!("{:?}", driver.machine.state) };
     assert_eq!(roll_back.fault().code, Code::TimedOut);
 }
@@ -71,7 +71,7 @@ fn only_libvirts_decision_or_that_it_has_none_ends_a_released_stream() {
 fn that_the_guest_has_left_is_no_news_before_it_was_let_go() {
     for state in [Copying, Sealing] {
         let mut driver = handover(state);
-        let actions = driver.tell(Event::GuestLeft);
+        let actions = driver.handle(Event::GuestLeft);
         assert!(actions.contains(&Action::RollBack), "{state:?}: {actions:?}");
     }
 }

@@ -19,7 +19,7 @@ fn ram_is_not_sealed_while_a_lost_channel_is_not_fenced() {
     let mut driver = Driver::at(LastCopy);
     let Next::Work(work) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
     driver.machine.channel_lost(driver.now, CHANNEL);
-    driver.tell(Event::ChannelUp { channel: 1, link: 0 });
+    driver.handle(Event::ChannelUp { channel: 1, link: 0 });
     assert_eq!(driver.machine.next_work(driver.now, 1), Next::Wait, "it is in flight on the lost channel");
     driver.receive(Message::Fenced { channel: CHANNEL, applied: 0, damaged: vec![] });
     let Next::Work(again) = driver.machine.next_work(driver.now, 1) else { panic!("not sent again") };
@@ -38,7 +38,7 @@ fn what_arrived_damaged_in_a_round_goes_into_the_next() {
     let mut driver = Driver::at(Copying);
     let damaged = refuse(&mut driver);
     driver.actions();
-    driver.tell(scanned(vec![]));
+    driver.handle(scanned(vec![]));
     let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, damaged);
 }
@@ -46,11 +46,11 @@ fn what_arrived_damaged_in_a_round_goes_into_the_next() {
 #[test]
 fn what_arrived_damaged_in_the_last_round_goes_into_the_last_copy() {
     let mut driver = Driver::at(Scanning);
-    driver.tell(scanned(page(2)));
+    driver.handle(scanned(page(2)));
     let damaged = refuse(&mut driver);
-    driver.tell(pre_switchover(true));
-    driver.tell(Event::DeviceStateDone);
-    driver.tell(scanned(vec![]));
+    driver.handle(pre_switchover(true));
+    driver.handle(Event::DeviceStateDone);
+    driver.handle(scanned(vec![]));
     let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not sent again") };
     assert_eq!(again.runs, damaged);
 }
@@ -58,17 +58,17 @@ fn what_arrived_damaged_in_the_last_round_goes_into_the_last_copy() {
 #[test]
 fn the_last_copy_waits_until_nothing_is_in_flight() {
     let mut driver = Driver::at(Scanning);
-    driver.tell(scanned(page(2)));
+    driver.handle(scanned(page(2)));
     let Next::Work(last_round) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("no work") };
-    driver.tell(pre_switchover(true));
-    driver.tell(Event::DeviceStateDone);
-    driver.tell(scanned(page(2)));
+    driver.handle(pre_switchover(true));
+    driver.handle(Event::DeviceStateDone);
+    driver.handle(scanned(page(2)));
     assert_eq!(driver.machine.next_work(driver.now, CHANNEL), Next::Wait, "the page is in flight");
     driver.machine.acknowledged(driver.now, CHANNEL, last_round.sequence, &[]);
     assert!(matches!(driver.machine.next_work(driver.now, CHANNEL), Next::Work(_)));
 }
 
-/// A driver that polls only when it is told to must be told: otherwise the blackout waits for the next tick.
+/// A driver that polls only on request must get one: otherwise the blackout waits for the next tick.
 #[test]
 fn what_a_channel_sets_off_wants_attention() {
     let mut source = Source::new(Config::new("guest", String::new(), Mode::Direct { regions: regions() }));
@@ -84,9 +84,9 @@ fn what_a_channel_sets_off_wants_attention() {
 /// A source that copies while the incoming QEMU still starts.
 fn copying_early() -> Driver {
     let mut driver = Driver::at(Preparing);
-    driver.tell(Event::Attached);
-    driver.tell(Event::ChannelUp { channel: CHANNEL, link: 0 });
-    driver.tell(Event::Protected { populated: page(0), paused: Duration::ZERO });
+    driver.handle(Event::Attached);
+    driver.handle(Event::ChannelUp { channel: CHANNEL, link: 0 });
+    driver.handle(Event::Protected { populated: page(0), paused: Duration::ZERO });
     driver
 }
 
@@ -113,7 +113,7 @@ fn what_was_touched_while_the_waiting_guest_started_is_copied_again() {
     let scan = driver.receive(prepared(touched.clone()));
     // What of them is given back meanwhile is a hole that only the last scan finds, if it knows of them.
     assert!(scan.contains(&Action::Scan { last: false, also: touched }), "{scan:?}");
-    driver.tell(scanned(page(3)));
+    driver.handle(scanned(page(3)));
     let Next::Work(again) = driver.machine.next_work(driver.now, CHANNEL) else { panic!("not copied again") };
     let offsets: Vec<u64> = again.runs.iter().map(|run| run.offset / PAGE).collect();
     assert_eq!(offsets, [0, 3, 7]);
@@ -132,7 +132,7 @@ fn touched_memory_that_the_guest_does_not_have_is_refused() {
 fn an_incoming_qemu_that_is_never_ready_ends_the_migration() {
     let mut driver = copying_early();
     driver.now = driver.now + driver.machine.config.step_timeout;
-    driver.tell(Event::PathAlive(PATH));
+    driver.handle(Event::PathAlive(PATH));
     let fault = driver.fault().map(|fault| (fault.code, fault.step, fault.side));
     assert_eq!(fault, Some((Code::TimedOut, Step::Prepare, Side::Destination)));
 }
@@ -149,16 +149,16 @@ fn a_second_message_that_the_incoming_qemu_is_ready_is_refused() {
 fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() {
     let mut driver = Driver::at(Switching);
     while !driver.machine.pauses_stream() {
-        driver.tell(Event::DeviceState(vec![1]));
+        driver.handle(Event::DeviceState(vec![1]));
         assert!(driver.machine.control.unacknowledged() < 100, "it is never held back");
     }
     let through = driver.machine.control.unacknowledged() as u64 + driver.sequence;
-    driver.tell(Event::ControlAcknowledged { path: PATH, through: through + 100 });
+    driver.handle(Event::ControlAcknowledged { path: PATH, through: through + 100 });
     assert!(!driver.machine.pauses_stream(), "the destination has it");
     for _ in 0..100 {
-        driver.tell(Event::DeviceState(vec![1]));
+        driver.handle(Event::DeviceState(vec![1]));
     }
     assert!(driver.machine.pauses_stream());
-    driver.tell(pre_switchover(true));
+    driver.handle(pre_switchover(true));
     assert!(!driver.machine.pauses_stream(), "the guest is stopped: QEMU must not wait");
 }

@@ -16,7 +16,7 @@ const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 /// Requests follow each other after this.
 const GAP: Duration = Duration::from_millis(70);
-/// As long as nobody may answer: another owner of an address answers within it.
+/// Time to wait for replies: another owner of an address answers within it.
 const LISTEN: Duration = Duration::from_millis(280);
 /// A gateway that is busy is given more time.
 const PATIENCE: Duration = Duration::from_millis(450);
@@ -73,7 +73,7 @@ pub fn ask(questions: &[Questions]) -> Vec<Answers> {
 }
 
 /// Writes the replies into the inventory.
-pub fn tell(answers: &[Answers], inventory: &mut Inventory) {
+pub fn record(answers: &[Answers], inventory: &mut Inventory) {
     let ours: Vec<Mac> = inventory.ports.iter().filter_map(|port| mac(port.mac.as_deref()?)).collect();
     for Answers { port, replies, .. } in answers.iter().filter(|one| one.asked) {
         for gateway in inventory.gateways.iter_mut().filter(|one| one.port == *port) {
@@ -148,9 +148,9 @@ fn ask_port(questions: &Questions) -> Option<Answers> {
 fn receive(socket: &Socket, questions: &Questions, answers: &mut Answers) -> Option<()> {
     let mut frame = [0; 128];
     let bytes = std::io::Read::read(&mut &*socket, &mut frame).ok()?;
-    let said = reply(frame.get(..bytes).unwrap_or_default());
+    let answer = reply(frame.get(..bytes).unwrap_or_default());
     let wanted = |ip: &Ipv4Addr| questions.own.contains(ip) || questions.gateways.contains(ip);
-    if let Some((ip, mac)) = said.filter(|(ip, mac)| wanted(ip) && *mac != questions.mac) {
+    if let Some((ip, mac)) = answer.filter(|(ip, mac)| wanted(ip) && *mac != questions.mac) {
         answers.replies.insert(ip, mac);
     }
     Some(())
@@ -242,12 +242,12 @@ mod tests {
             of("ens1f0", &[([10, 1, 0, 1], stranger)]),
             of("ens1f1", &[([10, 1, 1, 1], other_port)]),
         ];
-        tell(&answers, &mut host);
+        record(&answers, &mut host);
         assert_eq!(host.gateways[0].answers, Some(true));
         let taken: Vec<&str> =
             host.ports.iter().flat_map(|port| &port.taken).map(|one| one.mac.as_str()).collect();
         assert_eq!(taken, ["02:de:ad:00:00:01"]);
-        tell(&[of("eno1", &[])], &mut host);
+        record(&[of("eno1", &[])], &mut host);
         assert_eq!(host.gateways[0].answers, Some(false));
     }
 }

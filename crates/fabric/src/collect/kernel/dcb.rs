@@ -2,7 +2,7 @@
 //! those of `linux/dcbnl.h`.
 //!
 //! The kernel answers a request with a status of one byte, beside the acknowledgement of netlink. It passes over in
-//! silence what a driver does not have: whoever sets something reads it back.
+//! silence what a driver does not have: the caller reads back what it sets.
 
 use std::io;
 
@@ -141,7 +141,7 @@ pub enum DcbError {
     )]
     Mode,
     /// The kernel's answer has no status.
-    #[error("the kernel did not say whether it was done")]
+    #[error("the kernel did not confirm whether it was done")]
     Silent,
 }
 
@@ -156,7 +156,7 @@ impl DcbError {
     }
 }
 
-/// What sets DCB of one port. The kernel does, by [`Setter`]; tests write down what they were told.
+/// What sets DCB of one port. The kernel does, by [`Setter`]; tests record the calls.
 pub trait SetDcb {
     /// All of it as it is now; `None` if that cannot be read.
     fn now(&mut self) -> Option<Dcb>;

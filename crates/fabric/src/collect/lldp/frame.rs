@@ -28,16 +28,16 @@ pub fn read(frame: &[u8]) -> Option<Advertisement> {
     if header.get(12..)? != LLDP {
         return None;
     }
-    let mut said = Advertisement::default();
+    let mut advertisement = Advertisement::default();
     while let Some((kind, value, behind)) = part(rest) {
         if kind == 0 {
             break;
         }
-        apply(kind, value, &mut said);
+        apply(kind, value, &mut advertisement);
         rest = behind;
     }
-    let named = said.neighbour.chassis.is_some() && said.neighbour.port.is_some();
-    named.then_some(said)
+    let named = advertisement.neighbour.chassis.is_some() && advertisement.neighbour.port.is_some();
+    named.then_some(advertisement)
 }
 
 /// The first part: its type (7 bits), its value (length 9 bits), what follows.
@@ -48,12 +48,12 @@ fn part(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some(((head >> 9) as u8, value, bytes.get(2 + length..)?))
 }
 
-fn apply(kind: u8, value: &[u8], said: &mut Advertisement) {
-    let neighbour = &mut said.neighbour;
+fn apply(kind: u8, value: &[u8], advertisement: &mut Advertisement) {
+    let neighbour = &mut advertisement.neighbour;
     match kind {
         1 => neighbour.chassis = id(value, 4),
         2 => neighbour.port = id(value, 3),
-        3 => said.holds_s = value.first_chunk().map_or(0, |two| u16::from_be_bytes(*two)),
+        3 => advertisement.holds_s = value.first_chunk().map_or(0, |two| u16::from_be_bytes(*two)),
         4 => neighbour.port_description = text(value),
         5 => neighbour.system = text(value),
         6 => neighbour.system_description = text(value),
@@ -222,9 +222,9 @@ pub(crate) mod tests {
 
     #[test]
     fn every_field_of_a_switch_is_read() {
-        let said = read(&switch_frame("leaf1", 1518, 120)).unwrap();
-        let neighbour = said.neighbour;
-        assert_eq!(said.holds_s, 120);
+        let advertisement = read(&switch_frame("leaf1", 1518, 120)).unwrap();
+        let neighbour = advertisement.neighbour;
+        assert_eq!(advertisement.holds_s, 120);
         assert_eq!(neighbour.chassis.as_deref(), Some("02:ff:00:00:00:07"));
         assert_eq!(neighbour.port.as_deref(), Some("Ethernet1/7"));
         assert_eq!(neighbour.system.as_deref(), Some("leaf1"));

@@ -25,11 +25,11 @@ use crate::collect::root::Root;
 use crate::model::{Neighbour, Port, PortKind};
 
 const LLDP: u16 = 0x88cc;
-/// The address that the nearest bridge listens at; ports pass its frames up only if they are told to.
+/// The address that the nearest bridge listens at; ports pass its frames up only if they are set to.
 const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0x00, 0x00, 0x0e];
 /// How long the listener takes to notice that it shall end.
 const TURN: Duration = Duration::from_millis(200);
-/// A frame that somebody floods us with must not fill the memory.
+/// A flood of frames must not fill the memory.
 const NEIGHBOURS_MAX: usize = 4096;
 
 /// LLDP frames cannot be received.
@@ -37,9 +37,9 @@ const NEIGHBOURS_MAX: usize = 4096;
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ListenError {
     /// No packet socket: needs CAP_NET_RAW.
-    #[error("no packet socket for LLDP: {0}; what switches say stays unknown")]
+    #[error("no packet socket for LLDP: {0}; what switches send stays unknown")]
     Socket(#[source] io::Error),
-    #[error("no thread for LLDP: {0}; what switches say stays unknown")]
+    #[error("no thread for LLDP: {0}; what switches send stays unknown")]
     Thread(#[source] io::Error),
 }
 
@@ -121,20 +121,20 @@ fn receive(socket: &Socket, table: &Table) {
             }
         }
         Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
-        // A port that went away is told once; a lasting error must not spin.
+        // A port that was removed is reported once; a lasting error must not spin.
         Err(_) => std::thread::sleep(TURN),
     }
 }
 
 fn received(port: u32, frame: &[u8], table: &mut BTreeMap<Key, ReceivedNeighbour>) {
-    let Some(said) = frame::read(frame) else { return };
-    let neighbour = said.neighbour;
+    let Some(advertisement) = frame::read(frame) else { return };
+    let neighbour = advertisement.neighbour;
     let key =
         (port, neighbour.chassis.clone().unwrap_or_default(), neighbour.port.clone().unwrap_or_default());
-    if said.holds_s == 0 {
+    if advertisement.holds_s == 0 {
         table.remove(&key);
     } else if table.len() < NEIGHBOURS_MAX || table.contains_key(&key) {
-        let until = Instant::now() + Duration::from_secs(said.holds_s.into());
+        let until = Instant::now() + Duration::from_secs(advertisement.holds_s.into());
         table.insert(key, ReceivedNeighbour { neighbour, until });
     }
 }
@@ -195,7 +195,7 @@ fn networkd_frames(mut bytes: &[u8]) -> Vec<Neighbour> {
     while let Some((length, rest)) = bytes.split_first_chunk::<8>() {
         let Ok(length) = usize::try_from(u64::from_le_bytes(*length)) else { break };
         let Some((frame, behind)) = rest.split_at_checked(length) else { break };
-        neighbours.extend(frame::read(frame).map(|said| said.neighbour));
+        neighbours.extend(frame::read(frame).map(|advertisement| advertisement.neighbour));
         bytes = behind;
     }
     neighbours

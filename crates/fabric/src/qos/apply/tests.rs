@@ -185,7 +185,7 @@ fn a_port_without_dcb_is_refused_with_a_sentence() {
     let error = apply("lo", &settings, &Root::default()).unwrap_err();
     assert!(matches!(&error, QosError::NoDcb { port } if port == "lo"), "{error}");
     assert!(error.to_string().contains("lo has no DCB"), "{error}");
-    // Whoever puts back has set something: the sentence that nothing was set would be false.
+    // What puts back has set something: the sentence that nothing was set would be false.
     let undo = DcbSettings { remove: vec![dscp(3)], ..settings };
     let errors = put_back("lo", &undo, &Root::default());
     assert!(matches!(&errors[..], [QosError::Setting { .. }, QosError::Setting { .. }]), "{errors:?}");
@@ -211,7 +211,7 @@ fn what_rdma_connections_get() {
     let text = |file: &str| root.text(format!("{folder}/{file}"));
     assert_eq!(text("default_roce_mode").as_deref(), Some("RoCE v2"));
     assert_eq!(text("default_roce_tos").as_deref(), Some("104"));
-    // A device that is gone keeps nothing of the other back, and is not made.
+    // A device that was removed keeps nothing of the other back, and is not made.
     let undo = all(&[value("mlx5_9", "IB/RoCE v1", 0), value("mlx5_0", "IB/RoCE v1", 0)]);
     let errors = undo_with(&mut kernel, PORT, &undo, &root);
     assert_eq!(errors.len(), 2, "{errors:?}");

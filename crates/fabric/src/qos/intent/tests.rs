@@ -13,7 +13,7 @@ pub(crate) const HEALTHY: &str = r#"
     dscp = 26
 "#;
 
-/// The same, told by its protocol or by the VLAN tag.
+/// The same, classified by its protocol or by the VLAN tag.
 pub(crate) const UNMARKED: &str = r#"
     ports = ["ens1f0", "ens1f1"]
     roce = "v2"
@@ -61,7 +61,7 @@ fn each_fault_has_its_sentence() {
     for (from, to, words) in [
         ("share = 30", "share = 60", "110 percent together"),
         ("share = 30", "share = 50", "100 percent together"),
-        ("share = 20", "share = 30", "[other] says 30 percent, but migration and storage leave 20"),
+        ("share = 20", "share = 30", "[other] has 30 percent, but migration and storage leave 20"),
         ("share = 50", "share = 0", "share 0 of [migration]: a share is 1 to 99"),
         ("share = 50", "share = 100", "share 100 of [migration]"),
         ("priority = 3", "priority = 9", "priority 9 of [migration]: priorities are 1 to 7"),
@@ -70,7 +70,7 @@ fn each_fault_has_its_sentence() {
         ("priority = 4", "priority = 3", "both have priority 3"),
         ("dscp = 34", "dscp = 26", "both have dscp 26"),
         ("dscp = 34", "dscp = 64", "dscp 64 of [storage]"),
-        ("dscp = 34", "", "nothing tells packets of [storage] from others"),
+        ("dscp = 34", "", "nothing distinguishes packets of [storage] from others"),
         ("dscp = 34", "dscp = 34\nlossless = true", "both lossless"),
         ("roce = \"v2\"", "roce = \"v1\"", "RoCE v1 has no IP header"),
         ("roce = \"v2\"", "roce = \"v3\"", "v3"),
@@ -85,14 +85,16 @@ fn each_fault_has_its_sentence() {
         ("\"Ethernet1/2\"", "\"Ethernet1/2 # x\"", "is no name of a port"),
     ] {
         assert!(FULL.contains(from), "{from}");
-        let said = sentence(&FULL.replacen(from, to, 1));
-        assert!(said.contains(words), "{from} → {to}: {said}");
+        let message = sentence(&FULL.replacen(from, to, 1));
+        assert!(message.contains(words), "{from} → {to}: {message}");
     }
 }
 
 #[test]
 fn without_roce_a_class_needs_a_mark() {
-    assert!(sentence(&UNMARKED.replace("v2", "none")).contains("nothing tells packets of [migration]"));
+    assert!(
+        sentence(&UNMARKED.replace("v2", "none")).contains("nothing distinguishes packets of [migration]")
+    );
     assert!(parse(&UNMARKED.replace("v2", "v1")).is_ok());
 }
 

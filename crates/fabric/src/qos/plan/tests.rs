@@ -7,7 +7,7 @@ use crate::link::PortStep;
 use crate::model::{LinkLayer, Pause, PortKind, Survey};
 use crate::testing::{self, host_mut, port};
 
-/// The healthy survey, whose adapters (mlx5) tell migrations by DSCP: they know nothing else.
+/// The healthy survey, whose adapters (mlx5) classify migrations by DSCP: they know nothing else.
 fn healthy_survey() -> Survey {
     let mut survey = testing::healthy_survey();
     for dcb in survey.hosts.iter_mut().flat_map(|host| &mut host.ports).filter_map(|port| port.dcb.as_mut()) {
@@ -162,7 +162,7 @@ fn roce_default_of_connections() {
     host_mut(&mut survey, "alpha").rdma.as_mut().unwrap()[1].ports[0].default_roce =
         Some("IB/RoCE v1".into());
     let plan = only(&survey, HEALTHY);
-    assert_eq!(steps(&plan), ["RoCE of connections that say none: IB/RoCE v1 → RoCE v2"]);
+    assert_eq!(steps(&plan), ["RoCE of connections that set none: IB/RoCE v1 → RoCE v2"]);
     let default = plan.settings.dcb.unwrap().roce.remove(0);
     assert_eq!((default.device.as_str(), default.traffic_class), ("mlx5_1", None));
 }
@@ -181,7 +181,7 @@ fn roce_without_a_mark() {
     let plan = of(&survey, &UNMARKED.replace("v2", "v1"));
     assert_eq!(
         steps(&plan.ports[1].plan),
-        ["priority of RoCE v1: none → 3", "RoCE of connections that say none: RoCE v2 → IB/RoCE v1"]
+        ["priority of RoCE v1: none → 3", "RoCE of connections that set none: RoCE v2 → IB/RoCE v1"]
     );
     for rdma in host_mut(&mut survey, "alpha").rdma.as_mut().unwrap() {
         rdma.ports[0].default_roce = Some("IB/RoCE v1".into());
@@ -195,11 +195,14 @@ fn drivers_that_take_no_such_mark() {
     let mut survey = healthy_survey();
     for text in [UNMARKED, &UNMARKED.replace("v2", "v1")] {
         let plan = of(&survey, text);
-        let said = plan.ports[1].problem.as_ref().expect(text);
-        assert!(said.contains("mlx5_core takes a priority by DSCP only, and [migration] has none"), "{said}");
+        let message = plan.ports[1].problem.as_ref().expect(text);
+        assert!(
+            message.contains("mlx5_core takes a priority by DSCP only, and [migration] has none"),
+            "{message}"
+        );
         assert_eq!(plan.ports[1].plan, Plan::default());
     }
-    // Whoever speaks DCBX: to free it from the firmware would not help.
+    // Whatever speaks DCBX: to free it from the firmware would not help.
     port(&mut survey, "alpha", "ens1f1").driver = Some("ice".into());
     assert!(problem(&survey).contains("driver ice takes a priority by DSCP only"));
     dcb_mut(&mut survey).dcbx = Some(Dcbx { firmware: true, ieee: true, ..Dcbx::default() });
@@ -214,14 +217,14 @@ fn numbers_that_mean_nothing_are_shown_as_they_are() {
 }
 
 #[test]
-fn what_the_switch_says_is_a_warning() {
+fn what_the_switch_reports_is_a_warning() {
     let mut survey = healthy_survey();
     port(&mut survey, "alpha", "ens1f1").neighbours[0].pfc.as_mut().unwrap().lossless = vec![4];
     let plan = only(&survey, HEALTHY);
     assert_eq!(plan.steps, []);
     assert_eq!(
         plan.warnings,
-        ["leaf1 says that lossless priorities of its port are 4: `linerate qos switch` writes its side"]
+        ["leaf1 reports that lossless priorities of its port are 4: `linerate qos switch` writes its side"]
     );
 }
 
@@ -261,15 +264,15 @@ fn a_plan_that_was_done_leaves_nothing() {
 fn a_port_without_dcb() {
     let mut survey = healthy_survey();
     port(&mut survey, "alpha", "ens1f1").dcb = None;
-    let said = problem(&survey);
-    assert!(said.starts_with("ens1f1 of alpha (driver mlx5_core) has no DCB"), "{said}");
+    let message = problem(&survey);
+    assert!(message.starts_with("ens1f1 of alpha (driver mlx5_core) has no DCB"), "{message}");
     port(&mut survey, "alpha", "ens1f1").kind = PortKind::Veth;
     assert!(problem(&survey).contains("(a veth)"));
     // A bond of that name, with two members.
     port(&mut survey, "alpha", "ens1f1").kind = PortKind::Bond;
     port(&mut survey, "alpha", "eno1").master = Some("ens1f1".into());
-    let said = problem(&survey);
-    assert!(said.contains("put the ports below it into `ports` instead, eno1"), "{said}");
+    let message = problem(&survey);
+    assert!(message.contains("put the ports below it into `ports` instead, eno1"), "{message}");
 }
 
 #[test]
@@ -283,8 +286,8 @@ fn firmware_that_speaks_dcbx() {
         ("bnxt_en", "the tool of the adapter's maker"),
     ] {
         port(&mut survey, "alpha", "ens1f1").driver = Some(driver.into());
-        let said = problem(&survey);
-        assert!(said.contains(command), "{said}");
+        let message = problem(&survey);
+        assert!(message.contains(command), "{message}");
     }
 }
 
@@ -298,10 +301,10 @@ fn adapters_that_have_too_little() {
     assert!(problem(&survey).contains("can have 0 lossless priorities, the intent has 1"));
     let mut survey = healthy_survey();
     dcb_mut(&mut survey).pfc = None;
-    assert!(problem(&survey).contains("says nothing of its lossless priorities (PFC)"));
+    assert!(problem(&survey).contains("reports nothing of its lossless priorities (PFC)"));
     let mut survey = healthy_survey();
     dcb_mut(&mut survey).ets.as_mut().unwrap().share_percent.pop();
-    assert!(problem(&survey).contains("says nothing of its shares (ETS)"));
+    assert!(problem(&survey).contains("reports nothing of its shares (ETS)"));
 }
 
 #[test]
@@ -322,11 +325,11 @@ fn an_adapter_in_infiniband_mode_has_no_port() {
     assert!(problem(&survey).contains("alpha has no port ens1f1: `ports` must be"));
     let rdma = &mut host_mut(&mut survey, "alpha").rdma.as_mut().unwrap()[1];
     rdma.ports[0].link_layer = Some(LinkLayer::Infiniband);
-    let said = problem(&survey);
+    let message = problem(&survey);
     // The name may be wrong as well.
-    assert!(said.contains("check the name with `linerate link show`"), "{said}");
-    assert!(said.contains("if it is a port of mlx5_1, which is in InfiniBand mode"), "{said}");
-    assert!(said.contains("mstconfig -d 0000:3b:00.1 set LINK_TYPE_P1=2, then restart"), "{said}");
+    assert!(message.contains("check the name with `linerate link show`"), "{message}");
+    assert!(message.contains("if it is a port of mlx5_1, which is in InfiniBand mode"), "{message}");
+    assert!(message.contains("mstconfig -d 0000:3b:00.1 set LINK_TYPE_P1=2, then restart"), "{message}");
 }
 
 #[test]

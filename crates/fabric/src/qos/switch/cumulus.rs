@@ -14,7 +14,7 @@ pub(super) fn write(intent: &Intent) -> String {
     ];
     let mut text = head("#", "NVIDIA Cumulus Linux 5 (NVUE)", &notes);
     text += &begin();
-    text += &told(intent);
+    text += &classification(intent);
     text += &shares(intent);
     text += &lossless(intent);
     for name in &intent.switch_ports {
@@ -34,7 +34,7 @@ fn begin() -> String {
     ["mapping", "egress-scheduler", "pfc"].map(unset).concat()
 }
 
-fn told(intent: &Intent) -> String {
+fn classification(intent: &Intent) -> String {
     let mapping = format!("nv set qos mapping {PROFILE}");
     let dscp: Vec<String> = marked(intent)
         .map(|(class, dscp)| format!("{mapping} dscp {dscp} switch-priority {}\n", class.priority))

@@ -1,9 +1,9 @@
 //! The switch's side of an intent as configuration text, one file for each system. Generated from the makers' documents and
 //! tested on no switch: the first lines of each text say so.
 //!
-//! What each text does: packets are told by DSCP (or by the VLAN tag, where a class has none), get the queue of their
-//! priority, the queue its share, and lossless priorities are lossless on the ports named. Congestion marks (ECN) are left as
-//! they are.
+//! What each text does: packets are classified by DSCP (or by the VLAN tag, where a class has none), get the queue of
+//! their priority, the queue its share, and lossless priorities are lossless on the ports named. Congestion marks (ECN)
+//! are left as they are.
 
 mod cumulus;
 mod eos;
@@ -52,7 +52,7 @@ pub enum SwitchError {
         "the intent has no `switch_ports`: name the switch's ports that hosts hang on, as the switch names them"
     )]
     NoPorts,
-    /// Some system tells traffic by one thing on a port, not by two.
+    /// A system that classifies traffic by one thing on a port, not by two.
     #[error(
         "{system} trusts either the DSCP or the VLAN tag of a port, and the intent has classes of both kinds: give every class a dscp, or none"
     )]
@@ -113,7 +113,7 @@ fn class_of_tag(intent: &Intent, tag: u8) -> u8 {
     if intent.classes().any(|class| class.priority == tag) { tag } else { 0 }
 }
 
-/// Classes told by DSCP, with it.
+/// Classes with a DSCP, and the DSCP.
 fn marked(intent: &Intent) -> impl Iterator<Item = (&Class, u8)> {
     intent.classes().filter_map(|class| Some((class, class.dscp?)))
 }

@@ -15,7 +15,7 @@ pub(super) fn write(intent: &Intent) -> String {
     ];
     let parts = [
         head("!", "Cisco NX-OS (Nexus 9000)", &notes),
-        told(intent),
+        classification(intent),
         shares(intent),
         lossless(intent),
         whole(),
@@ -24,7 +24,7 @@ pub(super) fn write(intent: &Intent) -> String {
     parts.join("!\n")
 }
 
-fn told(intent: &Intent) -> String {
+fn classification(intent: &Intent) -> String {
     let mut text = String::new();
     for class in intent.classes() {
         let matched = match class.dscp {

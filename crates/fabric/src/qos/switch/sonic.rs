@@ -24,14 +24,14 @@ pub(super) fn write(intent: &Intent) -> Result<String, SwitchError> {
 
 fn tables(intent: &Intent) -> Value {
     let by_dscp = marked(intent).next().is_some();
-    let (told, by) = match by_dscp {
+    let (table, by) = match by_dscp {
         true => ("DSCP_TO_TC_MAP", "dscp_to_tc_map"),
         false => ("DOT1P_TO_TC_MAP", "dot1p_to_tc_map"),
     };
     let lossless = intent.lossless();
     let group = |class: u8| if lossless.contains(&class) { class } else { 0 };
     let mut tables = Map::new();
-    tables.insert(told.into(), named(if by_dscp { by_mark(intent) } else { by_tag(intent) }));
+    tables.insert(table.into(), named(if by_dscp { by_mark(intent) } else { by_tag(intent) }));
     tables.insert("TC_TO_QUEUE_MAP".into(), named(eight(|class| class)));
     tables.insert("TC_TO_PRIORITY_GROUP_MAP".into(), named(eight(group)));
     tables.insert("MAP_PFC_PRIORITY_TO_QUEUE".into(), named(eight(|class| class)));

@@ -25,7 +25,7 @@ fn full() -> Intent {
     parse(FULL).unwrap()
 }
 
-/// Told by the VLAN tag, one class.
+/// Classified by the VLAN tag, one class.
 fn tagged() -> Intent {
     parse(&UNMARKED.replace("roce", "switch_ports = [\"swp1\"]\n windows_adapters = [\"Ethernet 3\"]\n roce"))
         .unwrap()
@@ -137,9 +137,9 @@ fn without_lossless_classes_nothing_is_stopped() {
 
 #[test]
 fn an_error_names_what_is_missing() {
-    let nobody = parse(HEALTHY).unwrap();
-    assert!(write(&nobody, System::Eos).unwrap_err().to_string().contains("`switch_ports`"));
-    assert!(windows::write(&nobody).unwrap_err().to_string().contains("`windows_adapters`"));
+    let without_ports = parse(HEALTHY).unwrap();
+    assert!(write(&without_ports, System::Eos).unwrap_err().to_string().contains("`switch_ports`"));
+    assert!(windows::write(&without_ports).unwrap_err().to_string().contains("`windows_adapters`"));
     let mixed = parse(&FULL.replace("dscp = 26", "")).unwrap();
     assert!(write(&mixed, System::Eos).unwrap_err().to_string().contains("classes of both kinds"));
     assert!(write(&mixed, System::Nxos).unwrap().contains("match cos 3"));

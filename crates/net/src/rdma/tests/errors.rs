@@ -9,7 +9,7 @@ fn failure(remote: SocketAddr, local: Option<IpAddr>) -> ConnectError {
 }
 
 #[test]
-fn a_host_without_a_device_says_so() {
+fn a_host_without_a_device_reports_that() {
     // Also where there is one: loopback belongs to none.
     let error = Listener::start(&["127.0.0.1:0".parse().unwrap()], |_| {}).unwrap_err();
     assert!(error.to_string().starts_with("no RDMA: this host has no device"), "{error}");
@@ -19,7 +19,7 @@ fn a_host_without_a_device_says_so() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn nobody_listens() {
+fn no_listener() {
     let _link = link();
     let error = failure(SocketAddr::new(FAR, 4), Some(NEAR));
     assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
@@ -56,7 +56,7 @@ fn a_port_that_is_down() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn an_agent_that_refuses_says_why() {
+fn an_agent_that_refuses_sends_the_reason() {
     let _link = link();
     let detail = "a reason that is longer than a rejection has room for ".repeat(10);
     let listener = Listener::start(&[SocketAddr::new(FAR, 0)], move |accepted: Accepted| {
@@ -72,7 +72,7 @@ fn an_agent_that_refuses_says_why() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_peer_that_goes_is_told_as_closed() {
+fn a_peer_that_ends_is_reported_as_closed() {
     let _link = link();
     let (source, destination) = connected(&patient());
     let (_sender, mut acks, _) = halves(source, patient());
@@ -147,13 +147,13 @@ fn a_peer_cannot_name_what_is_outside_or_go_back() {
 /// It makes a completion like a message, and what is in its slot is an older one.
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_write_that_tells_of_itself_is_no_message() {
+fn a_write_that_notifies_is_no_message() {
     let _link = link();
     let (landed, table) = region(WINDOW_BYTES);
     let (source, destination) = connected(&patient());
     let fence = Fence::new(closer(&destination));
     let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &fence));
-    assert!(source.tells_of_writes());
+    assert!(source.notifies_of_writes());
     // Of nothing, for which no key is looked at.
     let nothing = RdmaWrite {
         from: 0,
@@ -171,7 +171,7 @@ fn a_write_that_tells_of_itself_is_no_message() {
 /// when it opened the device.
 #[test]
 #[ignore = "needs an RDMA device, and no CAP_IPC_LOCK; the lab runs it in its RDMA machine"]
-fn registration_that_is_refused_is_told_to_the_source_in_a_sentence() {
+fn registration_that_is_refused_is_reported_to_the_source_in_a_sentence() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use rustix::thread::{CapabilitySet, capabilities};
     let _link = link();
@@ -184,8 +184,8 @@ fn registration_that_is_refused_is_told_to_the_source_in_a_sentence() {
     let mut channel = Channel::open(patient(), &table);
     let data = [run(0, PAGE)];
     let error = channel.sender.write(&order(1, source.as_ref(), &data, &[])).unwrap_err();
-    let told = matches!(error, ChannelError::Rdma(RdmaError::Refused(_)));
-    assert!(told && error.to_string().contains("LimitMEMLOCK"), "{error:?}");
+    let is_refused = matches!(error, ChannelError::Rdma(RdmaError::Refused(_)));
+    assert!(is_refused && error.to_string().contains("LimitMEMLOCK"), "{error:?}");
     let end = channel.end();
     assert!(matches!(end, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Register { .. }))), "{end:?}");
 }

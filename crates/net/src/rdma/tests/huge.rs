@@ -70,7 +70,7 @@ fn a_released_window_is_not_registered_again_and_none_is_left_behind_its_domain(
     registrations.release(mapped, window(0));
     assert!(first.upgrade().is_none() && second.upgrade().is_some());
     assert!(matches!(register(0), Err(RdmaError::ClosedHere)));
-    // Whoever seals may know the windows for longer than their device is open.
+    // The thread that seals may hold the windows for longer than their device is open.
     drop((source, destination));
     assert!(second.upgrade().is_none());
     registrations.release(mapped, window(1));

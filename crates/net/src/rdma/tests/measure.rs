@@ -1,4 +1,4 @@
-//! What registering costs by size of the window, and what the carrier moves. Prints; the lab keeps the figures.
+//! What registering costs by size of the window, and what the transport moves. Prints; the lab keeps the figures.
 
 use super::super::domain::Domain;
 use super::super::verbs::Access;
@@ -45,7 +45,7 @@ fn registering_by_size_of_the_window() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn what_the_carrier_moves() {
+fn what_the_transport_moves() {
     let _link = link();
     let size = 16 * WINDOW_BYTES;
     for round in 0..3 {

@@ -17,7 +17,7 @@ use crate::stream::{RingMemory, StreamEvents, StreamSession};
 
 const RING: u64 = 2 * WINDOW_BYTES;
 
-enum Said {
+enum Event {
     Notes(usize),
     Asked(StreamId),
     Lost(ChannelId),
@@ -26,27 +26,27 @@ enum Said {
 
 struct Side {
     number: usize,
-    inbox: Mutex<mpsc::Sender<Said>>,
+    inbox: Mutex<mpsc::Sender<Event>>,
 }
 
 impl Side {
-    fn tell(&self, said: Said) {
-        let _ = self.inbox.lock().send(said);
+    fn send(&self, event: Event) {
+        let _ = self.inbox.lock().send(event);
     }
 }
 
 impl StreamEvents for Side {
     fn attention(&self) {
-        self.tell(Said::Notes(self.number));
+        self.send(Event::Notes(self.number));
     }
     fn asked(&self, stream: StreamId, _service: String) {
-        self.tell(Said::Asked(stream));
+        self.send(Event::Asked(stream));
     }
     fn refused(&self, stream: StreamId, reason: String) {
         panic!("stream {stream} was refused: {reason}");
     }
     fn channel_lost(&self, channel: ChannelId, _error: ChannelError) {
-        self.tell(Said::Lost(channel));
+        self.send(Event::Lost(channel));
     }
 }
 
@@ -55,7 +55,7 @@ struct Open {
     fence: Arc<Fence>,
 }
 
-/// What stands between the two sides: their control connection, and queue pairs from the first to the second.
+/// The connections between the two sides: their control connection, and queue pairs from the first to the second.
 struct Between {
     sessions: [Arc<StreamSession>; 2],
     domains: [Domains; 2],
@@ -66,29 +66,29 @@ struct Between {
 }
 
 impl Between {
-    fn run(mut self, inbox: &mpsc::Receiver<Said>) {
+    fn run(mut self, inbox: &mpsc::Receiver<Event>) {
         self.add();
-        for said in inbox {
-            match said {
-                Said::Notes(side) => {
+        for event in inbox {
+            match event {
+                Event::Notes(side) => {
                     for (stream, note) in self.sessions[side].take_notes() {
                         self.sessions[1 - side].note(stream, note).unwrap();
                     }
                 }
-                Said::Asked(stream) => {
+                Event::Asked(stream) => {
                     let (near, far) = UnixStream::pair().unwrap();
                     self.sessions[1].accept(stream, Socket::new(far).unwrap()).unwrap();
                     self.arrivals.send(near).unwrap();
                 }
-                Said::Lost(channel) if self.sessions[0].channel_gone(channel) => {
+                Event::Lost(channel) if self.sessions[0].channel_gone(channel) => {
                     let lost = self.channels.remove(&channel).unwrap();
                     let fenced = lost.fence.close(WAIT).unwrap();
                     self.sessions[0].fenced(channel, fenced.applied, &fenced.damaged);
                     drop(lost);
                     self.add();
                 }
-                Said::Lost(_) => {}
-                Said::End => break,
+                Event::Lost(_) => {}
+                Event::End => break,
             }
         }
         for (_, channel) in self.channels.drain() {
@@ -109,18 +109,18 @@ impl Between {
         });
         let (sender, acks, closer) = halves(source, options);
         *self.closer.lock() = Some(closer.clone());
-        let carrier = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
+        let transport = ChannelEnds { sender: Box::new(sender), acks: Box::new(acks), closer };
         let session = self.sessions[0].clone();
         session.channel_up(id, 0);
         let options =
             ChannelThreadOptions { stall_limit: WAIT, ..ChannelThreadOptions::new(session.sending_table()) };
-        let pump = ChannelHandle::start(id, carrier, session, options).unwrap();
+        let pump = ChannelHandle::start(id, transport, session, options).unwrap();
         self.channels.insert(id, Open { _pump: pump, fence });
     }
 }
 
 /// More than the rings hold some times over, so that every place of them is written more than once.
-fn said_bytes() -> u64 {
+fn sent_bytes() -> u64 {
     5 * RING / if std::env::var_os("RDMA_TESTS_SHORT").is_some() { 4 } else { 1 } + 4097
 }
 
@@ -128,7 +128,7 @@ fn said_bytes() -> u64 {
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
 fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothing() {
     let _link = link();
-    let (inbox, said) = mpsc::channel();
+    let (inbox, events) = mpsc::channel();
     let (arrived, arrivals) = mpsc::channel();
     let made = Arc::new(AtomicUsize::new(0));
     let config = Config { window_bytes: RING, never_reuse_numbers: true, ..Config::default() };
@@ -150,10 +150,10 @@ fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothin
         closer: closer.clone(),
         arrivals: arrived,
     };
-    let between = std::thread::spawn(move || between.run(&said));
+    let between = std::thread::spawn(move || between.run(&events));
     // One after the other, so that later ones come into the rings of the first; the queue pair is lost in the second.
     for number in 0..3_u64 {
-        let bytes = content(said_bytes().next_multiple_of(8) + 8 * number);
+        let bytes = content(sent_bytes().next_multiple_of(8) + 8 * number);
         let (near, far) = UnixStream::pair().unwrap();
         sessions[0].open("there", Socket::new(far).unwrap()).unwrap();
         let mut there = arrivals.recv_timeout(WAIT).unwrap();
@@ -163,13 +163,13 @@ fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothin
                 near.write_all(&bytes).unwrap();
                 near.shutdown(Shutdown::Write).unwrap();
             });
-            let mut heard = vec![0; bytes.len() / 2];
-            there.read_exact(&mut heard).unwrap();
+            let mut received = vec![0; bytes.len() / 2];
+            there.read_exact(&mut received).unwrap();
             if number == 1 {
                 closer.lock().as_ref().unwrap().close();
             }
-            there.read_to_end(&mut heard).unwrap();
-            assert!(heard == bytes, "stream {number} came as {} bytes of {}", heard.len(), bytes.len());
+            there.read_to_end(&mut received).unwrap();
+            assert!(received == bytes, "stream {number} came as {} bytes of {}", received.len(), bytes.len());
         });
         drop((near, there));
         until("the stream to be gone", || sessions.iter().all(|session| session.count() == 0));
@@ -179,6 +179,6 @@ fn streams_pass_through_rings_again_and_again_and_a_lost_queue_pair_loses_nothin
         session.fail_all();
         assert!(session.wait_ended(WAIT));
     }
-    inbox.send(Said::End).unwrap();
+    inbox.send(Event::End).unwrap();
     between.join().unwrap();
 }

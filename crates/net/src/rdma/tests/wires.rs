@@ -38,7 +38,7 @@ fn messages_of_all_sizes_and_streams_go_over_a_wire() {
         assert_eq!((here.sent_bytes, here.received_bytes), (there.received_bytes, there.sent_bytes));
         assert_eq!(here.sent_bytes, 3 * (bytes as u64).max(1));
     }
-    // More blocks than are under way at a time, and then back.
+    // More blocks than are in flight at a time, and then back.
     let (here, there) =
         both(&mut near, &mut far, TestRole::Send { time: Duration::from_secs(3) }, TestRole::Receive);
     assert_eq!(here.sent_bytes, there.received_bytes);

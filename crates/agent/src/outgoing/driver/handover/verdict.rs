@@ -87,12 +87,12 @@ impl Handover {
         let Some(ending) = self.domain.ending() else { return Ok(()) };
         let what = match ending {
             Ending::Finished => "libvirt has ended its migration".to_owned(),
-            Ending::LibvirtGone => "this host's libvirt is gone".to_owned(),
+            Ending::LibvirtGone => "this host's libvirt has ended".to_owned(),
             Ending::PeerLost(why) => why,
         };
         let text = format!(
-            "{what}, and the domain is paused here: check both hosts with `virsh domstate` (start this host's libvirt again if it is \
-             gone). Where the destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's \
+            "{what}, and the domain is paused here: check both hosts with `virsh domstate` (start this host's libvirt again if it has \
+             ended). Where the destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's \
              does not know it, `virsh resume` it here"
         );
         let (since, warned) = ended.get_or_insert_with(|| (Instant::now(), false));
