@@ -8,17 +8,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use linerate_core::Run;
-use linerate_net::channel::{ChannelEnd, ChannelError};
+use linerate_net::channel::{AckReader, ChannelEnd, ChannelError, Sender, WriteOrder};
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;
 use linerate_net::tcp::Stream;
+use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_net::tls::TlsError;
 use linerate_wire::frame::encode_write_without_checksum;
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 
+use crate::common::forward::forward;
 use crate::common::*;
 use crate::identity::*;
+use crate::pair;
 
 /// A source whose records the test makes, and sends as it likes.
 struct Source {
@@ -133,14 +136,16 @@ fn frames_land_whatever_their_records_and_their_pieces_on_the_way_are() {
         let sent = content(size);
         let (landed, regions) = heap(vec![0xee; size]);
         let destination = Destination::serve(far, regions);
-        let (mut frame_size, mut record_size, mut offset) = (sizes(600_000), sizes(record_bytes.min(16 << 10)), 0);
+        let (mut frame_size, mut record_size, mut offset) =
+            (sizes(600_000), sizes(record_bytes.min(16 << 10)), 0);
         let mut bytes = Vec::new();
         for (number, payload) in (1..).zip(cut(&sent, &mut frame_size)) {
             bytes.extend(frame(number, offset, payload));
             offset += payload.len() as u64;
         }
         let full = || 16 << 10;
-        let pieces = if record_bytes == usize::MAX { cut(&bytes, full) } else { cut(&bytes, &mut record_size) };
+        let pieces =
+            if record_bytes == usize::MAX { cut(&bytes, full) } else { cut(&bytes, &mut record_size) };
         let mut wire = source.records(pieces).concat();
         wire.extend(source.end());
         for piece in cut(&wire, sizes(400_000)) {
@@ -178,4 +183,58 @@ fn nothing_of_a_damaged_record_or_behind_it_lands() {
             assert!(behind.iter().all(|byte| *byte == 0xee), "from record {damaged} on");
         }
     }
+}
+
+/// Memory that counts how often it is copied from and to.
+struct Counted(HeapRegion, AtomicUsize);
+
+impl Counted {
+    fn new(bytes: Vec<u8>) -> Arc<Counted> {
+        Arc::new(Counted(HeapRegion::from(bytes), AtomicUsize::new(0)))
+    }
+
+    fn copies(&self) -> usize {
+        self.1.load(Ordering::SeqCst)
+    }
+}
+
+impl Region for Counted {
+    forward!(size checksum_after split_zero send receive clear populate);
+
+    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.read(run, to)
+    }
+    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.write(run, from)
+    }
+}
+
+#[test]
+fn many_records_are_copied_from_and_to_memory_at_once() {
+    let (mut source, far) = Source::connected();
+    let sent = content(40 << 10);
+    let landed = Counted::new(vec![0xee; sent.len()]);
+    let bytes = frame(1, 0, &sent);
+    // All is there before anything is read.
+    let mut wire = source.records(bytes.chunks(1 << 10)).concat();
+    wire.extend(source.end());
+    source.socket.write_all(&wire).unwrap();
+    assert!(matches!(Destination::serve(far, table(landed.clone())).end(), ChannelEnd::Closed));
+    assert!(landed.0.snapshot() == sent);
+    assert!(landed.copies() <= 4, "{} copies of {} bytes", landed.copies(), sent.len());
+
+    let tls = Parts::of(&Authority::new("cluster")).tls();
+    let (near, far) = pair(&tls, &tls);
+    let source = Counted::new(content(1 << 20));
+    let (landed, regions) = heap(vec![0xee; 1 << 20]);
+    let destination = Destination::serve(far, regions);
+    let data = [run(0, 1 << 20)];
+    let order = WriteOrder { sequence: 1, region_id: 0, region: source.as_ref(), data: &data, zero: &[] };
+    StreamSender::new(near.clone()).write(&order).unwrap();
+    assert_eq!(StreamAcks::new(near).next(WAIT).unwrap().unwrap().through, 1);
+    assert!(landed.snapshot() == source.0.snapshot());
+    assert!(source.copies() <= 16, "{} copies of 64 records", source.copies());
+    drop(destination);
 }
