@@ -96,7 +96,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Size in bytes.
+    /// Bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -131,7 +131,7 @@ impl Mapping {
             for at in (0..length).step_by(BOUNCE_BYTES) {
                 let Some(piece) = bounce.get_mut(..BOUNCE_BYTES.min(length - at)) else { break };
                 // SAFETY: `check` guarantees `length` bytes at `start`, and `at + piece.len() <= length`.
-                unsafe { copy_shared(start.add(at), piece) };
+                unsafe { copy_shared(start.add(at), piece.as_mut_ptr(), piece.len()) };
                 sum.update(piece);
             }
         }
@@ -237,17 +237,23 @@ impl Mapping {
 
     /// Copies a run out; `to` must be as long. Holes are read as zero and stay holes.
     ///
-    /// It reads the file: loads from the mapping would fault with SIGBUS where a hole cannot be filled.
+    /// It reads the file, unless all pages were there just now: loads from the mapping would fault with SIGBUS where a
+    /// hole cannot be filled.
     pub fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        let (_, length) = self.check(run)?;
+        let (start, length) = self.check(run)?;
         if length != to.len() {
             return Err(invalid("the place for a run is not as long as the run"));
         }
-        self.file.read_exact_at(to, run.offset)
+        if !self.is_resident(run) {
+            return self.file.read_exact_at(to, run.offset);
+        }
+        // SAFETY: `check` guarantees `length` bytes at `start`, which is the length of `to`.
+        unsafe { copy_shared(start, to.as_mut_ptr(), length) };
+        Ok(())
     }
 
     /// Copies into a run; `from` must be as long. Where no page can be had, as in a full tmpfs, it is an error (`EFAULT`),
-    /// and what is before it is written.
+    /// and what is before it is written. Only pages that were there just now are stored to from here.
     pub fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
         let (start, length) = self.check(run)?;
         if length != from.len() {
@@ -255,7 +261,21 @@ impl Mapping {
         }
         // SAFETY: `check` guarantees `length` bytes at `start`, which is the length of `from`; the mapping is writable,
         // outlives the call and is never seen as a slice.
-        unsafe { sys::write_own(from, start) }
+        unsafe {
+            match self.is_resident(run) {
+                true => copy_shared(from.as_ptr(), start, length),
+                false => sys::write_own(from, start)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every page of the run was in memory just now. A page that is punched out since is filled again by a load
+    /// or a store, for which the file system has the room that the page left. As with every load of
+    /// [`split_zero`](Mapping::split_zero), only a file system that is full again in that moment has none.
+    fn is_resident(&self, run: Run) -> bool {
+        let pages = run.end().div_ceil(PAGE_BYTES) - run.offset / PAGE_BYTES;
+        self.backing == Backing::Tmpfs && sys::pages_cached(&self.file, run.offset, run.length) == Some(pages)
     }
 
     /// Makes the run read as zero without taking its pages away: an adapter that has their addresses keeps them.
@@ -317,27 +337,28 @@ pub(crate) fn invalid(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// Copies memory that others may write meanwhile into memory that is ours.
+/// Copies between memory that others may read and write meanwhile and memory that is ours.
 ///
 /// # Safety
-/// `from` must be readable for `to.len()` bytes during the call.
-unsafe fn copy_shared(from: *const u8, to: &mut [u8]) {
+/// `from` must be readable and `to` writable for `length` bytes during the call; the two must not overlap, and the one
+/// that is shared must not be seen as a slice.
+unsafe fn copy_shared(from: *const u8, to: *mut u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller guarantees the source; the target is an exclusive slice of the same length; the direction flag
-    // is clear by the calling convention and the instruction keeps it. Assembly is opaque to the compiler, which
-    // therefore assumes nothing about the values that concurrent writers leave in the source.
+    // SAFETY: the caller guarantees both; the direction flag is clear by the calling convention and the instruction
+    // keeps it. Assembly is opaque to the compiler, which therefore assumes nothing about the values that concurrent
+    // writers leave in the source.
     unsafe {
         std::arch::asm!(
             "rep movsb",
-            inout("rcx") to.len() => _,
+            inout("rcx") length => _,
             inout("rsi") from => _,
-            inout("rdi") to.as_mut_ptr() => _,
+            inout("rdi") to => _,
             options(nostack, preserves_flags)
         );
     }
     #[cfg(not(target_arch = "x86_64"))]
-    for (index, byte) in to.iter_mut().enumerate() {
-        // SAFETY: `index` is below the length that the caller guarantees; volatile, because others may write.
-        *byte = unsafe { from.add(index).read_volatile() };
+    for at in 0..length {
+        // SAFETY: `at` is below the length that the caller guarantees; volatile, because others may read and write.
+        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
 }

@@ -88,3 +88,30 @@ fn a_full_tmpfs_is_an_error_and_no_signal() {
         assert_eq!(file.metadata().unwrap().blocks(), full, "a hole that is read stays a hole");
     });
 }
+
+/// What is there and what is not is told page by page, for runs that begin and end inside pages too.
+#[test]
+fn runs_that_are_there_in_part_are_read_and_are_no_signal_when_they_are_written() {
+    in_small_tmpfs(16, 4, |mapping, file| {
+        let (content, last) = (vec![7; 4 * PAGE], Run { offset: 4 * PAGE as u64 - 1, length: 2 });
+        mapping.write(run(0, 4), &content).unwrap();
+        let full = file.metadata().unwrap().blocks();
+        for place in [run(2, 4), run(3, 2), run(4, 1), last] {
+            let length = place.length as usize;
+            let error = mapping.write(place, &vec![8; length]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{place:?}: {error}");
+            let there = (4 * PAGE).saturating_sub(place.offset as usize);
+            let mut got = vec![1; length];
+            mapping.read(place, &mut got).unwrap();
+            let (data, holes) = got.split_at(there);
+            assert!(data.iter().all(|byte| *byte == 8) && holes.iter().all(|byte| *byte == 0), "{place:?}");
+        }
+        // What is there can be written in a full file system.
+        let inside = Run { offset: 5, length: 4 * PAGE as u64 - 5 };
+        mapping.write(inside, &vec![9; inside.length as usize]).unwrap();
+        let mut got = vec![0; inside.length as usize];
+        file.read_exact_at(&mut got, 5).unwrap();
+        assert!(got.iter().all(|byte| *byte == 9));
+        assert_eq!(file.metadata().unwrap().blocks(), full, "a hole that is read stays a hole");
+    });
+}

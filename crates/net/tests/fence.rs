@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::forward::forward;
 use common::*;
 use linerate_core::Run;
 use linerate_net::channel::{AckReader, ChannelEnd, ChannelError, Sender, WriteOrder};
@@ -20,46 +21,21 @@ use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
 /// Lets time pass between the moment that a receive was called and the moment that it writes, as a page fault does.
 /// What does not wait for the writing thread is seen to fail.
-struct SlowRegion {
-    inner: HeapRegion,
-    receives: AtomicU64,
-}
+struct SlowRegion(HeapRegion, AtomicU64);
 
 impl SlowRegion {
     fn new(size: usize) -> Arc<SlowRegion> {
-        Arc::new(SlowRegion { inner: HeapRegion::new(size), receives: AtomicU64::new(0) })
+        Arc::new(SlowRegion(HeapRegion::new(size), AtomicU64::new(0)))
     }
 }
 
 impl Region for SlowRegion {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
-        self.inner.checksum_after(before, runs)
-    }
-    fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        self.inner.split_zero(runs, data, zero)
-    }
-    fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        self.inner.send(socket, head, runs, done)
-    }
+    forward!(size checksum_after split_zero send read write clear populate);
+
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
-        self.receives.fetch_add(1, Ordering::SeqCst);
+        self.1.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(60));
-        self.inner.receive(socket, runs, done)
-    }
-    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        self.inner.read(run, to)
-    }
-    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
-        self.inner.write(run, from)
-    }
-    fn clear(&self, run: Run) -> io::Result<()> {
-        self.inner.clear(run)
-    }
-    fn populate(&self, _runs: &[Run]) -> io::Result<()> {
-        Ok(())
+        self.0.receive(socket, runs, done)
     }
 }
 
@@ -89,11 +65,11 @@ fn no_byte_changes_after_the_fence_closed() {
     let destination = Destination::serve(destination_end, table(Arc::clone(&region) as Arc<dyn Region>));
     let stop = Arc::new(AtomicBool::new(false));
     let sending = keep_sending(source_end, Arc::clone(&stop));
-    until("some writes", || region.receives.load(Ordering::SeqCst) > 3);
+    until("some writes", || region.1.load(Ordering::SeqCst) > 3);
     let fenced = destination.fence.close(WAIT).unwrap();
-    let after = region.inner.snapshot();
+    let after = region.0.snapshot();
     std::thread::sleep(Duration::from_millis(300));
-    assert!(region.inner.snapshot() == after, "a byte changed after the fence had closed");
+    assert!(region.0.snapshot() == after, "a byte changed after the fence had closed");
     assert!(fenced.applied >= 2 && fenced.damaged.is_empty(), "{fenced:?}");
     for sequence in 1..=fenced.applied {
         let byte = after[((sequence % PAGES) * PAGE) as usize];
@@ -115,11 +91,11 @@ fn no_byte_changes_after_the_seal() {
     let stop = Arc::new(AtomicBool::new(false));
     // Its end stays open here: closed with unread acknowledgements, it would reset the connection.
     let sending = keep_sending(source_end.clone(), Arc::clone(&stop));
-    until("some writes", || region.receives.load(Ordering::SeqCst) > 3);
+    until("some writes", || region.1.load(Ordering::SeqCst) > 3);
     regions.seal();
-    let after = region.inner.snapshot();
+    let after = region.0.snapshot();
     std::thread::sleep(Duration::from_millis(300));
-    assert!(region.inner.snapshot() == after, "a byte changed after the seal");
+    assert!(region.0.snapshot() == after, "a byte changed after the seal");
     stop.store(true, Ordering::SeqCst);
     // It may be waiting for room.
     source_end.closer().close();

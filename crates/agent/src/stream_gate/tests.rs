@@ -33,6 +33,13 @@ fn hypervisor(gate: &StreamGate) -> std::thread::JoinHandle<io::Result<UnixStrea
     std::thread::spawn(move || UnixStream::connect(path))
 }
 
+/// A hypervisor that is admitted, and the connection that its bytes go to.
+fn admitted(gate: &StreamGate, outs: &Receiver<UnixStream>) -> (UnixStream, UnixStream) {
+    let waits = hypervisor(gate);
+    gate.admit().unwrap();
+    (waits.join().unwrap().unwrap(), outs.recv_timeout(LONG).unwrap())
+}
+
 fn read(socket: &mut UnixStream, bytes: usize) -> Vec<u8> {
     let mut got = vec![0; bytes];
     socket.set_read_timeout(Some(LONG)).unwrap();
@@ -83,10 +90,7 @@ fn a_connection_waits_until_it_is_admitted_and_is_refused_when_the_gate_is_close
 fn nothing_is_forwarded_but_what_was_read_while_the_guest_ran_until_all_is_released() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
-    let waits = hypervisor(&gate);
-    gate.admit().unwrap();
-    let mut hypervisor = waits.join().unwrap().unwrap();
-    let mut out = outs.recv_timeout(LONG).unwrap();
+    let (mut hypervisor, mut out) = admitted(&gate, &outs);
     hypervisor.write_all(b"set-up").unwrap();
     wait_read(&gate, 6);
     assert!(is_silent(&mut out), "a byte was forwarded early");
@@ -112,10 +116,7 @@ fn nothing_is_forwarded_but_what_was_read_while_the_guest_ran_until_all_is_relea
 fn what_is_held_when_the_gate_is_closed_is_never_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate(&dir);
-    let waits = hypervisor(&gate);
-    gate.admit().unwrap();
-    let mut hypervisor = waits.join().unwrap().unwrap();
-    let mut out = outs.recv_timeout(LONG).unwrap();
+    let (mut hypervisor, mut out) = admitted(&gate, &outs);
     hypervisor.write_all(b"device state").unwrap();
     wait_read(&gate, 12);
     gate.close("rolled back");
@@ -128,10 +129,7 @@ fn what_is_held_when_the_gate_is_closed_is_never_forwarded() {
 fn a_hypervisor_that_writes_without_end_is_reset_and_nothing_of_it_is_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, outs) = gate_with_room(&dir, 1 << 20);
-    let waits = hypervisor(&gate);
-    gate.admit().unwrap();
-    let mut hypervisor = waits.join().unwrap().unwrap();
-    let mut out = outs.recv_timeout(LONG).unwrap();
+    let (mut hypervisor, mut out) = admitted(&gate, &outs);
     // Only a gate that keeps it all takes so much.
     let piece = vec![7; 1 << 20];
     let broken = (0..64).find_map(|_| hypervisor.write_all(&piece).err());

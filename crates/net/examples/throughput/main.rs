@@ -5,6 +5,8 @@
 //! `cargo run --release -p linerate-net --example throughput`, with `-- tls` for the second table only.
 #![allow(clippy::unwrap_used, reason = "certificates are made by the code of the tests")]
 
+#[path = "../../tests/common/forward.rs"]
+mod forward;
 #[path = "../../tests/tls/identity.rs"]
 #[allow(dead_code)]
 mod identity;
@@ -26,6 +28,8 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
+use forward::forward;
+
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const SIZE: usize = 64 << 20;
@@ -36,32 +40,10 @@ const ROUNDS: usize = 5;
 struct Unchecked(HeapRegion);
 
 impl Region for Unchecked {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
+    forward!(size split_zero send receive read write clear populate);
+
     fn checksum_after(&self, _before: u32, _runs: &[Run]) -> io::Result<u32> {
         Ok(0)
-    }
-    fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        self.0.split_zero(runs, data, zero)
-    }
-    fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        self.0.send(socket, head, runs, done)
-    }
-    fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
-        self.0.receive(socket, runs, done)
-    }
-    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        self.0.read(run, to)
-    }
-    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
-        self.0.write(run, from)
-    }
-    fn clear(&self, run: Run) -> io::Result<()> {
-        self.0.clear(run)
-    }
-    fn populate(&self, runs: &[Run]) -> io::Result<()> {
-        self.0.populate(runs)
     }
 }
 
@@ -92,6 +74,25 @@ fn rate(bytes: u64, begun: Instant) -> f64 {
     bytes as f64 * 8.0 / 1e9 / begun.elapsed().as_secs_f64()
 }
 
+/// Sends one part of the source again and again in frames of this size; returns the bytes.
+fn send(stream: &Stream, source: &dyn Region, part: Run, frame: u64, until: Instant) -> Outcome<u64> {
+    let (mut sender, mut acks) = (StreamSender::new(stream.clone()), StreamAcks::new(stream.clone()));
+    let (mut sequence, mut through) = (0, 0);
+    while Instant::now() < until {
+        let data = [Run { offset: part.offset + sequence * frame % part.length, length: frame }];
+        sequence += 1;
+        sender.write(&WriteOrder { sequence, region_id: 0, region: source, data: &data, zero: &[] })?;
+        while let Some(acknowledged) = acks.next(Duration::ZERO)? {
+            through = acknowledged.through;
+        }
+    }
+    while through < sequence {
+        through = acks.next(Duration::from_secs(5))?.ok_or("no acknowledgement")?.through;
+    }
+    stream.closer().close();
+    Ok(sequence * frame)
+}
+
 fn framed(case: Case, checked: bool) -> Outcome<f64> {
     let region = || -> Arc<dyn Region> {
         let heap = HeapRegion::from(vec![0x5a; SIZE]);
@@ -100,32 +101,12 @@ fn framed(case: Case, checked: bool) -> Outcome<f64> {
     let (near, far) = connection(case.buffer)?;
     let fence = Fence::new(far.closer());
     let regions = RegionTable::new([(0, region())]);
-    let source = region();
+    let (source, all) = (region(), Run { offset: 0, length: SIZE as u64 });
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| StreamReceiver::new(far).serve(&regions, &fence));
-        let (mut sender, mut acks) = (StreamSender::new(near.clone()), StreamAcks::new(near.clone()));
-        let (begun, mut sequence, mut bytes, mut through) = (Instant::now(), 0, 0, 0);
-        while begun.elapsed() < TIME {
-            let offset = sequence * case.chunk as u64 % SIZE as u64;
-            sequence += 1;
-            let data = [Run { offset, length: case.chunk as u64 }];
-            sender.write(&WriteOrder {
-                sequence,
-                region_id: 0,
-                region: source.as_ref(),
-                data: &data,
-                zero: &[],
-            })?;
-            bytes += case.chunk as u64;
-            while let Some(acknowledged) = acks.next(Duration::ZERO)? {
-                through = acknowledged.through;
-            }
-        }
-        while through < sequence {
-            through = acks.next(Duration::from_secs(5))?.ok_or("no acknowledgement")?.through;
-        }
+        let begun = Instant::now();
+        let bytes = send(&near, source.as_ref(), all, case.chunk as u64, begun + TIME)?;
         let rate = rate(bytes, begun);
-        near.closer().close();
         serving.join().map_err(|_| "the serving thread failed")?;
         Ok(rate)
     })
@@ -162,6 +143,15 @@ fn plain(case: Case) -> Outcome<f64> {
     })
 }
 
+/// Median, least and most.
+fn spread(values: &mut [f64]) -> String {
+    values.sort_by(f64::total_cmp);
+    match &*values {
+        [least, .., most] => format!("{:.2} ({least:.2} to {most:.2})", values[values.len() / 2]),
+        _ => "-".into(),
+    }
+}
+
 fn wait(stream: &Stream, flags: rustix::event::PollFlags) {
     let limit = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
     let _ = rustix::event::poll(&mut [rustix::event::PollFd::new(stream, flags)], Some(&limit));
@@ -194,16 +184,13 @@ fn framing() -> Outcome<()> {
     }
     println!("| way | chunk | buffers | Gb/s median (least to most) |\n|---|---|---|---|");
     for (case, rates) in cases.iter().zip(&mut rates) {
-        rates.sort_by(f64::total_cmp);
         let way = match case.checked {
             None => "plain loop",
             Some(false) => "frames, no checksum",
             Some(true) => "frames, checksum",
         };
         let buffer = if case.buffer == 0 { "kernel's".into() } else { format!("{} KiB", case.buffer >> 10) };
-        let (least, most) = (rates.first().ok_or("no rounds")?, rates.last().ok_or("no rounds")?);
-        let median = rates.get(ROUNDS / 2).ok_or("no rounds")?;
-        println!("| {way} | {} KiB | {buffer} | {median:.1} ({least:.1} to {most:.1}) |", case.chunk >> 10);
+        println!("| {way} | {} KiB | {buffer} | {} |", case.chunk >> 10, spread(rates));
     }
     Ok(())
 }

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use linerate_core::Run;
 use linerate_memory::Mapping;
-use linerate_net::channel::{AckReader, Receiver, Sender, WriteOrder};
+use linerate_net::channel::Receiver;
 use linerate_net::fence::Fence;
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
-use linerate_net::tcp::send::{StreamAcks, StreamSender};
 use linerate_net::tls::Tls;
 
+use super::forward::forward;
 use super::identity::{Authority, Parts, aes_128_gcm};
-use super::{Outcome, connection};
+use super::{Outcome, connection, send, spread};
 
 const SIZE: u64 = 128 << 20;
 const FRAME: u64 = 512 << 10;
@@ -43,33 +43,7 @@ impl Ram {
 }
 
 impl Region for Ram {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
-        self.0.checksum_after(before, runs)
-    }
-    fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        self.0.split_zero(runs, data, zero)
-    }
-    fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        self.0.send(socket, head, runs, done)
-    }
-    fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
-        self.0.receive(socket, runs, done)
-    }
-    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        self.0.read(run, to)
-    }
-    fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
-        self.0.write(run, from)
-    }
-    fn clear(&self, run: Run) -> io::Result<()> {
-        self.0.clear(run)
-    }
-    fn populate(&self, runs: &[Run]) -> io::Result<()> {
-        self.0.populate(runs)
-    }
+    forward!(size checksum_after split_zero send receive read write clear populate);
 }
 
 /// What one run came to.
@@ -88,25 +62,6 @@ fn pair(tls: Option<&Tls>) -> Outcome<(Stream, Stream)> {
         let near = near.begin_tls(tls, deadline)?;
         Ok((near, accepting.join().map_err(|_| "the accepting thread failed")??))
     })
-}
-
-/// Sends one part of the source again and again; returns the bytes.
-fn send(stream: &Stream, source: &dyn Region, part: Run, until: Instant) -> Outcome<u64> {
-    let (mut sender, mut acks) = (StreamSender::new(stream.clone()), StreamAcks::new(stream.clone()));
-    let (mut sequence, mut through) = (0, 0);
-    while Instant::now() < until {
-        let data = [Run { offset: part.offset + sequence * FRAME % part.length, length: FRAME }];
-        sequence += 1;
-        sender.write(&WriteOrder { sequence, region_id: 0, region: source, data: &data, zero: &[] })?;
-        while let Some(acknowledged) = acks.next(Duration::ZERO)? {
-            through = acknowledged.through;
-        }
-    }
-    while through < sequence {
-        through = acks.next(Duration::from_secs(5))?.ok_or("no acknowledgement")?.through;
-    }
-    stream.closer().close();
-    Ok(sequence * FRAME)
 }
 
 fn cpu_seconds() -> f64 {
@@ -128,7 +83,7 @@ fn measure(source: &Arc<Ram>, target: &Arc<Ram>, channels: u64, tls: Option<&Tls
                 StreamReceiver::new(far).serve(regions, &fence)
             });
             let part = Run { offset: number * part, length: part };
-            sending.push(scope.spawn(move || send(&near, source.as_ref(), part, begun + TIME)));
+            sending.push(scope.spawn(move || send(&near, source.as_ref(), part, FRAME, begun + TIME)));
         }
         sending
             .into_iter()
@@ -143,19 +98,9 @@ fn measure(source: &Arc<Ram>, target: &Arc<Ram>, channels: u64, tls: Option<&Tls
 }
 
 fn row(name: &str, channels: u64, runs: &[Measured]) -> String {
-    let text = |of: fn(&Measured) -> f64| {
-        let mut all: Vec<f64> = runs.iter().map(of).collect();
-        all.sort_by(f64::total_cmp);
-        match all.as_slice() {
-            [least, .., most] => format!("{:.2} ({least:.2} to {most:.2})", all[all.len() / 2]),
-            _ => "-".into(),
-        }
-    };
-    format!(
-        "| {name} | {channels} | {} | {} |",
-        text(|run| run.gigabits),
-        text(|run| run.cpu_seconds_per_gib)
-    )
+    let text = |of: fn(&Measured) -> f64| spread(&mut runs.iter().map(of).collect::<Vec<f64>>());
+    let (gigabits, cpu) = (text(|run| run.gigabits), text(|run| run.cpu_seconds_per_gib));
+    format!("| {name} | {channels} | {gigabits} | {cpu} |")
 }
 
 /// Prints the table.

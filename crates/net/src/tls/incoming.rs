@@ -16,7 +16,7 @@ pub(super) struct Incoming {
     records: Vec<u8>,
     start: usize,
     end: usize,
-    /// Content of a record that was not taken yet, from `taken` on.
+    /// Content of records that are verified, not taken yet from `taken` on.
     content: Vec<u8>,
     taken: usize,
     /// The peer has said that nothing more comes.
@@ -54,16 +54,14 @@ impl Incoming {
         Ok(bytes)
     }
 
+    /// Whether a record is there to be read. After an error and after the end none is.
     pub fn has_record(&self) -> bool {
-        self.records.get(self.start..self.end).is_some_and(begins_with_record)
+        !self.ended
+            && self.failed.is_none()
+            && self.records.get(self.start..self.end).is_some_and(begins_with_record)
     }
 
-    /// Why nothing more can be read, once all that was read is taken.
-    pub fn failure(&self) -> Option<TlsError> {
-        self.failed.clone().filter(|_| self.left().is_empty())
-    }
-
-    /// Whether something can be read without the socket.
+    /// Whether something can be taken, or an error or the end be found, without the socket.
     pub fn is_ready(&self) -> bool {
         self.ended || self.failed.is_some() || self.taken < self.content.len() || self.has_record()
     }
@@ -72,12 +70,11 @@ impl Incoming {
         self.records.get(self.start..self.end)?.first().copied()
     }
 
-    /// The records, and the place of content that is not taken at once.
+    /// The records, and the content to append theirs to.
     pub fn parts(&mut self) -> (&mut [u8], &mut Vec<u8>) {
-        if self.taken == self.content.len() {
-            self.content.clear();
-            self.taken = 0;
-        }
+        // What is not taken is a part of one record at most, while records are read.
+        self.content.drain(..self.taken);
+        self.taken = 0;
         (self.records.get_mut(self.start..self.end).unwrap_or_default(), &mut self.content)
     }
 
@@ -85,13 +82,12 @@ impl Incoming {
         self.start = (self.start + bytes).min(self.end);
     }
 
-    /// Content that is left from a record.
+    /// Content that is not taken yet.
     pub fn left(&self) -> &[u8] {
         self.content.get(self.taken..).unwrap_or_default()
     }
 
-    pub fn take(&mut self, bytes: usize) -> usize {
-        self.taken += bytes;
-        bytes
+    pub fn take(&mut self, bytes: usize) {
+        self.taken = (self.taken + bytes).min(self.content.len());
     }
 }

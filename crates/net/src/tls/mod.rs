@@ -24,7 +24,12 @@ use rustls::{ClientConfig, ServerConfig};
 
 pub use error::TlsError;
 
+use self::connection::RECORD_BYTES_MAX;
 use crate::lock::Mutex;
+
+/// Content that is copied from or to RAM at a time: of many records, and still in the processor's cache when they are
+/// encrypted or decrypted. Received content may be one record more.
+const BATCH_BYTES: usize = 8 * RECORD_BYTES_MAX;
 
 /// The TLS of a host: what it is when it connects, and when it is connected to. Clones are the same: a host without an
 /// identity may get one later, and every handshake from then on has it.

@@ -1,17 +1,18 @@
 //! Records on their way to the socket. Its owner decides on the order of records.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use super::connection::{RECORD_BYTES_MAX, RECORD_SPARE_BYTES};
 use crate::socket::Wait;
 
-/// Records that are made before the socket is given them: one system call for all.
-const RECORDS: usize = 16;
+/// Content of the records that are made before the socket is given them: one system call for all.
+pub(super) const SENT_BYTES: usize = 16 * RECORD_BYTES_MAX;
 
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Content of the record that is being made.
+    /// Content of the records that are being made.
     plain: Vec<u8>,
     records: Vec<u8>,
     sent: usize,
@@ -32,19 +33,22 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Room for a record of this content, and for the content itself. `None` once there are enough records.
-    pub fn room(&mut self, content: usize) -> Option<(&mut [u8], &mut [u8])> {
-        let needed = self.end + content + RECORD_SPARE_BYTES;
-        if needed > RECORDS * (RECORD_BYTES_MAX + RECORD_SPARE_BYTES) {
-            return None;
+    /// The place of content that records will be made of.
+    pub fn content(&mut self, bytes: usize) -> &mut [u8] {
+        if self.plain.len() < bytes {
+            self.plain.resize(bytes, 0);
         }
+        self.plain.get_mut(..bytes).unwrap_or_default()
+    }
+
+    /// A part of the content, and the room for a record of it.
+    pub fn record(&mut self, part: Range<usize>) -> (&[u8], &mut [u8]) {
+        let needed = self.end + part.len() + RECORD_SPARE_BYTES;
         if self.records.len() < needed {
             self.records.resize(needed, 0);
         }
-        if self.plain.len() < content {
-            self.plain.resize(content, 0);
-        }
-        Some((self.plain.get_mut(..content)?, self.records.get_mut(self.end..)?))
+        let content = self.plain.get(part).unwrap_or_default();
+        (content, self.records.get_mut(self.end..).unwrap_or_default())
     }
 
     /// So many bytes were written into the room.

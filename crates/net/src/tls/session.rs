@@ -16,8 +16,8 @@ use rustls::pki_types::CertificateDer;
 use super::connection::{Connection, RECORD_BYTES_MAX, Step};
 use super::error::TlsError;
 use super::incoming::Incoming;
-use super::outgoing::Outgoing;
-use super::{Tls, handshake};
+use super::outgoing::{Outgoing, SENT_BYTES};
+use super::{BATCH_BYTES, Tls, handshake};
 use crate::lock::Mutex;
 use crate::socket::Wait;
 
@@ -71,9 +71,10 @@ impl Session {
         self.cipher
     }
 
-    /// Makes records of at most `length` bytes and gives the socket what it takes of them. Returns the bytes that are
-    /// taken over; [`flush`](Session::flush) says when they are gone. `fill` is asked for each record's content, which
-    /// begins at a number of bytes. `WouldBlock` while records of before are left.
+    /// Makes records of at most `length` bytes and gives the socket what it takes of them, in one system call if it
+    /// takes all. Returns the bytes that are taken over; [`flush`](Session::flush) says when they are gone. `fill` is
+    /// asked for the content of many records, which begins at a number of bytes. `WouldBlock` while records of before
+    /// are left.
     pub fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -84,16 +85,18 @@ impl Session {
         let mut outgoing = self.outgoing.lock();
         outgoing.flush(socket, wait)?;
         let mut taken = 0;
-        while taken < length {
-            let size = RECORD_BYTES_MAX.min(length - taken);
-            let Some((content, room)) = outgoing.room(size) else { break };
-            match fill(taken, content) {
+        while taken < length.min(SENT_BYTES) {
+            let size = BATCH_BYTES.min(length - taken);
+            match fill(taken, outgoing.content(size)) {
                 // What was taken over before goes out; the next call finds the error again.
                 Err(_) if taken > 0 => break,
                 filled => filled?,
             }
-            let written = self.connection.lock().encrypt(content, room)?;
-            outgoing.made(written);
+            for start in (0..size).step_by(RECORD_BYTES_MAX) {
+                let (content, room) = outgoing.record(start..size.min(start + RECORD_BYTES_MAX));
+                let written = self.connection.lock().encrypt(content, room)?;
+                outgoing.made(written);
+            }
             taken += size;
         }
         match outgoing.flush(socket, wait) {
@@ -113,8 +116,8 @@ impl Session {
     }
 
     /// Gives content of records that are verified to `take`, at most `length` bytes of it, and returns how many. `take` is
-    /// called with the number of bytes before it. Ok(0) is the end that the peer has said. `WouldBlock` if no whole
-    /// record is there.
+    /// called with the number of bytes before it, and with the content of many records at once where they are there.
+    /// Ok(0) is the end that the peer has said. `WouldBlock` if no whole record is there.
     pub fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -125,61 +128,50 @@ impl Session {
         let mut incoming = self.incoming.lock();
         let mut done = 0;
         while done < length {
-            if let Some(error) = incoming.failure() {
-                match done {
-                    0 => return Err(error.into()),
-                    _ => break,
-                }
-            }
             let rest = length - done;
-            let mut take = |content: &[u8]| take(done, content);
-            let taken = match incoming.left() {
-                [] if incoming.ended => break,
-                [] if incoming.has_record() => self.read(&mut incoming, socket, rest, &mut take),
-                [] if done > 0 => break,
-                [] => match self.refill(&mut incoming, socket, wait)? {
-                    true => Ok(0),
-                    false => break,
-                },
+            self.read(&mut incoming, socket, rest.min(BATCH_BYTES));
+            match incoming.left() {
+                [] if done > 0 || incoming.ended => break,
+                [] => {
+                    if let Some(error) = &incoming.failed {
+                        return Err(error.clone().into());
+                    }
+                    if !self.refill(&mut incoming, socket, wait)? {
+                        break;
+                    }
+                }
                 left => {
                     let bytes = left.len().min(rest);
-                    take(left.get(..bytes).unwrap_or_default()).map(|()| incoming.take(bytes))
+                    match take(done, left.get(..bytes).unwrap_or_default()) {
+                        // The next call finds the error again.
+                        Err(_) if done > 0 => break,
+                        taken => taken?,
+                    }
+                    incoming.take(bytes);
+                    done += bytes;
                 }
-            };
-            match taken {
-                // The next call finds the error again.
-                Err(_) if done > 0 => break,
-                taken => done += taken?,
             }
         }
         Ok(done)
     }
 
-    /// Reads records up to the first one with content, and returns how much of it was taken. The rest is kept.
-    fn read(
-        &self,
-        incoming: &mut Incoming,
-        socket: BorrowedFd<'_>,
-        wanted: usize,
-        take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<usize> {
-        let (records, kept) = incoming.parts();
-        let mut taken = Ok(0);
-        let (discard, step) = self.connection.lock().read(records, &mut |content| {
-            let (now, later) = content.split_at(content.len().min(wanted));
-            taken = take(now).map(|()| now.len());
-            kept.extend_from_slice(if taken.is_ok() { later } else { content });
-        });
-        incoming.discard(discard);
-        match step {
-            Ok(Step::PeerClosed) => incoming.ended = true,
-            Ok(_) => {}
-            Err(error) => {
-                self.send_alert(socket);
-                incoming.failed = Some(error);
+    /// Reads records that are there until `enough` content is left to be taken. What was verified before a record that is
+    /// damaged is left in front of the error, and nothing behind it is read.
+    fn read(&self, incoming: &mut Incoming, socket: BorrowedFd<'_>, enough: usize) {
+        while incoming.left().len() < enough && incoming.has_record() {
+            let (records, content) = incoming.parts();
+            let (discard, step) =
+                self.connection.lock().read(records, &mut |piece| content.extend_from_slice(piece));
+            incoming.discard(discard);
+            match step {
+                Ok(Step::PeerClosed) => incoming.ended = true,
+                Ok(_) => {}
+                Err(error) => {
+                    self.send_alert(socket);
+                    incoming.failed = Some(error);
+                }
             }
         }
-        taken
     }
 
     /// False at the end of the stream, if it is this side that ended it.
@@ -208,7 +200,7 @@ impl Session {
     pub fn close(&self, socket: BorrowedFd<'_>) {
         self.closed_here.store(true, Ordering::SeqCst);
         let Some(mut outgoing) = self.outgoing.try_lock() else { return };
-        let Some((_, room)) = outgoing.room(0) else { return };
+        let (_, room) = outgoing.record(0..0);
         if let Ok(bytes) = self.connection.lock().close_notify(room) {
             outgoing.made(bytes);
             let _ = outgoing.flush(socket, Wait::Never);

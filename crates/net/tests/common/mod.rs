@@ -1,6 +1,9 @@
 //! A destination that takes data channels over loopback, and helpers of all tests.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[allow(unused_imports, unused_macros)]
+pub mod forward;
+
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};

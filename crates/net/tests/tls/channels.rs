@@ -20,6 +20,7 @@ use linerate_net::tls::{Tls, TlsError};
 use linerate_wire::frame::{Role, encode_control};
 use rustix::io::Errno;
 
+use crate::common::forward::forward;
 use crate::common::*;
 use crate::identity::*;
 use crate::relay::*;
@@ -136,32 +137,13 @@ fn only_verified_bytes_land() {
 struct Full(HeapRegion, Errno);
 
 impl Region for Full {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-    fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32> {
-        self.0.checksum_after(before, runs)
-    }
-    fn split_zero(&self, runs: &[Run], data: &mut Vec<Run>, zero: &mut Vec<Run>) -> io::Result<()> {
-        self.0.split_zero(runs, data, zero)
-    }
-    fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize> {
-        self.0.send(socket, head, runs, done)
-    }
+    forward!(size checksum_after split_zero send read clear populate);
+
     fn receive(&self, _: BorrowedFd<'_>, _: &[Run], _: usize) -> io::Result<usize> {
         panic!("bytes went from the socket to the region")
     }
-    fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()> {
-        self.0.read(run, to)
-    }
     fn write(&self, _: Run, _: &[u8]) -> io::Result<()> {
         Err(self.1.into())
-    }
-    fn clear(&self, run: Run) -> io::Result<()> {
-        self.0.clear(run)
-    }
-    fn populate(&self, _: &[Run]) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod batches;
 mod channels;
 mod handshakes;
 mod identity;
