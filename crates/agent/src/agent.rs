@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use linerate_api::{MigrateRequest, MigrationSummary};
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, MigrateRequest, MigrationSummary};
 use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
@@ -18,6 +18,7 @@ use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
+use crate::audit::{self, Audit};
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
@@ -37,6 +38,8 @@ pub struct Agent {
     pub config: Arc<Config>,
     /// Who this host is to other agents, and what they may do.
     pub security: Arc<Security>,
+    /// Who did what on this host.
+    pub audit: Arc<Audit>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
     /// Guests of this host.
@@ -66,7 +69,14 @@ pub struct Agent {
 
 impl Agent {
     /// An agent that knows no session yet.
-    pub fn new(config: Config, journal: Journal, registry: Registry, security: Arc<Security>) -> Agent {
+    pub fn new(
+        config: Config,
+        journal: Journal,
+        registry: Registry,
+        security: Arc<Security>,
+        audit: Audit,
+    ) -> Agent {
+        let audit = Arc::new(audit);
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone(), security.clone()));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
@@ -79,6 +89,7 @@ impl Agent {
             gates.clone(),
             recovery.clone(),
             security.clone(),
+            audit.clone(),
         ));
         let incoming = Arc::new(incoming::Sessions::new(incoming::Needs {
             config: config.clone(),
@@ -89,6 +100,7 @@ impl Agent {
             arrivals: arrivals.clone(),
             recovery: recovery.clone(),
             security: security.clone(),
+            audit: audit.clone(),
         }));
         let tunnels =
             Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone(), security.clone()));
@@ -107,6 +119,7 @@ impl Agent {
         Agent {
             config,
             security,
+            audit,
             journal,
             registry,
             qemu_cache,
@@ -229,6 +242,7 @@ impl Agent {
             bench: self.bench.clone(),
             tunnels: self.tunnels.clone(),
             moves: self.moves.clone(),
+            audit: self.audit.clone(),
             begin_copy: Box::new(begin_copy),
         })
     }
@@ -240,8 +254,14 @@ impl Agent {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let name = match self.security.peer(accepted.peer_certificates()) {
             Ok(name) => name,
-            Err(error) => return tracing::warn!(%peer, %error, "a connection was refused"),
+            Err(error) => {
+                tracing::warn!(%peer, %error, "a connection was refused");
+                let caller = audit::host(&None, peer, accepted.cipher());
+                let line = audit::entry(AuditAction::Connection, AuditResult::Refused, caller);
+                return self.audit.record(AuditEntry { reason: Some(error.to_string()), ..line });
+            }
         };
+        let caller = audit::host(&name, peer, accepted.cipher());
         let permitted = permission(hello.role).map_or(Ok(()), |needed| self.security.permit(&name, needed));
         let handled = match hello.role {
             _ if permitted.is_err() => refuse(accepted, permitted),
@@ -265,9 +285,26 @@ impl Agent {
                 }
             }
         };
-        if let Err(error) = handled {
+        if let Err(error) = &handled {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
+        self.note(&hello, caller, handled.err());
+    }
+
+    /// What another host's agent began here, and what was refused to it.
+    fn note(&self, hello: &Hello, caller: AuditCaller, refusal: Option<String>) {
+        let action = match hello.role {
+            Purpose::ControlNew => AuditAction::ArrivalBegin,
+            Purpose::TunnelNew => AuditAction::Tunnel,
+            Purpose::Doctor => AuditAction::Doctor,
+            Purpose::Bench => AuditAction::Bench,
+            // More of what one of these began.
+            _ if refusal.is_none() => return,
+            _ => AuditAction::Connection,
+        };
+        let result = if refusal.is_none() { AuditResult::Done } else { AuditResult::Refused };
+        let line = audit::entry(action, result, caller);
+        self.audit.record(AuditEntry { session: Some(hello.session.to_string()), reason: refusal, ..line });
     }
 
     /// Another host wants streams to sockets here.

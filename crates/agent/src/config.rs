@@ -14,6 +14,8 @@ use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
 use serde::Deserialize;
 
+pub use crate::audit::LocalUsers;
+
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
 
@@ -46,7 +48,10 @@ pub struct Config {
     /// UNIX socket of the local API. A program that can open it can start and move guests.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// Journal. Must survive a reboot.
+    /// What other users of this host than root may do with it. Default: nothing, and only root can open `socket`.
+    #[serde(default)]
+    pub local: LocalUsers,
+    /// Journal and audit log. Must survive a reboot.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
     /// Sockets, pid files and records of running guests. Must not survive a reboot.
@@ -281,6 +286,11 @@ impl Config {
             }
             _ => {}
         }
+        if let Some(name) = self.local.with_a_host_role() {
+            return Some(format!(
+                "[local] gives {name} the role member, which is one of hosts: viewer, operator or administrator"
+            ));
+        }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());
         }
@@ -310,6 +320,14 @@ mod tests {
             assert!(problem(grants).contains("no effect yet"), "{grants}");
         }
         assert_eq!(problem("[peers.hosts.one]\nrole = \"viewer\"\n"), "");
+    }
+
+    #[test]
+    fn users_of_this_host_have_no_role_of_hosts() {
+        let problem = |text: &str| toml::from_str::<Config>(text).unwrap().problem().unwrap_or_default();
+        assert_eq!(problem("[local.groups]\nkvm = \"operator\"\n"), "");
+        assert!(problem("[local.users]\nalice = \"member\"\n").contains("alice"));
+        assert!(toml::from_str::<Config>("[local]\nroles = 1\n").is_err());
     }
 
     fn read(text: &str) -> Result<Config, ConfigError> {

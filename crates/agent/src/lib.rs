@@ -12,6 +12,7 @@
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
+//! | `audit` | who did what on this host, or tried to; what users of this host may do |
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
@@ -19,6 +20,7 @@
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
+mod audit;
 pub mod bench;
 mod clock;
 pub mod config;
@@ -57,12 +59,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use linerate_api::TunnelAddress;
+use linerate_api::{AuditAction, TunnelAddress};
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::tcp::options::TcpOptions;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::agent::Agent;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::private_folder::private_folder;
@@ -85,6 +92,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let security = Security::open(&config)?;
     end_on_panic();
     let agent = Arc::new(open(config, security)?);
+    agent.audit.agent(AuditAction::AgentStart);
     // First: it does not block, and what follows may.
     session::pending_notice::send_all(&agent.config.state_dir, &agent.security);
     recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
@@ -113,6 +121,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
     runtime.block_on(server::serve(&agent))?;
+    agent.audit.agent(AuditAction::AgentStop);
     tracing::info!("the agent ends; guests run on");
     Ok(())
 }
@@ -151,7 +160,9 @@ fn open(config: Config, security: Arc<Security>) -> Result<Agent> {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
     let registry = Registry::open(&config.run_dir)?;
-    Ok(Agent::new(config, journal, registry, security))
+    let audit = Audit::open(&config.state_dir)
+        .with_context(|| format!("cannot open the audit log in {}", config.state_dir.display()))?;
+    Ok(Agent::new(config, journal, registry, security, audit))
 }
 
 /// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them,
@@ -215,11 +226,17 @@ fn warm_up(agent: &Arc<Agent>) {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LINERATE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    // What is audited has its own files; journald gets its fields, where there is a journald.
+    let text = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .try_init();
+        .with_filter(filter)
+        .with_filter(filter_fn(|event| event.target() != audit::TARGET));
+    let journald = tracing_journald::layer().ok().map(|layer| {
+        let layer = layer.with_field_prefix(Some("LINERATE".to_owned()));
+        layer.with_filter(filter_fn(|event| event.target() == audit::TARGET))
+    });
+    let _ = tracing_subscriber::registry().with(text).with(journald).try_init();
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The local API: HTTP over a UNIX socket that only root can open.
+//! The local API: HTTP over a UNIX socket that only root can open, or users with a role (`[local]`).
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, LinkConfirm, LinkRequest,
-    MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest,
-    TunnelEvent, TunnelRequest, code, paths,
+    AgentStatus, AuditRequest, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, LinkConfirm,
+    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest,
+    ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -22,7 +23,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
+use crate::audit::{LocalPeer, supervise};
 use crate::bench;
+use crate::config::Config;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
@@ -40,7 +43,22 @@ impl IntoResponse for Refusal {
 
 /// Serves until SIGTERM or SIGINT.
 pub async fn serve(agent: &Arc<Agent>) -> Result<()> {
+    let listener = listen(&agent.config)?;
     let socket = &agent.config.socket;
+    tracing::info!(socket = %socket.display(), listen = ?agent.config.listen, name = agent.config.name, "the agent is ready");
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        done = answer(agent, listener) => done?,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    let _ = std::fs::remove_file(socket);
+    Ok(())
+}
+
+fn listen(config: &Config) -> Result<UnixListener> {
+    let socket = &config.socket;
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -48,18 +66,27 @@ pub async fn serve(agent: &Arc<Agent>) -> Result<()> {
     let _ = std::fs::remove_file(socket);
     let listener =
         UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
-    tracing::info!(socket = %socket.display(), listen = ?agent.config.listen, name = agent.config.name, "the agent is ready");
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let served = axum::serve(listener, routes(agent.clone()));
-    tokio::select! {
-        done = served.into_future() => done?,
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    open_to_users(config)?;
+    Ok(listener)
+}
+
+async fn answer(agent: &Arc<Agent>, listener: UnixListener) -> std::io::Result<()> {
+    let routes = routes(agent.clone()).into_make_service_with_connect_info::<LocalPeer>();
+    axum::serve(listener, routes).await
+}
+
+/// Users with a role must reach the socket: each request's user is looked at. The folder may be searched then and not
+/// listed, and the other sockets in it are root's.
+fn open_to_users(config: &Config) -> std::io::Result<()> {
+    let mode =
+        |path: &std::path::Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+    if config.local.is_empty() {
+        return mode(&config.socket, 0o600);
     }
-    let _ = std::fs::remove_file(socket);
-    Ok(())
+    if config.socket.parent() == Some(&config.run_dir) {
+        mode(&config.run_dir, 0o711)?;
+    }
+    mode(&config.socket, 0o666)
 }
 
 fn routes(agent: Arc<Agent>) -> Router {
@@ -80,6 +107,8 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::LINK_PUT_BACK, post(put_back_link))
         .route(paths::TUNNELS, post(make_tunnel))
         .route(paths::QOS_APPLY, post(apply_qos))
+        .route(paths::AUDIT, post(read_audit))
+        .route_layer(from_fn_with_state(agent.clone(), supervise))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -271,6 +300,17 @@ async fn resolve(
     Ok(Json(outgoing.summary()))
 }
 
+async fn read_audit(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request: AuditRequest = parse(&body)?;
+    let read = move || {
+        let failed = |error: std::io::Error| {
+            ErrorBody::new("internal", format!("the audit log cannot be read: {error}"))
+        };
+        agent.audit.read(&request).map_err(failed)
+    };
+    Ok(Json(blocking(read).await?).into_response())
+}
+
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
     let request: DoctorRequest = parse(&body)?;
     Ok(Json(blocking(move || doctor::coordinate::examine(&agent.doctor, &request)).await?).into_response())
@@ -421,3 +461,6 @@ async fn watch_client(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

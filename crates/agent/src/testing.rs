@@ -12,6 +12,7 @@ use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use tempfile::TempDir;
 
 use crate::agent::Agent;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::security::Security;
@@ -30,7 +31,13 @@ pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
     let config = Config::read(&file).unwrap();
     let journal = Journal::open(&config.state_dir).unwrap();
     let registry = Registry::open(&config.run_dir).unwrap();
-    Arc::new(Agent::new(config, journal, registry, Security::insecure()))
+    Arc::new(Agent::new(
+        config,
+        journal,
+        registry,
+        Security::insecure(),
+        Audit::open(&path("state")).unwrap(),
+    ))
 }
 
 /// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.

@@ -17,9 +17,11 @@
 //! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
 //! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
+//! | [`AuditRequest`], [`AuditEntry`] | who did what on a host, or tried to |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
+mod audit;
 mod bench;
 mod client;
 mod doctor;
@@ -37,6 +39,7 @@ mod status;
 mod step;
 mod tunnel;
 
+pub use audit::{AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult};
 pub use bench::{
     Bandwidth, BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchPort, BenchReport, BenchRequest,
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,

@@ -41,8 +41,11 @@ pub const QOS_APPLY: &str = "/v1/qos/apply";
 /// when the client closes the connection.
 pub const TUNNELS: &str = "/v1/tunnels";
 
+/// `POST` [`AuditRequest`](crate::AuditRequest): 200, list of [`AuditEntry`](crate::AuditEntry), oldest first.
+pub const AUDIT: &str = "/v1/audit";
+
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 19] = [
+pub const TABLE: [(&str, &str); 20] = [
     ("GET", STATUS),
     ("GET", GUESTS),
     ("POST", GUESTS),
@@ -62,6 +65,7 @@ pub const TABLE: [(&str, &str); 19] = [
     ("POST", LINK_PUT_BACK),
     ("POST", TUNNELS),
     ("POST", QOS_APPLY),
+    ("POST", AUDIT),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

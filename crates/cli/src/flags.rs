@@ -11,11 +11,13 @@ use linerate_api::{
 
 use crate::units;
 
+mod audit;
 mod bench;
 mod doctor;
 mod domain;
 mod qos;
 
+pub use audit::AuditFlags;
 pub use bench::{BenchCommand, BenchFlags};
 pub use doctor::DoctorFlags;
 pub use domain::Domain;
@@ -62,6 +64,8 @@ pub enum Command {
     Qos(QosCommand),
     /// Show the state of the agent: guests, migrations, kernel features
     Status,
+    /// Show who did what on this host, or tried to
+    Audit(AuditFlags),
     /// Decide a session in doubt by hand, when the other host will never answer
     Resolve(ResolveFlags),
     /// Print a completion script for a shell

@@ -121,6 +121,17 @@ pub fn timeout_s(text: &str) -> Result<u32, UnitError> {
     }
 }
 
+/// How long ago, in milliseconds; a bare number is seconds.
+pub fn age_ms(text: &str) -> Result<u64, UnitError> {
+    let days = text.trim().strip_suffix('d').map(|days| format!("{days}h"));
+    let times = if days.is_some() { 24 } else { 1 };
+    let each = duration(days.as_deref().unwrap_or(text), Duration::from_secs(1))?;
+    let whole = each.checked_mul(times).map(|age| age.as_millis());
+    whole
+        .and_then(|ms| u64::try_from(ms).ok())
+        .ok_or_else(|| UnitError::OutOfRange("a length of time that fits a lifetime".into()))
+}
+
 /// How long a measurement takes, in milliseconds, 1 ms to 300 s; a bare number is seconds.
 pub fn bench_ms(text: &str) -> Result<u32, UnitError> {
     let duration = duration(text, Duration::from_secs(1))?;

@@ -8,8 +8,8 @@ mod stage;
 
 use std::time::Duration;
 
-use linerate_lab::GuestParameters;
 use linerate_lab::trust::{self, Cluster};
+use linerate_lab::{Agent, GuestParameters};
 use serde_json::Value;
 use stage::{Stage, ended, lost, round_began};
 
@@ -33,6 +33,61 @@ fn refused(stage: &mut Stage) -> String {
     assert_ne!(exit["code"].as_i64(), Some(0), "{events:#?}");
     stage.guest_goes_on();
     format!("{} {}", Value::from(events), exit["logs"])
+}
+
+/// Lines of a host's audit log that match.
+fn audit(agent: &Agent, words: &[&str]) -> Vec<Value> {
+    let output = agent.client().args(["audit", "--json"]).args(words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Action, result and reason of a line with this action.
+fn has<'a>(lines: &'a [Value], action: &str) -> &'a Value {
+    let found = lines.iter().find(|line| line["action"] == action);
+    found.unwrap_or_else(|| panic!("{action} is not in {lines:#?}"))
+}
+
+#[test]
+fn who_did_what_is_in_the_audit_log_of_both_hosts() {
+    let mut stage = Stage::secured(&[1000, 1000], parameters());
+    let [source, destination] = stage.lab.hosts() else { panic!("two hosts") };
+    let (source_name, destination_name) = (source.name().to_owned(), destination.name().to_owned());
+    stage.restart_agents_with(["", &format!("[peers.hosts.{source_name}]\nrole = \"viewer\"\n")]);
+    refused(&mut stage);
+    stage.restart_agents_with(["", ""]);
+    let report = ended(&stage.migrate(&[]).finish()).completed();
+    let id = report["id"].as_str().unwrap();
+    stage.arrived();
+    let [here, there] = stage.both_agents();
+
+    let lines = audit(here, &[]);
+    has(&lines, "agent_start");
+    let begun = audit(here, &["--session", id, "--by", "root"]);
+    let begun = has(&begun, "migration_begin");
+    assert_eq!((&begun["guest"], &begun["result"]), (&"g".into(), &"done".into()));
+    assert_eq!((&begun["caller"]["kind"], &begun["caller"]["uid"]), (&"local".into(), &0.into()));
+    assert!(begun["to"].as_str().unwrap().contains("7979"), "{begun}");
+    let ended = audit(here, &["--session", id, "--guest", "g"]);
+    assert_eq!(has(&ended, "migration_end")["result"], "done");
+    let failed = audit(here, &["--result", "failed"]);
+    assert!(
+        has(&failed, "migration_end")["reason"].as_str().unwrap().contains(&destination_name),
+        "{failed:#?}"
+    );
+
+    let arrived = audit(there, &["--session", id, "--by", &source_name]);
+    let begun = has(&arrived, "arrival_begin");
+    assert!(begun["caller"]["cipher"].as_str().unwrap().starts_with("TLS13_"), "{begun}");
+    assert_eq!(has(&arrived, "arrival_end")["guest"], "g");
+    let refused = audit(there, &["--result", "refused"]);
+    let refused = has(&refused, "arrival_begin");
+    assert!(refused["reason"].as_str().unwrap().contains("may not send"), "{refused}");
+    assert_eq!(refused["caller"]["name"], source_name.as_str());
+
+    let shown = here.client().args(["audit", "--limit", "5"]).output().unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.starts_with("TIME (UTC)") && text.contains("migration end"), "{text}");
 }
 
 #[test]

@@ -171,6 +171,9 @@ pub enum ChannelError {
         #[source]
         source: io::Error,
     },
+    /// The stream whose bytes were to be sent has ended meanwhile.
+    #[error("region {region} has nothing more to send there: its stream has ended")]
+    SourceGone { region: RegionId },
     /// Too much arrived damaged.
     #[error("too many frames arrived damaged; look for a faulty port or cable on this link")]
     Damaged,
@@ -194,7 +197,13 @@ pub enum ChannelError {
 impl ChannelError {
     /// Whether the transport may be what failed, when the link works: the peer did not end it, nor did this side.
     pub fn may_be_the_transports(&self) -> bool {
-        !matches!(self, ChannelError::Closed | ChannelError::ClosedHere | ChannelError::Thread(_))
+        !matches!(
+            self,
+            ChannelError::Closed
+                | ChannelError::ClosedHere
+                | ChannelError::Thread(_)
+                | ChannelError::SourceGone { .. }
+        )
     }
 }
 

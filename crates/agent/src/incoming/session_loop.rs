@@ -13,6 +13,7 @@ use linerate_guest::procfs;
 
 use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
+use crate::audit;
 use crate::faults::{chain, fault};
 use crate::journal::Record;
 use crate::session::paths::Paths;
@@ -132,6 +133,8 @@ impl SessionLoop {
 
     pub(super) fn end(&mut self, fault: Option<Fault>) {
         let session = self.shared.session;
+        let from = audit::host(&self.shared.opener, self.shared.peer, None);
+        self.sessions.audit.arrival_end(session, &self.shared.guest(), from, fault.as_ref());
         match fault {
             None => tracing::info!(%session, guest = self.shared.guest(), "the guest is here"),
             Some(fault) => tracing::warn!(%session, %fault, "the guest did not arrive"),

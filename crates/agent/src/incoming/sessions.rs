@@ -15,6 +15,7 @@ use linerate_net::lock::Mutex;
 use linerate_wire::frame::{Hello, Role};
 
 use super::Incoming;
+use crate::audit::Audit;
 use crate::bench;
 use crate::config::Config;
 use crate::faults::{chain, fault};
@@ -40,6 +41,7 @@ pub struct Sessions {
     pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
     security: Arc<Security>,
+    pub(super) audit: Arc<Audit>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }
@@ -54,11 +56,13 @@ pub struct Needs {
     pub arrivals: Arc<ArrivalCount>,
     pub recovery: Arc<recovery::Sessions>,
     pub security: Arc<Security>,
+    pub audit: Arc<Audit>,
 }
 
 impl Sessions {
     pub fn new(needs: Needs) -> Sessions {
-        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery, security } = needs;
+        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery, security, audit } =
+            needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
         Sessions {
             config,
@@ -70,6 +74,7 @@ impl Sessions {
             arrivals,
             recovery,
             security,
+            audit,
             live,
             past,
         }

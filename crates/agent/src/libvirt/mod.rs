@@ -43,6 +43,7 @@ use self::plan::Plan;
 use self::target::Target;
 use self::virsh::{HERE, Virsh};
 use self::xml::Changes;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::faults::chain;
 use crate::journal::{Journal, MovedDomain};
@@ -61,6 +62,7 @@ pub(crate) struct Needs {
     pub bench: Arc<bench::Host>,
     pub tunnels: Arc<tunnel::Sessions>,
     pub moves: Arc<Moves>,
+    pub audit: Arc<Audit>,
     /// Begins the copy of a domain's RAM.
     pub begin_copy: BeginCopy,
 }
@@ -159,12 +161,12 @@ impl Job {
         };
         // Nothing was touched yet.
         let ended = ended.unwrap_or_else(|error| Ended::failed(error, MigrationOutcome::Failed));
-        let Job { shared, kept, claim, domain, changes, .. } = self;
+        let Job { needs, shared, kept, claim, domain, changes, .. } = self;
         tracing::info!(id = %shared.id(), domain = domain.name, outcome = ?ended.outcome, "libvirt's migration has ended");
         kept.close();
         // A client that gets the end may ask for the next migration.
         drop((claim, changes));
-        shared.finish(ended);
+        shared.finish(ended, &needs.audit);
     }
 }
 
@@ -187,14 +189,16 @@ impl Move {
     }
 
     /// The last event, after what was found out of a domain that arrived.
-    fn finish(&self, ended: Ended) {
+    fn finish(&self, ended: Ended, audit: &Audit) {
         let Ended { outcome, error, arrived } = ended;
         if let Some(Outcome { state, job }) = arrived {
             let (domain, to) = (self.guest().to_owned(), self.to().to_owned());
             self.publish(DomainEvent::Completed { domain, to, state, job });
         }
         let report = self.copied().and_then(|copied| copied.report);
-        self.event_log.publish(EventKind::Finished { outcome, error: error.map(Box::new), report });
+        let last = EventKind::Finished { outcome, error: error.map(Box::new), report };
+        audit.migration_end(&self.id().0, self.guest(), self.to(), &last);
+        self.event_log.publish(last);
     }
 }
 

@@ -85,7 +85,7 @@ impl DomainSearch {
         tracing::info!(id = domain.id, outcome = ?ended.outcome, "it is known where this domain is");
         Kept::again(&needs, key, record).close();
         drop(claim);
-        shared.finish(ended);
+        shared.finish(ended, &needs.audit);
     }
 
     async fn see(&self, here: &Virsh) -> Ended {

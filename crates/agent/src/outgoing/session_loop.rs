@@ -295,6 +295,16 @@ impl SessionLoop {
         self.reported.publish(&self.shared);
         let finished = progress::finished(&self.shared, &ending, cpu, downtime_ms);
         self.shared.release();
+        let request = &self.shared.request;
+        // The end of a domain's migration is recorded where libvirt's part of it ends.
+        if !matches!(self.record.role, Role::Handover { .. }) {
+            self.sessions.audit.migration_end(
+                &self.shared.session.to_string(),
+                &request.guest,
+                &request.to,
+                &finished,
+            );
+        }
         self.shared.event_log.publish(finished);
     }
 }

@@ -8,6 +8,7 @@ use linerate_guest::registry::Registry;
 use linerate_net::lock::Mutex;
 
 use super::Outgoing;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::recovery;
@@ -25,6 +26,7 @@ pub struct Sessions {
     /// Takes sessions that cannot end themselves.
     pub(super) recovery: Arc<recovery::Sessions>,
     pub(super) security: Arc<Security>,
+    pub(super) audit: Arc<Audit>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
 }
 
@@ -36,8 +38,9 @@ impl Sessions {
         gates: Arc<StreamGates>,
         recovery: Arc<recovery::Sessions>,
         security: Arc<Security>,
+        audit: Arc<Audit>,
     ) -> Sessions {
-        Sessions { config, journal, registry, gates, recovery, security, live: Mutex::default() }
+        Sessions { config, journal, registry, gates, recovery, security, audit, live: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Outgoing>>> {

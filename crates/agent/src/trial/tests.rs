@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use super::store::file;
 use super::*;
 use crate::agent::Agent;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::security::{Caller, Security};
@@ -33,6 +34,7 @@ fn again(folder: &TempDir) -> Arc<Agent> {
         Journal::open(path).unwrap(),
         Registry::open(path).unwrap(),
         Security::insecure(),
+        Audit::open(path).unwrap(),
     ))
 }
 

@@ -12,9 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, BenchRequest, Decision, DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary,
-    LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
-    MigrationSummary, QosAnswer, QosRequest, ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
+    AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, Decision, DoctorAnswer, DoctorRequest,
+    GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
+    MigrationId, MigrationStarted, MigrationSummary, QosAnswer, QosRequest, ResolveRequest, StartGuest,
+    StopGuest, TunnelRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -126,6 +127,11 @@ impl Client {
     /// Sets ports as an intent says, on trial.
     pub async fn apply_qos(&self, request: &QosRequest) -> Result<QosAnswer, ClientError> {
         self.post(paths::QOS_APPLY, request).await
+    }
+
+    /// Lines of the audit log, oldest first.
+    pub async fn audit(&self, request: &AuditRequest) -> Result<Vec<AuditEntry>, ClientError> {
+        self.post(paths::AUDIT, request).await
     }
 
     /// Follows a migration from its beginning to its end.

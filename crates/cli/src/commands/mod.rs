@@ -1,6 +1,7 @@
 //! One module for each command.
 
 mod agent;
+mod audit;
 mod bench;
 mod completions;
 mod doctor;
@@ -42,6 +43,7 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Bench(command) => bench::run(&command, context).await,
         Command::Vm(command) => vm::run(command, context).await,
         Command::Tunnel(flags) => tunnel::run(&flags, context).await,
+        Command::Audit(flags) => audit::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Link(command) => link::run(command, context).await,
         Command::Qos(command) => qos::run(&command, context).await,

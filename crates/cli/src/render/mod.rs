@@ -1,5 +1,6 @@
 //! Pictures of things, as text. Everything here is pure: the same in, the same out.
 
+pub mod audit;
 pub mod bar;
 pub mod bench;
 pub mod bench_charts;

@@ -16,6 +16,11 @@ impl Stage {
         Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| GuestSpec::new("g", parameters))
     }
 
+    /// Both agents, the first host's first.
+    pub fn both_agents(&self) -> [&Agent; 2] {
+        [&self.agents[0], &self.agents[1]]
+    }
+
     /// Starts both agents again, with what the hosts have now, and more configuration: the source's, the destination's.
     pub fn restart_agents_with(&mut self, configuration: [&str; 2]) {
         for (place, agent) in self.agents.iter_mut().enumerate() {

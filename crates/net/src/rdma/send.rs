@@ -85,8 +85,8 @@ impl RdmaSender {
     fn wait_for_windows(&self, order: &WriteOrder<'_>) -> Result<(), ChannelError> {
         let mut wanted: Vec<Run> = Vec::new();
         for piece in order.data.iter().flat_map(|run| pieces(*run)) {
-            let window =
-                order.region.window(piece.offset).ok_or(RdmaError::Rules("a run outside its region"))?;
+            let gone = ChannelError::SourceGone { region: order.region_id };
+            let window = order.region.window(piece.offset).ok_or(gone)?;
             if wanted.last() != Some(&window) {
                 wanted.push(window);
             }

@@ -83,6 +83,11 @@ impl Accepted {
         self.stream.peer_certificates()
     }
 
+    /// Cipher of the connection; `None` in plain text.
+    pub fn cipher(&self) -> Option<&'static str> {
+        self.stream.cipher()
+    }
+
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {
         exchange::send(&self.stream, &Frame::Welcome(welcome), self.deadline)?;
         Ok(self.stream)

@@ -1,0 +1,252 @@
+//! The audit log: who did what on this host, or tried to. JSON lines in `state_dir`, and journald's fields.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | what is recorded, and what of it is read again |
+//! | `log` | a file of lines that begins anew when it is full |
+//! | `callers` | programs of this host: who they are, what they may do, what they did |
+//!
+//! Refusals have a file of their own. Otherwise strangers could push out what was done, by being refused often enough.
+
+mod callers;
+mod log;
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, EventKind, MigrationOutcome,
+};
+use linerate_core::{Fault, SessionId};
+use linerate_net::lock::Mutex;
+
+use crate::clock::unix_ms;
+use crate::faults::chain;
+use crate::security::PeerName;
+
+pub use callers::LocalUsers;
+pub(crate) use callers::{LocalPeer, supervise};
+use log::Log;
+
+/// Target of the events for journald.
+pub(crate) const TARGET: &str = "linerate::audit";
+/// Refusals of strangers that are written in a second. The others are counted.
+const REFUSALS_PER_SECOND: u32 = 10;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Audit {
+    done: Mutex<Log>,
+    refused: Mutex<Log>,
+    strangers: Mutex<Limit>,
+}
+
+impl Audit {
+    /// Opens the files of this folder, or makes them.
+    pub fn open(state_dir: &Path) -> io::Result<Audit> {
+        Ok(Audit {
+            done: Mutex::new(Log::open(&state_dir.join("audit.jsonl"))?),
+            refused: Mutex::new(Log::open(&state_dir.join("audit-refused.jsonl"))?),
+            strangers: Mutex::default(),
+        })
+    }
+
+    /// Writes a line. A disk that does not take it is an error in the agent's log; what was done is done.
+    pub fn record(&self, mut entry: AuditEntry) {
+        let is_refusal = entry.result == AuditResult::Refused;
+        let by_host = matches!(entry.caller, AuditCaller::Host { .. });
+        if is_refusal && by_host {
+            let Some(left_out) = self.strangers.lock().take(Instant::now()) else { return };
+            entry.left_out = left_out;
+        }
+        to_journald(&entry);
+        let file = if is_refusal { &self.refused } else { &self.done };
+        if let Err(error) = file.lock().append(&entry) {
+            tracing::error!(
+                error = chain(&error),
+                action = entry.action.name(),
+                "the audit log was not written"
+            );
+        }
+    }
+
+    /// The agent begins or ends.
+    pub fn agent(&self, action: AuditAction) {
+        self.record(entry(action, AuditResult::Done, AuditCaller::Agent));
+    }
+
+    /// A migration from this host has ended, with this last event.
+    pub fn migration_end(&self, session: &str, guest: &str, to: &str, last: &EventKind) {
+        let EventKind::Finished { outcome, error, .. } = last else { return };
+        let (result, reason) = match outcome {
+            MigrationOutcome::Completed => (AuditResult::Done, None),
+            MigrationOutcome::Cancelled => (AuditResult::Failed, Some("cancelled".to_owned())),
+            MigrationOutcome::InDoubt => (AuditResult::Failed, Some("in doubt".to_owned())),
+            MigrationOutcome::Failed => (
+                AuditResult::Failed,
+                Some(error.as_ref().map_or("failed".to_owned(), |error| error.message.clone())),
+            ),
+        };
+        self.record(AuditEntry {
+            guest: Some(guest.to_owned()),
+            session: Some(session.to_owned()),
+            to: Some(to.to_owned()),
+            reason,
+            ..entry(AuditAction::MigrationEnd, result, AuditCaller::Agent)
+        });
+    }
+
+    /// A migration to this host has ended, well without a fault.
+    pub fn arrival_end(&self, session: SessionId, guest: &str, from: AuditCaller, fault: Option<&Fault>) {
+        let result = if fault.is_none() { AuditResult::Done } else { AuditResult::Failed };
+        self.record(AuditEntry {
+            guest: Some(guest.to_owned()).filter(|guest| !guest.is_empty()),
+            session: Some(session.to_string()),
+            reason: fault.map(ToString::to_string),
+            ..entry(AuditAction::ArrivalEnd, result, from)
+        });
+    }
+
+    /// The newest lines that match, oldest first.
+    pub fn read(&self, request: &AuditRequest) -> io::Result<Vec<AuditEntry>> {
+        let wanted = |entry: &AuditEntry| request.matches(entry);
+        let mut entries = self.done.lock().files().read(wanted)?;
+        entries.extend(self.refused.lock().files().read(wanted)?);
+        entries.sort_by_key(|entry| entry.unix_ms);
+        let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
+        entries.drain(..entries.len().saturating_sub(limit));
+        Ok(entries)
+    }
+}
+
+/// A line with nothing but who did what, and what became of it.
+pub(crate) fn entry(action: AuditAction, result: AuditResult, caller: AuditCaller) -> AuditEntry {
+    AuditEntry {
+        unix_ms: unix_ms(),
+        action,
+        result,
+        caller,
+        guest: None,
+        session: None,
+        to: None,
+        reason: None,
+        left_out: 0,
+    }
+}
+
+/// Another host's agent, as a caller.
+pub(crate) fn host(name: &PeerName, address: std::net::SocketAddr, cipher: Option<&str>) -> AuditCaller {
+    AuditCaller::Host {
+        name: name.as_ref().map(ToString::to_string),
+        address: address.to_string(),
+        cipher: cipher.map(str::to_owned),
+    }
+}
+
+fn to_journald(entry: &AuditEntry) {
+    let (kind, who, uid, address, cipher) = match &entry.caller {
+        AuditCaller::Local { uid, user, .. } => ("local", user.as_deref(), Some(*uid), None, None),
+        AuditCaller::Host { name, address, cipher } => {
+            ("host", name.as_deref(), None, Some(address.as_str()), cipher.as_deref())
+        }
+        AuditCaller::Agent => ("agent", None, None, None, None),
+    };
+    tracing::info!(
+        target: TARGET,
+        action = entry.action.name(),
+        result = entry.result.name(),
+        caller = kind,
+        who,
+        uid,
+        address,
+        cipher,
+        guest = entry.guest,
+        session = entry.session,
+        to = entry.to,
+        reason = entry.reason,
+        left_out = entry.left_out,
+        "audit",
+    );
+}
+
+/// Counts what is left out after some in a second.
+#[derive(Debug, Default)]
+struct Limit {
+    since: Option<Instant>,
+    written: u32,
+    left_out: u64,
+}
+
+impl Limit {
+    /// How many were left out before this one; `None` if this one is too.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            (self.since, self.written) = (Some(now), 0);
+        }
+        if self.written >= REFUSALS_PER_SECOND {
+            self.left_out += 1;
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stranger() -> AuditCaller {
+        AuditCaller::Host { name: None, address: "192.0.2.1:4711".into(), cipher: None }
+    }
+
+    #[test]
+    fn lines_are_read_again_in_order_and_the_newest_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        for (number, result) in
+            [AuditResult::Done, AuditResult::Refused, AuditResult::Failed].iter().enumerate()
+        {
+            let line = entry(AuditAction::MigrationBegin, *result, AuditCaller::Agent);
+            audit.record(AuditEntry { unix_ms: number as u64, guest: Some(format!("g{number}")), ..line });
+        }
+        drop(audit);
+        let audit = Audit::open(dir.path()).unwrap();
+        let guests = |request: &AuditRequest| -> Vec<String> {
+            audit.read(request).unwrap().into_iter().filter_map(|entry| entry.guest).collect()
+        };
+        let all = AuditRequest { limit: 10, ..AuditRequest::default() };
+        assert_eq!(guests(&all), ["g0", "g1", "g2"]);
+        assert_eq!(guests(&AuditRequest { limit: 2, ..all.clone() }), ["g1", "g2"]);
+        assert_eq!(guests(&AuditRequest { result: Some(AuditResult::Refused), ..all }), ["g1"]);
+    }
+
+    #[test]
+    fn refused_strangers_are_limited_and_counted_and_leave_the_other_file_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        audit.record(entry(AuditAction::GuestStop, AuditResult::Done, AuditCaller::Agent));
+        let before = std::fs::read(dir.path().join("audit.jsonl")).unwrap();
+        for _ in 0..10_000 {
+            audit.record(entry(AuditAction::Connection, AuditResult::Refused, stranger()));
+        }
+        assert_eq!(std::fs::read(dir.path().join("audit.jsonl")).unwrap(), before);
+        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap();
+        assert!(lines.len() < 5_000, "{} lines", lines.len());
+        // Those of this host are never left out.
+        let local = AuditCaller::Local { uid: 1, user: None, pid: None };
+        (0..100).for_each(|_| audit.record(entry(AuditAction::Look, AuditResult::Refused, local.clone())));
+        let request = AuditRequest { limit: u32::MAX, by: Some("1".into()), ..AuditRequest::default() };
+        assert_eq!(audit.read(&request).unwrap().len(), 100);
+    }
+
+    #[test]
+    fn what_was_left_out_is_in_the_next_line() {
+        let (mut limit, start) = (Limit::default(), Instant::now());
+        let taken: Vec<_> = (0..REFUSALS_PER_SECOND + 3).map(|_| limit.take(start)).collect();
+        assert_eq!(taken.iter().filter(|one| one.is_some()).count(), REFUSALS_PER_SECOND as usize);
+        assert_eq!(limit.take(start + Duration::from_secs(1)), Some(3));
+        assert_eq!(limit.take(start + Duration::from_secs(1)), Some(0));
+    }
+}

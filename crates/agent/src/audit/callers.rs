@@ -1,0 +1,279 @@
+//! Programs of this host that use the local API: who they are by the kernel's word, what their user may do, and a line in
+//! the audit log for each thing that they change.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, MatchedPath, RawPathParams, Request, State};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::serve::IncomingStream;
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code, paths};
+use linerate_trust::roles::{Permission, Role};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::net::UnixListener;
+
+use super::entry;
+use crate::agent::Agent;
+
+/// A request's body, bytes. As large as axum takes by itself.
+const BODY_MAX: usize = 2 << 20;
+
+/// Users of this host other than root that may use the local API.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalUsers {
+    /// Role of a user, by name. It counts alone: the user's groups are not looked at.
+    #[serde(default)]
+    users: BTreeMap<String, Role>,
+    /// Role of every member of a group, by name. Of several groups each counts.
+    #[serde(default)]
+    groups: BTreeMap<String, Role>,
+}
+
+impl LocalUsers {
+    /// Nobody but root.
+    pub fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.groups.is_empty()
+    }
+
+    /// The first user or group whose role is one of hosts.
+    pub fn with_a_host_role(&self) -> Option<&str> {
+        let mut all = self.users.iter().chain(&self.groups);
+        all.find(|(_, role)| **role == Role::Member).map(|(name, _)| name.as_str())
+    }
+
+    fn allow(&self, user: &str, groups: &[String], permission: Permission) -> bool {
+        match self.users.get(user) {
+            Some(role) => role.has(permission),
+            None => groups.iter().filter_map(|group| self.groups.get(group)).any(|role| role.has(permission)),
+        }
+    }
+}
+
+/// Who opened a connection, by the kernel's word.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LocalPeer {
+    uid: Option<u32>,
+    pid: Option<i32>,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for LocalPeer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> LocalPeer {
+        let credentials = stream.io().peer_cred().ok();
+        LocalPeer { uid: credentials.map(|one| one.uid()), pid: credentials.and_then(|one| one.pid()) }
+    }
+}
+
+/// What a request is, and what its user must be allowed to.
+///
+/// To start or adopt a guest is to run a program of the caller's choice as the agent's user, and a tunnel reaches every
+/// socket of this host: only administrators may.
+fn needed(method: &Method, path: &str) -> (AuditAction, Permission) {
+    use AuditAction as A;
+    let post = method == Method::POST;
+    match path {
+        paths::GUESTS if post => (A::GuestStart, Permission::SetPorts),
+        paths::GUESTS_ADOPT => (A::GuestAdopt, Permission::SetPorts),
+        paths::GUEST_STOP => (A::GuestStop, Permission::Send),
+        paths::MIGRATIONS if post => (A::MigrationBegin, Permission::Send),
+        paths::MIGRATION if method == Method::DELETE => (A::MigrationCancel, Permission::Send),
+        paths::SESSION_RESOLVE => (A::Resolve, Permission::Send),
+        paths::BENCH => (A::Bench, Permission::Look),
+        paths::DOCTOR => (A::Doctor, Permission::Look),
+        paths::LINK_SET => (A::LinkSet, Permission::SetPorts),
+        paths::LINK_CONFIRM => (A::LinkConfirm, Permission::SetPorts),
+        paths::LINK_PUT_BACK => (A::LinkPutBack, Permission::SetPorts),
+        paths::QOS_APPLY => (A::QosApply, Permission::SetPorts),
+        paths::TUNNELS => (A::Tunnel, Permission::SetPorts),
+        paths::AUDIT => (A::Look, Permission::SetPorts),
+        _ if method == Method::GET || method == Method::HEAD => (A::Look, Permission::Look),
+        _ => (A::Look, Permission::SetPorts),
+    }
+}
+
+/// Around every request: refuses what the caller's user may not do, and writes down what was done.
+pub(crate) async fn supervise(
+    State(agent): State<Arc<Agent>>,
+    ConnectInfo(peer): ConnectInfo<LocalPeer>,
+    matched: MatchedPath,
+    parameters: RawPathParams,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (action, permission) = needed(request.method(), matched.as_str());
+    let users = agent.config.local.clone();
+    let looked_up = tokio::task::spawn_blocking(move || permit(peer, &users, permission)).await;
+    let (caller, refusal) = looked_up
+        .unwrap_or_else(|_| (local(peer, None), Some(ErrorBody::new("internal", "a defect in the agent"))));
+    let mut line = entry(action, AuditResult::Done, caller);
+    for (key, value) in &parameters {
+        let place = if key == "name" { &mut line.guest } else { &mut line.session };
+        *place = Some(value.to_owned());
+    }
+    if let Some(body) = refusal {
+        agent.audit.record(AuditEntry {
+            result: AuditResult::Refused,
+            reason: Some(body.message.clone()),
+            ..line
+        });
+        let status = StatusCode::from_u16(body.http_status()).unwrap_or(StatusCode::FORBIDDEN);
+        return (status, Json(body)).into_response();
+    }
+    if action == AuditAction::Look {
+        return next.run(request).await;
+    }
+    let request = match about_request(request, &mut line).await {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    let answer = next.run(request).await;
+    let answer = about_answer(answer, &mut line).await;
+    agent.audit.record(line);
+    answer
+}
+
+/// Who it is, and why not if the user may not.
+fn permit(peer: LocalPeer, users: &LocalUsers, permission: Permission) -> (AuditCaller, Option<ErrorBody>) {
+    let user = peer.uid.and_then(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten());
+    let caller = local(peer, user.as_ref().map(|user| user.name.clone()));
+    let own = rustix::process::geteuid().as_raw();
+    let allowed = match (peer.uid, user) {
+        (Some(uid), _) if uid == 0 || uid == own => true,
+        (Some(_), Some(user)) => users.allow(&user.name, &groups(&user), permission),
+        _ => false,
+    };
+    let refusal = (!allowed).then(|| {
+        let who = match &caller {
+            AuditCaller::Local { user: Some(user), .. } => format!("the user {user}"),
+            AuditCaller::Local { uid, .. } => format!("the user {uid}"),
+            _ => "an unknown user".to_owned(),
+        };
+        let least = if permission == Permission::SetPorts {
+            "administrator"
+        } else if permission == Permission::Look {
+            "viewer"
+        } else {
+            "operator"
+        };
+        ErrorBody::new("not_authorised", format!("{who} may not do this on this host")).with_hint(format!(
+            "run it as root, or give the user or one of its groups the role {least} in [local] of the agent's configuration"
+        ))
+    });
+    (caller, refusal)
+}
+
+fn local(peer: LocalPeer, user: Option<String>) -> AuditCaller {
+    // Without a word of the kernel's: the user that owns nothing.
+    AuditCaller::Local { uid: peer.uid.unwrap_or(u32::MAX), user, pid: peer.pid }
+}
+
+/// Names of a user's groups, by the host's user database. What the process itself has may be older.
+fn groups(user: &User) -> Vec<String> {
+    let name = CString::new(user.name.as_str()).unwrap_or_default();
+    let all = getgrouplist(&name, user.gid).unwrap_or_else(|_| vec![user.gid]);
+    all.into_iter()
+        .filter_map(|gid: Gid| Group::from_gid(gid).ok().flatten())
+        .map(|group| group.name)
+        .collect()
+}
+
+/// What the body of a request says of guest and host.
+async fn about_request(request: Request, line: &mut AuditEntry) -> Result<Request, Response> {
+    let (parts, body) = request.into_parts();
+    let bytes = to_bytes(body, BODY_MAX).await.map_err(|_| {
+        let text = format!("the request has more than {} MiB, or was cut off", BODY_MAX >> 20);
+        (StatusCode::BAD_REQUEST, Json(ErrorBody::new(code::BAD_REQUEST, text))).into_response()
+    })?;
+    let asked: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let text = |key: &str| asked[key].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    line.guest = line.guest.take().or_else(|| text("guest"));
+    line.to = text("to").or_else(|| text("host"));
+    Ok(Request::from_parts(parts, Body::from(bytes)))
+}
+
+/// What became of it: an error's text, a guest's name, a migration's id. Answers that stream are left alone.
+async fn about_answer(answer: Response, line: &mut AuditEntry) -> Response {
+    let failed = !answer.status().is_success();
+    let tells = matches!(
+        line.action,
+        AuditAction::GuestStart | AuditAction::GuestAdopt | AuditAction::MigrationBegin
+    );
+    if failed {
+        line.result = AuditResult::Failed;
+    }
+    if !failed && !tells {
+        return answer;
+    }
+    let (parts, body) = answer.into_parts();
+    let bytes = to_bytes(body, BODY_MAX).await.unwrap_or_else(|_| Bytes::new());
+    let document: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let text = |key: &str| document[key].as_str().map(str::to_owned);
+    if failed {
+        line.reason = text("message");
+    } else if line.action == AuditAction::MigrationBegin {
+        line.session = text("id");
+    } else {
+        line.guest = text("name");
+    }
+    Response::from_parts(parts, Body::from(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users() -> LocalUsers {
+        toml::from_str(
+            "[users]\nalice = \"administrator\"\nbob = \"viewer\"\n[groups]\nops = \"operator\"\nall = \"viewer\"\n",
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_users_own_role_counts_alone_and_of_groups_each() {
+        let users = users();
+        let groups = ["all".to_owned(), "ops".to_owned()];
+        let allowed = |user: &str, groups: &[String]| {
+            [Permission::Look, Permission::Send, Permission::SetPorts]
+                .map(|permission| users.allow(user, groups, permission))
+        };
+        assert_eq!(allowed("alice", &[]), [true, true, true]);
+        assert_eq!(allowed("bob", &groups), [true, false, false]);
+        assert_eq!(allowed("carol", &groups), [true, true, false]);
+        assert_eq!(allowed("carol", &groups[..1]), [true, false, false]);
+        assert_eq!(allowed("carol", &["others".into()]), [false, false, false]);
+    }
+
+    #[test]
+    fn root_may_do_everything_and_a_user_without_a_role_nothing() {
+        let peer = |uid| LocalPeer { uid, pid: Some(1) };
+        let none = LocalUsers::default();
+        let refused = |uid, permission| permit(peer(uid), &none, permission).1;
+        assert!(refused(Some(0), Permission::SetPorts).is_none());
+        // `daemon` and a number without a name.
+        for uid in [Some(1), Some(3_999_999_999), None] {
+            let body = refused(uid, Permission::Look).unwrap();
+            assert_eq!((body.code.as_str(), body.http_status()), ("not_authorised", 403));
+            assert!(body.hint.contains("viewer"));
+        }
+    }
+
+    /// A new endpoint needs the most until it is named in `needed`, but for those that only read.
+    #[test]
+    fn every_endpoint_has_a_permission() {
+        let look = |method: &str, path: &str| needed(&method.parse().unwrap(), path).1 == Permission::Look;
+        for (method, path) in paths::TABLE {
+            let reads = method == "GET" || [paths::BENCH, paths::DOCTOR].contains(&path);
+            assert_eq!(look(method, path), reads, "{method} {path}");
+        }
+        assert_eq!(needed(&Method::PUT, "/v1/new").1, Permission::SetPorts);
+    }
+}
