@@ -170,6 +170,7 @@ fn whoever_says_nothing_costs_a_slot_for_a_time_only() {
         tcp: tcp_options(Some(&tls)),
         handshake_wait: Duration::from_millis(300),
         handshakes_max: 1,
+        ..ListenOptions::default()
     };
     let (listener, streams) = listener_with(options);
     let silent: Vec<TcpStream> =
