@@ -19,6 +19,8 @@ const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
 const RESEND_ROUND_TRIPS: u32 = 2;
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
+/// Their bytes. What comes ahead of its turn beyond that is dropped, and the peer sends it again.
+const EARLY_BYTES_MAX: usize = 16 << 20;
 
 /// A path that works brings something at least this often, with time to spare for a busy host: keep-alives come 100 to
 /// 150 ms apart.
@@ -134,6 +136,8 @@ pub struct Control {
     paths: BTreeMap<PathId, Path>,
     received_through: u64,
     early: BTreeMap<u64, Message>,
+    /// Of the messages in `early`.
+    early_bytes: usize,
     delivered: VecDeque<Message>,
     outgoing: VecDeque<(PathId, Outgoing)>,
     last_path_lost: Option<Time>,
@@ -218,11 +222,15 @@ impl Control {
         if sequence > self.received_through.saturating_add(EARLY_MAX) {
             return false;
         }
-        if sequence > self.received_through {
-            self.early.entry(sequence).or_insert(message);
+        let bytes = message.weight();
+        let fits = sequence == self.received_through + 1 || self.early_bytes + bytes <= EARLY_BYTES_MAX;
+        if sequence > self.received_through && fits && !self.early.contains_key(&sequence) {
+            self.early_bytes += bytes;
+            self.early.insert(sequence, message);
         }
         while let Some(message) = self.early.remove(&(self.received_through + 1)) {
             self.received_through += 1;
+            self.early_bytes -= message.weight();
             self.delivered.push_back(message);
         }
         true

@@ -25,6 +25,7 @@ fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         ran: true,
         run_state_before: None,
         token: "00".repeat(32),
+        peer: None,
         settings: None,
         copied: vec![],
         notice_due: false,
