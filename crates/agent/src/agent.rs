@@ -304,7 +304,7 @@ impl Agent {
     }
 
     /// Whether the session is unknown here, or this host has opened it.
-    fn may_decide(&self, hello: &Hello, name: &PeerName) -> Result<(), Fault> {
+    pub(crate) fn may_decide(&self, hello: &Hello, name: &PeerName) -> Result<(), Fault> {
         let (live, unfinished) = (self.incoming.get(hello.session), self.recovery.get(hello.session));
         let knows = live.as_ref().is_none_or(|live| live.knows(&hello.token))
             && unfinished.as_ref().is_none_or(|one| one.knows(&hello.token));

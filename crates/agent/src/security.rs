@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::tls::Tls;
+use linerate_trust::grants::Grants;
 use linerate_trust::identity::{Identity, IdentityError};
 use linerate_trust::name::HostName;
 use linerate_trust::peer::{PeerError, Side as PeerSide};
@@ -24,6 +25,14 @@ pub enum SecurityError {
 
 /// The name of a host that proved it; `None` in plain text, where no host proves anything.
 pub(crate) type PeerName = Option<HostName>;
+
+/// What is granted to one host.
+pub(crate) struct HostGrants<'a> {
+    pub host: &'a HostName,
+    pub grants: &'a Grants,
+    /// Where an operator reads and changes it in agent.toml.
+    pub table: String,
+}
 
 /// The one host that connections of a session go to, and what protects them.
 pub(crate) struct Pinned {
@@ -153,6 +162,13 @@ impl Security {
     pub(crate) fn peer(&self, chain: &[CertificateDer<'static>]) -> Result<PeerName, PeerError> {
         let Some((identity, _)) = &self.protection else { return Ok(None) };
         Ok(Some(identity.verify(chain, PeerSide::Client, None, UnixTime::now())?.host))
+    }
+
+    /// What guests of that host, and its tunnels, may open here; `None` where grants are not used.
+    pub(crate) fn grants<'a>(&'a self, peer: &'a PeerName) -> Option<HostGrants<'a>> {
+        let host = peer.as_ref()?;
+        let grants = self.policy.grants(host)?;
+        Some(HostGrants { host, grants, table: self.policy.grants_table(host) })
     }
 
     /// Whether that host may do this here. In plain text every host may.

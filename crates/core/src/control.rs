@@ -358,6 +358,27 @@ mod tests {
         Message::DeviceState { bytes: vec![n] }
     }
 
+    #[test]
+    fn bytes_ahead_of_their_turn_are_bounded_and_all_arrive_in_the_end() {
+        let mut a = Control::default();
+        let piece = |n: u64| Message::DeviceState { bytes: vec![n as u8; 256 << 10] };
+        let most = (EARLY_BYTES_MAX / (256 << 10)) as u64;
+        for sequence in 2..2 * most {
+            assert!(a.received(ms(0), 0, sequence, piece(sequence)), "{sequence}");
+        }
+        assert!(a.early_bytes <= EARLY_BYTES_MAX && a.early.len() as u64 >= most - 2);
+        // The rest comes again, since it is not acknowledged.
+        let mut next = 1;
+        while next < 2 * most {
+            assert!(a.received(ms(1), 0, next, piece(next)));
+            while let Some(message) = a.poll_delivered() {
+                assert_eq!(message, piece(next));
+                next += 1;
+            }
+        }
+        assert_eq!((a.received_through(), a.early_bytes), (2 * most - 1, 0));
+    }
+
     fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {
         std::iter::from_fn(|| control.poll_outgoing(now)).collect()
     }

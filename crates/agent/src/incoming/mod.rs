@@ -9,6 +9,7 @@
 //! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
 //! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
 //! | `admit` | admission: memory, names, QEMU, disks, networks |
+//! | `granted` | what the guest may open because of the host that it comes from |
 //! | `domain` | finds the QEMU that libvirt has started |
 //! | `streams` | streams of the session are connected to the incoming QEMU |
 //! | `channels` | channels of the source |
@@ -18,6 +19,7 @@ mod channels;
 mod context;
 pub(crate) mod domain;
 mod driver;
+mod granted;
 mod ram_folder;
 mod session_loop;
 mod sessions;

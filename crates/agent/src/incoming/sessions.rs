@@ -43,7 +43,7 @@ pub struct Sessions {
     /// Domains whose stream is released to this host.
     pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
-    security: Arc<Security>,
+    pub(super) security: Arc<Security>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }

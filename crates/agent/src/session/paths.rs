@@ -246,3 +246,106 @@ fn name(frame: &Frame) -> String {
         Frame::Acknowledgement { through } => format!("acknowledge {through}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use linerate_net::control::ControlOptions;
+    use linerate_net::tcp::Stream;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    type Events = Receiver<(PathEvent, Held)>;
+
+    fn door() -> (Door, Events) {
+        let (events, received) = channel();
+        (Door::open(move |event, held| drop(events.send((event, held)))).unwrap(), received)
+    }
+
+    fn connection() -> (ControlPath, ControlPath) {
+        let (here, there) = UnixStream::pair().unwrap();
+        // A peer that has to wait does not take this side for dead.
+        let options = ControlOptions { silence_max: LONG, ..ControlOptions::default() };
+        let path = |stream| ControlPath::keep(Stream::new(stream).unwrap(), options).unwrap();
+        (path(here), path(there))
+    }
+
+    #[test]
+    fn control_connections_of_a_session_are_bounded_at_a_time() {
+        let (door, _events) = door();
+        let mut open: Vec<_> = (0..PATHS_MAX).map(|_| connection()).collect();
+        open.iter_mut().for_each(|(path, _)| drop(door.listen(path).unwrap()));
+        let mut one_more = connection();
+        let refused = door.listen(&mut one_more.0).unwrap_err().to_string();
+        assert!(refused.contains("64 control connections"), "{refused}");
+        open.pop();
+        door.listen(&mut one_more.0).unwrap();
+    }
+
+    #[test]
+    fn a_peer_waits_while_the_loop_is_behind_and_loses_nothing() {
+        const PIECE: usize = 256 << 10;
+        let (door, events) = door();
+        let (mut path, peer) = connection();
+        door.listen(&mut path).unwrap();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let (counted, sender) = (sent.clone(), peer.sender());
+        // Four times what may wait.
+        let pieces = 4 * BACKLOG_BYTES_MAX / PIECE;
+        let sending = std::thread::spawn(move || {
+            for number in 1..=pieces as u64 {
+                let mut frame = Vec::new();
+                let message = Message::DeviceState { bytes: vec![7; PIECE] };
+                encode_control(&mut frame, number, &message).unwrap();
+                sender.send(&frame).unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // Until nothing more is taken: what waits for the loop, and what the threads and the kernel have in hand.
+        let mut before = 0;
+        loop {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = sent.load(Ordering::SeqCst);
+            if now == before && now > 0 {
+                break;
+            }
+            before = now;
+        }
+        assert!(before < pieces, "all of it was taken");
+        let mut received = 0;
+        while received < pieces {
+            let (event, held) = events.recv_timeout(LONG).unwrap();
+            if let PathEvent::Received { message, .. } = event {
+                assert!(matches!(&message, Message::DeviceState { bytes } if bytes.len() == PIECE));
+                received += 1;
+            }
+            drop(held);
+        }
+        sending.join().unwrap();
+    }
+
+    #[test]
+    fn a_path_and_a_session_end_while_the_loop_is_behind() {
+        let (door, events) = door();
+        let (mut path, peer) = connection();
+        door.listen(&mut path).unwrap();
+        let sender = peer.sender();
+        let sending = std::thread::spawn(move || {
+            let mut frame = Vec::new();
+            let message = Message::DeviceState { bytes: vec![7; 256 << 10] };
+            encode_control(&mut frame, 1, &message).unwrap();
+            while sender.send(&frame).is_ok() {}
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        // By the loop's own thread, which takes nothing meanwhile.
+        drop(path);
+        sending.join().unwrap();
+        door.close();
+        drop(events);
+    }
+}
