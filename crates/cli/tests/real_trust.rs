@@ -126,6 +126,22 @@ fn a_host_does_what_its_role_allows_and_no_more() {
     assert!(said.contains("host a may not receive here"), "{said}");
 }
 
+#[test]
+fn a_guest_opens_what_its_host_is_granted_and_no_more() {
+    let mut stage = Stage::secured(&[1000], parameters());
+    stage.restart_agents_with(["", "[peers.grants]\n"]);
+    let said = refused(&mut stage);
+    assert!(said.contains("is not granted to guests of host a: add its folder to `folders` in"), "{said}");
+    // Every folder of the machine, for the files of this guest.
+    let folders = std::fs::read_dir("/").unwrap().flatten().map(|entry| entry.path());
+    let folders: Vec<_> = folders.filter(|path| path.is_dir() && !path.ends_with("proc")).collect();
+    let granted = format!("[peers.grants]\n[peers.hosts.a.grants]\nfolders = {folders:?}\n");
+    stage.restart_agents_with(["", &granted]);
+    ended(&stage.migrate(&["--no-check"]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
 /// Ends a flood also when the test fails.
 struct Ends<'a>(&'a Flood);
 
