@@ -128,6 +128,16 @@ fn a_byte_now_and_then_holds_a_turn_until_another_host_wants_it() {
 }
 
 #[test]
+fn a_line_of_those_that_let_bytes_trickle_is_not_waited_for() {
+    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 2, ..patient() });
+    let address = listener.addresses()[0];
+    let slow: Vec<TcpStream> = (0..100).map(|count| from(10 + count % 4, address)).collect();
+    slow.iter().for_each(|mut stream| stream.write_all(&[1]).unwrap());
+    // Each of them may have its turn for a second and more.
+    opens(3, address).expect("the address with the fewest connections is next");
+}
+
+#[test]
 fn a_byte_now_and_then_does_not_lengthen_the_time_that_a_handshake_has() {
     let wait = Duration::from_millis(300);
     let (listener, _taken) =

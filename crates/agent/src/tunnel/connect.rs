@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -14,7 +15,7 @@ use socket2::{Domain, SockAddr, Type};
 
 use super::{Sessions, Tunnel};
 use crate::faults::chain;
-use crate::local::{CONNECT_WAIT, connect_unix};
+use crate::local::{CONNECT_WAIT, connect_in_folder, connect_unix};
 use crate::security::PeerName;
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +74,8 @@ fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Sock
     let address: TunnelAddress =
         service.parse().map_err(|source| ConnectError::NoAddress { service, source })?;
     let host = sessions.config.name.clone();
-    if !sessions.config.tunnel_targets.iter().any(|entry| entry.allows(&address)) {
+    let targets = &sessions.config.tunnel_targets;
+    if !targets.iter().any(|entry| entry.allows(&address)) {
         return Err(ConnectError::NotAllowed { address, host });
     }
     if let Some(granted) = sessions.security.grants(opener)
@@ -92,10 +94,13 @@ fn is_libvirts(path: &Path) -> bool {
 
 fn open(sessions: &Sessions, address: &TunnelAddress) -> io::Result<Socket> {
     let address = match address {
-        TunnelAddress::Unix(path) if is_libvirts(path) => {
-            return Socket::new(sessions.arrivals.hold(connect_unix(path, CONNECT_WAIT)?.into())?);
+        TunnelAddress::Unix(path) => {
+            // A folder's files are made by others; what the operator names by itself may be a link.
+            let named = sessions.config.tunnel_targets.contains(address);
+            let connect = if named { connect_unix } else { connect_in_folder };
+            let socket: UnixStream = connect(path, CONNECT_WAIT)?.into();
+            return Socket::new(if is_libvirts(path) { sessions.arrivals.hold(socket)? } else { socket });
         }
-        TunnelAddress::Unix(path) => return Socket::new(connect_unix(path, CONNECT_WAIT)?),
         TunnelAddress::Tcp(address) => *address,
     };
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;

@@ -1,6 +1,7 @@
 //! The thread that accepts connections. It holds each until the peer has said something, and then gives it a thread for
 //! the handshake. A connection that is held costs a descriptor and what the kernel has for it.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -197,20 +198,31 @@ impl<H: Fn(Accepted) + Send + Sync + 'static> Acceptor<H> {
     /// Begins the handshakes of those that spoke, as far as there are turns for them.
     fn give_turns(&mut self) {
         for known in [true, false] {
-            let room = self.held.of(known).iter();
-            let spoke: Vec<(u64, Origin, Stream)> = room
-                .filter(|(_, _, held)| held.spoke)
-                .map(|(number, origin, held)| (number, origin, held.stream.clone()))
-                .collect();
-            for (number, origin, stream) in spoke {
-                let slot = Gate::turn(&self.gate, origin, known, &stream);
-                if let Some(slot) = slot
-                    && let Some(held) = self.held.of(known).remove(number)
-                {
-                    self.begin(held, slot);
+            let mut passed = HashSet::new();
+            while let Some((number, origin, stream)) = self.next_in_line(known, &passed) {
+                match Gate::turn(&self.gate, origin, known, &stream) {
+                    Some(slot) => {
+                        if let Some(held) = self.held.of(known).remove(number) {
+                            self.begin(held, slot);
+                        }
+                    }
+                    None if self.gate.turns_of(known, origin).1 => break,
+                    // Others of its address wait as well.
+                    None => drop(passed.insert(origin)),
                 }
             }
         }
+    }
+
+    /// Who has the next turn: the first of the address that has fewest turns, and fewest connections here.
+    fn next_in_line(&mut self, known: bool, passed: &HashSet<Origin>) -> Option<(u64, Origin, Stream)> {
+        let gate = Arc::clone(&self.gate);
+        let room = self.held.of(known);
+        let line = room.iter().filter(|(_, origin, held)| held.spoke && !passed.contains(origin));
+        let (number, origin, held) = line.min_by_key(|(number, origin, _)| {
+            (gate.turns_of(known, *origin).0, room.count(*origin), *number)
+        })?;
+        Some((number, origin, held.stream.clone()))
     }
 
     fn begin(&self, held: Held, slot: Slot) {

@@ -97,6 +97,13 @@ impl Gate {
         self.state.lock().known.contains(origin)
     }
 
+    /// Handshakes that are under way from there, and whether as many as may be are.
+    pub fn turns_of(&self, known: bool, origin: Origin) -> (usize, bool) {
+        let mut state = self.state.lock();
+        let turns = state.turns.of(known);
+        (turns.count(origin), turns.is_full())
+    }
+
     /// A turn, if one is free. Otherwise one that lasts too long is ended: asked again, there will be one.
     pub fn turn(gate: &Arc<Gate>, origin: Origin, known: bool, connection: &Stream) -> Option<Slot> {
         let mut state = gate.state.lock();

@@ -40,9 +40,14 @@ impl<T> Room<T> {
         Room { limits, held: BTreeMap::new(), counts: HashMap::new() }
     }
 
+    /// Whether one more connection needs another to give way, wherever it comes from.
+    pub fn is_full(&self) -> bool {
+        self.held.len() >= self.limits.total
+    }
+
     /// Whether one more connection from there needs no other to give way.
     pub fn has_room(&self, origin: Origin) -> bool {
-        self.held.len() < self.limits.total && self.count(origin) < self.limits.of_one
+        !self.is_full() && self.count(origin) < self.limits.of_one
     }
 
     /// The number of the connection that gives way to one more from there, among those that `may`.
@@ -78,7 +83,8 @@ impl<T> Room<T> {
         self.held.iter().map(|(number, (origin, item))| (*number, *origin, item))
     }
 
-    fn count(&self, origin: Origin) -> usize {
+    /// How many are held from there.
+    pub fn count(&self, origin: Origin) -> usize {
         self.counts.get(&origin).copied().unwrap_or(0)
     }
 }
