@@ -265,9 +265,9 @@ impl Agent {
         let permitted = permission(hello.role).map_or(Ok(()), |needed| self.security.permit(&name, needed));
         let handled = match hello.role {
             _ if permitted.is_err() => refuse(accepted, permitted),
-            Purpose::Query => self.committed_again(accepted, true),
-            Purpose::RolledBack => self.roll_back_notice(accepted),
-            Purpose::CommitAgain => self.committed_again(accepted, false),
+            Purpose::Query => self.committed_again(accepted, &name, true),
+            Purpose::RolledBack => self.roll_back_notice(accepted, &name),
+            Purpose::CommitAgain => self.committed_again(accepted, &name, false),
             Purpose::Bench | Purpose::BenchData => {
                 bench::accept(&self.bench, accepted, self.is_migrating());
                 Ok(())
@@ -322,21 +322,16 @@ impl Agent {
 
     /// A source that has committed asks for the session's outcome, and so sends commit once more: the message may never
     /// have arrived. The core decides whether it counts. `copy`: it still has its own.
-    fn committed_again(&self, accepted: Accepted, copy: bool) -> Result<(), String> {
+    fn committed_again(&self, accepted: Accepted, name: &PeerName, copy: bool) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
-        let live = self.incoming.get(session);
-        let unfinished = self.recovery.get(session);
-        let token = &accepted.hello.token;
-        let known = live.as_ref().is_none_or(|live| live.knows(token))
-            && unfinished.as_ref().is_none_or(|one| one.knows(token));
-        if !known {
-            accepted.refuse(refusal(Code::NotAuthorised, "wrong token")).map_err(|error| chain(&error))?;
-            return Err("commit was sent again with a wrong token".into());
+        if let Err(fault) = self.may_decide(&accepted.hello, name) {
+            let said = format!("commit was sent again: {}", fault.detail);
+            return accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said));
         }
-        if let Some(live) = live {
+        if let Some(live) = self.incoming.get(session) {
             live.commit_again(copy);
         }
-        if let Some(unfinished) = unfinished {
+        if let Some(unfinished) = self.recovery.get(session) {
             unfinished.commit_again(copy);
         }
         let outcome = self.incoming.outcome(session);
@@ -345,30 +340,37 @@ impl Agent {
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
+    /// Whether the session is unknown here, or this host has opened it.
+    pub(crate) fn may_decide(&self, hello: &Hello, name: &PeerName) -> Result<(), Fault> {
+        let (live, unfinished) = (self.incoming.get(hello.session), self.recovery.get(hello.session));
+        let knows = live.as_ref().is_none_or(|live| live.knows(&hello.token))
+            && unfinished.as_ref().is_none_or(|one| one.knows(&hello.token));
+        let is_of = live.as_ref().is_none_or(|live| live.is_of(name))
+            && unfinished.as_ref().is_none_or(|one| one.is_of(name));
+        match (knows, is_of) {
+            (false, _) => Err(refusal(Code::NotAuthorised, "wrong token")),
+            (true, false) => Err(refusal(Code::NotAuthorised, "another host opened this session")),
+            (true, true) => Ok(()),
+        }
+    }
+
     /// A source sends that it has rolled back. The core decides whether it counts; of an ended session the journal
     /// decides.
-    fn roll_back_notice(&self, accepted: Accepted) -> Result<(), String> {
+    fn roll_back_notice(&self, accepted: Accepted, name: &PeerName) -> Result<(), String> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
-        let live = self.incoming.get(session);
-        if let Some(live) = &live {
-            if !live.knows(&accepted.hello.token) {
-                let fault = refusal(Code::NotAuthorised, "wrong token");
-                accepted.refuse(fault).map_err(|error| chain(&error))?;
-                return Err("a roll-back notice had a wrong token".into());
-            }
+        if let Err(fault) = self.may_decide(&accepted.hello, name) {
+            let said = format!("a roll-back notice: {}", fault.detail);
+            return accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said));
+        }
+        if let Some(live) = self.incoming.get(session) {
             live.rolled_back_at_source();
         }
         if let Some(unfinished) = self.recovery.get(session) {
-            if !unfinished.knows(&accepted.hello.token) {
-                accepted
-                    .refuse(refusal(Code::NotAuthorised, "wrong token"))
-                    .map_err(|error| chain(&error))?;
-                return Err("a roll-back notice had a wrong token".into());
-            }
             unfinished.rolled_back_at_source();
         }
         let tunnel = self.tunnels.get(session);
-        if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.knows(&accepted.hello.token)) {
+        let is_theirs = |tunnel: &Arc<Tunnel>| tunnel.knows(&accepted.hello.token) && tunnel.opener == *name;
+        if let Some(tunnel) = tunnel.filter(is_theirs) {
             tunnel.end(refusal(
                 Code::PeerLost,
                 "the other host has ended it, and no link could carry that message",

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
-use linerate_trust::grants::Grants;
 use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
 use serde::Deserialize;
@@ -270,9 +269,9 @@ impl Config {
             ));
         }
         let has_grants = self.peers.hosts.values().any(|rule| rule.grants.is_some());
-        if has_grants || self.peers.grants != Grants::default() {
+        if self.security == Protection::Insecure && (has_grants || self.peers.grants.is_some()) {
             return Some(
-                "grants have no effect yet: name folders in file_roots, and sockets in tunnel_targets".into(),
+                "grants are of hosts that prove who they are: with security = \"insecure\" none does".into(),
             );
         }
         match (self.security, &self.certificate) {
@@ -309,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_needs_a_certificate_and_grants_are_not_taken_without_effect() {
+    fn tls_needs_a_certificate_and_grants_need_tls() {
         let certificate =
             "[certificate]\ncluster = \"kvm\"\ncertificate = \"/a\"\nkey = \"/b\"\nauthorities = \"/c\"\n";
         let problem = |text: &str| toml::from_str::<Config>(text).unwrap().problem().unwrap_or_default();
@@ -317,7 +316,8 @@ mod tests {
         assert!(problem("security = \"tls\"\n").contains("[certificate]"));
         assert!(problem(certificate).contains("does not use"));
         for grants in ["[peers.grants]\nfolders = [\"/srv\"]\n", "[peers.hosts.one.grants]\n"] {
-            assert!(problem(grants).contains("no effect yet"), "{grants}");
+            assert!(problem(grants).contains("prove who they are"), "{grants}");
+            assert_eq!(problem(&format!("security = \"tls\"\n{certificate}{grants}")), "");
         }
         assert_eq!(problem("[peers.hosts.one]\nrole = \"viewer\"\n"), "");
     }

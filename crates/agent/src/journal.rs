@@ -6,6 +6,8 @@
 //! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); a question meanwhile
 //! gets what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
+use crate::security::PeerName;
 
 /// The format of the records, under [`FORMAT_KEY`].
 const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
@@ -33,6 +36,8 @@ const FORMAT: u64 = 2;
 const SESSIONS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("sessions");
 /// Ended sessions kept to answer a source that asks late.
 const ENDED_KEPT: usize = 1000;
+/// Ends that are written until the journal is pruned again.
+const ENDS_UNTIL_PRUNED: u64 = 100;
 
 /// Why the journal could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +101,9 @@ pub enum Role {
         run_state_before: Option<RunState>,
         /// The session's token, which a question to the other host shows.
         token: String,
+        /// The destination's name, where hosts prove who they are: no other host's answer counts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: PeerName,
         /// How its QEMU was set before.
         settings: Option<Settings>,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
@@ -162,6 +170,9 @@ pub struct IncomingRecord {
     pub settings: Option<Settings>,
     /// Shown by the source when it asks or decides.
     pub token: String,
+    /// The source's name, where hosts prove who they are: no other host asks or decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: PeerName,
     /// Whether the guest ran at the source when it was stopped; none before.
     #[serde(default)]
     pub ran: Option<bool>,
@@ -247,6 +258,15 @@ impl Record {
             Role::Destination { incoming, .. } => incoming.mode,
             Role::Handover { .. } => Some(ModeTag::Handover),
             Role::Libvirt { .. } => None,
+        }
+    }
+
+    /// The other host's name, if it proved one.
+    fn peer(&self) -> PeerName {
+        match &self.role {
+            Role::Source { peer, .. } => peer.clone(),
+            Role::Destination { incoming, .. } => incoming.peer.clone(),
+            Role::Handover { .. } | Role::Libvirt { .. } => None,
         }
     }
 
@@ -345,6 +365,8 @@ pub struct Journal {
     /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened again.
     database: Mutex<Option<Database>>,
     next_order: AtomicU64,
+    /// Ends that were written since it was opened.
+    ends: AtomicU64,
     unwritten: Mutex<Unwritten>,
     clock: Clock,
 }
@@ -365,6 +387,7 @@ impl Journal {
             path: folder.join("journal.redb"),
             database: Mutex::new(None),
             next_order: AtomicU64::new(1),
+            ends: AtomicU64::new(0),
             unwritten: Mutex::default(),
             clock: Clock::start(),
         };
@@ -415,6 +438,12 @@ impl Journal {
             tracing::error!(%session, guest = record.guest, error = chain(error), "the end of this session is not in the journal yet; it is tried until the disk takes it");
             unwritten.ends.refused(self.clock.now(), session, record.clone());
             self.write_ends(&mut unwritten);
+        }
+        drop(unwritten);
+        if self.ends.fetch_add(1, Ordering::Relaxed) % ENDS_UNTIL_PRUNED == ENDS_UNTIL_PRUNED - 1
+            && let Err(error) = self.prune()
+        {
+            tracing::warn!(error = chain(&error), "old sessions stay in the journal");
         }
         done
     }
@@ -571,13 +600,23 @@ impl Journal {
         })
     }
 
-    /// Forgets the oldest ended sessions beyond what is kept to answer late questions.
+    /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so that
+    /// no host has those of others forgotten.
     pub fn prune(&self) -> Result<usize, JournalError> {
-        let mut ended: Vec<_> = self.on_disk()?.into_iter().filter(|(_, record)| record.is_over()).collect();
-        ended.sort_by_key(|(_, record)| record.order);
-        let surplus = ended.len().saturating_sub(ENDED_KEPT);
+        let mut ended: BTreeMap<PeerName, Vec<(u64, SessionId)>> = BTreeMap::new();
+        for (session, record) in self.on_disk()?.into_iter().filter(|(_, record)| record.is_over()) {
+            ended.entry(record.peer()).or_default().push((record.order, session));
+        }
+        // The oldest last.
+        ended.values_mut().for_each(|of_host| of_host.sort_unstable_by_key(|(order, _)| Reverse(*order)));
+        let surplus = ended.values().map(Vec::len).sum::<usize>().saturating_sub(ENDED_KEPT);
+        if surplus == 0 {
+            return Ok(0);
+        }
         self.write(|table| {
-            for (session, _) in ended.iter().take(surplus) {
+            for _ in 0..surplus {
+                let most = ended.values_mut().max_by_key(|of_host| of_host.len());
+                let Some((_, session)) = most.and_then(Vec::pop) else { break };
                 table.remove(session.0.as_slice())?;
             }
             Ok(())

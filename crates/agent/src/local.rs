@@ -1,9 +1,11 @@
 //! Connecting to sockets of this host.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A local service takes a connection within this. Those that were asked for behind it wait meanwhile.
@@ -26,12 +28,54 @@ pub(crate) fn connect_unix(path: &Path, wait: Duration) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// The same with a socket in a folder in which others make files. Its name leads nowhere else: a symbolic link is
+/// refused, and so is what is no socket.
+pub(crate) fn connect_in_folder(path: &Path, wait: Duration) -> io::Result<Socket> {
+    let refused =
+        |why: &str| io::Error::new(io::ErrorKind::PermissionDenied, format!("{} {why}", path.display()));
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(refused("names no file in a folder"));
+    };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags | OFlags::DIRECTORY, Mode::empty())?;
+    let only = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let file = rustix::fs::openat2(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty(), only).map_err(
+        |error| match error {
+            rustix::io::Errno::LOOP => refused("is a symbolic link, which is not followed"),
+            other => other.into(),
+        },
+    )?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+        return Err(refused("is a symbolic link or no socket, and is not followed"));
+    }
+    // This very file, whatever has its name by now.
+    connect_unix(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), wait)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Only a hang meets it.
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_name_in_a_folder_leads_to_a_socket_there_and_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("folder")).unwrap();
+        let _outside = std::os::unix::net::UnixListener::bind(path("outside")).unwrap();
+        let _inside = std::os::unix::net::UnixListener::bind(path("folder/inside")).unwrap();
+        std::os::unix::fs::symlink(path("outside"), path("folder/link")).unwrap();
+        std::fs::write(path("folder/file"), "").unwrap();
+        connect_in_folder(&path("folder/inside"), LONG).unwrap();
+        connect_unix(&path("folder/link"), LONG).expect("a plain connect follows it");
+        for name in ["folder/link", "folder/file"] {
+            let error = connect_in_folder(&path(name), LONG).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{name}: {error}");
+        }
+        assert!(connect_in_folder(&path("folder/.."), LONG).is_err());
+    }
 
     #[test]
     fn a_full_backlog_is_waited_for_and_not_for_ever() {

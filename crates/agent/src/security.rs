@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::tls::Tls;
+use linerate_trust::grants::Grants;
 use linerate_trust::identity::{Identity, IdentityError};
 use linerate_trust::name::HostName;
 use linerate_trust::peer::{PeerError, Side as PeerSide};
@@ -24,6 +25,24 @@ pub enum SecurityError {
 
 /// The name of a host that proved it; `None` in plain text, where no host proves anything.
 pub(crate) type PeerName = Option<HostName>;
+
+/// What is granted to one host.
+pub(crate) struct HostGrants<'a> {
+    pub host: &'a HostName,
+    pub grants: &'a Grants,
+    /// Where an operator reads and changes it in agent.toml.
+    pub table: String,
+}
+
+/// The one host that connections of a session go to, and what protects them.
+pub(crate) struct Pinned {
+    pub host: HostName,
+    pub tls: Tls,
+}
+
+fn refused(text: String) -> Fault {
+    Fault::new(Code::NotAuthorised, Step::Authorise, Side::Source, text)
+}
 
 /// Who opened a connection.
 pub(crate) enum Caller {
@@ -111,25 +130,45 @@ impl Security {
         &self,
         chain: &[CertificateDer<'static>],
         needs: Option<Permission>,
-    ) -> Result<Option<Tls>, Fault> {
+    ) -> Result<Option<Pinned>, Fault> {
         let Some((identity, _)) = &self.protection else { return Ok(None) };
-        let refused = |text: String| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Source, text);
         let peer = identity.verify(chain, PeerSide::Server, None, UnixTime::now());
         let host = peer.map_err(|error| refused(error.to_string()))?.host;
         if let Some(permission) = needs {
             self.policy.check(&host, permission).map_err(|error| refused(error.to_string()))?;
         }
-        let pinned = || {
-            let client = linerate_trust::tls::client(identity, Some(host))?;
-            Ok(Tls::new(client, linerate_trust::tls::server(identity)?))
+        self.pin_to(host).map(Some)
+    }
+
+    /// What connections to that host, and no other, are protected with. Refused in plain text, where nobody can prove to
+    /// be it.
+    pub(crate) fn pin_to(&self, host: HostName) -> Result<Pinned, Fault> {
+        let Some((identity, _)) = &self.protection else {
+            let text = format!(
+                "the session is with host {host}, which proved that by TLS, and this agent has security = \
+                 \"insecure\": nobody who answers could prove it"
+            );
+            return Err(refused(text));
         };
-        pinned().map(Some).map_err(|error: TlsConfigError| refused(error.to_string()))
+        let pinned = || {
+            let client = linerate_trust::tls::client(identity, Some(host.clone()))?;
+            let tls = Tls::new(client, linerate_trust::tls::server(identity)?);
+            Ok(Pinned { host: host.clone(), tls })
+        };
+        pinned().map_err(|error: TlsConfigError| refused(error.to_string()))
     }
 
     /// Who opened a connection, by the certificates that it showed. A peer that was revoked since its handshake is refused.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'static>]) -> Result<PeerName, PeerError> {
         let Some((identity, _)) = &self.protection else { return Ok(None) };
         Ok(Some(identity.verify(chain, PeerSide::Client, None, UnixTime::now())?.host))
+    }
+
+    /// What guests of that host, and its tunnels, may open here; `None` where grants are not used.
+    pub(crate) fn grants<'a>(&'a self, peer: &'a PeerName) -> Option<HostGrants<'a>> {
+        let host = peer.as_ref()?;
+        let grants = self.policy.grants(host)?;
+        Some(HostGrants { host, grants, table: self.policy.grants_table(host) })
     }
 
     /// Whether that host may do this here. In plain text every host may.

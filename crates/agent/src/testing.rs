@@ -19,6 +19,11 @@ use crate::security::Security;
 
 /// An agent that has its files in a folder and is not started.
 pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
+    secured(dir, listen, Security::insecure())
+}
+
+/// The same, of a host that is known to others as `security` says.
+pub(crate) fn secured(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>) -> Arc<Agent> {
     let path = |name: &str| dir.path().join(name);
     let file = path("agent.toml");
     let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
@@ -31,13 +36,7 @@ pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
     let config = Config::read(&file).unwrap();
     let journal = Journal::open(&config.state_dir).unwrap();
     let registry = Registry::open(&config.run_dir).unwrap();
-    Arc::new(Agent::new(
-        config,
-        journal,
-        registry,
-        Security::insecure(),
-        Audit::open(&path("state")).unwrap(),
-    ))
+    Arc::new(Agent::new(config, journal, registry, security, Audit::open(&path("state")).unwrap()))
 }
 
 /// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.

@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "real/flood.rs"]
+mod flood;
 #[path = "real/stage.rs"]
 #[allow(dead_code, reason = "other programs use more of it")]
 mod stage;
 
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use flood::{Flood, memory};
 
 use linerate_lab::trust::{self, Cluster};
 use linerate_lab::{Agent, GuestParameters};
@@ -15,6 +20,8 @@ use stage::{Stage, ended, lost, round_began};
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(180);
+/// What strangers may cost an agent, KiB.
+const STRANGERS_KIB: u64 = 64 << 10;
 
 fn parameters() -> GuestParameters {
     GuestParameters {
@@ -172,4 +179,88 @@ fn a_host_does_what_its_role_allows_and_no_more() {
     stage.restart_agents_with(["[peers.hosts.a]\nrole = \"viewer\"\n", ""]);
     let message = refused(&mut stage);
     assert!(message.contains("host a may not receive here"), "{message}");
+}
+
+#[test]
+fn a_guest_opens_what_its_host_is_granted_and_no_more() {
+    let mut stage = Stage::secured(&[1000], parameters());
+    stage.restart_agents_with(["", "[peers.grants]\n"]);
+    let said = refused(&mut stage);
+    assert!(said.contains("is not granted to guests of host a: add its folder to `folders` in"), "{said}");
+    // Every folder of the machine, for the files of this guest.
+    let folders = std::fs::read_dir("/").unwrap().flatten().map(|entry| entry.path());
+    let folders: Vec<_> = folders.filter(|path| path.is_dir() && !path.ends_with("proc")).collect();
+    let granted = format!("[peers.grants]\n[peers.hosts.a.grants]\nfolders = {folders:?}\n");
+    stage.restart_agents_with(["", &granted]);
+    ended(&stage.migrate(&["--no-check"]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+/// Ends a flood also when the test fails.
+struct Ends<'a>(&'a Flood);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// While 10,000 connections of one address and 1,000 of ten others say nothing, and more of them come: a host looks,
+/// and moves a guest.
+fn a_flood_keeps_nobody_out(stage: &mut Stage) {
+    let host = stage.lab.hosts()[0].clone();
+    let (pid, address) = (stage.destination_agent().pid(), stage.destination_agent().address(0));
+    let flood = Flood::new(&host, address);
+    let looks = |stage: &Stage| {
+        let began = Instant::now();
+        let (exit, said) = stage.linerate_at_source(&["doctor", &address.to_string(), "--quick", "--json"]);
+        let took = began.elapsed();
+        let document: Value = serde_json::from_str(&said).unwrap_or_default();
+        assert_eq!(document["survey"]["hosts"].as_array().map_or(0, Vec::len), 2, "{exit} {said}");
+        took
+    };
+    let alone = looks(stage);
+    let before = ["VmRSS", "RssAnon"].map(|line| memory(pid, line));
+    std::thread::scope(|scope| {
+        scope.spawn(|| host.inside(|| Ok(flood.run())).unwrap());
+        let _ends = Ends(&flood);
+        let end = Instant::now() + LONG;
+        while flood.made.load(Ordering::SeqCst) < 11_000 {
+            assert!(Instant::now() < end, "{} connections were made", flood.made.load(Ordering::SeqCst));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let took = looks(stage);
+        let now = memory(pid, "VmRSS");
+        let threads = memory(pid, "Threads");
+        println!(
+            "memory {} KiB before, {now} KiB in the flood, {threads} threads; doctor took {took:?}",
+            before[0]
+        );
+        println!("doctor took {alone:?} before, {took:?} in the flood");
+        assert!(now < before[0] + STRANGERS_KIB, "{now} KiB, and {} KiB before", before[0]);
+        let began = Instant::now();
+        ended(&stage.migrate(&["--no-check"]).finish()).completed();
+        println!("the migration took {:?}", began.elapsed());
+    });
+    stage.arrived();
+    stage.guest_goes_on();
+    // The guest's RAM is mapped, and does not count.
+    let now = memory(pid, "RssAnon");
+    let (made, open) = (flood.made.load(Ordering::SeqCst), flood.open.load(Ordering::SeqCst));
+    println!(
+        "{made} connections were made, at most {open} were open; RssAnon {} KiB before, {now} KiB after",
+        before[1]
+    );
+    assert!(now < before[1] + STRANGERS_KIB, "{now} KiB, and {} KiB before", before[1]);
+}
+
+#[test]
+fn silent_strangers_keep_no_host_out_over_tls() {
+    a_flood_keeps_nobody_out(&mut Stage::secured(&[1000], parameters()));
+}
+
+#[test]
+fn silent_strangers_keep_no_host_out_in_plain_text() {
+    a_flood_keeps_nobody_out(&mut Stage::new(&[1000], parameters()));
 }

@@ -19,6 +19,8 @@ const RESEND_WAIT_MAX: Duration = Duration::from_secs(2);
 const RESEND_ROUND_TRIPS: u32 = 2;
 /// Most messages held that came ahead of their turn; a peer that sends more is broken.
 const EARLY_MAX: u64 = 4096;
+/// Their bytes. What comes ahead of its turn beyond that is dropped, and the peer sends it again.
+const EARLY_BYTES_MAX: usize = 16 << 20;
 
 /// A path that works brings something at least this often, with time to spare for a busy host: keep-alives come 100 to
 /// 150 ms apart.
@@ -135,6 +137,8 @@ pub struct Control {
     paths: BTreeMap<PathId, Path>,
     received_through: u64,
     early: BTreeMap<u64, Message>,
+    /// Of the messages in `early`.
+    early_bytes: usize,
     delivered: VecDeque<Message>,
     outgoing: VecDeque<(PathId, Outgoing)>,
     last_path_lost: Option<Time>,
@@ -219,11 +223,15 @@ impl Control {
         if sequence > self.received_through.saturating_add(EARLY_MAX) {
             return false;
         }
-        if sequence > self.received_through {
-            self.early.entry(sequence).or_insert(message);
+        let bytes = message.weight();
+        let fits = sequence == self.received_through + 1 || self.early_bytes + bytes <= EARLY_BYTES_MAX;
+        if sequence > self.received_through && fits && !self.early.contains_key(&sequence) {
+            self.early_bytes += bytes;
+            self.early.insert(sequence, message);
         }
         while let Some(message) = self.early.remove(&(self.received_through + 1)) {
             self.received_through += 1;
+            self.early_bytes -= message.weight();
             self.delivered.push_back(message);
         }
         true
@@ -349,6 +357,27 @@ mod tests {
 
     fn chunk(n: u8) -> Message {
         Message::DeviceState { bytes: vec![n] }
+    }
+
+    #[test]
+    fn bytes_ahead_of_their_turn_are_bounded_and_all_arrive_in_the_end() {
+        let mut a = Control::default();
+        let piece = |n: u64| Message::DeviceState { bytes: vec![n as u8; 256 << 10] };
+        let most = (EARLY_BYTES_MAX / (256 << 10)) as u64;
+        for sequence in 2..2 * most {
+            assert!(a.received(ms(0), 0, sequence, piece(sequence)), "{sequence}");
+        }
+        assert!(a.early_bytes <= EARLY_BYTES_MAX && a.early.len() as u64 >= most - 2);
+        // The rest comes again, since it is not acknowledged.
+        let mut next = 1;
+        while next < 2 * most {
+            assert!(a.received(ms(1), 0, next, piece(next)));
+            while let Some(message) = a.poll_delivered() {
+                assert_eq!(message, piece(next));
+                next += 1;
+            }
+        }
+        assert_eq!((a.received_through(), a.early_bytes), (2 * most - 1, 0));
     }
 
     fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {

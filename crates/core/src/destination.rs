@@ -544,6 +544,10 @@ impl Destination {
 
     /// Rule 5: what comes before RAM is sealed (QEMU's set-up and ROMs) is held until it is.
     fn device_state(&mut self, now: Time, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            // Any number of them would be held.
+            return;
+        }
         self.device_state_bytes += bytes.len() as u64;
         if self.device_state_bytes > DEVICE_STATE_BYTES_MAX {
             let detail = format!("more than {} MiB of device state", DEVICE_STATE_BYTES_MAX >> 20);

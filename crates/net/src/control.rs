@@ -37,6 +37,11 @@ impl Default for ControlOptions {
     }
 }
 
+/// Events of control paths between their threads and who hears them; more wait in the kernel's buffers.
+pub const EVENTS_MAX: usize = 8;
+/// Between two tries to hand an event over while too many wait.
+const EVENT_WAIT: Duration = Duration::from_micros(500);
+
 /// Why a control path cannot be used any more.
 #[derive(Debug, Error)]
 pub enum ControlError {
@@ -132,6 +137,8 @@ pub struct ControlPath {
     silence_max: Duration,
     stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
+    /// What its owner counts it by.
+    counted: Option<Arc<()>>,
 }
 
 impl ControlPath {
@@ -140,7 +147,7 @@ impl ControlPath {
         path: LinkId,
         stream: Stream,
         options: ControlOptions,
-        events: mpsc::Sender<ControlEvent>,
+        events: mpsc::SyncSender<ControlEvent>,
     ) -> Result<ControlPath, ControlError> {
         let mut this = ControlPath::keep(stream, options)?;
         this.listen(path, events)?;
@@ -157,8 +164,13 @@ impl ControlPath {
         let stop = Arc::new(Stop::default());
         let mut keepalive = Vec::new();
         Frame::Keepalive.encode(0, 0, 0, &mut keepalive)?;
-        let mut this =
-            ControlPath { sender: sender.clone(), silence_max, stop: Arc::clone(&stop), threads: Vec::new() };
+        let mut this = ControlPath {
+            sender: sender.clone(),
+            silence_max,
+            stop: Arc::clone(&stop),
+            threads: Vec::new(),
+            counted: None,
+        };
         this.spawn("keepalive", move || {
             // Looked at twice as often, so that a pause is never much longer than it should be.
             while stop.sleep(options.keepalive / 2) {
@@ -171,7 +183,11 @@ impl ControlPath {
     }
 
     /// Receives what comes, also what came since [`ControlPath::keep`]. To be called once.
-    pub fn listen(&mut self, path: LinkId, events: mpsc::Sender<ControlEvent>) -> Result<(), ControlError> {
+    pub fn listen(
+        &mut self,
+        path: LinkId,
+        events: mpsc::SyncSender<ControlEvent>,
+    ) -> Result<(), ControlError> {
         let reader = Reader {
             path,
             stream: self.sender.stream.clone(),
@@ -187,6 +203,11 @@ impl ControlPath {
         let thread = std::thread::Builder::new().name(name.into());
         self.threads.push(thread.spawn(run).map_err(ControlError::Thread)?);
         Ok(())
+    }
+
+    /// Keeps this as long as the path lives.
+    pub fn count_by(&mut self, counted: Arc<()>) {
+        self.counted = Some(counted);
     }
 
     /// Sends on this path.
@@ -235,7 +256,7 @@ impl Stop {
 struct Reader {
     path: LinkId,
     stream: Stream,
-    events: mpsc::Sender<ControlEvent>,
+    events: mpsc::SyncSender<ControlEvent>,
     silence_max: Duration,
     stop: Arc<Stop>,
     /// When a byte came last.
@@ -247,7 +268,7 @@ impl Reader {
         let error = loop {
             match self.event() {
                 Ok(event) => {
-                    if self.events.send(event).is_err() {
+                    if !self.hand_over(event) {
                         // No receiver: the same as dropped.
                         self.stop.stop();
                         break ControlError::Closed;
@@ -259,9 +280,20 @@ impl Reader {
         self.stream.shut();
         if !self.stop.is_wanted() {
             // Without a receiver there is nothing to report.
-            let _ = self.events.send(ControlEvent::Lost { path: self.path, error });
+            self.hand_over(ControlEvent::Lost { path: self.path, error });
         }
         self.stop.stop();
+    }
+
+    /// Waits while too many events wait, but not for somebody who is about to drop this path. False if nobody listens.
+    fn hand_over(&self, mut event: ControlEvent) -> bool {
+        loop {
+            match self.events.try_send(event) {
+                Ok(()) => return true,
+                Err(mpsc::TrySendError::Full(back)) if self.stop.sleep(EVENT_WAIT) => event = back,
+                Err(_) => return false,
+            }
+        }
     }
 
     fn event(&mut self) -> Result<ControlEvent, ControlError> {

@@ -34,8 +34,8 @@ fn next(events: &mpsc::Receiver<ControlEvent>) -> ControlEvent {
 #[test]
 fn messages_and_acknowledgements_arrive_with_their_path() {
     let (one, other) = tcp_pair();
-    let (sent, events) = mpsc::channel();
-    let (back, answers) = mpsc::channel();
+    let (sent, events) = mpsc::sync_channel(64);
+    let (back, answers) = mpsc::sync_channel(64);
     let source = ControlPath::start(4, one, patient(), back).unwrap();
     let destination = ControlPath::start(5, other, patient(), sent).unwrap();
     let mut frame = Vec::new();
@@ -60,8 +60,8 @@ fn messages_and_acknowledgements_arrive_with_their_path() {
 #[test]
 fn an_idle_path_is_kept_alive() {
     let (one, other) = tcp_pair();
-    let (sent, events) = mpsc::channel();
-    let (unread_events, _own_events) = mpsc::channel();
+    let (sent, events) = mpsc::sync_channel(64);
+    let (unread_events, _own_events) = mpsc::sync_channel(64);
     let _source = ControlPath::start(0, one, patient(), unread_events).unwrap();
     let _destination = ControlPath::start(1, other, patient(), sent).unwrap();
     for _ in 0..5 {
@@ -72,7 +72,7 @@ fn an_idle_path_is_kept_alive() {
 #[test]
 fn silence_loses_a_path_once() {
     let (one, _mute) = tcp_pair();
-    let (sent, events) = mpsc::channel();
+    let (sent, events) = mpsc::sync_channel(64);
     let _path = ControlPath::start(3, one, ControlOptions::default(), sent).unwrap();
     assert!(matches!(next(&events), ControlEvent::Lost { path: 3, error: ControlError::Silent { .. } }));
     assert!(events.recv_timeout(Duration::from_millis(200)).is_err());
@@ -82,8 +82,8 @@ fn silence_loses_a_path_once() {
 #[test]
 fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_received() {
     let (one, other) = tcp_pair();
-    let (sent, events) = mpsc::channel();
-    let (back, answers) = mpsc::channel();
+    let (sent, events) = mpsc::sync_channel(64);
+    let (back, answers) = mpsc::sync_channel(64);
     let options = ControlOptions { silence_max: Duration::from_secs(2), ..ControlOptions::default() };
     let mut opening = ControlPath::keep(one, options).unwrap();
     let destination = ControlPath::start(5, other, options, sent).unwrap();
@@ -98,7 +98,7 @@ fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_rec
 #[test]
 fn noise_loses_a_path() {
     let (one, other) = tcp_pair();
-    let (sent, events) = mpsc::channel();
+    let (sent, events) = mpsc::sync_channel(64);
     let _path = ControlPath::start(3, one, patient(), sent).unwrap();
     rustix::net::send(other.as_fd(), &[0x5a; 64], rustix::net::SendFlags::empty()).unwrap();
     assert!(matches!(next(&events), ControlEvent::Lost { error: ControlError::Decode(_), .. }));

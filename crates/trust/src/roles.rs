@@ -117,9 +117,10 @@ pub struct Policy {
     /// Of a host without an entry in `hosts`. Default: `member`.
     #[serde(default)]
     pub default_role: Role,
-    /// What guests may open here, unless the entry of the host that they come from says otherwise. Default: nothing.
+    /// What guests may open here, unless the entry of the host that they come from says otherwise. Without any, the
+    /// agent's own folders alone decide.
     #[serde(default)]
-    pub grants: Grants,
+    pub grants: Option<Grants>,
     /// Hosts to which something else applies, by name.
     #[serde(default)]
     pub hosts: BTreeMap<HostName, HostRule>,
@@ -132,9 +133,21 @@ impl Policy {
         if has { Ok(()) } else { Err(Denied { host: host.clone(), permission }) }
     }
 
-    /// What a guest from this host may open.
-    pub fn grants(&self, host: &HostName) -> &Grants {
-        self.hosts.get(host).and_then(|rule| rule.grants.as_ref()).unwrap_or(&self.grants)
+    /// What a guest from this host may open; `None` if grants are not used for it.
+    pub fn grants(&self, host: &HostName) -> Option<&Grants> {
+        self.own_grants(host).or(self.grants.as_ref())
+    }
+
+    /// The table of agent.toml that has them.
+    pub fn grants_table(&self, host: &HostName) -> String {
+        match self.own_grants(host) {
+            Some(_) => format!("[peers.hosts.{host}.grants]"),
+            None => "[peers.grants]".to_owned(),
+        }
+    }
+
+    fn own_grants(&self, host: &HostName) -> Option<&Grants> {
+        self.hosts.get(host)?.grants.as_ref()
     }
 }
 
@@ -172,7 +185,7 @@ mod tests {
     fn a_host_without_an_entry_sends_receives_and_looks() {
         let policy: Policy = toml::from_str("").unwrap();
         assert_eq!(permissions(&policy, "one"), "send receive look");
-        assert!(policy.grants(&host("one")).folders.is_empty());
+        assert_eq!(policy.grants(&host("one")), None);
     }
 
     #[test]
@@ -198,11 +211,14 @@ mod tests {
             "[grants]\nfolders = [\"/srv\"]\n[hosts.one.grants]\nfolders = [\"/home/one\"]\n[hosts.two]\n",
         )
         .unwrap();
-        let folders =
-            |name| policy.grants(&host(name)).folders.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let folders = |name| {
+            policy.grants(&host(name)).unwrap().folders.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
         assert_eq!(folders("one"), ["/home/one"]);
         assert_eq!(folders("two"), ["/srv"]);
         assert_eq!(folders("three"), ["/srv"]);
+        assert_eq!(policy.grants_table(&host("one")), "[peers.hosts.one.grants]");
+        assert_eq!(policy.grants_table(&host("two")), "[peers.grants]");
     }
 
     #[test]

@@ -253,3 +253,32 @@ pub enum Message {
         note: StreamNote,
     },
 }
+
+impl Message {
+    /// About how many bytes of memory it takes, for limits.
+    pub fn weight(&self) -> usize {
+        let content = match self {
+            Message::Offer { guest, description, mode } => {
+                let mode = match mode {
+                    Ok(Mode::Direct { regions } | Mode::Handover { regions }) => weight_of(regions),
+                    Ok(Mode::Streams { .. }) | Err(_) => 0,
+                };
+                guest.len() + description.len() + mode
+            }
+            Message::Admitted { endpoints } => {
+                endpoints.iter().map(|one| size_of::<Endpoint>() + one.interface.len()).sum()
+            }
+            Message::Prepared { regions, touched } => weight_of(regions) + size_of_val(touched.as_slice()),
+            Message::Fenced { damaged, .. } => size_of_val(damaged.as_slice()),
+            Message::Stopped { disks, .. } => disks.len(),
+            Message::DeviceState { bytes } => bytes.len(),
+            Message::Abort(fault) => fault.detail.len(),
+            _ => 0,
+        };
+        size_of::<Message>() + content
+    }
+}
+
+fn weight_of(regions: &[RegionInfo]) -> usize {
+    regions.iter().map(|region| size_of::<RegionInfo>() + region.name.len()).sum()
+}

@@ -18,8 +18,9 @@ use linerate_guest::shared::Proved;
 use linerate_memory::Mapping;
 
 use super::context::Context;
-use super::{Sessions, storage};
+use super::{Sessions, granted, storage};
 use crate::faults::fault;
+use crate::security::PeerName;
 
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 /// An orphaned session ends its guest and frees its place within this.
@@ -78,12 +79,13 @@ pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
 /// nothing of it is left here.
 pub(super) fn admit(
     sessions: &Sessions,
+    opener: &PeerName,
     description: GuestDescription,
     regions: &[RegionInfo],
 ) -> Result<(Admitted, Vec<Mapping>), Fault> {
     let (qemu, facts) = choose_qemu(sessions, &description)?;
     let folder = reserve(sessions, &description.name)?;
-    let checked = check(sessions, &description, &qemu, facts, folder.clone());
+    let checked = check(sessions, opener, &description, &qemu, facts, folder.clone());
     let made = checked.and_then(|(incoming_qemu, images, proved)| {
         match make_ram(&folder, regions, &incoming_qemu) {
             Ok(ram) => Ok((ram, incoming_qemu, images, proved)),
@@ -188,6 +190,7 @@ fn choose_qemu(
 
 fn check(
     sessions: &Sessions,
+    opener: &PeerName,
     description: &GuestDescription,
     qemu: &QemuBinary,
     facts: QemuFacts,
@@ -209,15 +212,16 @@ fn check(
         let reasons: Vec<String> = refused.iter().map(ToString::to_string).collect();
         return Err(refuse(Code::NotMigratable, reasons.join("; ")));
     }
+    let roots = granted::check(&sessions.security, opener, &sessions.config.file_roots, &made)
+        .map_err(|reasons| refuse(Code::NotAuthorised, reasons))?;
     for note in &made.notes {
         tracing::info!(guest = description.name, note, "the incoming QEMU differs");
     }
     // Before the host is checked: what is missing is made, and is checked with the rest.
     leftovers::announce(&folder, &made.pid_file, &[])
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
-    let images =
-        images::prepare(description, &made, &sessions.config.file_roots, &folder, &sessions.image_claims)
-            .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
+    let images = images::prepare(description, &made, &roots, &folder, &sessions.image_claims)
+        .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     sessions.registry.free_ram_of_dead();
     let reserve = sessions.config.memory_reserve_mib << 20;
     let host = HostFacts {
@@ -228,7 +232,7 @@ fn check(
         guests: sessions.names_here(),
         kvm: std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok(),
     };
-    let problems = check_host(description, &made, qemu, &sessions.config.file_roots, &host);
+    let problems = check_host(description, &made, qemu, &roots, &host);
     for problem in problems.iter().filter(|problem| !problem.is_fatal()) {
         tracing::warn!(guest = description.name, %problem, "admitted all the same");
     }

@@ -25,7 +25,8 @@ pub(super) struct Context {
 impl Context {
     pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> Context {
         let token = token_text(&shared.identity.token);
-        let record = Arc::new(Mutex::new(IncomingRecord { token, ..IncomingRecord::default() }));
+        let peer = shared.opener.clone();
+        let record = Arc::new(Mutex::new(IncomingRecord { token, peer, ..IncomingRecord::default() }));
         Context { sessions, shared, cpu_before: cpu_time(), abandon: Arc::default(), record }
     }
 

@@ -9,6 +9,7 @@
 //! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
 //! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
 //! | `admit` | admission: memory, names, QEMU, disks, networks |
+//! | `granted` | what the guest may open because of the host that it comes from |
 //! | `domain` | finds the QEMU that libvirt has started |
 //! | `streams` | streams of the session are connected to the incoming QEMU |
 //! | `channels` | channels of the source |
@@ -18,6 +19,7 @@ mod channels;
 mod context;
 pub(crate) mod domain;
 mod driver;
+mod granted;
 mod ram_folder;
 mod session_loop;
 mod sessions;
@@ -55,7 +57,7 @@ use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
-use crate::session::paths::Door;
+use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
 
 pub use sessions::{Needs, Sessions};
@@ -69,6 +71,8 @@ const ORPHANED_AFTER: Duration = Duration::from_millis(1100);
 /// What the loop of a session receives.
 pub(crate) enum Input {
     Event(Event),
+    /// What a control connection received, and its room in the backlog.
+    Control(PathEvent, Held),
     /// A control connection is up.
     Path(PathId, ControlPath),
     /// The streams have notes for the other side's.
@@ -128,7 +132,7 @@ impl Incoming {
         let (inbox, receiver) = channel();
         let order = sessions.journal.next_order();
         let events = inbox.clone();
-        let door = Door::open(move |event| drop(events.send(Input::Event(event.into()))))?;
+        let door = Door::open(move |event, held| drop(events.send(Input::Control(event, held))))?;
         let name = format!("in-{}", identity.session);
         let shared = Arc::new(Incoming { opener, ..Incoming::new(identity, order, peer, inbox, door) });
         let session_loop = session_loop::SessionLoop::new(sessions.clone(), shared.clone())?;
@@ -180,6 +184,19 @@ impl Incoming {
     /// Whether a connection that shows this token belongs here.
     pub fn knows(&self, token: &Token) -> bool {
         self.identity.knows(token)
+    }
+
+    /// Whether this host opened the session, and may ask and decide about it.
+    pub fn is_of(&self, caller: &PeerName) -> bool {
+        self.opener == *caller
+    }
+
+    /// Whether it comes from there: from that host, where hosts prove who they are, otherwise from that address.
+    fn comes_from(&self, opener: &PeerName, peer: SocketAddr) -> bool {
+        match opener {
+            Some(_) => self.is_of(opener),
+            None => self.peer.ip() == peer.ip(),
+        }
     }
 
     /// Name of the guest, once it is known.

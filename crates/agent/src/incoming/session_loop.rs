@@ -61,6 +61,8 @@ impl SessionLoop {
 
     fn take(&mut self, input: Input) {
         match input {
+            // Held until it is handled.
+            Input::Control(event, _held) => self.take(Input::Event(event.into())),
             Input::Event(Event::PathLost(path)) => {
                 self.paths.remove(path);
                 self.handle(Event::PathLost(path));

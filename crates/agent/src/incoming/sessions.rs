@@ -25,6 +25,10 @@ use crate::security::{Caller, Security};
 use crate::session::identity::Identity;
 use crate::stream_gate::ArrivalCount;
 
+/// Guests that arrive at a time. Each session has threads, and room for what its source sends.
+const LIVE_MAX: usize = 64;
+/// Of them from one host.
+const LIVE_OF_ONE_HOST: usize = 16;
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
@@ -40,7 +44,7 @@ pub struct Sessions {
     /// Domains whose stream is released to this host.
     pub(super) arrivals: Arc<ArrivalCount>,
     recovery: Arc<recovery::Sessions>,
-    security: Arc<Security>,
+    pub(super) security: Arc<Security>,
     pub(super) audit: Arc<Audit>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
@@ -172,6 +176,7 @@ impl Sessions {
                 if known.is_some() {
                     return Err(refusal(Code::ProtocolViolation, "this session was here before"));
                 }
+                check_room(&live, &caller, peer)?;
                 self.bench.yield_to_migration();
                 let Hello { session, token, .. } = *hello;
                 let identity = Identity::new(session, token, &self.security);
@@ -222,6 +227,26 @@ fn from_journal(entry: &Entry, all: &[Entry], live: Option<Outcome>) -> Outcome 
         Outcome::Gone if entry.process.as_ref().is_some_and(is_alive) => Outcome::Pending,
         found => found,
     }
+}
+
+/// Whether one more guest may arrive at the same time.
+fn check_room(
+    live: &BTreeMap<SessionId, Arc<Incoming>>,
+    caller: &Caller,
+    peer: SocketAddr,
+) -> Result<(), Fault> {
+    let Caller::Tcp(opener) = caller else { return Ok(()) };
+    let of_host = live.values().filter(|one| one.comes_from(opener, peer)).count();
+    if of_host >= LIVE_OF_ONE_HOST {
+        let detail =
+            format!("{of_host} guests arrive from that host already: try again when one of them is here");
+        return Err(refusal(Code::GuestBusy, &detail));
+    }
+    if live.len() >= LIVE_MAX {
+        let detail = format!("{} guests arrive already: try again when one of them is here", live.len());
+        return Err(refusal(Code::GuestBusy, &detail));
+    }
+    Ok(())
 }
 
 fn refusal(code: Code, detail: &str) -> Fault {

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
+use linerate_wire::frame::{Hello, Role};
 
 use super::streams::Services;
 use super::*;
+use crate::security::Caller;
 use crate::session::stream_transport::DISKS_SERVICE;
 
 /// Only a hang meets it.
@@ -130,28 +132,31 @@ fn a_source_that_breaks_the_rules_of_streams_is_no_failed_action() {
     assert_eq!(failure, Some((Code::ProtocolViolation, Side::Source)));
 }
 
-/// The token alone is not enough where hosts prove who they are.
-#[test]
-fn a_session_is_joined_by_the_host_that_opened_it_and_begins_over_tcp() {
-    use linerate_wire::frame::{Hello, Role};
-
-    use crate::security::Caller;
-    let dir = tempfile::tempdir().unwrap();
-    let agent = crate::testing::agent(&dir, &[]);
-    let hello = |role| Hello {
+fn hello(session: u8, role: Role) -> Hello {
+    Hello {
         version_min: 1,
         version_max: linerate_wire::VERSION_MAX,
-        session: SessionId([7; 16]),
+        session: SessionId([session; 16]),
         role,
         link: 0,
         channel: 0,
         token: Token([2; 32]),
-    };
+    }
+}
+
+fn named(name: &str) -> Caller {
+    Caller::Tcp(Some(name.parse().unwrap()))
+}
+
+/// The token alone is not enough where hosts prove who they are.
+#[test]
+fn a_session_is_joined_by_the_host_that_opened_it_and_begins_over_tcp() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
     let asked = |role, caller| {
-        let found = agent.incoming.session_for(&hello(role), ([127, 0, 0, 1], 7979).into(), caller);
+        let found = agent.incoming.session_for(&hello(7, role), ([127, 0, 0, 1], 7979).into(), caller);
         found.map(drop).map_err(|fault| fault.code)
     };
-    let named = |name: &str| Caller::Tcp(Some(name.parse().unwrap()));
     assert_eq!(asked(Role::ControlNew, Caller::Rdma), Err(Code::ProtocolViolation));
     assert_eq!(asked(Role::ControlNew, named("a")), Ok(()));
     for role in [Role::ControlJoin, Role::Data, Role::ReverseData] {
@@ -159,4 +164,57 @@ fn a_session_is_joined_by_the_host_that_opened_it_and_begins_over_tcp() {
         assert_eq!(asked(role, named("a")), Ok(()), "{role:?}");
     }
     assert_eq!(asked(Role::Data, Caller::Rdma), Ok(()));
+    // Nor may another host ask about it or decide.
+    let may = |name: &str| agent.may_decide(&hello(7, Role::Query), &Some(name.parse().unwrap()));
+    may("a").unwrap();
+    assert_eq!(may("b").unwrap_err().code, Code::NotAuthorised);
+    let wrong = Hello { token: Token([3; 32]), ..hello(7, Role::Query) };
+    assert_eq!(agent.may_decide(&wrong, &Some("a".parse().unwrap())).unwrap_err().detail, "wrong token");
+}
+
+#[test]
+fn guests_that_arrive_at_a_time_are_bounded_for_a_host_and_in_total() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let mut number = 0;
+    let mut begins = |host: [u8; 4], caller: Caller| {
+        number += 1;
+        let found = agent.incoming.session_for(&hello(number, Role::ControlNew), (host, 7979).into(), caller);
+        found.map(drop).map_err(|fault| (fault.code, fault.detail))
+    };
+    let address = [10, 0, 0, 1];
+    (0..16).for_each(|_| begins(address, named("a")).unwrap());
+    let refused = begins([10, 0, 0, 9], named("a")).unwrap_err();
+    assert_eq!(refused.0, Code::GuestBusy);
+    assert!(refused.1.contains("16 guests arrive from that host"), "{}", refused.1);
+    begins(address, named("b")).expect("another host has its own");
+    // In plain text the address counts.
+    (0..16).for_each(|_| begins([10, 0, 0, 2], Caller::Tcp(None)).unwrap());
+    assert!(begins([10, 0, 0, 2], Caller::Tcp(None)).is_err());
+    (33..64).for_each(|host| begins([10, 0, 1, host], Caller::Tcp(None)).unwrap());
+    let refused = begins([10, 0, 2, 1], Caller::Tcp(None)).unwrap_err();
+    assert!(refused.1.contains("64 guests arrive already"), "{}", refused.1);
+}
+
+#[test]
+fn after_a_restart_only_the_host_that_opened_a_session_decides_about_it() {
+    use linerate_core::journal::DestinationPhase;
+
+    use crate::journal::{IncomingRecord, Record};
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let qemu = crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap());
+    for (session, peer) in [(1, Some("a".parse().unwrap())), (2, None)] {
+        let (qemu, token) = (Some(qemu.clone()), "02".repeat(32));
+        let incoming = IncomingRecord { qemu, token, peer, ..IncomingRecord::default() };
+        let record = Record::new("g", agent.journal.next_order(), incoming.role(DestinationPhase::Loaded));
+        agent.journal.put(SessionId([session; 16]), &record).unwrap();
+    }
+    crate::recovery::recover(&agent.recovery).unwrap();
+    let may = |session, name: &str| {
+        agent.may_decide(&hello(session, Role::RolledBack), &Some(name.parse().unwrap())).is_ok()
+    };
+    assert_eq!(agent.unfinished().len(), 2);
+    assert!(may(1, "a") && !may(1, "b"));
+    assert!(may(2, "a") && may(2, "b"), "an old record has no name");
 }

@@ -23,6 +23,7 @@ fn source(phase: SourcePhase) -> Record {
         ran: true,
         run_state_before: None,
         token: "aa".into(),
+        peer: None,
         settings: Some(serde_json::from_str(SETTINGS).unwrap()),
         copied: vec!["/srv/db.img".into()],
         notice_due: false,
@@ -202,6 +203,68 @@ fn pruning_keeps_what_is_not_over() {
     let left = journal.all().unwrap();
     assert_eq!(left.len(), 1003);
     assert_eq!(left.iter().filter(|(_, record)| !record.is_over()).count(), 3);
+}
+
+#[test]
+fn a_host_with_many_sessions_does_not_have_those_of_others_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path()).unwrap();
+    let of = |order: u64, peer: &str| {
+        let incoming = IncomingRecord { peer: Some(peer.parse().unwrap()), ..IncomingRecord::default() };
+        Record::new("web", order, incoming.role(DestinationPhase::Aborted))
+    };
+    for n in 0..1100u64 {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        // The oldest are of another host.
+        let record = of(n, if n < 20 { "one" } else { "many" });
+        journal.write_for_test(&id, &serde_json::to_vec(&record).unwrap());
+    }
+    assert_eq!(journal.prune().unwrap(), 100);
+    let left = journal.all().unwrap();
+    let orders = |peer: &str| {
+        let of = left.iter().filter(|(_, record)| record.peer().is_some_and(|name| name.as_str() == peer));
+        of.map(|(_, record)| record.order).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(orders("one"), (0..20).collect());
+    assert_eq!(orders("many"), (120..1100).collect());
+}
+
+#[test]
+fn the_journal_is_pruned_while_the_agent_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    for n in 0..1200u64 {
+        let mut id = [0xff; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        let json = serde_json::to_vec(&record(n, DestinationPhase::Aborted)).unwrap();
+        journal.write_for_test(&id, &json);
+    }
+    for n in 0..ENDS_UNTIL_PRUNED {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        journal.put_end(SessionId(id), &record(2000 + n, DestinationPhase::Aborted)).unwrap();
+    }
+    assert_eq!(journal.all().unwrap().len(), ENDED_KEPT);
+}
+
+#[test]
+fn the_peers_name_is_kept_and_a_record_without_one_is_read() {
+    let name = |record: &Record| serde_json::to_value(record).unwrap()["peer"].clone();
+    let peer: PeerName = Some("one".parse().unwrap());
+    for mut record in [source(SourcePhase::CommitSent), record(1, DestinationPhase::Loaded)] {
+        assert!(name(&record).is_null());
+        let old = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&old).unwrap().peer(), None);
+        match &mut record.role {
+            Role::Source { peer: name, .. } => name.clone_from(&peer),
+            Role::Destination { incoming, .. } => incoming.peer.clone_from(&peer),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(name(&record), "one");
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+    }
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
         let answer = ask(&peers, &asked.dialler.identity);
-        asked.send(answer.map_or(Event::Unanswered, Event::Answered));
+        asked.send(answer.map_or_else(|_| Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
         tracing::error!(%error, "no thread to ask the destination");

@@ -58,7 +58,7 @@ use crate::clock::Clock;
 use crate::event_log::EventLog;
 use crate::ram::Ram;
 use crate::session::links::{Dialler, Losses};
-use crate::session::paths::Door;
+use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
 use link_table::LinkTable;
 use streams::MigrationStreams;
@@ -69,6 +69,8 @@ pub use steps::start;
 /// What the loop of a migration receives.
 pub(crate) enum Input {
     Event(Event),
+    /// What a control connection received, and its room in the backlog.
+    Control(PathEvent, Held),
     /// For the core, of a moment that has passed.
     EventAt(Time, Event),
     /// QEMU holds the guest: in which run state it was paused before, or none if it ran.

@@ -98,6 +98,8 @@ impl SessionLoop {
 
     pub(super) fn take(&mut self, input: Input) {
         match input {
+            // Held until it is handled.
+            Input::Control(event, _held) => self.take(Input::Event(event.into())),
             Input::Event(Event::PathLost(path)) => {
                 if let Some(link) = self.paths.remove(path) {
                     self.shared.losses.path_lost(link, path, "its control connection is closed");

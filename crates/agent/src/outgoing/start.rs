@@ -107,6 +107,7 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             ran: found.qemu.ran(),
             run_state_before: found.qemu.run_state_before().cloned(),
             token: token_text(&opened.identity.token),
+            peer: opened.identity.peer(),
             settings: found.qemu.found().cloned(),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             notice_due: false,

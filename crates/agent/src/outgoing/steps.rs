@@ -42,7 +42,7 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
     let opened = authorise(sessions, &request, &mut found)?;
     let (inbox, receiver) = channel();
     let sender = inbox.clone();
-    let door = Door::open(move |event| drop(sender.send(Input::Event(event.into()))))
+    let door = Door::open(move |event, held| drop(sender.send(Input::Control(event, held))))
         .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
     let record = record(sessions, &request, &found, &opened);
     let ends = (inbox, door);

@@ -33,7 +33,8 @@ use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
 use crate::faults::chain;
-use crate::journal::{JournalError, Record, Role, process};
+use crate::journal::{IncomingRecord, JournalError, Record, Role, process};
+use crate::security::PeerName;
 use crate::session::identity::{Identity, parse_token};
 use crate::session::roll_back_notice;
 
@@ -202,9 +203,14 @@ fn set_notice_due(record: &mut Record, is: bool) {
 }
 
 fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
-    if let Role::Source { notice_due: true, peers, token, .. } = &record.role {
-        let security = sessions.security.clone();
-        let identity = Identity::new(session, parse_token(token), &security);
+    if let Role::Source { notice_due: true, peers, token, peer, .. } = &record.role {
+        let identity = match Identity::with_peer(session, parse_token(token), &sessions.security, peer) {
+            Ok(identity) => identity,
+            // The next start notifies it.
+            Err(fault) => {
+                return tracing::error!(%session, %fault, "the destination is not notified of the roll-back");
+            }
+        };
         let journal = sessions.journal.clone();
         roll_back_notice::send(peers.clone(), identity, true, move || journal.note_notified(session));
     }
@@ -354,6 +360,17 @@ impl Unfinished {
             Role::Source { token: ours, .. } => parse_token(ours) == *token,
             Role::Destination { incoming, .. } => parse_token(&incoming.token) == *token,
             Role::Handover { .. } | Role::Libvirt { .. } => false,
+        }
+    }
+
+    /// Whether this host may ask and decide about an incoming guest. Of a session that began in plain text nobody knows
+    /// which host opened it.
+    pub fn is_of(&self, caller: &PeerName) -> bool {
+        match &self.record.lock().role {
+            Role::Destination { incoming: IncomingRecord { peer: Some(peer), .. }, .. } => {
+                caller.as_ref() == Some(peer)
+            }
+            _ => true,
         }
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::faults::chain;
 use crate::journal::Role;
-use crate::session::contact::{ask_any, commit_any};
+use crate::session::contact::{NoAnswer, ask_any, commit_any};
 use crate::session::identity::{Identity, parse_token};
 
 /// A monitor that another client holds is not waited for.
@@ -141,7 +141,9 @@ impl Unfinished {
     /// Asks, which sends commit again: the message may never have left this host. The question also carries whether
     /// there is still a copy here, to which a destination that cannot run the guest may return it.
     fn ask(&self, sessions: &Sessions) -> Option<Outcome> {
-        let Role::Source { qemu, peers, token, .. } = self.record.lock().role.clone() else { return None };
+        let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
+            return None;
+        };
         if runs_here(&qemu) {
             self.failed(
                 "the guest was resumed here by another program: the destination is not asked, which would let it run there too".into(),
@@ -149,7 +151,13 @@ impl Unfinished {
             return None;
         }
         let ask = if qemu.is_alive() { ask_any } else { commit_any };
-        ask(&peers, &Identity::new(self.session, parse_token(&token), &sessions.security))
+        let asked = Identity::with_peer(self.session, parse_token(&token), &sessions.security, &peer)
+            .map_err(|fault| NoAnswer { not_asked: Some(fault.detail) })
+            .and_then(|identity| ask(&peers, &identity));
+        if let Err(NoAnswer { not_asked: Some(reason) }) = &asked {
+            self.failed(format!("the destination was not asked: {reason}"));
+        }
+        asked.ok()
     }
 }
 

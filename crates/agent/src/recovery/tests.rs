@@ -7,13 +7,19 @@ use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::authority::Authority;
+use rustls_pki_types::UnixTime;
 use tempfile::TempDir;
 
 use super::{continue_session, recover};
 use crate::agent::Agent;
 use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
-use crate::testing::{Ending, TestQemu, agent, arrived};
+use crate::security::Security;
+use crate::security::tests::member;
+use crate::testing::{Ending, TestQemu, agent, arrived, secured};
 
 /// Of a guest that leaves for a host that does not answer.
 fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
@@ -25,6 +31,7 @@ fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         ran: true,
         run_state_before: None,
         token: "00".repeat(32),
+        peer: None,
         settings: None,
         copied: vec![],
         notice_due: false,
@@ -246,4 +253,96 @@ fn a_destination_is_notified_of_a_roll_back_that_a_live_session_left_to_recovery
     continue_session(&agent.recovery, session, record, GuestState::PausedAtSource);
     peer.is_notified();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
+}
+
+/// Hosts of one cluster: this one, and two that answer that every session was committed.
+struct Cluster {
+    dir: TempDir,
+    security: std::sync::Arc<Security>,
+    one: Listener,
+    other: Listener,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority =
+            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
+                .unwrap();
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
+        let (security, one, other) = (made("own"), made("one"), made("other"));
+        let answers = |security: &Security| {
+            let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
+            let options = ListenOptions { tcp, ..ListenOptions::default() };
+            let committed = |accepted: linerate_net::tcp::listen::Accepted| {
+                let _ = accepted.outcome(Outcome::Committed);
+            };
+            Listener::start(&["127.0.0.1:0".parse().unwrap()], options, committed).unwrap()
+        };
+        let (one, other) = (answers(&one), answers(&other));
+        Cluster { dir, security, one, other }
+    }
+
+    /// An agent that finds a session whose commit was sent, with a host of this name, at this address.
+    fn recovers(
+        &self,
+        qemu: &GuestRecord,
+        name: Option<&str>,
+        at: &Listener,
+    ) -> (std::sync::Arc<Agent>, SessionId) {
+        let agent = secured(&self.dir, &[], self.security.clone());
+        let mut role = leaves(qemu, SourcePhase::CommitSent);
+        let Role::Source { peers, peer, .. } = &mut role else { panic!("{role:?}") };
+        *peers = at.addresses().to_vec();
+        *peer = name.map(|name| name.parse().unwrap());
+        let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+        agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+        recover(&agent.recovery).unwrap();
+        (agent, session)
+    }
+}
+
+#[test]
+fn the_answer_of_another_host_of_the_cluster_decides_nothing() {
+    let cluster = Cluster::new();
+    let (_hand, qemu) = runs(&cluster.dir);
+    let (agent, session) = cluster.recovers(&qemu, Some("one"), &cluster.other);
+    let end = Instant::now() + Duration::from_secs(60);
+    let why = loop {
+        let note = agent.unfinished()[0].summary().note.unwrap();
+        if note.contains("last try") {
+            break note;
+        }
+        assert!(Instant::now() < end, "{note}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(why.contains("the guest is paused here until the destination answers"), "{why}");
+    assert!(why.contains("other answered instead of one"), "{why}");
+    assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
+    assert!(agent.unfinished()[0].is_in_doubt() && qemu.is_alive());
+}
+
+#[test]
+fn the_answer_of_the_sessions_host_decides_and_of_an_old_record_that_of_any_host() {
+    for name in [Some("one"), None] {
+        let cluster = Cluster::new();
+        let (_hand, qemu) = runs(&cluster.dir);
+        let at = if name.is_some() { &cluster.one } else { &cluster.other };
+        let (agent, session) = cluster.recovers(&qemu, name, at);
+        wait_written(&agent, session, (SourcePhase::Finished, false));
+    }
+}
+
+#[test]
+fn an_agent_without_tls_does_not_ask_about_a_session_with_a_host_that_proved_its_name() {
+    let cluster = Cluster::new();
+    let (_hand, qemu) = runs(&cluster.dir);
+    let plain = Cluster { security: Security::insecure(), ..cluster };
+    let (agent, session) = plain.recovers(&qemu, Some("one"), &plain.one);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !agent.unfinished()[0].summary().note.unwrap().contains("security = \"insecure\"") {
+        assert!(Instant::now() < end, "it says nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
 }

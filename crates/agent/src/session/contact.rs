@@ -71,28 +71,42 @@ pub(crate) fn keep(stream: Stream) -> io::Result<ControlPath> {
 }
 
 /// How the session ended: the first answer from any of a host's addresses.
-pub(crate) fn ask_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+pub(crate) fn ask_any(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
     ask_as(Role::Query, peers, identity)
 }
 
 /// Sends commit again; the answer is the session's outcome there.
-pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
     ask_as(Role::CommitAgain, peers, identity)
 }
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
 pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
-    ask_as(Role::RolledBack, peers, identity)
+    ask_as(Role::RolledBack, peers, identity).ok()
 }
 
-fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
+/// No host answered a question.
+#[derive(Default)]
+pub(crate) struct NoAnswer {
+    /// Why a host that could be reached was not asked, as an operator reads it: it is not the right one, or does not
+    /// speak what this host speaks.
+    pub not_asked: Option<String>,
+}
+
+fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
+    let mut none = NoAnswer::default();
     for &remote in peers {
         match query(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
-            Ok(outcome) => return Some(outcome),
-            Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => {
+                tracing::debug!(%remote, error = chain(&error), "no answer");
+                if matches!(error, ConnectError::Tls { .. }) {
+                    none.not_asked.get_or_insert(error.to_string());
+                }
+            }
         }
     }
-    None
+    Err(none)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use rustls_pki_types::CertificateDer;
 
-use crate::security::Security;
+use crate::security::{PeerName, Pinned, Security};
 
 /// Number and token of a session, and how its connections are protected.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub(crate) struct Identity {
     pub token: Token,
     security: Arc<Security>,
     /// Of the connections after the first.
-    pinned: Arc<OnceLock<Tls>>,
+    pinned: Arc<OnceLock<Pinned>>,
 }
 
 impl Identity {
@@ -27,18 +27,38 @@ impl Identity {
         Identity { session, token, security: security.clone(), pinned: Arc::default() }
     }
 
+    /// Of a session that an earlier agent process began. If its other host is known by name, no other host gets its
+    /// connections.
+    pub fn with_peer(
+        session: SessionId,
+        token: Token,
+        security: &Arc<Security>,
+        peer: &PeerName,
+    ) -> Result<Identity, Fault> {
+        let identity = Identity::new(session, token, security);
+        if let Some(host) = peer {
+            let _ = identity.pinned.set(security.pin_to(host.clone())?);
+        }
+        Ok(identity)
+    }
+
+    /// The host that takes the session's connections, where hosts prove who they are and the first one was made.
+    pub fn peer(&self) -> PeerName {
+        self.pinned.get().map(|pinned| pinned.host.clone())
+    }
+
     /// Has only the host with these certificates take further connections. Refuses one that does not have what it
     /// `needs`.
     pub fn pin(&self, chain: &[CertificateDer<'static>], needs: Option<Permission>) -> Result<(), Fault> {
-        if let Some(tls) = self.security.pin(chain, needs)? {
-            let _ = self.pinned.set(tls);
+        if let Some(pinned) = self.security.pin(chain, needs)? {
+            let _ = self.pinned.set(pinned);
         }
         Ok(())
     }
 
     /// What the next connection is protected with; `None` for plain text.
     pub fn tls(&self) -> Option<&Tls> {
-        self.pinned.get().or_else(|| self.security.tls())
+        self.pinned.get().map(|pinned| &pinned.tls).or_else(|| self.security.tls())
     }
 
     /// One that no other session has.

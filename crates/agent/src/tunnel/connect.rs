@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -9,11 +10,13 @@ use std::sync::mpsc::{Sender, channel};
 use linerate_api::TunnelAddress;
 use linerate_core::stream::StreamId;
 use linerate_net::stream::endpoint::Socket;
+use linerate_trust::name::HostName;
 use socket2::{Domain, SockAddr, Type};
 
 use super::{Sessions, Tunnel};
 use crate::faults::chain;
-use crate::local::{CONNECT_WAIT, connect_unix};
+use crate::local::{CONNECT_WAIT, connect_in_folder, connect_unix};
+use crate::security::PeerName;
 
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
@@ -32,6 +35,10 @@ enum ConnectError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "{address} at {host} is not granted to host {peer}: add it to `tunnel_targets` in {table} of agent.toml there"
+    )]
+    NotGranted { address: TunnelAddress, host: String, peer: HostName, table: String },
 }
 
 /// A stream that the peer asked for, and the service to connect it to.
@@ -50,7 +57,7 @@ pub(super) fn start(sessions: Arc<Sessions>, tunnel: Arc<Tunnel>) -> io::Result<
 }
 
 fn connect(sessions: &Sessions, tunnel: &Tunnel, stream: StreamId, service: String) {
-    match reach(sessions, service) {
+    match reach(sessions, &tunnel.opener, service) {
         Ok(socket) => {
             if let Err(error) = tunnel.stream_transport.streams.accept(stream, socket) {
                 tracing::error!(stream, error = chain(&error), "a stream cannot be taken");
@@ -63,12 +70,19 @@ fn connect(sessions: &Sessions, tunnel: &Tunnel, stream: StreamId, service: Stri
     }
 }
 
-fn reach(sessions: &Sessions, service: String) -> Result<Socket, ConnectError> {
+fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Socket, ConnectError> {
     let address: TunnelAddress =
         service.parse().map_err(|source| ConnectError::NoAddress { service, source })?;
     let host = sessions.config.name.clone();
-    if !sessions.config.tunnel_targets.iter().any(|entry| entry.allows(&address)) {
+    let targets = &sessions.config.tunnel_targets;
+    if !targets.iter().any(|entry| entry.allows(&address)) {
         return Err(ConnectError::NotAllowed { address, host });
+    }
+    if let Some(granted) = sessions.security.grants(opener)
+        && granted.grants.target(&address).is_err()
+    {
+        let (peer, table) = (granted.host.clone(), granted.table);
+        return Err(ConnectError::NotGranted { address, host, peer, table });
     }
     open(sessions, &address).map_err(|source| ConnectError::Connect { address, host, source })
 }
@@ -80,10 +94,13 @@ fn is_libvirts(path: &Path) -> bool {
 
 fn open(sessions: &Sessions, address: &TunnelAddress) -> io::Result<Socket> {
     let address = match address {
-        TunnelAddress::Unix(path) if is_libvirts(path) => {
-            return Socket::new(sessions.arrivals.hold(connect_unix(path, CONNECT_WAIT)?.into())?);
+        TunnelAddress::Unix(path) => {
+            // A folder's files are made by others; what the operator names by itself may be a link.
+            let named = sessions.config.tunnel_targets.contains(address);
+            let connect = if named { connect_unix } else { connect_in_folder };
+            let socket: UnixStream = connect(path, CONNECT_WAIT)?.into();
+            return Socket::new(if is_libvirts(path) { sessions.arrivals.hold(socket)? } else { socket });
         }
-        TunnelAddress::Unix(path) => return Socket::new(connect_unix(path, CONNECT_WAIT)?),
         TunnelAddress::Tcp(address) => *address,
     };
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;

@@ -40,7 +40,7 @@ use crate::clock::Clock;
 use crate::security::PeerName;
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
-use crate::session::paths::{Door, PathEvent};
+use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
 use crate::stream_gate::{LibvirtJob, StreamGate};
 
@@ -50,7 +50,7 @@ pub use start::{Begun, begin};
 
 /// What the loop of a session receives.
 enum Input {
-    Control(PathEvent),
+    Control(PathEvent, Held),
     Path(PathId, Option<LinkId>, ControlPath),
     LinkLost(LinkId),
     /// The streams have notes for the peer.

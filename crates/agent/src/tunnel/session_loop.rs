@@ -157,7 +157,7 @@ impl SessionLoop {
     fn take(&mut self, input: Input) {
         let now = self.tunnel.clock.now();
         match input {
-            Input::Control(event) => self.control_event(event),
+            Input::Control(event, _held) => self.control_event(event),
             Input::Path(path, link, connection) => {
                 self.lifetime.path_up();
                 self.paths.add(path, link, connection);

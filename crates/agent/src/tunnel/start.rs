@@ -143,7 +143,7 @@ fn run(
     };
     let owner = Box::new(LoopSender::new(inbox.clone()));
     let events = inbox.clone();
-    let door = Door::open(move |event| drop(events.send(Input::Control(event))))?;
+    let door = Door::open(move |event, held| drop(events.send(Input::Control(event, held))))?;
     let session = parts.identity.session;
     let tunnel = Arc::new(Tunnel {
         session,

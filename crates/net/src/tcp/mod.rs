@@ -5,11 +5,15 @@
 //!
 //! All sockets are non-blocking, and every wait is a `poll` with a deadline.
 
+mod acceptor;
 pub mod connect;
 pub mod exchange;
+mod gate;
+mod known;
 pub mod listen;
 pub mod options;
 pub mod receive;
+mod room;
 pub mod send;
 pub mod stats;
 

@@ -168,7 +168,7 @@ fn control_messages_go_both_ways_and_the_end_is_reported() {
     let tls = tls();
     let (near, far) = pair(&tls, &tls);
     let options = ControlOptions { silence_max: WAIT, ..ControlOptions::default() };
-    let ((sent, events), (back, answers)) = (mpsc::channel(), mpsc::channel());
+    let ((sent, events), (back, answers)) = (mpsc::sync_channel(64), mpsc::sync_channel(64));
     let source = ControlPath::start(4, near, options, back).unwrap();
     let destination = ControlPath::start(5, far, options, sent).unwrap();
     let message = Message::DeviceState { bytes: vec![9; 200_000] };

@@ -171,6 +171,7 @@ fn a_silent_client_takes_a_slot_for_a_time_only() {
         tcp: tcp_options(Some(&tls)),
         handshake_wait: Duration::from_millis(300),
         handshakes_max: 1,
+        ..ListenOptions::default()
     };
     let (listener, streams) = listener_with(options);
     let silent: Vec<TcpStream> =

@@ -46,7 +46,7 @@ impl OwnQemu {
         description: GuestDescription,
         regions: &[RegionInfo],
     ) -> Result<(OwnQemu, Vec<Mapping>), Fault> {
-        let (admitted, ram) = admit(&context.sessions, description, regions)?;
+        let (admitted, ram) = admit(&context.sessions, &context.shared.opener, description, regions)?;
         context
             .shared
             .ram_folder

@@ -1,0 +1,232 @@
+//! What an arriving guest may open here because of the host that it comes from, besides the agent's `file_roots`.
+//!
+//! Grants narrow the folders: all later checks, which follow links and chains of images, get the folders that both
+//! allow. A device is granted apart from files, so that no folder of files grants one by a link.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use linerate_guest::incoming_qemu::{IncomingQemu, NeededNetwork};
+use linerate_trust::grants::{Grants, Root};
+
+use crate::security::{HostGrants, PeerName, Security};
+
+/// Refuses a guest that needs what is not granted to its host, with all the reasons. Otherwise the folders whose files
+/// and devices it may open.
+pub(super) fn check(
+    security: &Security,
+    peer: &PeerName,
+    roots: &[PathBuf],
+    made: &IncomingQemu,
+) -> Result<Vec<PathBuf>, String> {
+    let Some(granted) = security.grants(peer) else { return Ok(roots.to_vec()) };
+    let files = made.files.iter().filter_map(|file| of_file(&granted, &file.path));
+    let networks = made.networks.iter().filter_map(|network| of_network(&granted, network));
+    let reasons: Vec<String> = files.chain(networks).collect();
+    if reasons.is_empty() { Ok(both(roots, granted.grants)) } else { Err(reasons.join("; ")) }
+}
+
+/// Why a file or a device is refused.
+fn of_file(granted: &HostGrants<'_>, path: &Path) -> Option<String> {
+    let about = fs::metadata(path).map(|about| about.file_type());
+    if about.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device()) {
+        let refused = granted.grants.device(path).is_err();
+        return refused.then(|| reason(granted, &format!("device {}", path.display()), "devices"));
+    }
+    let folders = &granted.grants.folders;
+    let refused =
+        granted.grants.file(path).is_err() || !target(path).is_some_and(|to| is_inside(&to, folders));
+    refused.then(|| reason(granted, &path.display().to_string(), "folders"))
+}
+
+fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<String> {
+    match network {
+        NeededNetwork::Tap { name, .. } => {
+            let refused = granted.grants.tap(name).is_err();
+            refused.then(|| reason(granted, &format!("tap {name:?}"), "taps"))
+        }
+        NeededNetwork::Bridge { name } => {
+            let refused = granted.grants.bridge(name).is_err();
+            refused.then(|| reason(granted, &format!("bridge {name:?}"), "bridges"))
+        }
+    }
+}
+
+fn reason(granted: &HostGrants<'_>, what: &str, list: &str) -> String {
+    let HostGrants { host, table, .. } = granted;
+    let line = if list == "folders" { "its folder" } else { "it" };
+    format!(
+        "{what} is not granted to guests of host {host}: add {line} to `{list}` in {table} of agent.toml here"
+    )
+}
+
+/// Where a path leads. The file itself may still have to be made.
+fn target(path: &Path) -> Option<PathBuf> {
+    let made = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(made)
+}
+
+fn is_inside(target: &Path, folders: &[Root]) -> bool {
+    folders.iter().map(Root::path).any(|folder| {
+        target.starts_with(folder) || fs::canonicalize(folder).is_ok_and(|folder| target.starts_with(folder))
+    })
+}
+
+/// The folders that the agent's list and the grants allow.
+fn both(roots: &[PathBuf], grants: &Grants) -> Vec<PathBuf> {
+    let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let within =
+        |inner: &Path, outer: &Path| inner.starts_with(outer) || whole(inner).starts_with(whole(outer));
+    let mut both = Vec::new();
+    for granted in grants.folders.iter().chain(&grants.devices).map(Root::path) {
+        for root in roots {
+            if within(granted, root) {
+                both.push(granted.to_owned());
+            } else if within(root, granted) {
+                both.push(root.clone());
+            }
+        }
+    }
+    both
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::Arc;
+
+    use linerate_guest::incoming_qemu::NeededFile;
+    use linerate_trust::authority::Authority;
+    use rustls_pki_types::UnixTime;
+
+    use super::*;
+    use crate::security::tests::member;
+
+    struct Host {
+        dir: tempfile::TempDir,
+        security: Arc<Security>,
+        roots: Vec<PathBuf>,
+    }
+
+    /// With a folder that is granted to host b, and one that is not; the agent allows both.
+    fn host() -> Host {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            dir.path().join(name)
+        };
+        let (granted, other) = (folder("granted"), folder("other"));
+        for path in [granted.join("disk"), other.join("disk")] {
+            fs::write(path, "x").unwrap();
+        }
+        let mut authority =
+            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
+                .unwrap();
+        let policy = format!(
+            "[grants]\nfolders = []\n[hosts.b.grants]\nfolders = [{granted:?}]\ndevices = [\"/dev/null\"]\n\
+             bridges = [\"br0\"]\ntaps = [\"b-*\"]\n"
+        );
+        let security = member(&mut authority, &dir.path().join("a"), "a", &policy);
+        let roots = vec![dir.path().to_owned(), "/dev".into()];
+        Host { dir, security, roots }
+    }
+
+    fn needs(files: &[PathBuf], networks: Vec<NeededNetwork>) -> IncomingQemu {
+        let file = |path: &PathBuf| NeededFile {
+            source: "/source".into(),
+            path: path.clone(),
+            writable: true,
+            format: None,
+            as_device: None,
+        };
+        IncomingQemu {
+            name: "g".into(),
+            arguments: vec![],
+            qmp: "/q".into(),
+            pid_file: "/p".into(),
+            ram_files: vec![],
+            files: files.iter().map(file).collect(),
+            networks,
+            firmware: vec![],
+            user_network: false,
+            notes: vec![],
+        }
+    }
+
+    impl Host {
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn check(&self, peer: &str, path: PathBuf) -> Result<Vec<PathBuf>, String> {
+            check(&self.security, &Some(peer.parse().unwrap()), &self.roots, &needs(&[path], vec![]))
+        }
+    }
+
+    #[test]
+    fn a_file_is_refused_unless_it_is_granted_to_the_host_that_the_guest_comes_from() {
+        let host = host();
+        let (granted, other) = (host.path("granted/disk"), host.path("other/disk"));
+        // A file that will be made counts by its folder.
+        for path in [&granted, &host.path("granted/new")] {
+            assert_eq!(host.check("b", path.clone()).unwrap(), [host.path("granted"), "/dev/null".into()]);
+        }
+        let refused = host.check("b", other.clone()).unwrap_err();
+        let expected = format!(
+            "{} is not granted to guests of host b: add its folder to `folders` in [peers.hosts.b.grants] of agent.toml here",
+            other.display()
+        );
+        assert_eq!(refused, expected);
+        // Another host has the grants for all, which are none.
+        let refused = host.check("c", granted.clone()).unwrap_err();
+        assert!(refused.contains("host c: add its folder to `folders` in [peers.grants]"), "{refused}");
+        // Without TLS nobody has proved to be anybody.
+        let all = check(&Security::insecure(), &None, &host.roots, &needs(&[other], vec![])).unwrap();
+        assert_eq!(all, host.roots);
+    }
+
+    #[test]
+    fn a_link_leads_to_nothing_that_is_not_granted() {
+        let host = host();
+        for (link, to) in [("file", host.path("other/disk")), ("device", "/dev/zero".into())] {
+            let link = host.path("granted").join(link);
+            symlink(to, &link).unwrap();
+            let refused = host.check("b", link).unwrap_err();
+            assert!(refused.contains("is not granted to guests of host b"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_device_needs_a_grant_of_devices() {
+        let host = host();
+        host.check("b", "/dev/null".into()).unwrap();
+        let refused = host.check("b", "/dev/zero".into()).unwrap_err();
+        assert!(refused.contains("device /dev/zero is not granted"), "{refused}");
+        assert!(refused.contains("add it to `devices` in [peers.hosts.b.grants]"), "{refused}");
+    }
+
+    #[test]
+    fn bridges_and_taps_are_granted_by_name_and_all_reasons_are_given() {
+        let host = host();
+        let peer = Some("b".parse().unwrap());
+        let tap = |name: &str| NeededNetwork::Tap { name: name.into(), bridge: None };
+        let bridge = |name: &str| NeededNetwork::Bridge { name: name.into() };
+        let asks = |networks| check(&host.security, &peer, &host.roots, &needs(&[], networks));
+        asks(vec![tap("b-1"), bridge("br0")]).unwrap();
+        let refused = asks(vec![tap("c-1"), bridge("br1")]).unwrap_err();
+        assert!(refused.contains("tap \"c-1\"") && refused.contains("`taps`"), "{refused}");
+        assert!(refused.contains("bridge \"br1\"") && refused.contains("`bridges`"), "{refused}");
+    }
+
+    #[test]
+    fn grants_do_not_widen_the_folders_of_the_agent() {
+        let host = host();
+        let security = &host.security;
+        let peer = Some("b".parse().unwrap());
+        let made = needs(&[host.path("granted/disk")], vec![]);
+        let roots = |of: &[PathBuf]| check(security, &peer, of, &made).unwrap();
+        assert!(roots(&["/srv".into()]).is_empty());
+        assert_eq!(roots(&[host.path("granted/inner")]), [host.path("granted/inner")]);
+    }
+}

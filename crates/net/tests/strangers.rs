@@ -1,0 +1,163 @@
+//! What a peer gets before it is known: floods from addresses of loopback, and a real peer beside them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::io::{Read, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use common::*;
+use linerate_net::tcp::connect::{ConnectError, Route, connect};
+use linerate_net::tcp::listen::ListenOptions;
+use linerate_net::tcp::options::TcpOptions;
+use linerate_wire::frame::Role;
+use socket2::{Domain, Socket, Type};
+
+/// No connection ends by itself in a test.
+fn patient() -> ListenOptions {
+    ListenOptions { handshake_wait: Duration::from_secs(120), ..ListenOptions::default() }
+}
+
+/// A connection from an address of loopback.
+fn from(host: u8, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
+}
+
+/// A host at that address opens a session.
+fn opens(host: u8, to: SocketAddr) -> Result<(), ConnectError> {
+    let route = Route { local: Some(IpAddr::from([127, 0, 0, host])), device: None, remote: to };
+    let options = TcpOptions { connect_wait: WAIT, ..TcpOptions::default() };
+    connect(&route, &hello(Role::ControlNew), &options).map(drop)
+}
+
+/// Whether the connection was closed by the other end.
+fn is_closed(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+fn open_ones(streams: &[TcpStream]) -> usize {
+    streams.iter().filter(|stream| !is_closed(stream)).count()
+}
+
+/// Waits until that many are left open.
+fn until_left(streams: &[TcpStream], left: usize) {
+    let deadline = Instant::now() + WAIT;
+    while open_ones(streams) != left {
+        assert!(Instant::now() < deadline, "{} are open instead of {left}", open_ones(streams));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn ten_thousand_silent_connections_of_one_address_cost_its_share_and_keep_nobody_out() {
+    let (listener, _taken) = listener_with(patient());
+    let (address, share) = (listener.addresses()[0], patient().silent_per_address);
+    let mut open: Vec<TcpStream> = Vec::new();
+    for count in 1..=10_000 {
+        open.push(from(2, address));
+        if count % 500 == 0 {
+            opens(3, address).expect("another host is let in");
+            until_left(&open, share);
+            open.retain(|stream| !is_closed(stream));
+        }
+    }
+    // The newest of them are left, and their own address is not shut out.
+    opens(2, address).expect("a host at the same address is let in");
+}
+
+#[test]
+fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_give_way() {
+    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..patient() });
+    let address = listener.addresses()[0];
+    // Of ten hosts a hundred each, in turn.
+    let open: Vec<TcpStream> = (0..1000).map(|count| from(10 + (count % 10) as u8, address)).collect();
+    until_left(&open, 40);
+    assert!(open.iter().rev().take(40).all(|stream| !is_closed(stream)), "the newest are left");
+    opens(3, address).expect("another host is let in");
+}
+
+#[test]
+fn a_lone_silent_connection_does_not_give_way_to_a_flood() {
+    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..patient() });
+    let address = listener.addresses()[0];
+    let lone = from(3, address);
+    let flood: Vec<TcpStream> = (0..200).map(|count| from(10 + count % 2, address)).collect();
+    until_left(&flood, 39);
+    assert!(!is_closed(&lone));
+}
+
+#[test]
+fn a_known_host_is_not_kept_out_by_as_many_addresses_as_there_is_room() {
+    // As many strangers as may be, each alone at its address: no one of them gives way before another.
+    let options = ListenOptions { silent_max: 8, handshakes_max: 2, ..patient() };
+    let (listener, taken) = listener_with(options);
+    let address = listener.addresses()[0];
+    opens(3, address).unwrap();
+    let session = taken.recv_timeout(WAIT).unwrap();
+    let mut known = from(3, address);
+    let flood: Vec<TcpStream> = (0..60).map(|host| from(100 + host, address)).collect();
+    until_left(&flood, 8);
+    assert!(!is_closed(&known), "it is silent, and no stranger takes its place");
+    // Strangers that begin to speak have all turns of strangers.
+    let mut speaking = flood.iter().filter(|stream| !is_closed(stream));
+    speaking.by_ref().take(2).for_each(|mut stream| stream.write_all(&[1; 7]).unwrap());
+    opens(3, address).expect("a known host has turns of its own");
+    // Its address stays known after its connections have ended.
+    drop(session);
+    known.write_all(&[1; 7]).unwrap();
+    opens(3, address).expect("it was here not long ago");
+}
+
+#[test]
+fn a_byte_now_and_then_holds_a_turn_until_another_host_wants_it() {
+    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 4, ..patient() });
+    let address = listener.addresses()[0];
+    let mut slow: Vec<TcpStream> = (0..4).map(|_| from(2, address)).collect();
+    slow.iter_mut().for_each(|stream| stream.write_all(&[1]).unwrap());
+    // They have all turns, and two minutes of time.
+    opens(3, address).expect("the oldest of the slow ones gives way");
+    assert!(open_ones(&slow) < 4);
+}
+
+#[test]
+fn a_line_of_those_that_let_bytes_trickle_is_not_waited_for() {
+    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 2, ..patient() });
+    let address = listener.addresses()[0];
+    let slow: Vec<TcpStream> = (0..100).map(|count| from(10 + count % 4, address)).collect();
+    slow.iter().for_each(|mut stream| stream.write_all(&[1]).unwrap());
+    // Each of them may have its turn for a second and more.
+    opens(3, address).expect("the address with the fewest connections is next");
+}
+
+#[test]
+fn a_byte_now_and_then_does_not_lengthen_the_time_that_a_handshake_has() {
+    let wait = Duration::from_millis(300);
+    let (listener, _taken) =
+        listener_with(ListenOptions { handshake_wait: wait, ..ListenOptions::default() });
+    let mut slow = from(2, listener.addresses()[0]);
+    let began = Instant::now();
+    while !is_closed(&slow) {
+        // Refused once the other end is closed.
+        let _ = slow.write_all(&[1]);
+        std::thread::sleep(wait / 10);
+        assert!(began.elapsed() < WAIT, "it is still open");
+        // A whole HELLO has more bytes than are sent in the time it has.
+    }
+    assert!(began.elapsed() >= wait);
+}
+
+#[test]
+fn who_says_nothing_is_closed_after_a_time() {
+    let wait = Duration::from_millis(300);
+    let (listener, _taken) =
+        listener_with(ListenOptions { handshake_wait: wait, ..ListenOptions::default() });
+    until_left(&[from(2, listener.addresses()[0])], 0);
+}
