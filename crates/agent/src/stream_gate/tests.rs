@@ -34,7 +34,7 @@ fn hypervisor(gate: &StreamGate) -> std::thread::JoinHandle<io::Result<UnixStrea
 }
 
 /// A hypervisor that is admitted, and the connection that its bytes go to.
-fn admitted(gate: &StreamGate, outs: &Receiver<UnixStream>) -> (UnixStream, UnixStream) {
+fn admitted(gate: &Arc<StreamGate>, outs: &Receiver<UnixStream>) -> (UnixStream, UnixStream) {
     let waits = hypervisor(gate);
     gate.admit().unwrap();
     (waits.join().unwrap().unwrap(), outs.recv_timeout(LONG).unwrap())

@@ -234,7 +234,12 @@ impl<H: Fn(Accepted) + Send + Sync + 'static> Acceptor<H> {
         let thread = std::thread::Builder::new().name("handshake".into());
         let spawned = thread.spawn(move || match handshake(stream, peer, &options, slot) {
             Ok(accepted) => handler(accepted),
-            Err(error) => gate.report(peer, &error),
+            Err(error) => {
+                if let (ExchangeError::Tls(refused), Some(on_refusal)) = (&error, &options.on_refusal) {
+                    (on_refusal.0)(peer, &refused.to_string());
+                }
+                gate.report(peer, &error);
+            }
         });
         if let Err(error) = spawned {
             tracing::warn!(%peer, %error, "no thread for a connection");

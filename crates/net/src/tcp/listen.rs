@@ -11,6 +11,7 @@
 //! | `gate` | turns to do the handshake |
 //! | `known` | addresses of hosts that are no strangers |
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,18 @@ pub struct ListenOptions {
     pub silent_max: usize,
     /// The same for one address of strangers.
     pub silent_per_address: usize,
+    /// Called for each peer that TLS refuses, or that refuses this side.
+    pub on_refusal: Option<OnRefusal>,
+}
+
+/// Called with the address of a peer, and why it was refused.
+#[derive(Clone)]
+pub struct OnRefusal(pub Arc<dyn Fn(SocketAddr, &str) + Send + Sync>);
+
+impl fmt::Debug for OnRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnRefusal")
+    }
 }
 
 impl Default for ListenOptions {
@@ -62,6 +75,7 @@ impl Default for ListenOptions {
             handshakes_per_address: 16,
             silent_max: 256,
             silent_per_address: 32,
+            on_refusal: None,
         }
     }
 }
