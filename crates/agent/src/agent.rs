@@ -17,6 +17,7 @@ use linerate_net::tcp::listen::Accepted;
 use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
+use rustls_pki_types::UnixTime;
 
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
@@ -31,12 +32,14 @@ use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
-use crate::{bench, incoming, libvirt, outgoing, recovery, settings, tunnel};
+use crate::{bench, cluster, incoming, libvirt, outgoing, recovery, settings, tunnel};
 
 pub struct Agent {
     pub config: Arc<Config>,
     /// Who this host is to other agents, and what they may do.
     pub security: Arc<Security>,
+    /// Takes up this host's identity, and listens as it allows.
+    pub(crate) cluster: Arc<cluster::watch::Watch>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
     /// Guests of this host.
@@ -103,10 +106,12 @@ impl Agent {
             is_migrating,
         ));
         let trials = Arc::new(Trials::new(doctor.clone()));
+        let cluster = Arc::new(cluster::watch::Watch::new(config.clone(), security.clone()));
         let (started, starting) = (Instant::now(), Mutex::default());
         Agent {
             config,
             security,
+            cluster,
             journal,
             registry,
             qemu_cache,
@@ -255,6 +260,9 @@ impl Agent {
             Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, |change| {
                 settings::asked_by_another(&self.trials, change, &name)
             }),
+            Purpose::Membership => {
+                cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
+            }
             Purpose::TunnelNew => self.new_tunnel(accepted, name),
             _ => {
                 // Joining moves bytes: not under the lock.
@@ -418,7 +426,8 @@ fn permission(role: Purpose) -> Option<Permission> {
         | Purpose::ReverseData
         | Purpose::Query
         | Purpose::CommitAgain
-        | Purpose::RolledBack => None,
+        | Purpose::RolledBack
+        | Purpose::Membership => None,
     }
 }
 

@@ -1,0 +1,1 @@
+//! Hosts that join, and what stands between them.
