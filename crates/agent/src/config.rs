@@ -337,7 +337,8 @@ impl Config {
         }
         if self.security == Some(Protection::Insecure) && self.certificate.is_some() {
             return Some(
-                "there is a [certificate], which security = \"insecure\" does not use; take one of them out".into(),
+                "there is a [certificate], which security = \"insecure\" does not use; take one of them out"
+                    .into(),
             );
         }
         if self.qemu.is_empty() {
@@ -380,10 +381,15 @@ mod tests {
         assert_eq!(addresses, ["10.0.0.1:7980", "[fd00::1]:7980"]);
         assert_eq!(config.identity_folder(), Path::new("/var/lib/linerate/identity"));
         assert_eq!(config.authority_folder(), Path::new("/var/lib/linerate/authority"));
-        let config = read("join_listen = [\"10.0.0.2:80\"]\nstate_dir = \"/s\"\nidentity_dir = \"/i\"").unwrap();
+        let config =
+            read("join_listen = [\"10.0.0.2:80\"]\nstate_dir = \"/s\"\nidentity_dir = \"/i\"").unwrap();
         assert_eq!(config.join_addresses(), ["10.0.0.2:80".parse().unwrap()]);
-        assert_eq!((config.identity_folder(), config.authority_folder()), ("/i".into(), "/s/authority".into()));
-        let both = read("listen = [\"10.0.0.1:7979\"]\njoin_listen = [\"10.0.0.1:7979\"]").unwrap_err().to_string();
+        assert_eq!(
+            (config.identity_folder(), config.authority_folder()),
+            ("/i".into(), "/s/authority".into())
+        );
+        let both =
+            read("listen = [\"10.0.0.1:7979\"]\njoin_listen = [\"10.0.0.1:7979\"]").unwrap_err().to_string();
         assert!(both.contains("join at another port"), "{both}");
         assert!(read("join_listen = [\"0.0.0.0:7980\"]").is_err());
     }

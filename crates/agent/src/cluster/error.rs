@@ -128,7 +128,9 @@ pub enum ClusterError {
         why: String,
     },
     /// The connection ended after the secret was sent.
-    #[error("the connection to {address} broke after the token's secret was sent: {source}; the token may be spent")]
+    #[error(
+        "the connection to {address} broke after the token's secret was sent: {source}; the token may be spent"
+    )]
     Broken {
         /// Who was asked.
         address: SocketAddr,

@@ -51,7 +51,8 @@ pub fn join(
 /// The first of the host's addresses that takes a connection.
 fn connect(host: &str) -> Result<(TcpStream, SocketAddr), ClusterError> {
     let resolve = |source| ClusterError::Resolve { host: host.to_owned(), source };
-    let found = host.to_socket_addrs().or_else(|_| (host.trim_matches(['[', ']']), JOIN_PORT).to_socket_addrs());
+    let found =
+        host.to_socket_addrs().or_else(|_| (host.trim_matches(['[', ']']), JOIN_PORT).to_socket_addrs());
     let mut last = resolve(io::Error::other("the name has no address"));
     for address in found.map_err(resolve)? {
         match TcpStream::connect_timeout(&address, CONNECT_WAIT) {
@@ -78,7 +79,8 @@ pub(super) fn join_over(
         stream.conn.complete_io(&mut stream.sock).map_err(|error| not_proved(words(&error)))?;
     }
     // Who answered is looked at once more: nothing was sent so far, and the secret goes to this end alone.
-    let cluster = join_peer(token, &stream.conn, UnixTime::now()).map_err(|error| not_proved(error.to_string()))?;
+    let cluster =
+        join_peer(token, &stream.conn, UnixTime::now()).map_err(|error| not_proved(error.to_string()))?;
     let _alone = lock_identity(folder)?;
     let key = new_key(Name { cluster, host })?;
     let request = request(&key)?;
@@ -95,7 +97,9 @@ pub(super) fn join_over(
 fn words(error: &io::Error) -> String {
     let refused = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match refused {
-        Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) => other.0.to_string(),
+        Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) => {
+            other.0.to_string()
+        }
         Some(error) => error.to_string(),
         None => error.to_string(),
     }

@@ -195,7 +195,8 @@ impl Shared {
         // The authority's own list is the newest; another's is as this host has it.
         let others = bundle.authorities().iter().filter(|one| one.id() != authority.id());
         let others = others.filter_map(|one| self.host.identity.revocation_list(one.id()));
-        let lists: Vec<Vec<u8>> = authority.revocations().map(<[u8]>::to_vec).into_iter().chain(others).collect();
+        let lists: Vec<Vec<u8>> =
+            authority.revocations().map(<[u8]>::to_vec).into_iter().chain(others).collect();
         tracing::info!(%peer, host = %request.name(), "a host has joined");
         Ok(Signed::new(&certificate, &bundle, &lists, &self.host.agents))
     }

@@ -22,12 +22,14 @@ pub mod renewal;
 pub(crate) mod watch;
 
 pub use error::{ClusterError, Kind};
+pub use linerate_trust::certificate::utc;
 
 #[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use linerate_trust::authority::Authority;
 use linerate_trust::certificate::AuthorityId;
@@ -39,6 +41,11 @@ use serde::{Deserialize, Serialize};
 
 /// Where the authority's agent answers, in the folder of a host that joined.
 const ADDRESSES_FILE: &str = "authority.json";
+
+/// The same of milliseconds since 1970.
+pub fn utc_of_ms(ms: u64) -> String {
+    utc(&UnixTime::since_unix_epoch(Duration::from_millis(ms)))
+}
 
 /// A host of a cluster, as a command shows it.
 #[derive(Clone, Debug)]
@@ -57,11 +64,7 @@ impl Membership {
         let [authority] = bundle.authorities() else {
             return Membership { name: identity.name(), authority: None, not_after: identity.not_after() };
         };
-        Membership {
-            name: identity.name(),
-            authority: Some(authority.id()),
-            not_after: identity.not_after(),
-        }
+        Membership { name: identity.name(), authority: Some(authority.id()), not_after: identity.not_after() }
     }
 }
 

@@ -87,11 +87,7 @@ pub(super) fn lock_identity(folder: &Path) -> Result<File, ClusterError> {
 }
 
 /// Makes an authority, and this host the first of its cluster. What a crash left half done is ended.
-pub fn init(
-    config: &Config,
-    cluster: Option<&str>,
-    host: Option<&str>,
-) -> Result<Membership, ClusterError> {
+pub fn init(config: &Config, cluster: Option<&str>, host: Option<&str>) -> Result<Membership, ClusterError> {
     let (folder, authority) = (config.identity_folder(), config.authority_folder());
     let cluster_name: ClusterName = parse(cluster.unwrap_or(DEFAULT_CLUSTER))?;
     let host: HostName = parse(host.unwrap_or(&config.name.to_ascii_lowercase()))?;
@@ -149,10 +145,8 @@ pub(super) fn open_identity(folder: &Path) -> Result<Identity, ClusterError> {
     if !Identity::exists(folder) {
         return Err(ClusterError::NotMember(folder.to_owned()));
     }
-    let damaged = |source: IdentityError| ClusterError::Damaged {
-        folder: folder.to_owned(),
-        source: Box::new(source),
-    };
+    let damaged =
+        |source: IdentityError| ClusterError::Damaged { folder: folder.to_owned(), source: Box::new(source) };
     Identity::open(folder).map_err(damaged)
 }
 

@@ -107,10 +107,10 @@ pub(super) fn refresh_revocations(
     addresses: &[SocketAddr],
 ) -> Result<bool, ClusterError> {
     let bundle = identity.bundle();
-    let known = bundle.authorities().iter().map(|one| Known {
-        authority: one.id().to_string(),
-        number: identity.revocation_number(one.id()),
-    });
+    let known = bundle
+        .authorities()
+        .iter()
+        .map(|one| Known { authority: one.id().to_string(), number: identity.revocation_number(one.id()) });
     let question = Question::Revocations { known: known.collect() };
     let lists = match ask(identity, addresses, &question)? {
         (Answer::Revocations { lists }, address) => {

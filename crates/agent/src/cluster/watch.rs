@@ -148,8 +148,8 @@ impl Watch {
                 return Ok(());
             }
             let found = Identity::open(&folder);
-            let found =
-                found.map_err(|error| format!("the identity in {} is not used: {error}", folder.display()))?;
+            let found = found
+                .map_err(|error| format!("the identity in {} is not used: {error}", folder.display()))?;
             state.files = stamps(&found.files());
             return self.security.take_up(found).map_err(|error| error.to_string());
         };
@@ -190,7 +190,8 @@ impl Watch {
     fn open_or_close_join(&self, state: &mut State) -> Result<(), String> {
         let folder = self.config.authority_folder();
         let identity = self.security.identity().filter(|_| self.config.certificate.is_none());
-        let Some(identity) = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder)) else {
+        let Some(identity) = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder))
+        else {
             state.join = None;
             return Ok(());
         };

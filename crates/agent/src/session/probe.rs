@@ -11,7 +11,6 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::ConnectError;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
-
 /// Bytes really moved before a link is trusted: more than a path with a broken MTU carries, and little enough to take
 /// some milliseconds at 1 Gb/s.
 const PROBE_BYTES: usize = PROBE_KIB << 10;

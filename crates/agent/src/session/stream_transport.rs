@@ -21,8 +21,8 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::DAMAGED_MAX;
 
-use super::fences::Fences;
 use super::contact::OPEN_WITHIN;
+use super::fences::Fences;
 use super::probe::{OpenError, tcp_ends};
 use crate::ram::Ram;
 

@@ -16,6 +16,17 @@ impl Stage {
         Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| GuestSpec::new("g", parameters))
     }
 
+    /// Two hosts whose agents have more configuration.
+    pub fn configured(links_mbps: &[u64], parameters: GuestParameters, configuration: &str) -> Stage {
+        let hosts = hosts_of(Lab::builder().hosts(2), links_mbps, |_| configuration.to_owned());
+        Stage::of(hosts, |_| GuestSpec::new("g", parameters))
+    }
+
+    /// The agent of the first or the second host, wherever the guest is.
+    pub fn agent(&self, host: usize) -> &Agent {
+        &self.agents[host]
+    }
+
     /// Starts both agents again, with what the hosts have now, and more configuration: the source's, the destination's.
     pub fn restart_agents_with(&mut self, configuration: [&str; 2]) {
         for (place, agent) in self.agents.iter_mut().enumerate() {

@@ -19,8 +19,8 @@ use axum::{Json, Router};
 use linerate_api::{
     AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
     GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationId, MigrationOutcome,
-    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, SecurityState, Step, Verdict,
-    paths,
+    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, SecurityState, Step,
+    Verdict, paths,
 };
 use linerate_fabric::model::{Duplex, Inventory, Port, Survey};
 use tokio::net::UnixListener;
