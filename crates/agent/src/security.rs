@@ -127,6 +127,17 @@ impl Security {
         self.protection.as_ref()?.identity.lock().clone()
     }
 
+    /// Ends the connections of hosts that were revoked meanwhile, whatever they carry. How many there were.
+    pub(crate) fn end_revoked(&self) -> usize {
+        let (Some(protected), Some(identity)) = (&self.protection, self.identity()) else { return 0 };
+        let now = UnixTime::now();
+        protected.tls.end_connections(|chain, opened_here| {
+            let side = if opened_here { PeerSide::Server } else { PeerSide::Client };
+            // A certificate that has ended, or whose authority leaves, was good when the connection was made.
+            matches!(identity.verify(chain, side, None, now), Err(PeerError::Revoked))
+        })
+    }
+
     /// Connections from other hosts can be taken: they prove who they are, or the operator has chosen that they need not.
     pub(crate) fn is_ready(&self) -> bool {
         self.protection.as_ref().is_none_or(|protected| protected.identity.lock().is_some())
@@ -149,9 +160,7 @@ impl Security {
         chain: &[CertificateDer<'static>],
         needs: Option<Permission>,
     ) -> Result<Option<Tls>, Fault> {
-        if self.protection.is_none() {
-            return Ok(None);
-        }
+        let Some(protected) = &self.protection else { return Ok(None) };
         let refused = |text: String| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Source, text);
         let identity = self.identity().ok_or_else(|| refused("this host has no identity".to_owned()))?;
         let peer = identity.verify(chain, PeerSide::Server, None, UnixTime::now());
@@ -161,7 +170,7 @@ impl Security {
         }
         let pinned = || {
             let client = linerate_trust::tls::client(&identity, Some(host))?;
-            Ok(Tls::new(client, linerate_trust::tls::server(&identity)?))
+            Ok(protected.tls.with_configurations(client, linerate_trust::tls::server(&identity)?))
         };
         pinned().map(Some).map_err(|error: TlsConfigError| refused(error.to_string()))
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, Lab, LinkSpec};
 use serde_json::Value;
-use stage::{Stage, ended};
+use stage::{Stage, ended, round_began};
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(180);
@@ -200,6 +200,26 @@ fn a_revoked_host_is_refused_at_once_and_by_members_that_ask() {
     assert!(!look().contains("refused this host's certificate"), "{}", look());
     let early = linerate(b, &["certificate", "renew"], "");
     assert!(early.0 == 4 && early.2.contains("is renewed from"), "{early:?}");
+}
+
+#[test]
+fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
+    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let mut stage = Stage::configured(&[100], parameters, DEFAULT);
+    done(stage.agent(0), &["cluster", "init"]);
+    assert_eq!(join(stage.agent(1), &line(stage.agent(0), &[]), &[]).0, 0);
+    let mut migration = stage.migrate(&["--no-check", "--link-timeout", "3s"]);
+    migration.wait(LONG, round_began);
+    done(stage.agent(0), &["host", "revoke", "b"]);
+    assert!(log(stage.agent(0)).contains("connections of hosts that were revoked are ended"));
+    let events = migration.finish();
+    assert_eq!(ended(&events).exit, Some(1), "{events:#?}");
+    stage.guest_goes_on();
+    // With a new certificate it gets the guest.
+    assert_eq!(join(stage.agent(1), &line(stage.agent(0), &[]), &["--replace"]).0, 0);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
 }
 
 #[test]

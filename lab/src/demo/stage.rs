@@ -183,7 +183,9 @@ fn build(options: &Options, screen: &mut Screen) -> Result<Lab> {
 }
 
 fn start_agents(lab: &Lab, options: &Options, screen: &mut Screen) -> Result<Vec<Agent>> {
-    screen.step("The hosts become one cluster, and an agent starts on each. What they send each other is TLS 1.3.");
+    screen.step(
+        "The hosts become one cluster, and an agent starts on each. What they send each other is TLS 1.3.",
+    );
     let mut cluster = Cluster::new(&lab.directory().join("authority"))?;
     lab.hosts().iter().try_for_each(|host| cluster.join(host))?;
     screen.command("linerate agent --config agent.toml");

@@ -188,14 +188,11 @@ pub fn hosts(config: &Config) -> Result<Vec<Issued>, ClusterError> {
 pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
     let host: HostName = parse(host)?;
     let mut authority = open_authority(&config.authority_folder())?;
-    let own = open_identity(&config.identity_folder());
-    if let Ok(own) = &own
-        && own.name().host == host
-    {
+    let own = open_identity(&config.identity_folder())?;
+    if own.name().host == host {
         return Err(ClusterError::OwnHost(host));
     }
     let list = authority.revoke(&host, UnixTime::now())?;
-    let own = own?;
     let _alone = lock_identity(&config.identity_folder())?;
     own.accept_revocations(&list)?;
     Ok(own.revocation_number(authority.id()))

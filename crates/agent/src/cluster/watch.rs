@@ -50,6 +50,8 @@ struct State {
     listening: Option<bool>,
     /// Of the identity's files, as they were read last.
     files: Vec<Option<Stamp>>,
+    /// The files changed when they were looked at last.
+    look_again: bool,
     join: Option<JoinServer>,
     /// What could not be done, so that it is told once.
     reported: String,
@@ -155,12 +157,25 @@ impl Watch {
         };
         let now = stamps(&identity.files());
         if now == state.files {
+            // Once more: a handshake may have ended with the list of before.
+            if std::mem::take(&mut state.look_again) {
+                self.end_revoked();
+            }
             return Ok(());
         }
         identity.reload().map_err(|error| kept(error.to_string()))?;
         state.files = now;
+        state.look_again = true;
+        self.end_revoked();
         tracing::info!(name = %identity.name(), ends = utc(&identity.not_after()), "the identity was read again");
         Ok(())
+    }
+
+    fn end_revoked(&self) {
+        match self.security.end_revoked() {
+            0 => {}
+            count => tracing::warn!(count, "connections of hosts that were revoked are ended"),
+        }
     }
 
     /// Without an identity other hosts reach nothing of this agent.
