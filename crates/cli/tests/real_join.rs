@@ -93,7 +93,7 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
         GuestParameters { mem_mb: 96, dirty_mbps: 4, dirty_ws_mb: Some(8), ..GuestParameters::default() };
     let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
     for host in [0, 1] {
-        let status = status(stage.agent(host));
+        let status = status(stage.agent_of(host));
         assert_eq!((&status["security"], &status["listen"]), (&"no_identity".into(), &Value::Array(vec![])));
         let advice = status["security_advice"].as_str().unwrap();
         assert!(advice.contains("linerate cluster init") && advice.contains("linerate join"), "{advice}");
@@ -102,13 +102,13 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
     assert_ne!(ended(&refused).exit, Some(0));
     assert!(Value::from(refused.clone()).to_string().contains("no identity"), "{refused:#?}");
     // The three commands.
-    done(stage.agent(0), &["cluster", "init", "--name", "kvm"]);
-    let token = line(stage.agent(0), &[]);
-    let (exit, said) = join(stage.agent(1), &token, &[]);
+    done(stage.agent_of(0), &["cluster", "init", "--name", "kvm"]);
+    let token = line(stage.agent_of(0), &[]);
+    let (exit, said) = join(stage.agent_of(1), &token, &[]);
     assert_eq!(exit, 0, "{said}");
     assert!(said.contains("the agent has taken it up"), "{said}");
     for (host, name) in [(0, "a"), (1, "b")] {
-        let status = status(stage.agent(host));
+        let status = status(stage.agent_of(host));
         assert_eq!((&status["security"], &status["identity"]["host"]), (&"tls".into(), &name.into()));
         assert_eq!(status["listen"].as_array().unwrap().len(), 2, "{status}");
         assert_eq!(status["join_listen"], Value::Array(vec![]), "the token is used: the port is closed");
@@ -124,7 +124,7 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
     // Nobody has written down what was secret.
     let secret = &token[2][token[2].len() - 30..];
     for host in [0, 1] {
-        assert!(!log(stage.agent(host)).contains(secret));
+        assert!(!log(stage.agent_of(host)).contains(secret));
     }
 }
 
@@ -206,17 +206,17 @@ fn a_revoked_host_is_refused_at_once_and_by_members_that_ask() {
 fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
     let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
     let mut stage = Stage::configured(&[100], parameters, DEFAULT);
-    done(stage.agent(0), &["cluster", "init"]);
-    assert_eq!(join(stage.agent(1), &line(stage.agent(0), &[]), &[]).0, 0);
+    done(stage.agent_of(0), &["cluster", "init"]);
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
     let mut migration = stage.migrate(&["--no-check", "--link-timeout", "3s"]);
     migration.wait(LONG, round_began);
-    done(stage.agent(0), &["host", "revoke", "b"]);
-    assert!(log(stage.agent(0)).contains("connections of hosts that were revoked are ended"));
+    done(stage.agent_of(0), &["host", "revoke", "b"]);
+    assert!(log(stage.agent_of(0)).contains("connections of hosts that were revoked are ended"));
     let events = migration.finish();
     assert_eq!(ended(&events).exit, Some(1), "{events:#?}");
     stage.guest_goes_on();
     // With a new certificate it gets the guest.
-    assert_eq!(join(stage.agent(1), &line(stage.agent(0), &[]), &["--replace"]).0, 0);
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &["--replace"]).0, 0);
     ended(&stage.migrate(&[]).finish()).completed();
     stage.arrived();
     stage.guest_goes_on();

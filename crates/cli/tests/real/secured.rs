@@ -23,7 +23,7 @@ impl Stage {
     }
 
     /// The agent of the first or the second host, wherever the guest is.
-    pub fn agent(&self, host: usize) -> &Agent {
+    pub fn agent_of(&self, host: usize) -> &Agent {
         &self.agents[host]
     }
 
