@@ -205,7 +205,7 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
     let head = toml::to_string(&configuration).map_err(render)?;
     let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;
     let path = host.directory.join("agent.toml");
-    let (security, certificate) = trust::configuration(host).unwrap_or_default();
+    let (security, certificate) = trust::configuration(host, more);
     let text = format!("{head}{security}{more}\n{certificate}{tables}");
     std::fs::write(&path, text).map_err(io_error("write", &path))
 }

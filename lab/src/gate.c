@@ -6,6 +6,7 @@
  *   source.commit_sent.after    the same once it is on disk, before the agent goes on
  *   source.commit_sent.full     the disk refuses whatever holds such a record, of any session: ENOSPC, or the errno in the file
  *   source.commit_sent.unsynced the same once it is written: fsync fails with EIO
+ *   authority.register.before   wait before a certificate that was signed is in the authority's register on disk
  *   disk.full                   the disk is full for writes to disk.img
  *   clock.back                  the wall clock is so many seconds back (looked at when the program starts)
  * Whoever waits makes a file of the same name and ".held"; a write to disk.img that was refused, one with ".met".
@@ -86,12 +87,16 @@ static int look(const void *bytes, size_t length) {
     return refused;
 }
 
-static void wait_at(const char *how) {
+static void hold(const char *place, const char *how) {
     char path[600], held[616];
-    if (!pending[0] || !in_folder(pending, how, path, sizeof path)) return;
+    if (!in_folder(place, how, path, sizeof path)) return;
     snprintf(held, sizeof held, "%s.held", path);
     close(open(held, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     while (access(path, F_OK) == 0) usleep(1000);
+}
+
+static void wait_at(const char *how) {
+    if (pending[0]) hold(pending, how);
 }
 
 /* The lab sees that a write was refused. */
@@ -133,6 +138,7 @@ ssize_t pwrite(int fd, const void *bytes, size_t length, off_t offset) { return 
 static int synced(int fd, const char *name) {
     int (*real)(int) = dlsym(RTLD_NEXT, name);
     int journal = is_journal(fd);
+    if (is_file(fd, "/.register.json.new")) hold("authority.register", "before");
     int done = real(fd);
     if (!journal || !pending[0]) return done;
     char path[600];

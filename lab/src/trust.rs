@@ -1,4 +1,5 @@
-//! Certificates for agents of the lab. A host that has them gets an agent with `security = "tls"`.
+//! Certificates for agents of the lab. A host that has them gets an agent with `security = "tls"`, any other speaks plain
+//! text unless its test says otherwise.
 
 use std::path::{Path, PathBuf};
 
@@ -76,13 +77,18 @@ fn folder(host: &Host) -> PathBuf {
     host.directory.join("identity")
 }
 
-/// What the configuration of the host's agent has for it: keys, and a table.
-pub(crate) fn configuration(host: &Host) -> Option<(&'static str, String)> {
+/// What the configuration of the host's agent has for it: keys, and a table. Plain text unless the host has a certificate or
+/// the test says otherwise.
+pub(crate) fn configuration(host: &Host, more: &str) -> (&'static str, String) {
     let folder = folder(host);
     let file = |name: &str| folder.join(name).display().to_string();
     let (own, authorities) = (file("host.pem"), file("trust.pem"));
     let table = format!(
         "[certificate]\ncluster = \"{CLUSTER}\"\ncertificate = {own:?}\nkey = {own:?}\nauthorities = {authorities:?}\n"
     );
-    folder.join("host.pem").exists().then_some(("security = \"tls\"\n", table))
+    match folder.join("host.pem").exists() {
+        true => ("security = \"tls\"\n", table),
+        false if more.contains("security = ") => ("", String::new()),
+        false => ("security = \"insecure\"\n", String::new()),
+    }
 }

@@ -17,6 +17,7 @@ use linerate_net::tcp::listen::Accepted;
 use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
+use rustls_pki_types::UnixTime;
 
 use crate::audit::{self, Audit};
 use crate::config::Config;
@@ -32,7 +33,7 @@ use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
-use crate::{bench, incoming, libvirt, outgoing, recovery, settings, tunnel};
+use crate::{bench, cluster, incoming, libvirt, outgoing, recovery, settings, tunnel};
 
 pub struct Agent {
     pub config: Arc<Config>,
@@ -40,6 +41,8 @@ pub struct Agent {
     pub security: Arc<Security>,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
+    /// Takes up this host's identity, and listens as it allows.
+    pub(crate) cluster: Arc<cluster::watch::Watch>,
     /// What must be known after a crash.
     pub journal: Arc<Journal>,
     /// Guests of this host.
@@ -115,11 +118,13 @@ impl Agent {
             is_migrating,
         ));
         let trials = Arc::new(Trials::new(doctor.clone()));
+        let cluster = Arc::new(cluster::watch::Watch::new(config.clone(), security.clone()));
         let (started, starting) = (Instant::now(), Mutex::default());
         Agent {
             config,
             security,
             audit,
+            cluster,
             journal,
             registry,
             qemu_cache,
@@ -275,6 +280,9 @@ impl Agent {
             Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, |change| {
                 settings::asked_by_another(&self.trials, change, &name)
             }),
+            Purpose::Membership => {
+                cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
+            }
             Purpose::TunnelNew => self.new_tunnel(accepted, name),
             _ => {
                 // Joining moves bytes: not under the lock.
@@ -457,7 +465,8 @@ fn permission(role: Purpose) -> Option<Permission> {
         | Purpose::ReverseData
         | Purpose::Query
         | Purpose::CommitAgain
-        | Purpose::RolledBack => None,
+        | Purpose::RolledBack
+        | Purpose::Membership => None,
     }
 }
 

@@ -18,6 +18,9 @@ pub use crate::audit::LocalUsers;
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
 
+/// Port that hosts join at unless the operator configures another.
+pub const JOIN_PORT: u16 = 7980;
+
 /// Everything that the operator configures of an agent.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,12 +33,24 @@ pub struct Config {
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
     /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain text,
-    /// and every host that reaches `listen` may send guests. Both hosts must have the same. Default `insecure`.
+    /// and every host that reaches `listen` may send guests. Both hosts must have the same. Default `tls`.
     #[serde(default)]
-    pub security: Protection,
-    /// This host's certificate and the authorities that are trusted, for `security = "tls"`. None by default.
+    pub security: Option<Protection>,
+    /// The operator's own certificate of this host and the authorities that are trusted, in place of the identity that
+    /// `linerate cluster init` or `linerate join` makes. None by default.
     #[serde(default)]
     pub certificate: Option<PemSettings>,
+    /// Folder of this host's identity: its private key and certificate, and whom it trusts. Default: `identity` in
+    /// `state_dir`.
+    #[serde(default)]
+    pub identity_dir: Option<PathBuf>,
+    /// Folder of the cluster's authority, on the host that has it. Default: `authority` in `state_dir`.
+    #[serde(default)]
+    pub authority_dir: Option<PathBuf>,
+    /// Addresses at which hosts join, on the authority's host, while a token can be used. Default: those of `listen`, with
+    /// port 7980.
+    #[serde(default)]
+    pub join_listen: Vec<SocketAddr>,
     /// What the hosts of the cluster may do here, with `security = "tls"`. By default they send guests, receive guests and
     /// look.
     #[serde(default)]
@@ -111,13 +126,12 @@ pub struct Config {
 }
 
 /// What protects the connections between agents; the values of [`Config::security`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protection {
     /// TLS 1.3 on every connection.
     Tls,
     /// Plain text, without certificates: for networks that only these hosts reach.
-    #[default]
     Insecure,
 }
 
@@ -242,14 +256,65 @@ impl Config {
         }
     }
 
-    fn problem(&self) -> Option<String> {
-        if let Some(address) = self.listen.iter().find(|address| address.ip().is_unspecified()) {
-            return Some(format!(
-                "listen = \"{address}\" would answer on every address; name the addresses that migrations may use"
-            ));
+    /// The file's, or the defaults if there is none.
+    pub fn read_or_default(path: &Path) -> Result<Config, ConfigError> {
+        match Config::read(path) {
+            Err(ConfigError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                toml::from_str("")
+                    .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+            }
+            read => read,
         }
-        if let Some(address) = self.listen.iter().find(|address| address.port() == 0) {
-            return Some(format!("listen = \"{address}\" has no port; the usual one is {DEFAULT_PORT}"));
+    }
+
+    /// Folder of this host's identity.
+    pub fn identity_folder(&self) -> PathBuf {
+        self.identity_dir.clone().unwrap_or_else(|| self.state_dir.join("identity"))
+    }
+
+    /// Folder of the cluster's authority.
+    pub fn authority_folder(&self) -> PathBuf {
+        self.authority_dir.clone().unwrap_or_else(|| self.state_dir.join("authority"))
+    }
+
+    /// Where hosts join.
+    pub fn join_addresses(&self) -> Vec<SocketAddr> {
+        if !self.join_listen.is_empty() {
+            return self.join_listen.clone();
+        }
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        for address in self.listen.iter().map(|address| SocketAddr::new(address.ip(), JOIN_PORT)) {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
+    }
+
+    /// Why an identity of `linerate cluster init` or `linerate join` has no effect here.
+    pub fn ignores_identity(&self) -> Option<&'static str> {
+        match (self.security, &self.certificate) {
+            (Some(Protection::Insecure), _) => Some("security = \"insecure\""),
+            (_, Some(_)) => Some("the table [certificate]"),
+            _ => None,
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        for (key, addresses, port) in
+            [("listen", &self.listen, DEFAULT_PORT), ("join_listen", &self.join_listen, JOIN_PORT)]
+        {
+            if let Some(address) = addresses.iter().find(|address| address.ip().is_unspecified()) {
+                return Some(format!(
+                    "{key} = \"{address}\" would answer on every address; name the addresses that other hosts may use"
+                ));
+            }
+            if let Some(address) = addresses.iter().find(|address| address.port() == 0) {
+                return Some(format!("{key} = \"{address}\" has no port; the usual one is {port}"));
+            }
+        }
+        if let Some(address) = self.join_listen.iter().find(|address| self.listen.contains(address)) {
+            return Some(format!("join_listen and listen both have {address}; join at another port"));
         }
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
@@ -269,21 +334,16 @@ impl Config {
             ));
         }
         let has_grants = self.peers.hosts.values().any(|rule| rule.grants.is_some());
-        if self.security == Protection::Insecure && (has_grants || self.peers.grants.is_some()) {
+        if self.security == Some(Protection::Insecure) && (has_grants || self.peers.grants.is_some()) {
             return Some(
                 "grants are of hosts that prove who they are: with security = \"insecure\" none does".into(),
             );
         }
-        match (self.security, &self.certificate) {
-            (Protection::Tls, None) => {
-                return Some(
-                    "security = \"tls\" needs a table [certificate] with this host's certificate".into(),
-                );
-            }
-            (Protection::Insecure, Some(_)) => {
-                return Some("there is a [certificate], which security = \"insecure\" does not use; set security = \"tls\"".into());
-            }
-            _ => {}
+        if self.security == Some(Protection::Insecure) && self.certificate.is_some() {
+            return Some(
+                "there is a [certificate], which security = \"insecure\" does not use; take one of them out"
+                    .into(),
+            );
         }
         if let Some(name) = self.local.with_a_host_role() {
             return Some(format!(
@@ -295,6 +355,7 @@ impl Config {
         }
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir, &self.domain_sockets];
         let relative = relative.into_iter().chain(&self.huge_ram_dir);
+        let relative = relative.chain(&self.identity_dir).chain(&self.authority_dir);
         let relative = relative.chain(self.qemu.iter().map(|qemu| &qemu.binary));
         relative
             .into_iter()
@@ -308,15 +369,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_needs_a_certificate_and_grants_need_tls() {
+    fn plain_text_has_neither_certificate_nor_grants() {
         let certificate =
             "[certificate]\ncluster = \"kvm\"\ncertificate = \"/a\"\nkey = \"/b\"\nauthorities = \"/c\"\n";
         let problem = |text: &str| toml::from_str::<Config>(text).unwrap().problem().unwrap_or_default();
         assert_eq!(problem(&format!("security = \"tls\"\n{certificate}")), "");
-        assert!(problem("security = \"tls\"\n").contains("[certificate]"));
-        assert!(problem(certificate).contains("does not use"));
+        assert_eq!(problem("security = \"tls\"\n"), "");
+        assert_eq!(problem(certificate), "");
+        assert!(problem(&format!("security = \"insecure\"\n{certificate}")).contains("does not use"));
         for grants in ["[peers.grants]\nfolders = [\"/srv\"]\n", "[peers.hosts.one.grants]\n"] {
-            assert!(problem(grants).contains("prove who they are"), "{grants}");
+            assert!(
+                problem(&format!("security = \"insecure\"\n{grants}")).contains("prove who they are"),
+                "{grants}"
+            );
+            assert_eq!(problem(grants), "");
             assert_eq!(problem(&format!("security = \"tls\"\n{certificate}{grants}")), "");
         }
         assert_eq!(problem("[peers.hosts.one]\nrole = \"viewer\"\n"), "");
@@ -328,6 +394,26 @@ mod tests {
         assert_eq!(problem("[local.groups]\nkvm = \"operator\"\n"), "");
         assert!(problem("[local.users]\nalice = \"member\"\n").contains("alice"));
         assert!(toml::from_str::<Config>("[local]\nroles = 1\n").is_err());
+    }
+
+    #[test]
+    fn hosts_join_at_the_same_addresses_and_another_port() {
+        let config = read("listen = [\"10.0.0.1:7979\", \"10.0.0.1:7990\", \"[fd00::1]:7979\"]").unwrap();
+        let addresses: Vec<String> = config.join_addresses().iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["10.0.0.1:7980", "[fd00::1]:7980"]);
+        assert_eq!(config.identity_folder(), Path::new("/var/lib/linerate/identity"));
+        assert_eq!(config.authority_folder(), Path::new("/var/lib/linerate/authority"));
+        let config =
+            read("join_listen = [\"10.0.0.2:80\"]\nstate_dir = \"/s\"\nidentity_dir = \"/i\"").unwrap();
+        assert_eq!(config.join_addresses(), ["10.0.0.2:80".parse().unwrap()]);
+        assert_eq!(
+            (config.identity_folder(), config.authority_folder()),
+            ("/i".into(), "/s/authority".into())
+        );
+        let both =
+            read("listen = [\"10.0.0.1:7979\"]\njoin_listen = [\"10.0.0.1:7979\"]").unwrap_err().to_string();
+        assert!(both.contains("join at another port"), "{both}");
+        assert!(read("join_listen = [\"0.0.0.0:7980\"]").is_err());
     }
 
     fn read(text: &str) -> Result<Config, ConfigError> {

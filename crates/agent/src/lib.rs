@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`config`], [`journal`] | what the operator configures, what must be known after a crash |
 //! | `agent` | what all parts share; which part gets a connection from another agent |
+//! | [mod@cluster] | membership of a cluster: authority, tokens, joining, renewal |
 //! | `session` | what every session between two agents has: connections, links, channels, streams |
 //! | `outgoing`, `incoming` | the drivers of the core's two state machines |
 //! | [mod@bench] | measuring the links |
@@ -23,6 +24,7 @@ mod agent;
 mod audit;
 pub mod bench;
 mod clock;
+pub mod cluster;
 pub mod config;
 mod convert;
 mod device_state;
@@ -61,8 +63,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use linerate_api::{AuditAction, TunnelAddress};
 use linerate_guest::registry::Registry;
-use linerate_net::tcp::listen::{ListenOptions, Listener};
-use linerate_net::tcp::options::TcpOptions;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -102,15 +102,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     kernel::probe();
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
-    let _listener = if agent.config.listen.is_empty() {
-        tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
-        None
-    } else {
-        let tls = agent.security.tls().cloned();
-        let tcp = TcpOptions { tls, ..TcpOptions::default() };
-        let options = ListenOptions { tcp, ..ListenOptions::default() };
-        Some(Listener::start(&agent.config.listen, options, move |accepted| accepting.accept(accepted))?)
-    };
+    agent.cluster.start(move |accepted| accepting.accept(accepted))?;
     if agent.security.allows_rdma() {
         rdma_ports::listen(&agent);
     } else {
@@ -120,8 +112,10 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let _inside = runtime.enter();
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
-    runtime.block_on(server::serve(&agent))?;
+    let served = runtime.block_on(server::serve(&agent));
+    agent.cluster.stop();
     agent.audit.agent(AuditAction::AgentStop);
+    served?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
 }

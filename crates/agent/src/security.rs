@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
+use linerate_net::lock::Mutex;
 use linerate_net::tls::Tls;
 use linerate_trust::grants::Grants;
 use linerate_trust::identity::{Identity, IdentityError};
@@ -17,7 +18,7 @@ use crate::config::{Config, Protection, RdmaNetwork};
 /// Why connections cannot be protected as configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SecurityError {
-    #[error("the certificate of this host ([certificate] in the configuration) cannot be used")]
+    #[error("the certificate of this host cannot be used")]
     Identity(#[from] IdentityError),
     #[error("TLS cannot be set up")]
     Tls(#[from] TlsConfigError),
@@ -79,9 +80,17 @@ impl Caller {
 #[derive(Debug)]
 pub struct Security {
     /// `None` for plain text.
-    protection: Option<(Identity, Tls)>,
+    protection: Option<Protected>,
     policy: Policy,
     rdma: RdmaNetwork,
+}
+
+/// Connections are TLS.
+#[derive(Debug)]
+struct Protected {
+    /// `None` until this host has joined a cluster. Every handshake fails until then.
+    identity: Mutex<Option<Identity>>,
+    tls: Tls,
 }
 
 impl Security {
@@ -90,33 +99,72 @@ impl Security {
         Arc::new(Security { protection: None, policy: Policy::default(), rdma: RdmaNetwork::default() })
     }
 
-    /// As configured. Refuses a certificate that other hosts would refuse.
+    /// As configured. Refuses an operator's certificate that other hosts would refuse; one of the cluster's authority can
+    /// be replaced while the agent runs.
     pub(crate) fn open(config: &Config) -> Result<Arc<Security>, SecurityError> {
-        let files = match (config.security, &config.certificate) {
-            (Protection::Tls, Some(files)) => files.clone(),
-            _ => {
-                tracing::warn!(
-                    "security = \"insecure\": connections between agents are plain text, and every host that reaches \
-                     `listen` may send guests"
-                );
-                return Ok(Security::insecure());
-            }
+        if config.security == Some(Protection::Insecure) {
+            tracing::warn!(
+                "security = \"insecure\": connections between agents are plain text, and every host that reaches \
+                 `listen` may send guests"
+            );
+            return Ok(Security::insecure());
+        }
+        let security = Security {
+            protection: Some(Protected { identity: Mutex::default(), tls: Tls::without_identity() }),
+            policy: config.peers.clone(),
+            rdma: config.rdma_network,
         };
-        let identity = Identity::open_pem(files)?;
-        identity.check_own(UnixTime::now())?;
-        tracing::info!(name = %identity.name(), "connections between agents are protected by TLS");
-        Security::of(identity, config.peers.clone(), config.rdma_network)
+        if let Some(files) = &config.certificate {
+            let identity = Identity::open_pem(files.clone())?;
+            identity.check_own(UnixTime::now())?;
+            security.take_up(identity)?;
+        } else if Identity::exists(&config.identity_folder()) {
+            security.take_up(Identity::open(&config.identity_folder())?)?;
+        } else {
+            tracing::warn!("{}", no_identity(config));
+        }
+        Ok(Arc::new(security))
     }
 
-    fn of(identity: Identity, policy: Policy, rdma: RdmaNetwork) -> Result<Arc<Security>, SecurityError> {
-        let client = linerate_trust::tls::client(&identity, None)?;
-        let tls = Tls::new(client, linerate_trust::tls::server(&identity)?);
-        Ok(Arc::new(Security { protection: Some((identity, tls)), policy, rdma }))
+    /// Every handshake from now on has this identity. In plain text nothing has one.
+    pub(crate) fn take_up(&self, identity: Identity) -> Result<(), TlsConfigError> {
+        let Some(protected) = &self.protection else { return Ok(()) };
+        let (client, server) =
+            (linerate_trust::tls::client(&identity, None)?, linerate_trust::tls::server(&identity)?);
+        let name = identity.name();
+        if let Err(error) = identity.check_own(UnixTime::now()) {
+            tracing::error!(%name, %error, "other hosts will refuse this host");
+        }
+        *protected.identity.lock() = Some(identity);
+        protected.tls.set(client, server);
+        tracing::info!(%name, "connections between agents are protected by TLS");
+        Ok(())
+    }
+
+    /// Who this host is; `None` in plain text, and before it has joined.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.protection.as_ref()?.identity.lock().clone()
+    }
+
+    /// Ends the connections of hosts that were revoked meanwhile, whatever they carry. How many there were.
+    pub(crate) fn end_revoked(&self) -> usize {
+        let (Some(protected), Some(identity)) = (&self.protection, self.identity()) else { return 0 };
+        let now = UnixTime::now();
+        protected.tls.end_connections(|chain, opened_here| {
+            let side = if opened_here { PeerSide::Server } else { PeerSide::Client };
+            // A certificate that has ended, or whose authority leaves, was good when the connection was made.
+            matches!(identity.verify(chain, side, None, now), Err(PeerError::Revoked))
+        })
+    }
+
+    /// Connections from other hosts can be taken: they prove who they are, or the operator has chosen that they need not.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.protection.as_ref().is_none_or(|protected| protected.identity.lock().is_some())
     }
 
     /// What connections to other agents are protected with; `None` for plain text.
     pub(crate) fn tls(&self) -> Option<&Tls> {
-        self.protection.as_ref().map(|(_, tls)| tls)
+        self.protection.as_ref().map(|protected| &protected.tls)
     }
 
     /// Whether RDMA may be used: the agents cannot encrypt it.
@@ -131,7 +179,10 @@ impl Security {
         chain: &[CertificateDer<'static>],
         needs: Option<Permission>,
     ) -> Result<Option<Pinned>, Fault> {
-        let Some((identity, _)) = &self.protection else { return Ok(None) };
+        if self.protection.is_none() {
+            return Ok(None);
+        }
+        let identity = self.identity().ok_or_else(|| refused("this host has no identity".to_owned()))?;
         let peer = identity.verify(chain, PeerSide::Server, None, UnixTime::now());
         let host = peer.map_err(|error| refused(error.to_string()))?.host;
         if let Some(permission) = needs {
@@ -143,16 +194,17 @@ impl Security {
     /// What connections to that host, and no other, are protected with. Refused in plain text, where nobody can prove to
     /// be it.
     pub(crate) fn pin_to(&self, host: HostName) -> Result<Pinned, Fault> {
-        let Some((identity, _)) = &self.protection else {
+        let Some(protected) = &self.protection else {
             let text = format!(
                 "the session is with host {host}, which proved that by TLS, and this agent has security = \
                  \"insecure\": nobody who answers could prove it"
             );
             return Err(refused(text));
         };
+        let identity = self.identity().ok_or_else(|| refused("this host has no identity".to_owned()))?;
         let pinned = || {
-            let client = linerate_trust::tls::client(identity, Some(host.clone()))?;
-            let tls = Tls::new(client, linerate_trust::tls::server(identity)?);
+            let client = linerate_trust::tls::client(&identity, Some(host.clone()))?;
+            let tls = protected.tls.with_configurations(client, linerate_trust::tls::server(&identity)?);
             Ok(Pinned { host: host.clone(), tls })
         };
         pinned().map_err(|error: TlsConfigError| refused(error.to_string()))
@@ -160,7 +212,10 @@ impl Security {
 
     /// Who opened a connection, by the certificates that it showed. A peer that was revoked since its handshake is refused.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'static>]) -> Result<PeerName, PeerError> {
-        let Some((identity, _)) = &self.protection else { return Ok(None) };
+        if self.protection.is_none() {
+            return Ok(None);
+        }
+        let identity = self.identity().ok_or(PeerError::NoCertificate)?;
         Ok(Some(identity.verify(chain, PeerSide::Client, None, UnixTime::now())?.host))
     }
 
@@ -177,6 +232,15 @@ impl Security {
         let denied = |text: String| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, text);
         self.policy.check(host, permission).map_err(|error| denied(error.to_string()))
     }
+}
+
+/// What an agent without an identity says.
+pub(crate) fn no_identity(config: &Config) -> String {
+    format!(
+        "this host is in no cluster (no identity in {}): other hosts cannot reach its agent. Run `linerate cluster init` on \
+         the first host, and on each other `linerate join` with a token of it",
+        config.identity_folder().display()
+    )
 }
 
 #[cfg(test)]
@@ -204,7 +268,13 @@ pub(crate) mod tests {
         let certificate = authority.issue(&request, &Grounds::Own, now).unwrap();
         let bundle = Bundle::new(vec![authority.certificate().clone()]).unwrap();
         let identity = Identity::install(folder, &key, &certificate, &bundle, authority.id(), now).unwrap();
-        Security::of(identity, toml::from_str(policy).unwrap(), RdmaNetwork::Untrusted).unwrap()
+        let security = Security {
+            protection: Some(Protected { identity: Mutex::default(), tls: Tls::without_identity() }),
+            policy: toml::from_str(policy).unwrap(),
+            rdma: RdmaNetwork::Untrusted,
+        };
+        security.take_up(identity).unwrap();
+        Arc::new(security)
     }
 
     #[test]

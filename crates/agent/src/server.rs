@@ -92,6 +92,7 @@ fn open_to_users(config: &Config) -> std::io::Result<()> {
 fn routes(agent: Arc<Agent>) -> Router {
     Router::new()
         .route(paths::STATUS, get(status))
+        .route(paths::IDENTITY, post(look_at_identity))
         .route(paths::GUESTS, get(list_guests).post(start_guest))
         .route(paths::GUESTS_ADOPT, post(adopt_guest))
         .route(paths::GUEST, get(show_guest))
@@ -130,6 +131,19 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn status(State(agent): Shared) -> Json<AgentStatus> {
+    Json(status_of(&agent))
+}
+
+/// Commands write to the identity's folder and ask for this behind it.
+async fn look_at_identity(State(agent): Shared) -> Result<Response, Refusal> {
+    let looked = move || {
+        agent.cluster.look();
+        Ok(status_of(&agent))
+    };
+    Ok(Json(blocking(looked).await?).into_response())
+}
+
+fn status_of(agent: &Agent) -> AgentStatus {
     let outgoing = agent.outgoing();
     let (recovering, moving): (Vec<_>, Vec<_>) =
         agent.moves.all().into_iter().filter(|one| !one.is_over()).partition(|one| one.is_recovering());
@@ -142,11 +156,17 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         + agent.incoming_live().iter().filter(|one| one.is_held()).count()
         + unfinished.iter().filter(|one| one.is_in_doubt()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Json(AgentStatus {
+    let security = agent.cluster.status();
+    AgentStatus {
         name: agent.config.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_s: agent.started.elapsed().as_secs(),
-        listen: agent.config.listen.iter().map(ToString::to_string).collect(),
+        listen: agent.cluster.listens_at().iter().map(ToString::to_string).collect(),
+        security: security.state,
+        security_advice: security.advice,
+        identity: security.identity,
+        identity_dir: agent.config.identity_folder().display().to_string(),
+        join_listen: agent.cluster.joins_at().iter().map(ToString::to_string).collect(),
         guests: count(agent.names_here().len()),
         migrations: count(running),
         in_doubt: count(in_doubt),
@@ -154,7 +174,7 @@ async fn status(State(agent): Shared) -> Json<AgentStatus> {
         unwritten: count(agent.journal.unwritten_ends()),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
         kernel_features: crate::kernel::features(),
-    })
+    }
 }
 
 async fn list_guests(State(agent): Shared) -> Result<Response, Refusal> {

@@ -63,7 +63,7 @@ pub use report::{
     BlackoutSplit, CpuTime, DiskTotals, LinkTotals, Mode, RamTotals, RdmaPortTotals, Report, RoundTotals,
     StepTime,
 };
-pub use status::{AgentStatus, KernelFeature};
+pub use status::{AgentStatus, HostIdentity, KernelFeature, SecurityState};
 pub use step::{GuestState, Side, Step};
 pub use tunnel::{TunnelAddress, TunnelAddressError, TunnelEvent, TunnelPair, TunnelRequest};
 

@@ -2,6 +2,8 @@
 
 /// `GET`: the agent itself, [`AgentStatus`](crate::AgentStatus).
 pub const STATUS: &str = "/v1/status";
+/// `POST`: the agent takes up what changed in this host's identity and tokens; 200, [`AgentStatus`](crate::AgentStatus).
+pub const IDENTITY: &str = "/v1/identity";
 /// `GET`: list of [`GuestSummary`](crate::GuestSummary). `POST` [`StartGuest`](crate::StartGuest): 201,
 /// [`GuestSummary`](crate::GuestSummary).
 pub const GUESTS: &str = "/v1/guests";
@@ -47,6 +49,7 @@ pub const AUDIT: &str = "/v1/audit";
 /// Every endpoint: method and path.
 pub const TABLE: [(&str, &str); 20] = [
     ("GET", STATUS),
+    ("POST", IDENTITY),
     ("GET", GUESTS),
     ("POST", GUESTS),
     ("POST", GUESTS_ADOPT),

@@ -11,8 +11,24 @@ pub struct AgentStatus {
     pub version: String,
     /// Seconds since it began.
     pub uptime_s: u64,
-    /// Addresses at which it takes migrations.
+    /// Addresses at which it takes migrations now.
     pub listen: Vec<String>,
+    /// How connections with other agents are protected.
+    #[serde(default)]
+    pub security: SecurityState,
+    /// What an operator should know about that, with what to do; `null` if all is well.
+    #[serde(default)]
+    pub security_advice: Option<String>,
+    /// Who this host is to others; `null` without an identity.
+    #[serde(default)]
+    pub identity: Option<HostIdentity>,
+    /// Folder of this host's identity.
+    #[serde(default)]
+    pub identity_dir: String,
+    /// Addresses at which hosts can join its cluster now: none unless this host has the authority, and a token can be
+    /// used.
+    #[serde(default)]
+    pub join_listen: Vec<String>,
     /// How many guests it knows.
     pub guests: u32,
     /// How many migrations are in progress, outgoing and incoming.
@@ -29,6 +45,30 @@ pub struct AgentStatus {
     pub protocol_versions: Vec<u16>,
     /// What it needs of the kernel, and whether that is there.
     pub kernel_features: Vec<KernelFeature>,
+}
+
+/// How connections between agents are protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SecurityState {
+    /// TLS, with this host's identity.
+    Tls,
+    /// TLS, and this host has no identity yet: other hosts cannot reach it.
+    NoIdentity,
+    /// Plain text, as the configuration says.
+    #[default]
+    Insecure,
+}
+
+/// Who a host is to others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostIdentity {
+    /// Name of its cluster.
+    pub cluster: String,
+    /// Its name there.
+    pub host: String,
+    /// The end of its certificate.
+    pub ends_unix_ms: u64,
 }
 
 /// Something that an agent needs of the kernel.

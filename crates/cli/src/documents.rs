@@ -39,6 +39,128 @@ pub struct QosText<'a> {
     pub text: &'a str,
 }
 
+/// A host that is in a cluster now.
+#[derive(Serialize)]
+pub struct Member {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Name of this host in it.
+    pub host: String,
+    /// SHA-256 of the authority's public key, in hex; `None` if two are trusted.
+    pub authority: Option<String>,
+    /// The end of this host's certificate.
+    pub ends_unix_ms: u64,
+    /// The running agent uses it.
+    pub in_force: bool,
+}
+
+/// Answer of `linerate token create`.
+#[derive(Serialize)]
+pub struct NewTokenLine<'a> {
+    /// What to run on the other host. Whoever reads it can join.
+    pub command: &'a str,
+    /// The token alone.
+    pub token: &'a str,
+    /// Names the token in the list; not secret.
+    pub id: String,
+    /// The only host that may join with it.
+    pub host: Option<String>,
+    /// Where this host's agent lets hosts join.
+    pub addresses: Vec<String>,
+    /// From then on the token does not count.
+    pub expires_unix_ms: u64,
+    /// The running agent lets hosts join now.
+    pub can_join: bool,
+}
+
+/// A token, without what is secret of it.
+#[derive(Serialize)]
+pub struct TokenListed {
+    /// For `linerate token revoke`.
+    pub id: String,
+    /// The only host that may join with it.
+    pub host: Option<String>,
+    /// From then on it does not count.
+    pub expires_unix_ms: u64,
+    /// Whether it can be used.
+    pub state: TokenState,
+}
+
+/// Whether a token can be used.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenState {
+    /// It can.
+    Open,
+    /// A host has sent it, and may have joined.
+    Used,
+    /// Its time is over.
+    Expired,
+}
+
+/// Answer of `linerate token revoke`.
+#[derive(Serialize)]
+pub struct TokenRevoked<'a> {
+    /// Id of the token.
+    pub id: &'a str,
+    /// It cannot be used any more. Always true: otherwise there is an error.
+    pub revoked: bool,
+}
+
+/// A certificate that a host of the cluster has.
+#[derive(Serialize)]
+pub struct HostCertificate {
+    /// Name of the host.
+    pub host: String,
+    /// Number of the certificate, in hex.
+    pub serial: String,
+    /// The end of the certificate.
+    pub ends_unix_ms: u64,
+}
+
+/// Answer of `linerate host revoke`.
+#[derive(Serialize)]
+pub struct HostRevoked<'a> {
+    /// Name of the host.
+    pub host: &'a str,
+    /// Its certificates are revoked. Always true: otherwise there is an error.
+    pub revoked: bool,
+    /// Number of the revocation list from then on.
+    pub list_number: u64,
+}
+
+/// Answer of `linerate certificate show`.
+#[derive(Serialize)]
+pub struct CertificateShown {
+    /// The name in the certificate, a URI.
+    pub name: String,
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Name of this host in it.
+    pub host: String,
+    /// Number of the certificate, in hex.
+    pub serial: String,
+    /// The end of the certificate.
+    pub ends_unix_ms: u64,
+    /// From then on the agent renews it.
+    pub renewal_from_unix_ms: u64,
+    /// Why other hosts would refuse it; `None` if they would not.
+    pub problem: Option<String>,
+    /// The authority's key is on this host.
+    pub has_authority: bool,
+    /// Authorities that this host trusts.
+    pub authorities: Vec<TrustedAuthority>,
+}
+
+/// An authority that a host trusts.
+#[derive(Serialize)]
+pub struct TrustedAuthority {
+    /// SHA-256 of its public key, in hex.
+    pub id: String,
+    /// Number of its newest revocation list here; 0 without one.
+    pub list_number: u64,
+}
+
 /// The last line of every command that failed.
 #[derive(Serialize)]
 pub struct ErrorLine<'a> {

@@ -13,12 +13,17 @@ use crate::units;
 
 mod audit;
 mod bench;
+mod cluster;
 mod doctor;
 mod domain;
 mod qos;
 
 pub use audit::AuditFlags;
 pub use bench::{BenchCommand, BenchFlags};
+pub use cluster::{
+    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, TokenCommand,
+    TokenFlags,
+};
 pub use doctor::DoctorFlags;
 pub use domain::Domain;
 pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
@@ -62,7 +67,21 @@ pub enum Command {
     /// Set priorities, shares and lossless traffic of hosts and switches from one file
     #[command(subcommand)]
     Qos(QosCommand),
-    /// Show the state of the agent: guests, migrations, kernel features
+    /// Make a cluster of hosts that trust each other
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Make, list or revoke tokens, with which other hosts join the cluster of this host's authority
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Join a cluster with a token of its authority. Needs no running agent
+    Join(JoinFlags),
+    /// List or revoke the hosts of the cluster of this host's authority
+    #[command(subcommand)]
+    Host(HostCommand),
+    /// Show or renew this host's certificate
+    #[command(subcommand)]
+    Certificate(CertificateCommand),
+    /// Show the state of the agent: its security, guests, migrations, kernel features
     Status,
     /// Show who did what on this host, or tried to
     Audit(AuditFlags),

@@ -66,7 +66,7 @@ fn who_did_what_is_in_the_audit_log_of_both_hosts() {
     let report = ended(&stage.migrate(&[]).finish()).completed();
     let id = report["id"].as_str().unwrap();
     stage.arrived();
-    let [here, there] = stage.both_agents();
+    let [here, there] = [stage.agent_of(0), stage.agent_of(1)];
 
     let lines = audit(here, &[]);
     has(&lines, "agent_start");

@@ -174,6 +174,11 @@ impl Authority {
         Authority::load(folder, lock)
     }
 
+    /// Whether the folder has an authority. It may still be damaged.
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(CERTIFICATE_FILE).exists()
+    }
+
     /// Reads what [`Authority::create`] made.
     pub fn open(folder: &Path) -> Result<Authority, AuthorityError> {
         // Before the lock's file is made: a missing authority stays a missing file.

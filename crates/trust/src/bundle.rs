@@ -68,6 +68,11 @@ impl TrustedAuthority {
     pub fn id(&self) -> AuthorityId {
         self.id
     }
+
+    /// In DER, for another host's bundle.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
 }
 
 /// One or two authorities, with different keys.

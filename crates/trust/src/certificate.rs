@@ -176,7 +176,7 @@ fn seconds(timestamp: i64) -> UnixTime {
 }
 
 /// For messages: minutes are enough to compare with a clock.
-pub(crate) fn utc(time: &UnixTime) -> String {
+pub fn utc(time: &UnixTime) -> String {
     let Ok(time) = date_time(*time) else { return format!("{} s after 1970", time.as_secs()) };
     format!("{} {:02}:{:02} UTC", time.date(), time.hour(), time.minute())
 }

@@ -159,7 +159,7 @@ pub fn make_folder(path: &Path) -> Result<(), FileError> {
 }
 
 /// Makes the file if it is missing and locks it until the result is dropped. None if another process has it.
-pub(crate) fn lock(path: &Path) -> Result<Option<File>, FileError> {
+pub fn lock(path: &Path) -> Result<Option<File>, FileError> {
     let (folder, name) = divide(path)?;
     let folder = open_folder(folder)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::sign::CertifiedKey;
 
 use crate::bundle::{Bundle, BundleError, TrustedAuthority};
-use crate::certificate::{AuthorityId, CertificateError, Facts, key_id};
+use crate::certificate::{AuthorityId, CertificateError, Facts, Serial, key_id};
 use crate::files::{self, FileError, Secrecy};
 use crate::name::{HostName, Name, NameError};
 use crate::peer::{Naming, Peer, PeerError, Side, verify_chain};
@@ -102,6 +102,11 @@ impl fmt::Debug for State {
 }
 
 impl Identity {
+    /// Whether the folder has one. It may still be damaged.
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(HOST_FILE).exists()
+    }
+
     /// Of a host that joined, or made the cluster.
     pub fn open(folder: &Path) -> Result<Identity, IdentityError> {
         Identity::of(Source::Folder(folder.to_owned()))
@@ -199,6 +204,27 @@ impl Identity {
     pub fn name(&self) -> Name {
         let state = self.state();
         Name { cluster: state.naming.cluster.clone(), host: state.host.clone() }
+    }
+
+    /// The files that it was read from, to see whether they change.
+    pub fn files(&self) -> Vec<PathBuf> {
+        match &self.inner.source {
+            Source::Folder(folder) => vec![folder.join(HOST_FILE), folder.join(TRUST_FILE)],
+            Source::Operator(settings) => {
+                let named = [&settings.certificate, &settings.key, &settings.authorities];
+                named.into_iter().chain(&settings.revocations).cloned().collect()
+            }
+        }
+    }
+
+    /// The number of this host's certificate.
+    pub fn serial(&self) -> Serial {
+        self.state().own.serial.clone()
+    }
+
+    /// The end of this host's certificate.
+    pub fn not_after(&self) -> UnixTime {
+        self.state().own.not_after
     }
 
     /// This host's certificate as another host judges it: `Ok` if it would be accepted.

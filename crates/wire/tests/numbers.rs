@@ -171,6 +171,7 @@ fn steps_sides_states_roles_outcomes() {
             (16, "Bench"),
             (17, "BenchData"),
             (18, "Doctor"),
+            (19, "Membership"),
         ],
     );
     expect(

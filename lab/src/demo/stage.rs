@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use linerate_api::Client;
+use linerate_lab::trust::Cluster;
 use linerate_lab::{
     Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestSpec, Lab, LinkSpec, Observer, guest,
     make_disk,
@@ -182,7 +183,11 @@ fn build(options: &Options, screen: &mut Screen) -> Result<Lab> {
 }
 
 fn start_agents(lab: &Lab, options: &Options, screen: &mut Screen) -> Result<Vec<Agent>> {
-    screen.step("An agent starts on each.");
+    screen.step(
+        "The hosts become one cluster, and an agent starts on each. What they send each other is TLS 1.3.",
+    );
+    let mut cluster = Cluster::new(&lab.directory().join("authority"))?;
+    lab.hosts().iter().try_for_each(|host| cluster.join(host))?;
     screen.command("linerate agent --config agent.toml");
     let options = AgentOptions { binary: options.linerate.clone(), ..AgentOptions::default() };
     let agents: Result<Vec<_>, _> =

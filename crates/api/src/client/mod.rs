@@ -49,6 +49,11 @@ impl Client {
         self.get(paths::STATUS).await
     }
 
+    /// Asks the agent to take up what changed in this host's identity and tokens.
+    pub async fn look_at_identity(&self) -> Result<AgentStatus, ClientError> {
+        self.request("POST", paths::IDENTITY, None, QUICK).await
+    }
+
     /// All guests that the agent knows, stopped ones too.
     pub async fn guests(&self) -> Result<Vec<GuestSummary>, ClientError> {
         self.get(paths::GUESTS).await

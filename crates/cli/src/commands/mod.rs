@@ -3,6 +3,7 @@
 mod agent;
 mod audit;
 mod bench;
+mod cluster;
 mod completions;
 mod doctor;
 mod fix;
@@ -48,6 +49,11 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Link(command) => link::run(command, context).await,
         Command::Qos(command) => qos::run(&command, context).await,
         Command::Doctor(flags) => doctor::run(&flags, context).await,
+        Command::Cluster(command) => cluster::run(&command, context).await,
+        Command::Token(command) => cluster::token(&command, context).await,
+        Command::Join(flags) => cluster::join(&flags, context).await,
+        Command::Host(command) => cluster::host(&command, context).await,
+        Command::Certificate(command) => cluster::certificate(&command, context).await,
         Command::Status | Command::Agent(_) | Command::Completions { .. } | Command::Man { .. } => {
             status::run(context).await
         }

@@ -2,7 +2,7 @@
 
 use linerate_api::{
     AgentStatus, Direction, GuestDetail, GuestRunState, GuestSummary, MigrationState, MigrationSummary,
-    Verdict,
+    SecurityState, Verdict,
 };
 
 use super::format::{bytes, clean, clock_us};
@@ -186,7 +186,15 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         "Linerate",
         format!("{}, up for {}", clean(&status.version), clock_us(status.uptime_s.saturating_mul(1_000_000))),
     );
-    row("Listens at", clean(&status.listen.join(", ")));
+    row("Security", security(status, paint));
+    if let Some(advice) = &status.security_advice {
+        row("", paint.yellow(&clean(advice)));
+    }
+    let listen = if status.listen.is_empty() { "no address".to_owned() } else { status.listen.join(", ") };
+    row("Listens at", clean(&listen));
+    if !status.join_listen.is_empty() {
+        row("Hosts join at", clean(&status.join_listen.join(", ")));
+    }
     row("Protocol", versions.join(", "));
     row("Guests", status.guests.to_string());
     row("Migrations", format!("{} in progress", status.migrations));
@@ -213,6 +221,18 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
     }
     lines.extend(section("Kernel", kernel.lines(2), paint));
     text(lines)
+}
+
+fn security(status: &AgentStatus, paint: Paint) -> String {
+    match (status.security, &status.identity) {
+        (SecurityState::Tls, Some(own)) => {
+            let until = linerate_agent::cluster::utc_of_ms(own.ends_unix_ms);
+            format!("TLS, as {} of cluster {} until {until}", clean(&own.host), clean(&own.cluster))
+        }
+        (SecurityState::Tls, None) => "TLS".into(),
+        (SecurityState::NoIdentity, _) => paint.red("no identity"),
+        (SecurityState::Insecure, _) => paint.red("insecure"),
+    }
 }
 
 fn text(lines: Vec<String>) -> String {

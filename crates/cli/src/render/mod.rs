@@ -4,6 +4,7 @@ pub mod audit;
 pub mod bar;
 pub mod bench;
 pub mod bench_charts;
+pub mod cluster;
 pub mod doctor;
 pub mod fix;
 pub mod format;

@@ -16,9 +16,15 @@ impl Stage {
         Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| GuestSpec::new("g", parameters))
     }
 
-    /// Both agents, the first host's first.
-    pub fn both_agents(&self) -> [&Agent; 2] {
-        [&self.agents[0], &self.agents[1]]
+    /// Two hosts whose agents have more configuration.
+    pub fn configured(links_mbps: &[u64], parameters: GuestParameters, configuration: &str) -> Stage {
+        let hosts = hosts_of(Lab::builder().hosts(2), links_mbps, |_| configuration.to_owned());
+        Stage::of(hosts, |_| GuestSpec::new("g", parameters))
+    }
+
+    /// The agent of the first or the second host, wherever the guest is.
+    pub fn agent_of(&self, host: usize) -> &Agent {
+        &self.agents[host]
     }
 
     /// Starts both agents again, with what the hosts have now, and more configuration: the source's, the destination's.

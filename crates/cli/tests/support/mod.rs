@@ -19,7 +19,8 @@ use axum::{Json, Router};
 use linerate_api::{
     AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
     GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationId, MigrationOutcome,
-    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, Step, Verdict, paths,
+    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, SecurityState, Step,
+    Verdict, paths,
 };
 use linerate_fabric::model::{Duplex, Inventory, Port, Survey};
 use tokio::net::UnixListener;
@@ -85,6 +86,11 @@ async fn status() -> Json<AgentStatus> {
         version: "0.1.0".into(),
         uptime_s: 93_784,
         listen: vec!["0.0.0.0:7979".into()],
+        security: SecurityState::Tls,
+        security_advice: None,
+        identity: None,
+        identity_dir: "/var/lib/linerate/identity".into(),
+        join_listen: Vec::new(),
         guests: 3,
         migrations: 1,
         in_doubt: 0,

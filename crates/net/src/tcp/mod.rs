@@ -51,14 +51,20 @@ impl Stream {
     /// Begins TLS as the side that connected. Nothing may have been sent or received.
     pub fn begin_tls(self, tls: &Tls, deadline: Instant) -> Result<Stream, TlsError> {
         let peer = socket2::SockRef::from(&self).peer_addr().ok().and_then(|address| address.as_socket());
-        let session = Session::connect(tls, self.as_fd(), peer.map(|peer| peer.ip()), deadline)?;
-        Ok(Stream { tls: Some(Arc::new(session)), ..self })
+        let session = Arc::new(Session::connect(tls, self.as_fd(), peer.map(|peer| peer.ip()), deadline)?);
+        tls.connections().add(&self.socket, &session, true);
+        Ok(Stream { tls: Some(session), ..self })
     }
 
     /// Begins TLS as the side that was connected to.
     pub fn accept_tls(self, tls: &Tls, deadline: Instant) -> Result<Stream, TlsError> {
-        let session = Session::accept(tls, self.as_fd(), deadline)?;
-        Ok(Stream { tls: Some(Arc::new(session)), ..self })
+        let session = Arc::new(Session::accept(tls, self.as_fd(), deadline)?);
+        tls.connections().add(&self.socket, &session, false);
+        Ok(Stream { tls: Some(session), ..self })
+    }
+
+    pub(crate) fn of_session(socket: Arc<OwnedFd>, session: Arc<Session>) -> Stream {
+        Stream { socket, tls: Some(session) }
     }
 
     /// Whether the bytes go through TLS.

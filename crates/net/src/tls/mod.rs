@@ -7,6 +7,7 @@
 //! A record is verified before a byte of it reaches a region. A connection that ends without `close_notify` is an error.
 
 mod connection;
+mod connections;
 pub mod error;
 mod handshake;
 mod incoming;
@@ -18,7 +19,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ServerConfig};
 
@@ -26,6 +27,7 @@ pub use error::TlsError;
 
 use self::connection::RECORD_BYTES_MAX;
 use crate::lock::Mutex;
+pub(crate) use connections::Connections;
 
 /// Content that is copied from or to RAM at a time: of many records, and still in the processor's cache when they are
 /// encrypted or decrypted. Received content may be one record more.
@@ -39,6 +41,7 @@ const BATCH_BYTES: usize = 8 * RECORD_BYTES_MAX;
 #[derive(Clone)]
 pub struct Tls {
     configurations: Arc<Mutex<Option<Configurations>>>,
+    connections: Arc<Connections>,
     name: Option<ServerName<'static>>,
 }
 
@@ -58,7 +61,24 @@ impl Tls {
 
     /// Of a host without an identity: every handshake fails with [`TlsError::NoIdentity`].
     pub fn without_identity() -> Tls {
-        Tls { configurations: Arc::default(), name: None }
+        Tls { configurations: Arc::default(), connections: Arc::default(), name: None }
+    }
+
+    /// Other configurations of the same host: [`end_connections`](Tls::end_connections) of either ends those of both.
+    pub fn with_configurations(&self, client: ClientConfig, server: ServerConfig) -> Tls {
+        let tls = Tls { connections: self.connections.clone(), ..Tls::without_identity() };
+        tls.set(client, server);
+        tls
+    }
+
+    /// Ends the connections in progress whose peer is not wanted any more, in both directions and at once, and returns how
+    /// many there were. `unwanted` is given the peer's chain, and whether this host opened the connection.
+    pub fn end_connections(&self, unwanted: impl Fn(&[CertificateDer<'static>], bool) -> bool) -> usize {
+        self.connections.end(unwanted)
+    }
+
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.connections
     }
 
     /// The configurations of every handshake from now on.

@@ -50,6 +50,33 @@ fn both_ends_know_each_other_and_bytes_go_both_ways() {
 }
 
 #[test]
+fn connections_of_a_peer_that_is_not_wanted_any_more_are_ended_at_either_end() {
+    let authority = Authority::new("cluster");
+    let (here, unwanted, kept) = (Parts::of(&authority), Parts::of(&authority), Parts::of(&authority));
+    let tls = here.tls();
+    // Opened there, opened here, and opened here with other configurations of the same host.
+    let pinned = tls.with_configurations(here.client_config(), here.server_config());
+    let ((there, ours), (opened, far)) = (pair(&unwanted.tls(), &tls), pair(&tls, &unwanted.tls()));
+    let (of_session, far_too) = pair(&pinned, &unwanted.tls());
+    let (stays, stays_far) = pair(&tls, &kept.tls());
+    let is_unwanted = |chain: &[_], opened_here: bool| {
+        let shown = if opened_here { &unwanted.server } else { unwanted.client.as_ref().unwrap() };
+        chain == shown.0
+    };
+    // A reader that waits is woken.
+    let waits = std::thread::spawn(move || ours.receive_exact(&mut [0; 1], soon()).is_err());
+    assert_eq!(tls.end_connections(is_unwanted), 3);
+    assert!(waits.join().unwrap());
+    for end in [&there, &opened, &far, &of_session, &far_too] {
+        assert!(end.receive_exact(&mut [0; 1], soon()).is_err());
+    }
+    stays.send_all(b"x", soon()).unwrap();
+    stays_far.receive_exact(&mut [0; 1], soon()).unwrap();
+    drop((there, opened, far, of_session, far_too));
+    assert_eq!(tls.end_connections(is_unwanted), 0, "they are not kept");
+}
+
+#[test]
 fn a_stranger_without_certificate_is_refused_and_gets_an_alert() {
     let authority = Authority::new("cluster");
     let (listener, streams) = listening(Some(&Parts::of(&authority).tls()));

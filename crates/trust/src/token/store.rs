@@ -146,6 +146,15 @@ impl Tokens {
         Ok(Tokens { path, entries })
     }
 
+    /// Until when a token of the authority in this folder can be used; `None` if none can. Reads without the authority's
+    /// lock, since the file is replaced as a whole.
+    pub fn open_until(folder: &Path, now: UnixTime) -> Result<Option<UnixTime>, StoreError> {
+        let tokens = Tokens::open(folder)?;
+        let open = tokens.entries.iter().filter(|entry| !entry.used && !entry.expired(now));
+        let end = open.map(|entry| entry.expires).max();
+        Ok(end.map(|seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds))))
+    }
+
     pub(crate) fn create(
         &mut self,
         authority: AuthorityId,
@@ -272,6 +281,22 @@ mod tests {
         let mut next = Tokens::open(folder.path()).unwrap();
         assert!(matches!(next.redeem(token.secret(), at(2)), Err(StoreError::Used)));
         assert!(next.list().iter().all(|listed| listed.used));
+    }
+
+    #[test]
+    fn tokens_are_open_until_they_are_used_or_late() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |now| Tokens::open_until(folder.path(), now).unwrap();
+        assert_eq!(open(at(0)), None);
+        let mut tokens = Tokens::open(folder.path()).unwrap();
+        let (first, _second) = (create(&mut tokens, at(0)).unwrap(), create(&mut tokens, at(10)).unwrap());
+        assert_eq!(open(at(0)), Some(at(70)));
+        assert_eq!(open(at(70)), None);
+        let last = tokens.list()[1].id.clone();
+        tokens.revoke(&last).unwrap();
+        assert_eq!(open(at(0)), Some(at(60)));
+        tokens.redeem(first.secret(), at(1)).unwrap();
+        assert_eq!(open(at(1)), None);
     }
 
     #[test]

@@ -40,11 +40,14 @@ pub enum Role {
     BenchData = 17,
     /// A question of the doctor's; session and token say nothing.
     Doctor = 18,
+    /// A question of a host to its cluster's authority: a new certificate, or the list of revoked ones. Session and token
+    /// say nothing; the certificate says who asks.
+    Membership = 19,
 }
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 11] = [
+    pub const ALL: [Role; 12] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -56,6 +59,7 @@ impl Role {
         Role::Bench,
         Role::BenchData,
         Role::Doctor,
+        Role::Membership,
     ];
 
     /// The role with this number.

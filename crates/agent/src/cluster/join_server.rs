@@ -1,0 +1,257 @@
+//! The port that hosts join at, on the authority's host. It is open only while a token can be used.
+//!
+//! A stranger costs one of [`AT_ONCE`] places for at most [`LIMIT`], and [`REQUEST_BYTES_MAX`] of memory.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use linerate_net::lock::Mutex;
+use linerate_trust::authority::{Authority, AuthorityError, Grounds};
+use linerate_trust::bundle::Bundle;
+use linerate_trust::identity::Identity;
+use linerate_trust::request::Request;
+use linerate_trust::tls::join_server;
+use linerate_trust::token::{Secret, StoreError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls_pki_types::UnixTime;
+
+use super::ClusterError;
+use super::deadline::Deadline;
+use super::message::{self, Answer, JoinRequest, REQUEST_BYTES_MAX, Signed};
+use super::operations::open_authority;
+
+/// All of a connection: handshake, request, answer.
+pub const LIMIT: Duration = Duration::from_secs(10);
+/// Connections at a time. More are closed at once.
+pub const AT_ONCE: usize = 8;
+/// Between two warnings, so that strangers do not fill the log.
+const REPORT_GAP: Duration = Duration::from_secs(1);
+
+/// What a joining host is answered from.
+pub struct Host {
+    /// Of the authority.
+    pub authority: PathBuf,
+    /// Of this host: whom it trusts, and whom no longer.
+    pub identity: Identity,
+    /// Where this host's agent answers members.
+    pub agents: Vec<SocketAddr>,
+}
+
+struct Shared {
+    host: Host,
+    tls: Arc<ServerConfig>,
+    running: AtomicUsize,
+    wrong_secrets: AtomicU64,
+    reported: Mutex<Option<Instant>>,
+}
+
+/// Listens until it is dropped. Joins that are under way end in time.
+pub struct JoinServer {
+    addresses: Vec<SocketAddr>,
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    #[cfg(test)]
+    shared: Arc<Shared>,
+}
+
+impl JoinServer {
+    /// Listens at each address, or fails.
+    pub fn start(addresses: &[SocketAddr], host: Host) -> Result<JoinServer, ClusterError> {
+        let tls = join_server(&open_authority(&host.authority)?, UnixTime::now())?;
+        let listen = |address: &SocketAddr| {
+            let bound = TcpListener::bind(address).and_then(|socket| {
+                socket.set_nonblocking(true)?;
+                Ok(socket)
+            });
+            bound.map_err(|source| ClusterError::Connect { address: *address, source })
+        };
+        let sockets = addresses.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+        let bound = sockets.iter().filter_map(|socket| socket.local_addr().ok()).collect();
+        let shared = Arc::new(Shared {
+            host,
+            tls: Arc::new(tls),
+            running: AtomicUsize::new(0),
+            wrong_secrets: AtomicU64::new(0),
+            reported: Mutex::default(),
+        });
+        let failed = |error: io::Error| ClusterError::Asked(error.to_string());
+        let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let serving = shared.clone();
+        let thread = std::thread::Builder::new().name("join".into());
+        let thread = thread.spawn(move || accept(&sockets, &stopped, &serving)).map_err(failed)?;
+        Ok(JoinServer {
+            addresses: bound,
+            stop: Some(stop),
+            thread: Some(thread),
+            #[cfg(test)]
+            shared,
+        })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Secrets that no token had.
+    #[cfg(test)]
+    pub fn wrong_secrets(&self) -> u64 {
+        self.shared.wrong_secrets.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for JoinServer {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            // How it ended changes nothing any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(sockets: &[TcpListener], stopped: &OwnedFd, shared: &Arc<Shared>) {
+    loop {
+        let mut fds = vec![PollFd::new(stopped, PollFlags::IN)];
+        fds.extend(sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return tracing::error!(%error, "no host can join any more"),
+        }
+        if fds.first().is_none_or(|stopped| !stopped.revents().is_empty()) {
+            return;
+        }
+        let ready = sockets.iter().zip(fds.iter().skip(1)).filter(|(_, fd)| !fd.revents().is_empty());
+        for (socket, _) in ready {
+            match socket.accept() {
+                Ok((connection, peer)) => begin(connection, peer, shared),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Out of descriptors, most likely: the connection stays in the queue, so do not spin.
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+fn begin(connection: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) {
+    if shared.running.fetch_add(1, Ordering::SeqCst) >= AT_ONCE {
+        shared.running.fetch_sub(1, Ordering::SeqCst);
+        return shared.report(peer, "too many hosts join at a time; this one was not answered");
+    }
+    let serving = Place(shared.clone());
+    let thread = std::thread::Builder::new().name("joining".into());
+    // Without a thread the connection is closed and the place given back.
+    let _ = thread.spawn(move || {
+        if let Err(error) = serve(&serving.0, connection, peer) {
+            serving.0.report(peer, &format!("a host did not join: {error}"));
+        }
+    });
+}
+
+/// One of the connections at a time.
+struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn serve(shared: &Shared, connection: TcpStream, peer: SocketAddr) -> io::Result<()> {
+    let tls = ServerConnection::new(shared.tls.clone()).map_err(io::Error::other)?;
+    let mut stream = StreamOwned::new(tls, Deadline::new(connection, LIMIT)?);
+    let request: JoinRequest = message::receive(&mut stream, REQUEST_BYTES_MAX)?;
+    let answer = match shared.sign(&request, peer) {
+        Ok(signed) => Answer::Signed(signed),
+        Err(why) => Answer::Refused { why },
+    };
+    message::send(&mut stream, &answer)?;
+    stream.conn.send_close_notify();
+    stream.conn.complete_io(&mut stream.sock).map(drop)
+}
+
+impl Shared {
+    /// Accepts the secret once, and signs. The error is for both hosts' operators.
+    fn sign(&self, request: &JoinRequest, peer: SocketAddr) -> Result<Signed, String> {
+        let damaged = || "the request was not understood; install the same release on both hosts".to_owned();
+        let (secret, request) = request.read().ok_or_else(damaged)?;
+        // Before the token: what cannot be signed does not spend it.
+        let request = Request::read(&request).map_err(|error| error.to_string())?;
+        let mut authority = open_authority(&self.host.authority).map_err(|error| {
+            tracing::error!(%peer, %error, "a host cannot join: the authority cannot be used");
+            "the authority cannot be used now; its agent's log says why".to_owned()
+        })?;
+        let certificate = self.redeem_and_issue(&mut authority, &secret, &request, peer)?;
+        let bundle = self.trusted(&authority).map_err(|error| spent(&error))?;
+        // The authority's own list is the newest; another's is as this host has it.
+        let others = bundle.authorities().iter().filter(|one| one.id() != authority.id());
+        let others = others.filter_map(|one| self.host.identity.revocation_list(one.id()));
+        let lists: Vec<Vec<u8>> =
+            authority.revocations().map(<[u8]>::to_vec).into_iter().chain(others).collect();
+        tracing::info!(%peer, host = %request.name(), "a host has joined");
+        Ok(Signed::new(&certificate, &bundle, &lists, &self.host.agents))
+    }
+
+    fn redeem_and_issue(
+        &self,
+        authority: &mut Authority,
+        secret: &Secret,
+        request: &Request,
+        peer: SocketAddr,
+    ) -> Result<Vec<u8>, String> {
+        let now = UnixTime::now();
+        // On disk as used from here on: whatever follows, it is not accepted a second time.
+        let redeemed = authority.tokens().redeem(secret, now).map_err(|error| {
+            self.refused(&error, peer);
+            error.to_string()
+        })?;
+        let issued = authority.issue(request, &Grounds::Token(&redeemed), now);
+        issued.map(|certificate| certificate.to_vec()).map_err(|error| {
+            tracing::warn!(%peer, host = %request.name(), %error, "a host did not join, and its token is spent");
+            spent(&error)
+        })
+    }
+
+    /// A secret that no token has is somebody's guess, or of a token that was revoked.
+    fn refused(&self, error: &StoreError, peer: SocketAddr) {
+        match error {
+            StoreError::Unknown => {
+                let count = self.wrong_secrets.fetch_add(1, Ordering::SeqCst) + 1;
+                self.report(peer, &format!("a host did not join: no token has its secret ({count} so far)"));
+            }
+            error => self.report(peer, &format!("a host did not join: {error}")),
+        }
+    }
+
+    /// Whom hosts of this cluster trust: what this host does, once it has an identity of this authority.
+    fn trusted(&self, authority: &Authority) -> Result<Bundle, AuthorityError> {
+        let bundle = self.host.identity.bundle();
+        if bundle.authorities().iter().any(|one| one.id() == authority.id()) {
+            return Ok(bundle);
+        }
+        Ok(Bundle::new(vec![authority.certificate().clone()])?)
+    }
+
+    /// At most one warning in a second.
+    fn report(&self, peer: SocketAddr, text: &str) {
+        let mut reported = self.reported.lock();
+        if reported.is_some_and(|last| last.elapsed() < REPORT_GAP) {
+            return tracing::debug!(%peer, "{text}");
+        }
+        *reported = Some(Instant::now());
+        tracing::warn!(%peer, "{text}");
+    }
+}
+
+fn spent(error: &dyn std::fmt::Display) -> String {
+    format!("{error}; the token is spent all the same: make a new one with `linerate token create`")
+}

@@ -1,0 +1,216 @@
+//! What the commands do. Each needs the files of this host only, and works with or without a running agent.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use linerate_trust::authority::{Authority, AuthorityError, Grounds, Issued};
+use linerate_trust::bundle::Bundle;
+use linerate_trust::files;
+use linerate_trust::identity::{Identity, IdentityError};
+use linerate_trust::name::{ClusterName, HostName, Name, NameError};
+use linerate_trust::request::{NewKey, Request};
+use linerate_trust::token::{Listed, StoreError, TokenId};
+use rustls_pki_types::UnixTime;
+
+use super::{ClusterError, Membership};
+use crate::config::Config;
+
+/// Another command, or the agent, has the authority for no longer.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Name of a cluster that its maker did not name.
+pub const DEFAULT_CLUSTER: &str = "linerate";
+
+/// A token that was just made.
+pub struct NewToken {
+    /// The line of the token. Whoever reads it can join.
+    pub line: String,
+    /// Names it in the list.
+    pub id: TokenId,
+    /// The only host that may join with it.
+    pub host: Option<HostName>,
+    /// From then on it does not count.
+    pub expires: UnixTime,
+    /// Where hosts join.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A host's certificate, as its own host sees it.
+pub struct Shown {
+    /// Who this host is.
+    pub membership: Membership,
+    /// Number of the certificate.
+    pub serial: String,
+    /// From then on it is renewed.
+    pub renewal_from: UnixTime,
+    /// Why other hosts would refuse it, if they would.
+    pub problem: Option<String>,
+    /// The authorities that are trusted, with the number of the revocation list of each; 0 without one.
+    pub authorities: Vec<(String, u64)>,
+    /// This host has the authority.
+    pub is_authority: bool,
+}
+
+pub(super) fn parse<T: std::str::FromStr<Err = NameError>>(text: &str) -> Result<T, ClusterError> {
+    text.parse().map_err(|source| ClusterError::Name { text: text.to_owned(), source })
+}
+
+/// The authority of this host, which nobody else uses meanwhile.
+pub(super) fn open_authority(folder: &Path) -> Result<Authority, ClusterError> {
+    if !Authority::exists(folder) {
+        return Err(ClusterError::NoAuthority(folder.to_owned()));
+    }
+    let end = Instant::now() + LOCK_WAIT;
+    loop {
+        match Authority::open(folder) {
+            Err(AuthorityError::Busy) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+/// Keeps other commands and the agent from writing this host's identity meanwhile.
+pub(super) fn lock_identity(folder: &Path) -> Result<File, ClusterError> {
+    files::make_folder(folder)?;
+    let end = Instant::now() + LOCK_WAIT;
+    loop {
+        match files::lock(&folder.join("lock"))? {
+            Some(lock) => return Ok(lock),
+            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => return Err(ClusterError::Locked(folder.to_owned())),
+        }
+    }
+}
+
+/// Makes an authority, and this host the first of its cluster. What a crash left half done is ended.
+pub fn init(config: &Config, cluster: Option<&str>, host: Option<&str>) -> Result<Membership, ClusterError> {
+    let (folder, authority) = (config.identity_folder(), config.authority_folder());
+    let cluster_name: ClusterName = parse(cluster.unwrap_or(DEFAULT_CLUSTER))?;
+    let host: HostName = parse(host.unwrap_or(&config.name.to_ascii_lowercase()))?;
+    let _alone = lock_identity(&folder)?;
+    if Identity::exists(&folder) {
+        return Err(member(&folder));
+    }
+    let now = UnixTime::now();
+    let mut made = match Authority::exists(&authority) {
+        true => open_authority(&authority)?,
+        false => Authority::create(&authority, &cluster_name, now)?,
+    };
+    if *made.cluster() != cluster_name {
+        let (found, wanted) = (made.cluster().to_string(), cluster_name.to_string());
+        return Err(ClusterError::OtherCluster { folder: authority, found, wanted });
+    }
+    let identity = certify(&mut made, &folder, host, now)?;
+    Ok(Membership::of(&identity))
+}
+
+/// Gives this host a certificate of its own authority.
+fn certify(
+    authority: &mut Authority,
+    folder: &Path,
+    host: HostName,
+    now: UnixTime,
+) -> Result<Identity, ClusterError> {
+    let key = new_key(Name { cluster: authority.cluster().clone(), host })?;
+    let request = Request::read(&request(&key)?)?;
+    let certificate = authority.issue(&request, &Grounds::Own, now)?;
+    let bundle = Bundle::new(vec![authority.certificate().clone()])?;
+    let identity = Identity::install(folder, &key, &certificate, &bundle, authority.id(), now)?;
+    if let Some(list) = authority.revocations() {
+        identity.accept_revocations(list)?;
+    }
+    Ok(identity)
+}
+
+pub(super) fn new_key(name: Name) -> Result<NewKey, ClusterError> {
+    NewKey::make(name).map_err(|error| ClusterError::Key(error.to_string()))
+}
+
+pub(super) fn request(key: &NewKey) -> Result<Vec<u8>, ClusterError> {
+    key.request().map_err(|error| ClusterError::Key(error.to_string()))
+}
+
+fn member(folder: &Path) -> ClusterError {
+    match open_identity(folder) {
+        Ok(known) => ClusterError::Member { name: known.name(), folder: folder.to_owned() },
+        Err(error) => error,
+    }
+}
+
+pub(super) fn open_identity(folder: &Path) -> Result<Identity, ClusterError> {
+    if !Identity::exists(folder) {
+        return Err(ClusterError::NotMember(folder.to_owned()));
+    }
+    let damaged =
+        |source: IdentityError| ClusterError::Damaged { folder: folder.to_owned(), source: Box::new(source) };
+    Identity::open(folder).map_err(damaged)
+}
+
+/// A token with which one host may join; this host alone, if one is named.
+pub fn create_token(config: &Config, ttl: Duration, host: Option<&str>) -> Result<NewToken, ClusterError> {
+    let host: Option<HostName> = host.map(parse).transpose()?;
+    let mut authority = open_authority(&config.authority_folder())?;
+    let token = authority.create_token(ttl, "", host, UnixTime::now())?;
+    let listed = authority.tokens().list().pop().ok_or(StoreError::Unknown)?;
+    Ok(NewToken {
+        line: token.line(),
+        id: listed.id,
+        host: listed.host,
+        expires: listed.expires,
+        addresses: config.join_addresses(),
+    })
+}
+
+/// All tokens that are kept, in the order in which they were made.
+pub fn tokens(config: &Config) -> Result<Vec<Listed>, ClusterError> {
+    Ok(open_authority(&config.authority_folder())?.tokens().list())
+}
+
+/// A token does not count any more.
+pub fn revoke_token(config: &Config, id: &str) -> Result<(), ClusterError> {
+    let mut authority = open_authority(&config.authority_folder())?;
+    Ok(authority.tokens().revoke(&TokenId::new(id))?)
+}
+
+/// Certificates that are valid, by host.
+pub fn hosts(config: &Config) -> Result<Vec<Issued>, ClusterError> {
+    let authority = open_authority(&config.authority_folder())?;
+    let mut hosts: Vec<Issued> = authority.hosts(UnixTime::now()).collect();
+    hosts.sort_by(|one, other| (&one.host, one.not_after).cmp(&(&other.host, other.not_after)));
+    Ok(hosts)
+}
+
+/// Revokes all certificates of a host. This host knows at once, others when they ask next.
+pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
+    let host: HostName = parse(host)?;
+    let mut authority = open_authority(&config.authority_folder())?;
+    let own = open_identity(&config.identity_folder())?;
+    if own.name().host == host {
+        return Err(ClusterError::OwnHost(host));
+    }
+    let list = authority.revoke(&host, UnixTime::now())?;
+    let _alone = lock_identity(&config.identity_folder())?;
+    own.accept_revocations(&list)?;
+    Ok(own.revocation_number(authority.id()))
+}
+
+/// This host's certificate.
+pub fn show(config: &Config) -> Result<Shown, ClusterError> {
+    let identity = open_identity(&config.identity_folder())?;
+    let bundle = identity.bundle();
+    let authorities = bundle.authorities().iter();
+    let authorities =
+        authorities.map(|one| (one.id().to_string(), identity.revocation_number(one.id()))).collect();
+    Ok(Shown {
+        membership: Membership::of(&identity),
+        serial: identity.serial().to_string(),
+        renewal_from: linerate_trust::authority::renewal_due(identity.not_after()),
+        problem: identity.check_own(UnixTime::now()).err().map(|error| error.to_string()),
+        authorities,
+        is_authority: super::is_authoritys_host(&config.authority_folder()),
+    })
+}

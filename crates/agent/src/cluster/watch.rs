@@ -1,0 +1,322 @@
+//! The running agent: it takes up files that change, listens accordingly, and keeps its certificate and lists new.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_api::{HostIdentity, SecurityState};
+use linerate_net::lock::Mutex;
+use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::authority::renewal_due;
+use linerate_trust::certificate::utc;
+use linerate_trust::identity::Identity;
+use linerate_trust::token::Tokens;
+use rustls_pki_types::UnixTime;
+
+use super::join_server::{Host, JoinServer};
+use super::renewal::{refresh_revocations, renew_at};
+use super::{is_authoritys_host, read_addresses};
+use crate::config::Config;
+use crate::faults::chain;
+use crate::security::{Security, no_identity};
+
+/// Files that a command has changed are found within this, also if it does not say so.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the authority is asked for a newer revocation list.
+const QUESTION_INTERVAL: Duration = Duration::from_secs(300);
+/// How often a renewal that failed is tried again.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often an operator is told that it fails.
+const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+type Accept = dyn Fn(Accepted) + Send + Sync;
+
+/// See the module.
+pub(crate) struct Watch {
+    config: Arc<Config>,
+    security: Arc<Security>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Who gets a connection; `None` before the start.
+    accept: Option<Arc<Accept>>,
+    listener: Option<Listener>,
+    /// It listens: at all addresses, or at those of loopback alone. `None` before the start.
+    listening: Option<bool>,
+    /// Of the identity's files, as they were read last.
+    files: Vec<Option<Stamp>>,
+    /// The files changed when they were looked at last.
+    look_again: bool,
+    join: Option<JoinServer>,
+    /// What could not be done, so that it is told once.
+    reported: String,
+}
+
+/// A file that was replaced has another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    bytes: u64,
+    changed_ns: (i64, i64),
+}
+
+fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
+    let stamp = |file: &PathBuf| {
+        let about = std::fs::metadata(file).ok()?;
+        let changed_ns = (about.ctime(), about.ctime_nsec());
+        Some(Stamp { inode: about.ino(), bytes: about.size(), changed_ns })
+    };
+    files.iter().map(stamp).collect()
+}
+
+impl Watch {
+    pub fn new(config: Arc<Config>, security: Arc<Security>) -> Watch {
+        let files = security.identity().map(|identity| stamps(&identity.files())).unwrap_or_default();
+        Watch { config, security, state: Mutex::new(State { files, ..State::default() }) }
+    }
+
+    /// Listens, and looks at the files from now on, until [`stop`](Watch::stop).
+    pub fn start(
+        self: &Arc<Self>,
+        accept: impl Fn(Accepted) + Send + Sync + 'static,
+    ) -> Result<(), ListenError> {
+        if self.config.listen.is_empty() {
+            tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
+        }
+        {
+            let mut state = self.state.lock();
+            state.accept = Some(Arc::new(accept));
+            self.listen(&mut state)?;
+        }
+        let (looking, keeping) = (self.clone(), self.clone());
+        spawn("identity", move || {
+            loop {
+                looking.look();
+                std::thread::sleep(INTERVAL);
+            }
+        });
+        spawn("membership", move || keeping.keep());
+        Ok(())
+    }
+
+    /// Takes no more connections.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        (state.accept, state.listener, state.join) = (None, None, None);
+    }
+
+    /// What changed since it was looked at last is in force when this returns.
+    pub fn look(&self) {
+        let mut state = self.state.lock();
+        let looked = self.look_at_identity(&mut state).and_then(|()| {
+            self.listen(&mut state).map_err(|error| chain(&error))?;
+            self.open_or_close_join(&mut state)
+        });
+        let told = looked.err().unwrap_or_default();
+        if told != state.reported && !told.is_empty() {
+            tracing::warn!("{told}");
+        }
+        state.reported = told;
+    }
+
+    /// Addresses at which connections from other agents are taken now.
+    pub fn listens_at(&self) -> Vec<SocketAddr> {
+        self.state.lock().listener.as_ref().map(|one| one.addresses().to_vec()).unwrap_or_default()
+    }
+
+    /// Addresses at which hosts can join now.
+    pub fn joins_at(&self) -> Vec<SocketAddr> {
+        self.state.lock().join.as_ref().map(|one| one.addresses().to_vec()).unwrap_or_default()
+    }
+
+    /// What could not be taken up.
+    fn problem(&self) -> Option<String> {
+        Some(self.state.lock().reported.clone()).filter(|told| !told.is_empty())
+    }
+
+    fn look_at_identity(&self, state: &mut State) -> Result<(), String> {
+        if self.security.tls().is_none() {
+            return Ok(());
+        }
+        let kept = |error: String| format!("the changed identity is not used, the one before is: {error}");
+        let Some(identity) = self.security.identity() else {
+            let folder = self.config.identity_folder();
+            if !Identity::exists(&folder) {
+                return Ok(());
+            }
+            let found = Identity::open(&folder);
+            let found = found
+                .map_err(|error| format!("the identity in {} is not used: {error}", folder.display()))?;
+            state.files = stamps(&found.files());
+            return self.security.take_up(found).map_err(|error| error.to_string());
+        };
+        let now = stamps(&identity.files());
+        if now == state.files {
+            // Once more: a handshake may have ended with the list of before.
+            if std::mem::take(&mut state.look_again) {
+                self.end_revoked();
+            }
+            return Ok(());
+        }
+        identity.reload().map_err(|error| kept(error.to_string()))?;
+        state.files = now;
+        state.look_again = true;
+        self.end_revoked();
+        tracing::info!(name = %identity.name(), ends = utc(&identity.not_after()), "the identity was read again");
+        Ok(())
+    }
+
+    fn end_revoked(&self) {
+        match self.security.end_revoked() {
+            0 => {}
+            count => tracing::warn!(count, "connections of hosts that were revoked are ended"),
+        }
+    }
+
+    /// Without an identity other hosts reach nothing of this agent.
+    fn listen(&self, state: &mut State) -> Result<(), ListenError> {
+        let Some(accept) = state.accept.clone() else { return Ok(()) };
+        let everywhere = self.security.is_ready();
+        if state.listening == Some(everywhere) {
+            return Ok(());
+        }
+        let wanted = self.config.listen.iter().filter(|address| everywhere || address.ip().is_loopback());
+        let wanted: Vec<SocketAddr> = wanted.copied().collect();
+        // Addresses that stay are bound anew.
+        (state.listener, state.listening) = (None, None);
+        if !wanted.is_empty() {
+            let tls = self.security.tls().cloned();
+            let tcp = TcpOptions { tls, ..TcpOptions::default() };
+            let options = ListenOptions { tcp, ..ListenOptions::default() };
+            state.listener = Some(Listener::start(&wanted, options, move |accepted| accept(accepted))?);
+        }
+        state.listening = Some(everywhere);
+        if everywhere {
+            tracing::info!(listen = ?wanted, "connections from other agents are taken");
+        }
+        Ok(())
+    }
+
+    fn open_or_close_join(&self, state: &mut State) -> Result<(), String> {
+        let folder = self.config.authority_folder();
+        let identity = self.security.identity().filter(|_| self.config.certificate.is_none());
+        let Some(identity) = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder))
+        else {
+            state.join = None;
+            return Ok(());
+        };
+        let open = Tokens::open_until(&folder, UnixTime::now());
+        match (open.map_err(|error| format!("no host can join: {error}"))?, &state.join) {
+            (Some(until), None) => {
+                let addresses = self.config.join_addresses();
+                if addresses.is_empty() {
+                    return Err("no host can join: `listen` and `join_listen` name no address".into());
+                }
+                let host = Host { authority: folder, identity, agents: self.config.listen.clone() };
+                let server = JoinServer::start(&addresses, host);
+                let server = server.map_err(|error| format!("no host can join: {error}"))?;
+                tracing::info!(addresses = ?server.addresses(), until = utc(&until), "hosts can join");
+                state.join = Some(server);
+            }
+            (None, Some(_)) => {
+                state.join = None;
+                tracing::info!("no token can be used any more: hosts cannot join");
+            }
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn keep(&self) {
+        let mut due = Due::default();
+        loop {
+            std::thread::sleep(INTERVAL);
+            if self.config.ignores_identity().is_some() {
+                return;
+            }
+            if let Some(identity) = self.security.identity() {
+                self.attend(&identity, &mut due, UnixTime::now(), Instant::now());
+            }
+        }
+    }
+
+    /// Asks the authority for what is due.
+    fn attend(&self, identity: &Identity, due: &mut Due, now: UnixTime, clock: Instant) {
+        let addresses = read_addresses(&self.config.identity_folder());
+        let here = is_authoritys_host(&self.config.authority_folder());
+        if !here && due.question.is_none_or(|due| clock >= due) {
+            due.question = Some(clock + QUESTION_INTERVAL);
+            match refresh_revocations(&self.config, identity, &addresses) {
+                Ok(true) => tracing::info!("a newer revocation list is in force"),
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%error, "the authority was not asked for its revocation list"),
+            }
+        }
+        if now < renewal_due(identity.not_after()) || due.renewal.is_some_and(|due| clock < due) {
+            return;
+        }
+        due.renewal = Some(clock + RENEWAL_INTERVAL);
+        match renew_at(&self.config, identity, &addresses, now) {
+            Ok(()) => {
+                tracing::info!(ends = utc(&identity.not_after()), "this host's certificate was renewed");
+                due.warning = None;
+            }
+            Err(error) if due.warning.is_none_or(|due| clock >= due) => {
+                due.warning = Some(clock + WARNING_INTERVAL);
+                let ends = utc(&identity.not_after());
+                tracing::warn!(%error, "this host's certificate ends on {ends} and could not be renewed");
+            }
+            Err(error) => tracing::debug!(%error, "this host's certificate could not be renewed"),
+        }
+    }
+
+    /// For `linerate status`.
+    pub fn status(&self) -> Status {
+        let identity = self.security.identity();
+        let (state, advice) = match (self.security.tls(), &identity) {
+            (None, _) => (
+                SecurityState::Insecure,
+                Some(
+                    "connections between agents are plain text, and every host that reaches them may send guests".into(),
+                ),
+            ),
+            (Some(_), None) => (SecurityState::NoIdentity, Some(no_identity(&self.config))),
+            (Some(_), Some(identity)) => {
+                let refused = identity.check_own(UnixTime::now()).err().map(|error| error.to_string());
+                (SecurityState::Tls, refused)
+            }
+        };
+        let identity = identity.map(|identity| HostIdentity {
+            cluster: identity.name().cluster.to_string(),
+            host: identity.name().host.to_string(),
+            ends_unix_ms: identity.not_after().as_secs().saturating_mul(1000),
+        });
+        Status { state, advice: self.problem().or(advice), identity }
+    }
+}
+
+/// What an operator is shown.
+pub(crate) struct Status {
+    pub state: SecurityState,
+    pub advice: Option<String>,
+    pub identity: Option<HostIdentity>,
+}
+
+/// When what is done next. `None`: at once.
+#[derive(Default)]
+struct Due {
+    question: Option<Instant>,
+    renewal: Option<Instant>,
+    warning: Option<Instant>,
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
+    if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(body) {
+        tracing::error!(%error, "no thread to look after this host's identity");
+    }
+}

@@ -1,0 +1,282 @@
+//! `linerate cluster | token | join | host | certificate`: they write this host's files, and ask its agent to read them.
+
+use std::io::Read;
+use std::time::Duration;
+
+use linerate_agent::cluster::operations::{self, NewToken};
+use linerate_agent::cluster::{ClusterError, Kind, Membership, join as joining, renewal, utc};
+use linerate_agent::config::Config;
+use linerate_api::AgentStatus;
+
+use crate::context::Context;
+use crate::documents::{
+    CertificateShown, HostCertificate, HostRevoked, Member, NewTokenLine, TokenListed, TokenRevoked,
+    TokenState, TrustedAuthority,
+};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::{
+    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, TokenCommand,
+    TokenFlags,
+};
+use crate::render::cluster as render;
+
+/// A token has about 100 bytes.
+const TOKEN_BYTES_MAX: u64 = 1024;
+
+/// `linerate cluster`
+pub async fn run(command: &ClusterCommand, context: &Context) -> Result<Exit, Failure> {
+    let ClusterCommand::Init(InitFlags { name, host, config }) = command;
+    let here = Here::find(config, context).await?;
+    let made = operations::init(&here.config, name.as_deref(), host.as_deref()).map_err(failed)?;
+    here.tell_membership(&made, context).await?;
+    context.people(|| "next, for each other host: linerate token create\n".into())?;
+    Ok(Exit::Ok)
+}
+
+/// `linerate token`
+pub async fn token(command: &TokenCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        TokenCommand::Create(flags) => create_token(flags, context).await,
+        TokenCommand::List(config) => {
+            let here = Here::find(config, context).await?;
+            let listed = operations::tokens(&here.config).map_err(failed)?;
+            let now = now_unix_s();
+            let tokens: Vec<TokenListed> = listed
+                .into_iter()
+                .map(|one| TokenListed {
+                    id: one.id.to_string(),
+                    host: one.host.map(|host| host.to_string()),
+                    expires_unix_ms: one.expires.as_secs().saturating_mul(1000),
+                    state: match one.used {
+                        true => TokenState::Used,
+                        false if now >= one.expires.as_secs() => TokenState::Expired,
+                        false => TokenState::Open,
+                    },
+                })
+                .collect();
+            context.answer(&tokens, || render::tokens(&tokens, context.out.paint))?;
+            Ok(Exit::Ok)
+        }
+        TokenCommand::Revoke { id, config } => {
+            let here = Here::find(config, context).await?;
+            operations::revoke_token(&here.config, id).map_err(failed)?;
+            here.look(context).await;
+            context.answer(&TokenRevoked { id, revoked: true }, || {
+                format!("token {id} cannot be used any more\n")
+            })?;
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Failure> {
+    let here = Here::find(&flags.config, context).await?;
+    let ttl = Duration::from_secs(flags.ttl.into());
+    let made = operations::create_token(&here.config, ttl, flags.host.as_deref()).map_err(failed)?;
+    let (command, addresses) = line(&here.config, &made);
+    let status = here.look(context).await;
+    let open = status.as_ref().is_some_and(|status| !status.join_listen.is_empty());
+    let document = NewTokenLine {
+        command: &command,
+        token: &made.line,
+        id: made.id.to_string(),
+        host: made.host.as_ref().map(ToString::to_string),
+        addresses,
+        expires_unix_ms: made.expires.as_secs().saturating_mul(1000),
+        can_join: open,
+    };
+    // Nothing but the line is on standard output: it is copied, also by programs.
+    context.answer(&document, || format!("{command}\n"))?;
+    if !context.json {
+        let who = made.host.as_ref().map_or_else(|| "any host".to_owned(), ToString::to_string);
+        context.print_line(&format!("for {who}, once, until {}", utc(&made.expires)));
+        match status {
+            None => context.print_line("no agent runs here: hosts can join once it does"),
+            Some(_) if !open => {
+                let why = status.and_then(|status| status.security_advice).unwrap_or_default();
+                context.print_line(&format!("the agent does not let hosts join now: {why}"));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// The command for the other host, and all addresses that it may have.
+fn line(config: &Config, made: &NewToken) -> (String, Vec<String>) {
+    let mut addresses: Vec<String> = made.addresses.iter().map(ToString::to_string).collect();
+    if addresses.is_empty() {
+        addresses.push(config.name.clone());
+    }
+    let first = addresses.first().map(String::as_str).unwrap_or_default();
+    (format!("linerate join {first} {}", made.line), addresses)
+}
+
+/// `linerate join`
+pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure> {
+    let here = Here::find(&flags.config, context).await?;
+    let token = match flags.token.as_str() {
+        "-" => read_token()?,
+        token => token.to_owned(),
+    };
+    let host = flags.host.as_deref();
+    let joined = joining::join(&here.config, &flags.address, &token, host, flags.replace);
+    here.tell_membership(&joined.map_err(failed)?, context).await?;
+    Ok(Exit::Ok)
+}
+
+fn read_token() -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = std::io::stdin().lock().take(TOKEN_BYTES_MAX).read_to_string(&mut text);
+    read.map_err(|error| Failure::new(Exit::Usage, format!("the token cannot be read: {error}"), ""))?;
+    Ok(text)
+}
+
+/// `linerate host`
+pub async fn host(command: &HostCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        HostCommand::List(config) => {
+            let here = Here::find(config, context).await?;
+            let hosts = operations::hosts(&here.config).map_err(failed)?;
+            let hosts: Vec<HostCertificate> = hosts
+                .into_iter()
+                .map(|one| HostCertificate {
+                    host: one.host.to_string(),
+                    serial: one.serial.to_string(),
+                    ends_unix_ms: one.not_after.as_secs().saturating_mul(1000),
+                })
+                .collect();
+            context.answer(&hosts, || render::hosts(&hosts, context.out.paint))?;
+        }
+        HostCommand::Revoke { name, config } => {
+            let here = Here::find(config, context).await?;
+            let list_number = operations::revoke_host(&here.config, name).map_err(failed)?;
+            here.look(context).await;
+            context.answer(&HostRevoked { host: name, revoked: true, list_number }, || {
+                format!(
+                    "{name} is revoked (list {list_number}): this host refuses it now, the others within five minutes\n"
+                )
+            })?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// `linerate certificate`
+pub async fn certificate(command: &CertificateCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        CertificateCommand::Show(config) => {
+            let here = Here::find(config, context).await?;
+            let shown = operations::show(&here.config).map_err(failed)?;
+            let authorities = shown.authorities.into_iter();
+            let document = CertificateShown {
+                name: shown.membership.name.to_string(),
+                cluster: shown.membership.name.cluster.to_string(),
+                host: shown.membership.name.host.to_string(),
+                serial: shown.serial,
+                ends_unix_ms: shown.membership.not_after.as_secs().saturating_mul(1000),
+                renewal_from_unix_ms: shown.renewal_from.as_secs().saturating_mul(1000),
+                problem: shown.problem,
+                has_authority: shown.is_authority,
+                authorities: authorities
+                    .map(|(id, list_number)| TrustedAuthority { id, list_number })
+                    .collect(),
+            };
+            let (ends, from) = (utc(&shown.membership.not_after), utc(&shown.renewal_from));
+            context.answer(&document, || render::certificate(&document, &ends, &from, context.out.paint))?;
+        }
+        CertificateCommand::Renew { from, config } => {
+            let here = Here::find(config, context).await?;
+            let renewed = renewal::renew(&here.config, from.as_deref()).map_err(failed)?;
+            here.tell_membership(&renewed, context).await?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// This host's files, and its agent if one runs.
+struct Here {
+    config: Config,
+}
+
+impl Here {
+    /// The configuration, which must be that of the agent that answers.
+    async fn find(flag: &ConfigFlag, context: &Context) -> Result<Here, Failure> {
+        let config = match &flag.config {
+            Some(path) => Config::read(path),
+            None => Config::read_or_default(linerate_agent::DEFAULT_CONFIG.as_ref()),
+        };
+        let config = config.map_err(|error| {
+            let error = std::error::Error::source(&error)
+                .map_or_else(|| error.to_string(), |why| format!("{error}: {why}"));
+            Failure::new(Exit::Failed, error, "")
+        })?;
+        let folder = config.identity_folder().display().to_string();
+        if let Ok(status) = context.client.status().await
+            && status.identity_dir != folder
+        {
+            let text = format!(
+                "the agent at {} has its identity in {}, and the configuration says {folder}; nothing was done",
+                context.client.socket().display(),
+                status.identity_dir,
+            );
+            return Err(Failure::new(
+                Exit::Refused,
+                text,
+                "name the agent's own configuration with --config",
+            ));
+        }
+        Ok(Here { config })
+    }
+
+    /// Has the agent take up what was written; `None` if none runs.
+    async fn look(&self, context: &Context) -> Option<AgentStatus> {
+        context.client.look_at_identity().await.ok()
+    }
+
+    async fn tell_membership(&self, membership: &Membership, context: &Context) -> Result<(), Failure> {
+        let status = self.look(context).await;
+        let name = &membership.name;
+        let member = Member {
+            cluster: name.cluster.to_string(),
+            host: name.host.to_string(),
+            authority: membership.authority.map(|id| id.to_string()),
+            ends_unix_ms: membership.not_after.as_secs().saturating_mul(1000),
+            in_force: status.as_ref().is_some_and(|status| {
+                status.identity.as_ref().is_some_and(|own| {
+                    own.cluster == name.cluster.as_str()
+                        && own.host == name.host.as_str()
+                        && own.ends_unix_ms == membership.not_after.as_secs().saturating_mul(1000)
+                })
+            }),
+        };
+        let agent = match (&status, self.config.ignores_identity()) {
+            (_, Some(why)) => format!("the agent does not use it: its configuration has {why}"),
+            (None, None) => "no agent runs here; it takes up the identity when it starts".into(),
+            (Some(_), None) if member.in_force => "the agent has taken it up".into(),
+            (Some(status), None) => {
+                let why = status.security_advice.clone().unwrap_or_default();
+                format!("the agent has not taken it up: {why}")
+            }
+        };
+        context.answer(&member, || {
+            let until = utc(&membership.not_after);
+            format!("this host is {} in cluster {}, until {until}\n{agent}\n", name.host, name.cluster)
+        })
+    }
+}
+
+fn now_unix_s() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn failed(error: ClusterError) -> Failure {
+    let exit = match error.kind() {
+        Kind::Usage => Exit::Usage,
+        Kind::Refused => Exit::Refused,
+        Kind::Unreachable => Exit::Unreachable,
+        Kind::Failed => Exit::Failed,
+    };
+    Failure::new(exit, error.to_string(), error.hint())
+}

@@ -1,0 +1,252 @@
+//! Real agents that make a cluster and join it while they run, and a guest that then moves over TLS. As root.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "other programs use more of it")]
+mod stage;
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, Lab, LinkSpec};
+use serde_json::Value;
+use stage::{Stage, ended, round_began};
+
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(180);
+
+/// Nothing is said about `security = `: the lab writes nothing of its own.
+const DEFAULT: &str = "# no security = here: the default\n";
+
+/// A command at an agent's host: exit code, standard output, standard error.
+fn linerate(agent: &Agent, words: &[&str], input: &str) -> (i32, String, String) {
+    let file = agent.host().directory().join("agent.toml");
+    let mut command = agent.client();
+    command.args(words).arg("--config").arg(file);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A command that reads nothing may have ended already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+/// The standard output of a command that succeeds.
+fn done(agent: &Agent, words: &[&str]) -> String {
+    let (exit, out, err) = linerate(agent, words, "");
+    assert_eq!(exit, 0, "{words:?}: {out}{err}");
+    out
+}
+
+fn status(agent: &Agent) -> Value {
+    let output = agent.client().args(["status", "--json"]).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The words of a token's line behind `linerate`: `join`, an address, the token.
+fn line(agent: &Agent, more: &[&str]) -> Vec<String> {
+    let words = [&["token", "create"], more].concat();
+    let printed = done(agent, &words);
+    assert_eq!(printed.lines().count(), 1, "one line, to be copied: {printed}");
+    let words: Vec<String> = printed.split_whitespace().map(str::to_owned).collect();
+    assert_eq!((words[0].as_str(), words[1].as_str(), words.len()), ("linerate", "join", 4));
+    words[1..].to_vec()
+}
+
+fn join(agent: &Agent, line: &[String], more: &[&str]) -> (i32, String) {
+    let words: Vec<&str> = line.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    let (exit, out, err) = linerate(agent, &words, "");
+    (exit, out + &err)
+}
+
+fn log(agent: &Agent) -> String {
+    std::fs::read_to_string(agent.log()).unwrap()
+}
+
+/// Hosts that have agents and no guest.
+struct Site {
+    agents: Vec<Agent>,
+    // Behind the agents: dropped after them.
+    _lab: Lab,
+}
+
+fn options(environment: Vec<(String, String)>) -> AgentOptions {
+    AgentOptions {
+        binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+        configuration: DEFAULT.into(),
+        environment: [vec![("LINERATE_LOG".into(), "debug".into())], environment].concat(),
+    }
+}
+
+fn site(hosts: usize) -> Site {
+    let lab = Lab::builder().hosts(hosts).link(LinkSpec::shaped(1000)).build().unwrap();
+    let agents = lab.hosts().iter().map(|host| Agent::start(host, options(Vec::new())).unwrap()).collect();
+    Site { agents, _lab: lab }
+}
+
+#[test]
+fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
+    let parameters =
+        GuestParameters { mem_mb: 96, dirty_mbps: 4, dirty_ws_mb: Some(8), ..GuestParameters::default() };
+    let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
+    for host in [0, 1] {
+        let status = status(stage.agent_of(host));
+        assert_eq!((&status["security"], &status["listen"]), (&"no_identity".into(), &Value::Array(vec![])));
+        let advice = status["security_advice"].as_str().unwrap();
+        assert!(advice.contains("linerate cluster init") && advice.contains("linerate join"), "{advice}");
+    }
+    let refused = stage.migrate(&["--no-check"]).finish();
+    assert_ne!(ended(&refused).exit, Some(0));
+    assert!(Value::from(refused.clone()).to_string().contains("no identity"), "{refused:#?}");
+    // The three commands.
+    done(stage.agent_of(0), &["cluster", "init", "--name", "kvm"]);
+    let token = line(stage.agent_of(0), &[]);
+    let (exit, said) = join(stage.agent_of(1), &token, &[]);
+    assert_eq!(exit, 0, "{said}");
+    assert!(said.contains("the agent has taken it up"), "{said}");
+    for (host, name) in [(0, "a"), (1, "b")] {
+        let status = status(stage.agent_of(host));
+        assert_eq!((&status["security"], &status["identity"]["host"]), (&"tls".into(), &name.into()));
+        assert_eq!(status["listen"].as_array().unwrap().len(), 2, "{status}");
+        assert_eq!(status["join_listen"], Value::Array(vec![]), "the token is used: the port is closed");
+    }
+    ended(&stage.migrate(&["--verify"]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    // The restarted agents have their identities, too.
+    stage.restart_agents_with([DEFAULT, DEFAULT]);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    // Nobody has written down what was secret.
+    let secret = &token[2][token[2].len() - 30..];
+    for host in [0, 1] {
+        assert!(!log(stage.agent_of(host)).contains(secret));
+    }
+}
+
+#[test]
+fn tokens_that_do_not_count_and_their_reasons() {
+    let site = site(3);
+    let [a, b, c] = site.agents.as_slice() else { panic!("three agents") };
+    done(a, &["cluster", "init"]);
+    let used = line(a, &[]);
+    // By standard input, where no list of processes shows it.
+    let (exit, out, err) = linerate(b, &["join", &used[1], "-"], &format!("{}\n", used[2]));
+    assert_eq!(exit, 0, "{out}{err}");
+    // Nobody listens while no token can be used.
+    let (exit, said) = join(c, &used, &[]);
+    assert_eq!(exit, 3, "{said}");
+    let (open, revoked, for_other) = (line(a, &[]), line(a, &[]), line(a, &["--host", "d"]));
+    let listed: Value = serde_json::from_str(&done(a, &["token", "list", "--json"])).unwrap();
+    let state = |place: usize| listed[place]["state"].as_str().unwrap().to_owned();
+    assert_eq!([state(0), state(1), state(2)], ["used", "open", "open"]);
+    done(a, &["token", "revoke", listed[2]["id"].as_str().unwrap()]);
+    for (line, why) in [(&used, "was used before"), (&revoked, "was revoked"), (&for_other, "may only be")] {
+        let (exit, said) = join(c, line, &[]);
+        assert!(exit == 4 && said.contains(why), "{exit} {said}");
+    }
+    assert!(log(a).contains("no token has its secret (1 so far)"), "{}", log(a));
+    let (exit, said) =
+        join(c, &open[..2].iter().cloned().chain(["linerate1-abc".into()]).collect::<Vec<_>>(), &[]);
+    assert!(exit == 2 && said.contains("copy the whole line"), "{exit} {said}");
+    // Two at once.
+    let both = std::thread::scope(|scope| {
+        let racing = [
+            scope.spawn(|| join(b, &open, &["--replace", "--host", "b2"])),
+            scope.spawn(|| join(c, &open, &[])),
+        ];
+        racing.map(|one| one.join().unwrap())
+    });
+    let exits: Vec<i32> = both.iter().map(|(exit, _)| *exit).collect();
+    assert_eq!(exits.iter().filter(|exit| **exit == 0).count(), 1, "{both:?}");
+    assert!(exits.iter().all(|exit| [0, 3, 4].contains(exit)), "{both:?}");
+}
+
+#[test]
+fn a_cluster_of_the_same_name_does_not_get_a_tokens_secret() {
+    let site = site(3);
+    let [a, b, c] = site.agents.as_slice() else { panic!("three agents") };
+    done(a, &["cluster", "init", "--name", "kvm"]);
+    done(c, &["cluster", "init", "--name", "kvm"]);
+    let (right, his) = (line(a, &[]), line(c, &[]));
+    let (exit, said) = join(b, &[right[0].clone(), his[1].clone(), right[2].clone()], &[]);
+    assert!(exit == 4 && said.contains("secret was not sent"), "{exit} {said}");
+    assert!(!log(c).contains("no token has its secret"), "{}", log(c));
+    assert_eq!(join(b, &right, &[]).0, 0, "the token is as good as before");
+}
+
+#[test]
+fn a_revoked_host_is_refused_at_once_and_by_members_that_ask() {
+    let site = site(2);
+    let [a, b] = site.agents.as_slice() else { panic!("two agents") };
+    done(a, &["cluster", "init"]);
+    assert_eq!(join(b, &line(a, &[]), &[]).0, 0);
+    let address = a.address(0).to_string();
+    let look = || {
+        let output = b.client().args(["doctor", &address, "--quick", "--json"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(!look().contains("refused this host's certificate"));
+    let hosts: Value = serde_json::from_str(&done(a, &["host", "list", "--json"])).unwrap();
+    assert_eq!((&hosts[0]["host"], &hosts[1]["host"]), (&"a".into(), &"b".into()));
+    done(a, &["host", "revoke", "b"]);
+    assert!(look().contains("refused this host's certificate"), "{}", look());
+    // It comes back with a new token, without a restart.
+    assert_eq!(join(b, &line(a, &[]), &["--replace"]).0, 0);
+    assert!(!look().contains("refused this host's certificate"), "{}", look());
+    let early = linerate(b, &["certificate", "renew"], "");
+    assert!(early.0 == 4 && early.2.contains("is renewed from"), "{early:?}");
+}
+
+#[test]
+fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
+    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let mut stage = Stage::configured(&[100], parameters, DEFAULT);
+    done(stage.agent_of(0), &["cluster", "init"]);
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
+    let mut migration = stage.migrate(&["--no-check", "--link-timeout", "3s"]);
+    migration.wait(LONG, round_began);
+    done(stage.agent_of(0), &["host", "revoke", "b"]);
+    assert!(log(stage.agent_of(0)).contains("connections of hosts that were revoked are ended"));
+    let events = migration.finish();
+    assert_eq!(ended(&events).exit, Some(1), "{events:#?}");
+    stage.guest_goes_on();
+    // With a new certificate it gets the guest.
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &["--replace"]).0, 0);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
+
+#[test]
+fn an_agent_that_is_killed_between_marking_and_signing_has_spent_the_token() {
+    let lab = Lab::builder().hosts(2).link(LinkSpec::shaped(1000)).build().unwrap();
+    let gate = Gate::new(&lab.hosts()[0]).unwrap();
+    let mut a = Agent::start(&lab.hosts()[0], options(gate.environment())).unwrap();
+    let b = Agent::start(&lab.hosts()[1], options(Vec::new())).unwrap();
+    done(&a, &["cluster", "init"]);
+    let token = line(&a, &[]);
+    let held = gate.hold_before("authority.register").unwrap();
+    let (exit, said) = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| join(&b, &token, &[]));
+        held.wait(LONG).unwrap();
+        a.kill().unwrap();
+        joining.join().unwrap()
+    });
+    drop(held);
+    assert!(exit == 1 && said.contains("the token may be spent"), "{exit} {said}");
+    a.restart_if_dead().unwrap();
+    let listed: Value = serde_json::from_str(&done(&a, &["token", "list", "--json"])).unwrap();
+    assert_eq!(listed[0]["state"], "used");
+    // Another can be used, so that the port is open: the first is refused.
+    let other = line(&a, &[]);
+    let (exit, said) = join(&b, &token, &[]);
+    assert!(exit == 4 && said.contains("was used before"), "{exit} {said}");
+    assert_eq!(join(&b, &other, &[]).0, 0);
+    // Before the lab.
+    drop((a, b));
+}
