@@ -12,6 +12,7 @@ mod callers;
 mod log;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,12 @@ impl Audit {
         self.record(entry(action, AuditResult::Done, AuditCaller::Agent));
     }
 
+    /// TLS refused a peer, or the peer this host.
+    pub fn refused(&self, peer: SocketAddr, reason: &str) {
+        let line = entry(AuditAction::Connection, AuditResult::Refused, host(&None, peer, None));
+        self.record(AuditEntry { reason: Some(reason.to_owned()), ..line });
+    }
+
     /// A migration from this host has ended, with this last event.
     pub fn migration_end(&self, session: &str, guest: &str, to: &str, last: &EventKind) {
         let EventKind::Finished { outcome, error, .. } = last else { return };
@@ -136,7 +143,7 @@ pub(crate) fn entry(action: AuditAction, result: AuditResult, caller: AuditCalle
 }
 
 /// Another host's agent, as a caller.
-pub(crate) fn host(name: &PeerName, address: std::net::SocketAddr, cipher: Option<&str>) -> AuditCaller {
+pub(crate) fn host(name: &PeerName, address: SocketAddr, cipher: Option<&str>) -> AuditCaller {
     AuditCaller::Host {
         name: name.as_ref().map(ToString::to_string),
         address: address.to_string(),

@@ -63,6 +63,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use linerate_api::{AuditAction, TunnelAddress};
 use linerate_guest::registry::Registry;
+use linerate_net::tcp::listen::OnRefusal;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -102,7 +103,9 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     kernel::probe();
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
-    agent.cluster.start(move |accepted| accepting.accept(accepted))?;
+    let audit = agent.audit.clone();
+    let on_refusal = OnRefusal(Arc::new(move |peer, reason| audit.refused(peer, reason)));
+    agent.cluster.start(move |accepted| accepting.accept(accepted), on_refusal)?;
     if agent.security.allows_rdma() {
         rdma_ports::listen(&agent);
     } else {

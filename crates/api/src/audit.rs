@@ -79,6 +79,8 @@ pub enum AuditAction {
     LinkPutBack,
     /// Ports were set from an intent.
     QosApply,
+    /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.
+    Identity,
 }
 
 impl AuditAction {

@@ -47,7 +47,7 @@ pub const TUNNELS: &str = "/v1/tunnels";
 pub const AUDIT: &str = "/v1/audit";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 20] = [
+pub const TABLE: [(&str, &str); 21] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),

@@ -158,6 +158,10 @@ fn a_stranger_is_refused_and_learns_nothing() {
     }
     let log = std::fs::read_to_string(stage.destination_agent().log()).unwrap();
     assert!(log.contains("from an authority that is not trusted"), "{log}");
+    let lines = audit(stage.agent_of(1), &["--result", "refused", "--limit", "1000"]);
+    let line = has(&lines, "connection");
+    assert!(line["reason"].as_str().unwrap().contains("not trusted"), "{line}");
+    assert!(line["caller"]["address"].as_str().is_some() && line["caller"]["name"].is_null(), "{line}");
 }
 
 #[test]

@@ -93,6 +93,7 @@ fn needed(method: &Method, path: &str) -> (AuditAction, Permission) {
         paths::LINK_PUT_BACK => (A::LinkPutBack, Permission::SetPorts),
         paths::QOS_APPLY => (A::QosApply, Permission::SetPorts),
         paths::TUNNELS => (A::Tunnel, Permission::SetPorts),
+        paths::IDENTITY => (A::Identity, Permission::SetPorts),
         paths::AUDIT => (A::Look, Permission::SetPorts),
         _ if method == Method::GET || method == Method::HEAD => (A::Look, Permission::Look),
         _ => (A::Look, Permission::SetPorts),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::tcp::listen::{ListenOptions, Listener, OnRefusal};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::{Authority, RENEWAL_AGE};
 use linerate_trust::identity::Identity;
@@ -395,7 +395,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     );
     let security = Security::open(&one.config).unwrap();
     let watch = Arc::new(Watch::new(one.config.clone(), security.clone()));
-    watch.start(|_| {}).unwrap();
+    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).unwrap();
     assert!(!security.is_ready());
     let status = watch.status();
     let advice = status.advice.unwrap_or_default();
@@ -431,11 +431,11 @@ fn without_an_identity_no_address_but_loopback_is_listened_at() {
     // A documentation address cannot be bound: it would be an error.
     let one = site("one", "listen = [\"192.0.2.77:7979\"]\n");
     let watch = Arc::new(Watch::new(one.config.clone(), Security::open(&one.config).unwrap()));
-    watch.start(|_| {}).unwrap();
+    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).unwrap();
     assert!(watch.listens_at().is_empty());
     watch.stop();
     let insecure = site("one", "listen = [\"192.0.2.77:7979\"]\nsecurity = \"insecure\"\n");
     let watch = Arc::new(Watch::new(insecure.config.clone(), Security::open(&insecure.config).unwrap()));
-    assert!(watch.start(|_| {}).is_err(), "it is listened at");
+    assert!(watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).is_err(), "it is listened at");
     assert!(watch.status().advice.is_some_and(|advice| advice.contains("plain text")));
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{HostIdentity, SecurityState};
 use linerate_net::lock::Mutex;
-use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener};
+use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener, OnRefusal};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::renewal_due;
 use linerate_trust::certificate::utc;
@@ -45,6 +45,8 @@ pub(crate) struct Watch {
 struct State {
     /// Who gets a connection; `None` before the start.
     accept: Option<Arc<Accept>>,
+    /// Called for peers that are refused in the handshake.
+    on_refusal: Option<OnRefusal>,
     listener: Option<Listener>,
     /// It listens: at all addresses, or at those of loopback alone. `None` before the start.
     listening: Option<bool>,
@@ -84,13 +86,14 @@ impl Watch {
     pub fn start(
         self: &Arc<Self>,
         accept: impl Fn(Accepted) + Send + Sync + 'static,
+        on_refusal: OnRefusal,
     ) -> Result<(), ListenError> {
         if self.config.listen.is_empty() {
             tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
         }
         {
             let mut state = self.state.lock();
-            state.accept = Some(Arc::new(accept));
+            (state.accept, state.on_refusal) = (Some(Arc::new(accept)), Some(on_refusal));
             self.listen(&mut state)?;
         }
         let (looking, keeping) = (self.clone(), self.clone());
@@ -192,7 +195,8 @@ impl Watch {
         if !wanted.is_empty() {
             let tls = self.security.tls().cloned();
             let tcp = TcpOptions { tls, ..TcpOptions::default() };
-            let options = ListenOptions { tcp, ..ListenOptions::default() };
+            let on_refusal = state.on_refusal.clone();
+            let options = ListenOptions { tcp, on_refusal, ..ListenOptions::default() };
             state.listener = Some(Listener::start(&wanted, options, move |accepted| accept(accepted))?);
         }
         state.listening = Some(everywhere);
