@@ -84,7 +84,11 @@ pub(super) fn join_over(
     let _alone = lock_identity(folder)?;
     let key = new_key(Name { cluster, host })?;
     let request = request(&key)?;
-    let broken = |source| ClusterError::Broken { address, source };
+    let broken = |source: io::Error| {
+        let closed = source.kind() == io::ErrorKind::UnexpectedEof;
+        let source = if closed { io::Error::other("the other end closed it") } else { source };
+        ClusterError::Broken { address, source }
+    };
     message::send(&mut stream, &JoinRequest::new(token.secret(), &request)).map_err(broken)?;
     match message::receive(&mut stream, ANSWER_BYTES_MAX).map_err(broken)? {
         Answer::Signed(signed) => install(folder, &key, &signed, token, address),
