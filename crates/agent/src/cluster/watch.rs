@@ -93,7 +93,8 @@ impl Watch {
         }
         {
             let mut state = self.state.lock();
-            (state.accept, state.on_refusal) = (Some(Arc::new(accept)), Some(on_refusal));
+            state.accept = Some(Arc::new(accept));
+            state.on_refusal = Some(on_refusal);
             self.listen(&mut state)?;
         }
         let (looking, keeping) = (self.clone(), self.clone());

@@ -58,7 +58,10 @@ pub struct ListenOptions {
 
 /// Called with the address of a peer, and why it was refused.
 #[derive(Clone)]
-pub struct OnRefusal(pub Arc<dyn Fn(SocketAddr, &str) + Send + Sync>);
+pub struct OnRefusal(pub Arc<RefusalHandler>);
+
+/// See [`OnRefusal`].
+pub type RefusalHandler = dyn Fn(SocketAddr, &str) + Send + Sync;
 
 impl fmt::Debug for OnRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
