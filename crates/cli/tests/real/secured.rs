@@ -1,7 +1,7 @@
 //! Hosts whose agents prove who they are.
 
 use linerate_lab::trust::Cluster;
-use linerate_lab::{Agent, GuestParameters, GuestSpec, Lab};
+use linerate_lab::{Agent, GuestParameters, GuestSpec, Lab, QemuVersion};
 
 use super::{Stage, hosts_of, options};
 
@@ -13,13 +13,15 @@ impl Stage {
             lab.hosts().iter().for_each(|host| cluster.join(host).unwrap());
             String::new()
         };
-        Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| GuestSpec::new("g", parameters))
+        Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| {
+            GuestSpec::new("g", parameters).qemu(QemuVersion::Ten)
+        })
     }
 
     /// Two hosts whose agents have more configuration.
     pub fn configured(links_mbps: &[u64], parameters: GuestParameters, configuration: &str) -> Stage {
         let hosts = hosts_of(Lab::builder().hosts(2), links_mbps, |_| configuration.to_owned());
-        Stage::of(hosts, |_| GuestSpec::new("g", parameters))
+        Stage::of(hosts, |_| GuestSpec::new("g", parameters).qemu(QemuVersion::Ten))
     }
 
     /// The agent of the first or the second host, wherever the guest is.

@@ -53,7 +53,7 @@ impl Source {
             self.connection.writer().write_all(piece).unwrap();
             self.made()
         };
-        pieces.into_iter().map(|piece| record(piece)).collect()
+        pieces.into_iter().map(record).collect()
     }
 
     fn made(&mut self) -> Vec<u8> {
