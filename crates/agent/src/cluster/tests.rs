@@ -311,6 +311,12 @@ fn strangers_who_say_nothing_or_too_much_keep_nobody_from_joining() {
         matches!(closed, Ok(0))
             || closed.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
     );
+    // The others have their places still, so it was not for the time. The first connection's may have been in use.
+    let has_place = |one: &&TcpStream| {
+        one.set_nonblocking(true).unwrap();
+        one.peek(&mut [0; 1]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    assert!(silent.iter().filter(has_place).count() >= AT_ONCE - 1);
     drop(silent);
     let end = std::time::Instant::now() + LONG;
     while let Err(error) = join_at(&two, &server, &token) {
