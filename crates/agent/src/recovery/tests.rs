@@ -286,12 +286,12 @@ impl Cluster {
     /// An agent that finds a session whose commit was sent, with a host of this name, at this address.
     fn recovers(
         &self,
-        qemu: &GuestRecord,
+        ending: &Ending,
         name: Option<&str>,
         at: &Listener,
     ) -> (std::sync::Arc<Agent>, SessionId) {
         let agent = secured(&self.dir, &[], self.security.clone());
-        let mut role = leaves(qemu, SourcePhase::CommitSent);
+        let mut role = leaves(&arrived(&agent, ending.pid()), SourcePhase::CommitSent);
         let Role::Source { peers, peer, .. } = &mut role else { panic!("{role:?}") };
         *peers = at.addresses().to_vec();
         *peer = name.map(|name| name.parse().unwrap());
@@ -305,8 +305,8 @@ impl Cluster {
 #[test]
 fn the_answer_of_another_host_of_the_cluster_decides_nothing() {
     let cluster = Cluster::new();
-    let (_hand, qemu) = runs(&cluster.dir);
-    let (agent, session) = cluster.recovers(&qemu, Some("one"), &cluster.other);
+    let ending = Ending::start(&cluster.dir);
+    let (agent, session) = cluster.recovers(&ending, Some("one"), &cluster.other);
     let end = Instant::now() + Duration::from_secs(60);
     let why = loop {
         let note = agent.unfinished()[0].summary().note.unwrap();
@@ -319,16 +319,17 @@ fn the_answer_of_another_host_of_the_cluster_decides_nothing() {
     assert!(why.contains("the guest is paused here until the destination answers"), "{why}");
     assert!(why.contains("other answered instead of one"), "{why}");
     assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
-    assert!(agent.unfinished()[0].is_in_doubt() && qemu.is_alive());
+    assert!(agent.unfinished()[0].is_in_doubt());
 }
 
 #[test]
 fn the_answer_of_the_sessions_host_decides_and_of_an_old_record_that_of_any_host() {
     for name in [Some("one"), None] {
         let cluster = Cluster::new();
-        let (_hand, qemu) = runs(&cluster.dir);
+        let mut ending = Ending::start(&cluster.dir);
         let at = if name.is_some() { &cluster.one } else { &cluster.other };
-        let (agent, session) = cluster.recovers(&qemu, name, at);
+        let (agent, session) = cluster.recovers(&ending, name, at);
+        ending.end();
         wait_written(&agent, session, (SourcePhase::Finished, false));
     }
 }
@@ -336,9 +337,9 @@ fn the_answer_of_the_sessions_host_decides_and_of_an_old_record_that_of_any_host
 #[test]
 fn an_agent_without_tls_does_not_ask_about_a_session_with_a_host_that_proved_its_name() {
     let cluster = Cluster::new();
-    let (_hand, qemu) = runs(&cluster.dir);
+    let ending = Ending::start(&cluster.dir);
     let plain = Cluster { security: Security::insecure(), ..cluster };
-    let (agent, session) = plain.recovers(&qemu, Some("one"), &plain.one);
+    let (agent, session) = plain.recovers(&ending, Some("one"), &plain.one);
     let end = Instant::now() + Duration::from_secs(60);
     while !agent.unfinished()[0].summary().note.unwrap().contains("security = \"insecure\"") {
         assert!(Instant::now() < end, "it says nothing");
