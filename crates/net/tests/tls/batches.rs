@@ -49,11 +49,11 @@ impl Source {
 
     /// One record for each piece.
     fn records<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
-        let mut record = |piece| {
+        let record = |piece: &[u8]| {
             self.connection.writer().write_all(piece).unwrap();
             self.made()
         };
-        pieces.into_iter().map(|piece| record(piece)).collect()
+        pieces.into_iter().map(record).collect()
     }
 
     fn made(&mut self) -> Vec<u8> {
