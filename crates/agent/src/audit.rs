@@ -4,11 +4,9 @@
 //! |---|---|
 //! | here | what is recorded, and what of it is read again |
 //! | `log` | a file of lines that begins anew when it is full |
-//! | `callers` | programs of this host: who they are, what they may do, what they did |
 //!
 //! Refusals have a file of their own. Otherwise strangers could push out what was done, by being refused often enough.
 
-mod callers;
 mod log;
 
 use std::io;
@@ -26,8 +24,6 @@ use crate::clock::unix_ms;
 use crate::faults::chain;
 use crate::security::PeerName;
 
-pub use callers::LocalUsers;
-pub(crate) use callers::{LocalPeer, supervise};
 use log::Log;
 
 /// Target of the events for journald.

@@ -13,7 +13,7 @@ use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
 use serde::Deserialize;
 
-pub use crate::audit::LocalUsers;
+pub use crate::local_users::LocalUsers;
 
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;

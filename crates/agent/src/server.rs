@@ -1,5 +1,7 @@
 //! The local API: HTTP over a UNIX socket that only root can open, or users with a role (`[local]`).
 
+mod callers;
+
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
@@ -23,12 +25,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
-use crate::audit::{LocalPeer, supervise};
 use crate::bench;
 use crate::config::Config;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
+use callers::{LocalPeer, supervise};
 
 type Shared = State<Arc<Agent>>;
 

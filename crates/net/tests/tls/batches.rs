@@ -49,7 +49,7 @@ impl Source {
 
     /// One record for each piece.
     fn records<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
-        let record = |piece| {
+        let record = |piece: &[u8]| {
             self.connection.writer().write_all(piece).unwrap();
             self.made()
         };

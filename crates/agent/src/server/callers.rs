@@ -1,7 +1,6 @@
 //! Programs of this host that use the local API: who they are by the kernel's word, what their user may do, and a line in
 //! the audit log for each thing that they change.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
@@ -14,49 +13,17 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code, paths};
-use linerate_trust::roles::{Permission, Role};
+use linerate_trust::roles::Permission;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::net::UnixListener;
 
-use super::entry;
 use crate::agent::Agent;
+use crate::audit::entry;
+use crate::local_users::LocalUsers;
 
 /// A request's body, bytes. As large as axum takes by itself.
 const BODY_MAX: usize = 2 << 20;
-
-/// Users of this host other than root that may use the local API.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LocalUsers {
-    /// Role of a user, by name. It counts alone: the user's groups are not looked at.
-    #[serde(default)]
-    users: BTreeMap<String, Role>,
-    /// Role of every member of a group, by name. Of several groups each counts.
-    #[serde(default)]
-    groups: BTreeMap<String, Role>,
-}
-
-impl LocalUsers {
-    /// Nobody but root.
-    pub fn is_empty(&self) -> bool {
-        self.users.is_empty() && self.groups.is_empty()
-    }
-
-    /// The first user or group whose role is one of hosts.
-    pub fn with_a_host_role(&self) -> Option<&str> {
-        let mut all = self.users.iter().chain(&self.groups);
-        all.find(|(_, role)| **role == Role::Member).map(|(name, _)| name.as_str())
-    }
-
-    fn allow(&self, user: &str, groups: &[String], permission: Permission) -> bool {
-        match self.users.get(user) {
-            Some(role) => role.has(permission),
-            None => groups.iter().filter_map(|group| self.groups.get(group)).any(|role| role.has(permission)),
-        }
-    }
-}
 
 /// Who opened a connection, by the kernel's word.
 #[derive(Clone, Copy, Debug, Default)]
@@ -230,28 +197,6 @@ async fn about_answer(answer: Response, line: &mut AuditEntry) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn users() -> LocalUsers {
-        toml::from_str(
-            "[users]\nalice = \"administrator\"\nbob = \"viewer\"\n[groups]\nops = \"operator\"\nall = \"viewer\"\n",
-        )
-        .unwrap()
-    }
-
-    #[test]
-    fn a_users_own_role_counts_alone_and_of_groups_each() {
-        let users = users();
-        let groups = ["all".to_owned(), "ops".to_owned()];
-        let allowed = |user: &str, groups: &[String]| {
-            [Permission::Look, Permission::Send, Permission::SetPorts]
-                .map(|permission| users.allow(user, groups, permission))
-        };
-        assert_eq!(allowed("alice", &[]), [true, true, true]);
-        assert_eq!(allowed("bob", &groups), [true, false, false]);
-        assert_eq!(allowed("carol", &groups), [true, true, false]);
-        assert_eq!(allowed("carol", &groups[..1]), [true, false, false]);
-        assert_eq!(allowed("carol", &["others".into()]), [false, false, false]);
-    }
 
     #[test]
     fn root_may_do_everything_and_a_user_without_a_role_nothing() {
