@@ -46,7 +46,7 @@ impl Flood {
             // Refused while the agent's queue is full.
             held.extend(self.connect(self.addresses[place]));
             self.made.store(made + 1, Ordering::SeqCst);
-            if made % AT_ONCE == 0 {
+            if made.is_multiple_of(AT_ONCE) {
                 held.retain(|stream| !is_closed(stream));
                 self.open.fetch_max(held.len(), Ordering::SeqCst);
             }
