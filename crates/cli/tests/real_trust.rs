@@ -168,11 +168,13 @@ fn a_flood_keeps_nobody_out(stage: &mut Stage) {
     let alone = looks(stage);
     let before = ["VmRSS", "RssAnon"].map(|line| memory(pid, line));
     std::thread::scope(|scope| {
-        let run = || {
-            flood.run();
-            Ok(())
-        };
-        scope.spawn(|| host.inside(run).unwrap());
+        scope.spawn(|| {
+            let run = || {
+                flood.run();
+                Ok(())
+            };
+            host.inside(run).unwrap();
+        });
         let _ends = Ends(&flood);
         let end = Instant::now() + LONG;
         while flood.made.load(Ordering::SeqCst) < 11_000 {
