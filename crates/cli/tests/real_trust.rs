@@ -228,11 +228,11 @@ fn a_flood_keeps_nobody_out(stage: &mut Stage) {
     let before = ["VmRSS", "RssAnon"].map(|line| memory(pid, line));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            host.inside(|| {
+            let run = || {
                 flood.run();
                 Ok(())
-            })
-            .unwrap()
+            };
+            host.inside(run).unwrap();
         });
         let _ends = Ends(&flood);
         let end = Instant::now() + LONG;
@@ -240,6 +240,9 @@ fn a_flood_keeps_nobody_out(stage: &mut Stage) {
             assert!(Instant::now() < end, "{} connections were made", flood.made.load(Ordering::SeqCst));
             std::thread::sleep(Duration::from_millis(20));
         }
+        flood.pause.store(true, Ordering::SeqCst);
+        let beside = looks(stage);
+        flood.pause.store(false, Ordering::SeqCst);
         let took = looks(stage);
         let now = memory(pid, "VmRSS");
         let threads = memory(pid, "Threads");
@@ -247,7 +250,7 @@ fn a_flood_keeps_nobody_out(stage: &mut Stage) {
             "memory {} KiB before, {now} KiB in the flood, {threads} threads; doctor took {took:?}",
             before[0]
         );
-        println!("doctor took {alone:?} before, {took:?} in the flood");
+        println!("doctor took {alone:?} before, {beside:?} beside silent ones, {took:?} while more came");
         assert!(now < before[0] + STRANGERS_KIB, "{now} KiB, and {} KiB before", before[0]);
         let began = Instant::now();
         ended(&stage.migrate(&["--no-check"]).finish()).completed();

@@ -35,8 +35,7 @@ fn of_file(granted: &HostGrants<'_>, path: &Path) -> Option<String> {
         return refused.then(|| reason(granted, &format!("device {}", path.display()), "devices"));
     }
     let folders = &granted.grants.folders;
-    let refused =
-        granted.grants.file(path).is_err() || !target(path).is_some_and(|to| is_inside(&to, folders));
+    let refused = !target(path).is_some_and(|to| is_inside(&to, folders));
     refused.then(|| reason(granted, &path.display().to_string(), "folders"))
 }
 

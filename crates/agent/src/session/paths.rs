@@ -279,9 +279,9 @@ mod tests {
     fn control_connections_of_a_session_are_bounded_at_a_time() {
         let (door, _events) = door();
         let mut open: Vec<_> = (0..PATHS_MAX).map(|_| connection()).collect();
-        open.iter_mut().for_each(|(path, _)| {
+        for (path, _) in &mut open {
             door.listen(path).unwrap();
-        });
+        }
         let mut one_more = connection();
         let refused = door.listen(&mut one_more.0).unwrap_err().to_string();
         assert!(refused.contains("64 control connections"), "{refused}");

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use linerate_lab::Host;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
@@ -17,6 +18,8 @@ pub struct Flood {
     addresses: Vec<Ipv4Addr>,
     to: SocketAddr,
     stop: AtomicBool,
+    /// No more are made; those that are open stay.
+    pub pause: AtomicBool,
     pub made: AtomicUsize,
     /// Most that were open at a time.
     pub open: AtomicUsize,
@@ -33,14 +36,18 @@ impl Flood {
             let words = ["-n", host.namespace(), "addr", "add", &address, "dev", &host.device(0)];
             assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
         }
-        let (stop, made, open) = Default::default();
-        Flood { addresses, to, stop, made, open }
+        let (stop, pause, made, open) = Default::default();
+        Flood { addresses, to, stop, pause, made, open }
     }
 
     /// To be run inside the host: 10,000 connections of one address to each 1,000 of the ten others.
     pub fn run(&self) {
         let mut held: Vec<TcpStream> = Vec::new();
         while !self.stop.load(Ordering::SeqCst) {
+            if self.pause.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
             let made = self.made.load(Ordering::SeqCst);
             let place = if made % 11 == 10 { 1 + (made / 11) % 10 } else { 0 };
             // Refused while the agent's queue is full.

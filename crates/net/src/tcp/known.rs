@@ -31,7 +31,11 @@ impl Seen {
 
 impl Known {
     pub fn contains(&self, origin: Origin) -> bool {
-        self.0.get(&origin).is_some_and(|seen| seen.is_open() || seen.last.elapsed() < RECENT)
+        self.contains_after(origin, RECENT)
+    }
+
+    fn contains_after(&self, origin: Origin, recent: Duration) -> bool {
+        self.0.get(&origin).is_some_and(|seen| seen.is_open() || seen.last.elapsed() < recent)
     }
 
     /// A host proved who it is from there.
@@ -87,6 +91,17 @@ mod tests {
         drop(open);
         known.note(origin(u32::MAX));
         assert!(!known.contains(origin(1)), "it was seen first, and its connection is closed");
+    }
+
+    #[test]
+    fn an_address_is_known_as_long_as_its_connection_is_open_and_for_a_time_after() {
+        let mut known = Known::default();
+        let open: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        known.hold(origin(1), &open);
+        assert!(known.contains_after(origin(1), Duration::ZERO), "its session may last for long");
+        drop(open);
+        assert!(!known.contains_after(origin(1), Duration::ZERO));
+        assert!(known.contains(origin(1)));
     }
 
     #[test]
