@@ -29,7 +29,11 @@ use log::Log;
 /// Target of the events for journald.
 pub(crate) const TARGET: &str = "linerate::audit";
 /// Refusals of strangers that are written in a second. The others are counted.
-const REFUSALS_PER_SECOND: u32 = 10;
+const STRANGERS_PER_SECOND: u32 = 10;
+/// The same for refusals of this host's users.
+const USERS_PER_SECOND: u32 = 100;
+/// Bytes of one text in a line. Callers choose some of them.
+const TEXT_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub struct Audit {
     done: Mutex<Log>,
     refused: Mutex<Log>,
     strangers: Mutex<Limit>,
+    /// Users of this host other than root.
+    users: Mutex<Limit>,
 }
 
 impl Audit {
@@ -45,17 +51,25 @@ impl Audit {
         Ok(Audit {
             done: Mutex::new(Log::open(&state_dir.join("audit.jsonl"))?),
             refused: Mutex::new(Log::open(&state_dir.join("audit-refused.jsonl"))?),
-            strangers: Mutex::default(),
+            strangers: Mutex::new(Limit::of(STRANGERS_PER_SECOND)),
+            users: Mutex::new(Limit::of(USERS_PER_SECOND)),
         })
     }
 
     /// Writes a line. A disk that does not take it is an error in the agent's log; what was done is done.
     pub fn record(&self, mut entry: AuditEntry) {
         let is_refusal = entry.result == AuditResult::Refused;
-        let by_host = matches!(entry.caller, AuditCaller::Host { .. });
-        if is_refusal && by_host {
-            let Some(left_out) = self.strangers.lock().take(Instant::now()) else { return };
+        let limit = match &entry.caller {
+            AuditCaller::Host { .. } => Some(&self.strangers),
+            AuditCaller::Local { .. } => Some(&self.users),
+            AuditCaller::Agent => None,
+        };
+        if let Some(limit) = limit.filter(|_| is_refusal) {
+            let Some(left_out) = limit.lock().take(Instant::now()) else { return };
             entry.left_out = left_out;
+        }
+        for text in [&mut entry.guest, &mut entry.session, &mut entry.to, &mut entry.reason] {
+            text.iter_mut().for_each(shorten);
         }
         to_journald(&entry);
         let file = if is_refusal { &self.refused } else { &self.done };
@@ -114,8 +128,11 @@ impl Audit {
     /// The newest lines that match, oldest first.
     pub fn read(&self, request: &AuditRequest) -> io::Result<Vec<AuditEntry>> {
         let wanted = |entry: &AuditEntry| request.matches(entry);
-        let mut entries = self.done.lock().files().read(wanted)?;
-        entries.extend(self.refused.lock().files().read(wanted)?);
+        // The locks end with these lines: what is done meanwhile must not wait until all was read.
+        let done = self.done.lock().lines()?;
+        let refused = self.refused.lock().lines()?;
+        let mut entries = done.read(wanted)?;
+        entries.extend(refused.read(wanted)?);
         entries.sort_by_key(|entry| entry.unix_ms);
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
         entries.drain(..entries.len().saturating_sub(limit));
@@ -173,21 +190,33 @@ fn to_journald(entry: &AuditEntry) {
     );
 }
 
+fn shorten(text: &mut String) {
+    if text.len() > TEXT_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_MAX));
+        text.push('…');
+    }
+}
+
 /// Counts what is left out after some in a second.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Limit {
+    most: u32,
     since: Option<Instant>,
     written: u32,
     left_out: u64,
 }
 
 impl Limit {
+    fn of(most: u32) -> Limit {
+        Limit { most, since: None, written: 0, left_out: 0 }
+    }
+
     /// How many were left out before this one; `None` if this one is too.
     fn take(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
             (self.since, self.written) = (Some(now), 0);
         }
-        if self.written >= REFUSALS_PER_SECOND {
+        if self.written >= self.most {
             self.left_out += 1;
             return None;
         }
@@ -237,18 +266,37 @@ mod tests {
         assert_eq!(std::fs::read(dir.path().join("audit.jsonl")).unwrap(), before);
         let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap();
         assert!(lines.len() < 5_000, "{} lines", lines.len());
-        // Those of this host are never left out.
+        // Refusals of users are counted apart.
         let local = AuditCaller::Local { uid: 1, user: None, pid: None };
-        (0..100).for_each(|_| audit.record(entry(AuditAction::Look, AuditResult::Refused, local.clone())));
+        audit.record(entry(AuditAction::Look, AuditResult::Refused, local));
         let request = AuditRequest { limit: u32::MAX, by: Some("1".into()), ..AuditRequest::default() };
-        assert_eq!(audit.read(&request).unwrap().len(), 100);
+        assert_eq!(audit.read(&request).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_user_without_a_role_cannot_push_out_what_was_refused_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        audit.record(entry(AuditAction::Connection, AuditResult::Refused, stranger()));
+        let local = AuditCaller::Local { uid: 1, user: None, pid: None };
+        let began = Instant::now();
+        for _ in 0..3_000 {
+            let line = entry(AuditAction::Look, AuditResult::Refused, local.clone());
+            // As long as a path of a request may be.
+            audit.record(AuditEntry { guest: Some("ü".repeat(30 << 10)), ..line });
+        }
+        let seconds = began.elapsed().as_secs() + 2;
+        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap();
+        assert_eq!(lines[0].action, AuditAction::Connection);
+        assert!(lines.len() as u64 <= 1 + seconds * u64::from(USERS_PER_SECOND), "{} lines", lines.len());
+        assert!(lines.iter().flat_map(|line| &line.guest).all(|guest| guest.len() < TEXT_MAX + 8));
     }
 
     #[test]
     fn what_was_left_out_is_in_the_next_line() {
-        let (mut limit, start) = (Limit::default(), Instant::now());
-        let taken: Vec<_> = (0..REFUSALS_PER_SECOND + 3).map(|_| limit.take(start)).collect();
-        assert_eq!(taken.iter().filter(|one| one.is_some()).count(), REFUSALS_PER_SECOND as usize);
+        let (mut limit, start) = (Limit::of(10), Instant::now());
+        let taken: Vec<_> = (0..13).map(|_| limit.take(start)).collect();
+        assert_eq!(taken.iter().filter(|one| one.is_some()).count(), 10);
         assert_eq!(limit.take(start + Duration::from_secs(1)), Some(3));
         assert_eq!(limit.take(start + Duration::from_secs(1)), Some(0));
     }

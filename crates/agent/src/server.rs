@@ -1,6 +1,7 @@
 //! The local API: HTTP over a UNIX socket that only root can open, or users with a role (`[local]`).
 
 mod callers;
+mod connections;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
 use callers::{LocalPeer, supervise};
+use connections::Connections;
 
 type Shared = State<Arc<Agent>>;
 
@@ -74,7 +76,7 @@ fn listen(config: &Config) -> Result<UnixListener> {
 
 async fn answer(agent: &Arc<Agent>, listener: UnixListener) -> std::io::Result<()> {
     let routes = routes(agent.clone()).into_make_service_with_connect_info::<LocalPeer>();
-    axum::serve(listener, routes).await
+    axum::serve(Connections::new(listener), routes).await
 }
 
 /// Users with a role must reach the socket: each request's user is looked at. The folder may be searched then and not

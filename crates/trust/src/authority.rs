@@ -179,6 +179,14 @@ impl Authority {
         folder.join(CERTIFICATE_FILE).exists()
     }
 
+    /// Which authority the folder has. Needs neither its key nor its lock.
+    pub fn id_in(folder: &Path) -> Result<AuthorityId, AuthorityError> {
+        let certificate = files::read(&folder.join(CERTIFICATE_FILE), Secrecy::Public)?;
+        let certificate =
+            CertificateDer::from_pem_slice(&certificate).map_err(|_| CertificateError::Encoding)?;
+        Ok(Facts::of(&certificate)?.key)
+    }
+
     /// Reads what [`Authority::create`] made.
     pub fn open(folder: &Path) -> Result<Authority, AuthorityError> {
         // Before the lock's file is made: a missing authority stays a missing file.

@@ -37,8 +37,11 @@ impl Log {
         Ok(Log { files: Files(path.to_owned()), file, bytes, full: FULL })
     }
 
-    pub fn files(&self) -> Files {
-        self.files.clone()
+    /// All lines so far. They can be read while more are written.
+    pub fn lines(&self) -> io::Result<Lines> {
+        // Opened while no file begins anew: each line is in one of them.
+        let opened = (0..=KEPT).rev().map(|number| open_to_read(&self.files.path(number)));
+        Ok(Lines(opened.filter_map(Result::transpose).collect::<io::Result<_>>()?))
     }
 
     pub fn append(&mut self, entry: &AuditEntry) -> io::Result<()> {
@@ -57,13 +60,17 @@ impl Log {
     }
 
     fn begin_anew(&mut self) -> io::Result<()> {
+        // First what a full disk refuses: the full files stay where they are then.
+        let next = self.files.next();
+        let file = open(&next)?;
         for number in (0..KEPT).rev() {
             match std::fs::rename(self.files.path(number), self.files.path(number + 1)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
-        (self.file, self.bytes) = (open(&self.files.0)?, 0);
+        std::fs::rename(next, &self.files.0)?;
+        (self.bytes, self.file) = (file.metadata()?.len(), file);
         Ok(())
     }
 }
@@ -71,6 +78,18 @@ impl Log {
 fn open(path: &Path) -> io::Result<File> {
     let no_link = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
     OpenOptions::new().read(true).append(true).create(true).mode(0o600).custom_flags(no_link).open(path)
+}
+
+/// None if it is no regular file: a FIFO would be waited for.
+fn open_to_read(path: &Path) -> io::Result<Option<File>> {
+    use rustix::fs::OFlags;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) if file.metadata()?.is_file() => Ok(Some(file)),
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Where the lines are: the file that is written, and the full ones.
@@ -87,15 +106,22 @@ impl Files {
         name.into()
     }
 
+    /// One that is made, and not in its place yet.
+    fn next(&self) -> PathBuf {
+        let mut name = self.0.clone().into_os_string();
+        name.push(".new");
+        name.into()
+    }
+}
+
+/// Open files, oldest first.
+pub(super) struct Lines(Vec<File>);
+
+impl Lines {
     /// All lines that are wanted, oldest first. What is no line of this log is passed over.
-    pub fn read(&self, wanted: impl Fn(&AuditEntry) -> bool) -> io::Result<Vec<AuditEntry>> {
+    pub fn read(self, wanted: impl Fn(&AuditEntry) -> bool) -> io::Result<Vec<AuditEntry>> {
         let mut found = Vec::new();
-        for number in (0..=KEPT).rev() {
-            let file = match File::open(self.path(number)) {
-                Ok(file) => file,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
+        for file in self.0 {
             for line in BufReader::new(file).split(b'\n') {
                 found.extend(serde_json::from_slice(&line?).ok().filter(|entry| wanted(entry)));
             }
@@ -118,7 +144,7 @@ mod tests {
     }
 
     fn numbers(log: &Log) -> Vec<u64> {
-        log.files().read(|_| true).unwrap().iter().map(|entry| entry.unix_ms).collect()
+        log.lines().unwrap().read(|_| true).unwrap().iter().map(|entry| entry.unix_ms).collect()
     }
 
     #[test]
@@ -149,6 +175,37 @@ mod tests {
         let mut log = Log::open(&path).unwrap();
         log.append(&line(2)).unwrap();
         assert_eq!(numbers(&log), [1, 2]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_begin_leaves_the_full_ones_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        let mut log = Log { full: 1000, ..Log::open(&path).unwrap() };
+        (0..200).for_each(|number| log.append(&line(number)).unwrap());
+        let before = numbers(&log);
+        // In the way of each new file, also for root.
+        let in_the_way = log.files.next();
+        std::fs::create_dir(&in_the_way).unwrap();
+        let written = (200..300).take_while(|number| log.append(&line(*number)).is_ok()).count() as u64;
+        assert!(written < 100);
+        (0..20).for_each(|_| drop(log.append(&line(999)).unwrap_err()));
+        let kept = numbers(&log);
+        assert!(kept.starts_with(&before), "{before:?} {kept:?}");
+        std::fs::remove_dir(&in_the_way).unwrap();
+        log.append(&line(300)).unwrap();
+        assert_eq!(numbers(&log).last(), Some(&300));
+    }
+
+    #[test]
+    fn a_fifo_in_place_of_a_full_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        let mut log = Log::open(&path).unwrap();
+        log.append(&line(1)).unwrap();
+        let (fifo, mode) = (dir.path().join("a.jsonl.1"), rustix::fs::Mode::RUSR);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        assert_eq!(numbers(&log), [1]);
     }
 
     #[test]

@@ -89,3 +89,10 @@ fn read_addresses(folder: &Path) -> Vec<SocketAddr> {
 fn is_authoritys_host(folder: &Path) -> bool {
     Authority::exists(folder)
 }
+
+/// Whether the authority here is one that this identity trusts. A host that made a cluster and then joined another has
+/// one that is not: it asks the other cluster's authority. True for an authority that cannot be read: its use says why.
+fn has_own_authority(folder: &Path, identity: &Identity) -> bool {
+    let trusts = |id| identity.bundle().authorities().iter().any(|one| one.id() == id);
+    is_authoritys_host(folder) && Authority::id_in(folder).map_or(true, trusts)
+}

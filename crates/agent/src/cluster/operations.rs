@@ -187,15 +187,30 @@ pub fn hosts(config: &Config) -> Result<Vec<Issued>, ClusterError> {
 /// Revokes all certificates of a host. This host knows at once, others when they ask next.
 pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
     let host: HostName = parse(host)?;
-    let mut authority = open_authority(&config.authority_folder())?;
+    open_identity(&config.identity_folder())?;
+    // Before the list is made: a list that cannot be put in force here would only be the authority's.
+    let _alone = lock_identity(&config.identity_folder())?;
     let own = open_identity(&config.identity_folder())?;
     if own.name().host == host {
         return Err(ClusterError::OwnHost(host));
     }
-    let list = authority.revoke(&host, UnixTime::now())?;
-    let _alone = lock_identity(&config.identity_folder())?;
-    own.accept_revocations(&list)?;
+    let mut authority = open_authority(&config.authority_folder())?;
+    let revoked = authority.revoke(&host, UnixTime::now());
+    // Also the list of a command that was cut off, after which no certificate is left to revoke.
+    take_revocations(&authority, &own)?;
+    revoked?;
     Ok(own.revocation_number(authority.id()))
+}
+
+/// Puts the authority's list in force on its own host. True if it was not.
+fn take_revocations(authority: &Authority, own: &Identity) -> Result<bool, ClusterError> {
+    Ok(authority.revocations().map_or(Ok(false), |list| own.accept_revocations(list))?)
+}
+
+/// The same for the agent of the authority's host: the command that made the list may have been cut off.
+pub(super) fn own_revocations(config: &Config, own: &Identity) -> Result<bool, ClusterError> {
+    let _alone = lock_identity(&config.identity_folder())?;
+    take_revocations(&open_authority(&config.authority_folder())?, own)
 }
 
 /// This host's certificate.

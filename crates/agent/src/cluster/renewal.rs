@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{self, Answer, Signed};
 use super::operations::{lock_identity, new_key, open_authority, open_identity, request};
-use super::{ClusterError, Membership, is_authoritys_host, read_addresses};
+use super::{ClusterError, Membership, has_own_authority, read_addresses};
 use crate::config::Config;
 use crate::faults::chain;
 use crate::session::address;
@@ -81,7 +81,7 @@ pub(super) fn renew_at(
     let _alone = lock_identity(&config.identity_folder())?;
     let key = new_key(identity.name())?;
     let request_der = request(&key)?;
-    let certificate = if is_authoritys_host(&config.authority_folder()) {
+    let certificate = if has_own_authority(&config.authority_folder(), identity) {
         let mut authority = open_authority(&config.authority_folder())?;
         // Who may read the authority's key may have a certificate. An expired one proves nothing any more.
         let own = identity.check_own(now).ok();

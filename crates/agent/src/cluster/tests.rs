@@ -390,6 +390,60 @@ fn a_revocation_reaches_the_members_that_ask_and_ends_the_revoked_ones_renewals(
     assert!(matches!(own, ClusterError::OwnHost(_)), "{own}");
 }
 
+/// As a crash or a full disk leaves it: the authority has the list, and its own host has not.
+#[test]
+fn a_revocation_that_was_cut_off_is_in_force_after_the_next_command_or_by_the_agent() {
+    for by_agent in [true, false] {
+        let (one, two) = (first(), site("two", ""));
+        join_at(&two, &one.server(), &one.token()).unwrap();
+        let mut authority = Authority::open(&one.config.authority_folder()).unwrap();
+        authority.revoke(&"two".parse().unwrap(), UnixTime::now()).unwrap();
+        drop(authority);
+        let revoked = || operations::show(&one.config).unwrap().authorities[0].1 == 1;
+        assert!(!revoked());
+        if by_agent {
+            let watch = Watch::new(one.config.clone(), Security::open(&one.config).unwrap());
+            assert!(watch.take_newer_lists(&one.identity()).unwrap());
+            assert!(!watch.take_newer_lists(&one.identity()).unwrap(), "it has it");
+        } else {
+            let error = operations::revoke_host(&one.config, "two").unwrap_err().to_string();
+            assert!(error.contains("no host two has a valid certificate"), "{error}");
+        }
+        assert!(revoked());
+    }
+}
+
+/// `cluster init` on two hosts, and then `join --replace` on one of them.
+#[test]
+fn a_host_that_has_another_clusters_authority_asks_the_authority_of_its_own() {
+    let (one, two, three) = (first(), first(), site("three", ""));
+    let server = one.server();
+    let (address, token) = (server.addresses()[0].to_string(), one.token());
+    join::join(&two.config, &address, &token.line, Some("two"), true).unwrap();
+    join_at(&three, &server, &one.token()).unwrap();
+    operations::revoke_host(&one.config, "three").unwrap();
+    let later = after_renewal_age();
+    let listener = agent(&one, later);
+    super::write_addresses(&two.config.identity_folder(), listener.addresses()).unwrap();
+    let watch = Watch::new(two.config.clone(), Security::open(&two.config).unwrap());
+    assert!(watch.take_newer_lists(&two.identity()).unwrap());
+    let before = two.identity().serial();
+    renew_at(&two.config, &two.identity(), listener.addresses(), later).unwrap();
+    assert_ne!(two.identity().serial(), before);
+}
+
+#[test]
+fn a_list_that_cannot_be_put_in_force_is_not_made() {
+    let (one, two) = (first(), site("two", ""));
+    join_at(&two, &one.server(), &one.token()).unwrap();
+    // Another command has this host's identity.
+    let lock = one.config.identity_folder().join("lock");
+    let held = linerate_trust::files::lock(&lock).unwrap().unwrap();
+    assert!(matches!(operations::revoke_host(&one.config, "two"), Err(ClusterError::Locked(_))));
+    drop(held);
+    assert_eq!(operations::revoke_host(&one.config, "two").unwrap(), 1);
+}
+
 #[test]
 fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -17,8 +17,9 @@ use linerate_trust::token::Tokens;
 use rustls_pki_types::UnixTime;
 
 use super::join_server::{Host, JoinServer};
+use super::operations::own_revocations;
 use super::renewal::{refresh_revocations, renew_at};
-use super::{is_authoritys_host, read_addresses};
+use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses};
 use crate::config::Config;
 use crate::faults::chain;
 use crate::security::{Security, no_identity};
@@ -250,13 +251,20 @@ impl Watch {
         }
     }
 
+    /// Takes newer revocation lists, from the authority's agent or from the authority here. True if there was one.
+    pub(super) fn take_newer_lists(&self, identity: &Identity) -> Result<bool, ClusterError> {
+        if has_own_authority(&self.config.authority_folder(), identity) {
+            return own_revocations(&self.config, identity);
+        }
+        refresh_revocations(&self.config, identity, &read_addresses(&self.config.identity_folder()))
+    }
+
     /// Asks the authority for what is due.
     fn attend(&self, identity: &Identity, due: &mut Due, now: UnixTime, clock: Instant) {
         let addresses = read_addresses(&self.config.identity_folder());
-        let here = is_authoritys_host(&self.config.authority_folder());
-        if !here && due.question.is_none_or(|due| clock >= due) {
+        if due.question.is_none_or(|due| clock >= due) {
             due.question = Some(clock + QUESTION_INTERVAL);
-            match refresh_revocations(&self.config, identity, &addresses) {
+            match self.take_newer_lists(identity) {
                 Ok(true) => tracing::info!("a newer revocation list is in force"),
                 Ok(false) => {}
                 Err(error) => tracing::debug!(%error, "the authority was not asked for its revocation list"),

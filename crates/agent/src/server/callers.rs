@@ -12,12 +12,14 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
-use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code, paths};
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, LibvirtRequest, MigrateRequest, code, paths,
+};
 use linerate_trust::roles::Permission;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use serde_json::Value;
-use tokio::net::UnixListener;
 
+use super::connections::Connections;
 use crate::agent::Agent;
 use crate::audit::entry;
 use crate::local_users::LocalUsers;
@@ -32,9 +34,9 @@ pub(crate) struct LocalPeer {
     pid: Option<i32>,
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for LocalPeer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> LocalPeer {
-        let credentials = stream.io().peer_cred().ok();
+impl Connected<IncomingStream<'_, Connections>> for LocalPeer {
+    fn connect_info(stream: IncomingStream<'_, Connections>) -> LocalPeer {
+        let credentials = stream.io().stream().peer_cred().ok();
         LocalPeer { uid: credentials.map(|one| one.uid()), pid: credentials.and_then(|one| one.pid()) }
     }
 }
@@ -77,35 +79,55 @@ pub(crate) async fn supervise(
     next: Next,
 ) -> Response {
     let (action, permission) = needed(request.method(), matched.as_str());
-    let users = agent.config.local.clone();
-    let looked_up = tokio::task::spawn_blocking(move || permit(peer, &users, permission)).await;
-    let (caller, refusal) = looked_up
-        .unwrap_or_else(|_| (local(peer, None), Some(ErrorBody::new("internal", "a defect in the agent"))));
+    let (caller, refusal) = look_up(&agent, peer, permission).await;
     let mut line = entry(action, AuditResult::Done, caller);
     for (key, value) in &parameters {
         let place = if key == "name" { &mut line.guest } else { &mut line.session };
         *place = Some(value.to_owned());
     }
     if let Some(body) = refusal {
-        agent.audit.record(AuditEntry {
-            result: AuditResult::Refused,
-            reason: Some(body.message.clone()),
-            ..line
-        });
-        let status = StatusCode::from_u16(body.http_status()).unwrap_or(StatusCode::FORBIDDEN);
-        return (status, Json(body)).into_response();
+        return refuse(&agent, line, body);
     }
     if action == AuditAction::Look {
         return next.run(request).await;
     }
-    let request = match about_request(request, &mut line).await {
-        Ok(request) => request,
+    let (request, needs_more) = match about_request(request, &mut line).await {
+        Ok(understood) => understood,
         Err(refused) => return refused,
     };
+    if needs_more && let (_, Some(body)) = look_up(&agent, peer, Permission::SetPorts).await {
+        return refuse(&agent, line, body);
+    }
     let answer = next.run(request).await;
     let answer = about_answer(answer, &mut line).await;
     agent.audit.record(line);
     answer
+}
+
+fn refuse(agent: &Agent, line: AuditEntry, body: ErrorBody) -> Response {
+    let reason = Some(body.message.clone());
+    agent.audit.record(AuditEntry { result: AuditResult::Refused, reason, ..line });
+    let status = StatusCode::from_u16(body.http_status()).unwrap_or(StatusCode::FORBIDDEN);
+    (status, Json(body)).into_response()
+}
+
+/// [`permit`], which may wait for the user database.
+async fn look_up(agent: &Agent, peer: LocalPeer, permission: Permission) -> (AuditCaller, Option<ErrorBody>) {
+    let users = agent.config.local.clone();
+    let looked_up = tokio::task::spawn_blocking(move || permit(peer, &users, permission)).await;
+    looked_up
+        .unwrap_or_else(|_| (local(peer, None), Some(ErrorBody::new("internal", "a defect in the agent"))))
+}
+
+/// Whether a migration's body needs an administrator. The other host's libvirt opens what a domain's XML names, as root:
+/// any file or program of that host. And the agent connects to another socket than libvirt's as root.
+fn reaches_more(body: &[u8]) -> bool {
+    let request = serde_json::from_slice::<MigrateRequest>(body).ok();
+    request.and_then(|request| request.libvirt).is_some_and(|libvirt| {
+        libvirt.xml.is_some()
+            || libvirt.persistent_xml.is_some()
+            || libvirt.remote_socket != LibvirtRequest::DEFAULT_REMOTE_SOCKET
+    })
 }
 
 /// Who it is, and why not if the user may not.
@@ -153,18 +175,25 @@ fn groups(user: &User) -> Vec<String> {
         .collect()
 }
 
-/// What the body of a request says of guest and host.
-async fn about_request(request: Request, line: &mut AuditEntry) -> Result<Request, Response> {
-    let (parts, body) = request.into_parts();
-    let bytes = to_bytes(body, BODY_MAX).await.map_err(|_| {
-        let text = format!("the request has more than {} MiB, or was cut off", BODY_MAX >> 20);
+/// What the body of a request says of guest and host, and whether it needs an administrator.
+async fn about_request(request: Request, line: &mut AuditEntry) -> Result<(Request, bool), Response> {
+    let bad = |text: String| {
         (StatusCode::BAD_REQUEST, Json(ErrorBody::new(code::BAD_REQUEST, text))).into_response()
-    })?;
+    };
+    let (parts, body) = request.into_parts();
+    let bytes = to_bytes(body, BODY_MAX)
+        .await
+        .map_err(|_| bad(format!("the request has more than {} MiB, or was cut off", BODY_MAX >> 20)))?;
     let asked: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    // A list of a document's values is read as the document, and would hide guest and host from the log.
+    if asked.is_array() {
+        return Err(bad("the request is no JSON object".to_owned()));
+    }
+    let needs_more = line.action == AuditAction::MigrationBegin && reaches_more(&bytes);
     let text = |key: &str| asked[key].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     line.guest = line.guest.take().or_else(|| text("guest"));
     line.to = text("to").or_else(|| text("host"));
-    Ok(Request::from_parts(parts, Body::from(bytes)))
+    Ok((Request::from_parts(parts, Body::from(bytes)), needs_more))
 }
 
 /// What became of it: an error's text, a guest's name, a migration's id. Answers that stream are left alone.

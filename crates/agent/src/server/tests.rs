@@ -1,5 +1,6 @@
 //! Programs of other users, over the real socket. Needs root, to become another user.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,7 +94,9 @@ fn a_user_does_what_its_role_allows_and_each_try_is_written_down() {
     // Root may, and there is no such guest.
     assert!(!refused(as_user(0, &socket, stop)));
 
-    let lines = as_user(0, &socket, async move |client| client.audit(&all).await).unwrap();
+    let mut lines = as_user(0, &socket, async move |client| client.audit(&all).await).unwrap();
+    // Refusals have a file of their own: within a millisecond their order with other lines is not known.
+    lines.sort_by_key(|line| line.result != AuditResult::Refused);
     let told: Vec<_> = lines.iter().map(|line| (line.action, line.result, uid(line))).collect();
     assert_eq!(
         told,
@@ -113,6 +116,95 @@ fn uid(line: &AuditEntry) -> Option<u32> {
     match line.caller {
         AuditCaller::Local { uid, .. } => Some(uid),
         _ => None,
+    }
+}
+
+/// The status of an answer to a plain request of this user.
+fn status_of_raw(uid: u32, socket: &Path, request: String) -> u16 {
+    let socket = socket.to_owned();
+    let asking = std::thread::spawn(move || {
+        let uid = Uid::from_raw(uid);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_whitespace().nth(1).unwrap().parse().unwrap()
+    });
+    asking.join().unwrap()
+}
+
+fn posted(path: &str, body: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: agent\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[test]
+fn an_operator_does_not_say_what_the_other_hosts_libvirt_opens() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: an_operator_does_not_say_what_libvirt_opens: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, "[local.users]\ndaemon = \"operator\"\nbin = \"administrator\"\n");
+    let socket = agent.config.socket.clone();
+    let _serving = serving(&agent);
+    let asked = |uid, more: &str| {
+        let body = format!(r#"{{"guest": "no such domain", "to": "127.0.0.1:1", "libvirt": {more}}}"#);
+        status_of_raw(uid, &socket, posted(paths::MIGRATIONS, &body))
+    };
+    let reaching = [
+        r#"{"xml": "<domain/>"}"#,
+        r#"{"persistent_xml": "<domain/>"}"#,
+        r#"{"remote_socket": "/run/other.sock"}"#,
+        // A list of the same values.
+        r#"["/run/libvirt/libvirt-sock", false, null, "<domain/>", null]"#,
+    ];
+    for more in reaching {
+        assert_eq!(asked(DAEMON, more), 403, "{more}");
+        assert_ne!(asked(BIN, more), 403, "{more}");
+    }
+    for more in ["{}", "null", r#"{"remote_socket": "/run/libvirt/libvirt-sock"}"#] {
+        assert_ne!(asked(DAEMON, more), 403, "{more}");
+    }
+    let body = r#"["g", "127.0.0.1:1"]"#;
+    assert_eq!(status_of_raw(DAEMON, &socket, posted(paths::MIGRATIONS, body)), 400);
+}
+
+#[test]
+fn a_user_without_a_role_cannot_use_up_the_agents_descriptors() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: a_user_without_a_role_cannot_use_up_descriptors: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\n");
+    let socket = agent.config.socket.clone();
+    let _serving = serving(&agent);
+    let flooded = socket.clone();
+    let flood = std::thread::spawn(move || {
+        let uid = Uid::from_raw(BIN);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        let connect = || std::os::unix::net::UnixStream::connect(&flooded).unwrap();
+        let opened: Vec<_> = (0..connections::OF_ONE_USER + 50).map(|_| connect()).collect();
+        // Those for which there was no room are closed.
+        let mut last = connect();
+        assert_eq!(last.read(&mut [0]).unwrap_or(0), 0);
+        opened
+    });
+    let flood = flood.join().unwrap();
+    for uid in [0, DAEMON] {
+        as_user(uid, &socket, async |client| client.status().await).unwrap();
+    }
+    drop(flood);
+    // There is room again once they have gone.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !as_user(BIN, &socket, async |client| client.status().await)
+        .is_err_and(|error| matches!(error, ClientError::Agent { .. }))
+    {
+        assert!(std::time::Instant::now() < end);
     }
 }
 
