@@ -301,7 +301,7 @@ fn decided(stage: &Stage) -> usize {
             }
             _ => {}
         }
-        assert!(Instant::now() < deadline, "not decided: {states:?}");
+        assert!(Instant::now() < deadline, "not decided: {states:?}\n{}", stage.evidence());
         std::thread::sleep(Duration::from_millis(200));
     }
 }

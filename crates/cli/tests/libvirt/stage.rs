@@ -207,6 +207,29 @@ impl Stage {
         self.libvirts[host].virsh(&["domstate", "g"]).ok().map(|text| text.trim().to_owned())
     }
 
+    /// What each host's libvirt, QEMU, agent and guest wrote last, for a message.
+    pub fn evidence(&self) -> String {
+        let last = |path: &std::path::Path, count: usize| {
+            let text = std::fs::read(path).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(count)..].join("\n")
+        };
+        let of_host = |host: usize| {
+            let libvirt = &self.libvirts[host];
+            let folder = libvirt.host().directory().join("libvirt");
+            let state = libvirt.virsh(&["domstate", "g", "--reason"]);
+            format!(
+                "host {host}: {state:?}\nQEMU:\n{}\nlibvirt:\n{}\nagent:\n{}\nconsole:\n{}",
+                last(&folder.join("log/qemu/g.log"), 25),
+                last(libvirt.log(), 15),
+                last(self.agents[host].log(), 30),
+                last(&libvirt.console("g"), 10),
+            )
+        };
+        [0, 1].map(of_host).join("\n\n")
+    }
+
     /// Waits until libvirt has stopped the domain for its switch-over, or has moved it already.
     pub fn wait_stopped(&self, from: usize) {
         let deadline = Instant::now() + LONG;
