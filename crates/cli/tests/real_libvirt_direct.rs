@@ -275,21 +275,25 @@ fn whatever_ends_while_debian_12s_libvirt_waits_leaves_the_domain_at_the_source(
     whatever_ends_leaves_it_at_the_source(LibvirtVersion::System);
 }
 
-/// libvirt decides within moments, if it can.
-const UNANSWERED: Duration = Duration::from_secs(20);
+/// libvirt decides within moments, if it can; a connection that is silent counts as lost after 30 s. A state that lasts longer stays.
+const UNANSWERED: Duration = Duration::from_secs(45);
 
 /// Where it runs once libvirt has decided. Where its answer from the other host was lost it leaves the domain paused at the source, and the
 /// rest to its operator, who looks at both hosts and ends that one.
 fn decided(stage: &Stage) -> usize {
-    let (deadline, mut unanswered) = (Instant::now() + LONG, None);
+    let deadline = Instant::now() + LONG;
+    let (mut since, mut before) = (Instant::now(), [None, None]);
     loop {
         let states = [0, 1].map(|host| stage.state(host));
+        if states != before {
+            (since, before) = (Instant::now(), states.clone());
+        }
         match states.each_ref().map(Option::as_deref) {
             [Some("running"), None] => return 0,
             [None, Some("running")] => return 1,
             [Some("paused" | "shut off"), Some("running")]
             | [Some("running"), Some("paused" | "shut off")]
-                if unanswered.get_or_insert_with(Instant::now).elapsed() > UNANSWERED =>
+                if since.elapsed() > UNANSWERED =>
             {
                 let paused_at = states.iter().position(|state| state.as_deref() != Some("running")).unwrap();
                 // What is left of a persistent domain that was ended is its definition.
