@@ -41,7 +41,7 @@ pub struct Ending {
     pub total: Duration,
     /// The client's exit code.
     pub exit: Option<i32>,
-    /// Its standard error.
+    /// What it wrote to standard error, whole.
     pub errors: String,
     pub steps: Vec<Step>,
     /// Links lost on the way.

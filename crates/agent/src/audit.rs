@@ -35,7 +35,7 @@ const USERS_PER_SECOND: u32 = 100;
 /// Bytes of one text in a line. Callers choose some of them.
 const TEXT_MAX: usize = 1024;
 
-/// See the module.
+/// The audit log's two files, and the limits for refusals.
 #[derive(Debug)]
 pub struct Audit {
     done: Mutex<Log>,

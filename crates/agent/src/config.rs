@@ -277,7 +277,7 @@ impl Config {
         self.authority_dir.clone().unwrap_or_else(|| self.state_dir.join("authority"))
     }
 
-    /// Where hosts join.
+    /// `join_listen`, or each address of `listen` with the usual port for joining.
     pub fn join_addresses(&self) -> Vec<SocketAddr> {
         if !self.join_listen.is_empty() {
             return self.join_listen.clone();

@@ -18,7 +18,7 @@ pub struct LocalUsers {
 }
 
 impl LocalUsers {
-    /// Nobody but root.
+    /// Whether no user and no group has a role, so that root alone may use the API.
     pub fn is_empty(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()
     }

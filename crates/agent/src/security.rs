@@ -85,7 +85,7 @@ pub struct Security {
     rdma: RdmaNetwork,
 }
 
-/// Connections are TLS.
+/// What TLS needs: this host's identity, once there is one, and the configurations made of it.
 #[derive(Debug)]
 struct Protected {
     /// `None` until this host has joined a cluster. Every handshake fails until then.

@@ -11,7 +11,7 @@ pub struct AuditEntry {
     pub action: AuditAction,
     /// What became of it.
     pub result: AuditResult,
-    /// Who did it.
+    /// The user of this host, the other host or the agent that did it.
     pub caller: AuditCaller,
     /// Name of the guest that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// What was done.
+/// What was done or asked for; each command and each kind of connection is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AuditAction {
@@ -45,19 +45,19 @@ pub enum AuditAction {
     AgentStop,
     /// A program of this host asked for the state of something.
     Look,
-    /// `linerate vm start`.
+    /// A guest was started (`linerate vm start`).
     GuestStart,
-    /// `linerate vm adopt`.
+    /// A running QEMU was taken over (`linerate vm adopt`).
     GuestAdopt,
-    /// `linerate vm stop`.
+    /// A guest was shut down or ended (`linerate vm stop`).
     GuestStop,
     /// A migration from this host was begun.
     MigrationBegin,
     /// A migration from this host has ended.
     MigrationEnd,
-    /// `linerate migration cancel`.
+    /// A migration was asked to stop (`linerate migration cancel`).
     MigrationCancel,
-    /// `linerate resolve`.
+    /// A session in doubt was decided by hand (`linerate resolve`).
     Resolve,
     /// Another host began to send a guest.
     ArrivalBegin,
@@ -113,7 +113,7 @@ impl AuditResult {
     }
 }
 
-/// Who did something.
+/// Who did something, by the kernel's word or by a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum AuditCaller {
@@ -128,7 +128,7 @@ pub enum AuditCaller {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pid: Option<i32>,
     },
-    /// Another host's agent.
+    /// Another host's agent, over TCP or RDMA.
     Host {
         /// Name that its certificate proved; none in plain text, over RDMA, or where the proof failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -139,7 +139,7 @@ pub enum AuditCaller {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cipher: Option<String>,
     },
-    /// The agent itself.
+    /// The agent itself: its start, its end, and what ended by itself.
     Agent,
 }
 
@@ -150,7 +150,7 @@ pub struct AuditRequest {
     /// Not older than this, milliseconds since 1970 (UTC).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_unix_ms: Option<u64>,
-    /// About this guest.
+    /// Only lines that name this guest, by its whole name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<String>,
     /// Of this migration or tunnel; its first characters are enough.
@@ -159,7 +159,7 @@ pub struct AuditRequest {
     /// By this host, by its name or address, or by this local user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// With this result.
+    /// Only lines with this result; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<AuditResult>,
     /// At most so many, the newest.

@@ -65,7 +65,7 @@ pub enum SecurityState {
 pub struct HostIdentity {
     /// Name of its cluster.
     pub cluster: String,
-    /// Its name there.
+    /// Name of this host in the cluster, as its certificate has it.
     pub host: String,
     /// The end of its certificate.
     pub ends_unix_ms: u64,

@@ -59,7 +59,7 @@ pub struct Member {
 pub struct NewTokenLine<'a> {
     /// What to run on the other host. Whoever reads it can join.
     pub command: &'a str,
-    /// The token alone.
+    /// The token alone, without address and command; secret until it is used.
     pub token: &'a str,
     /// Names the token in the list; not secret.
     pub id: String,
@@ -90,7 +90,7 @@ pub struct TokenListed {
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenState {
-    /// It can.
+    /// A host can join with it.
     Open,
     /// A host has sent it, and may have joined.
     Used,

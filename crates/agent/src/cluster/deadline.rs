@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// See the module.
+/// A connected socket with the time by which all must be read and written.
 pub struct Deadline {
     socket: TcpStream,
     end: Instant,

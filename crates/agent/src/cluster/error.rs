@@ -19,23 +19,23 @@ use linerate_trust::token::{StoreError, TokenError};
 pub enum Kind {
     /// A name or a token that cannot be one.
     Usage,
-    /// A no.
+    /// The other side, or a rule of this one, does not allow it.
     Refused,
     /// Nobody answered, and nothing was done.
     Unreachable,
-    /// Something broke.
+    /// A file, the network or the answer failed; it may work when it is tried again.
     Failed,
 }
 
-/// See the module.
+/// Why it was not done, with what to do in [`hint`](ClusterError::hint).
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A name of a cluster or host.
     #[error("{text:?} cannot be a name: {source}")]
     Name {
-        /// What was given.
+        /// The text that the user gave as a name.
         text: String,
-        /// Why not.
+        /// The character or length that a name cannot have.
         source: NameError,
     },
     /// The line that was copied.
@@ -44,7 +44,7 @@ pub enum ClusterError {
     /// The host has joined already.
     #[error("this host is {name} already; its identity is in {}", .folder.display())]
     Member {
-        /// Who it is.
+        /// The name in the certificate that it has.
         name: Name,
         /// Where its files are.
         folder: PathBuf,
@@ -54,7 +54,7 @@ pub enum ClusterError {
     Damaged {
         /// Where its files are.
         folder: PathBuf,
-        /// Why not.
+        /// The file that is wrong, and how.
         source: Box<IdentityError>,
     },
     /// The host has not joined.
@@ -68,7 +68,7 @@ pub enum ClusterError {
     OtherCluster {
         /// Where its files are.
         folder: PathBuf,
-        /// Whose it is.
+        /// The cluster that the authority's certificate names.
         found: String,
         /// What was asked for.
         wanted: String,
@@ -79,10 +79,10 @@ pub enum ClusterError {
     /// Another command is at it.
     #[error("another process writes to {}", .0.display())]
     Locked(PathBuf),
-    /// The authority itself.
+    /// The authority's files, its register or its rules for names.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// This host's identity.
+    /// The files of this host's key and certificate.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// What the authority has signed.
@@ -94,21 +94,21 @@ pub enum ClusterError {
     /// A request for a certificate.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// A file.
+    /// A file that could not be read, written or replaced.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Making a key.
+    /// The system gave no key, most likely no random bytes.
     #[error("a key could not be made: {0}")]
     Key(String),
-    /// TLS.
+    /// The certificates do not make a configuration for TLS.
     #[error(transparent)]
     Tls(#[from] ConfigError),
     /// The name has no address.
     #[error("cannot find the host {host}: {source}")]
     Resolve {
-        /// What was given.
+        /// The name or address that the user gave.
         host: String,
-        /// Why not.
+        /// What the resolver reported.
         source: io::Error,
     },
     /// No address answered. Nothing was sent.
@@ -122,9 +122,9 @@ pub enum ClusterError {
     /// The other end is not the token's authority, or no port to join at. Nothing secret was sent.
     #[error("{address} did not prove to be the token's authority: {why}; the token's secret was not sent")]
     NotProved {
-        /// Who was asked.
+        /// Address and port that the request went to.
         address: SocketAddr,
-        /// What is wrong.
+        /// What the handshake or the certificate lacks.
         why: String,
     },
     /// The connection ended after the secret was sent.
@@ -132,7 +132,7 @@ pub enum ClusterError {
         "the connection to {address} broke after the token's secret was sent: {source}; the token may be spent"
     )]
     Broken {
-        /// Who was asked.
+        /// Address and port that the request went to.
         address: SocketAddr,
         /// What the system said.
         source: io::Error,
@@ -140,15 +140,15 @@ pub enum ClusterError {
     /// The authority said no.
     #[error("the cluster's authority at {address} refused: {why}")]
     Refused {
-        /// Who was asked.
+        /// Address and port that the request went to.
         address: SocketAddr,
-        /// Its words.
+        /// The reason that the authority's agent gave.
         why: String,
     },
     /// What came is no answer.
     #[error("the answer of {address} was not understood; install the same release on both hosts")]
     Form {
-        /// Who was asked.
+        /// Address and port that the request went to.
         address: SocketAddr,
     },
     /// The authority's agent did not answer a member.

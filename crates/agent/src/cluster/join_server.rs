@@ -37,7 +37,7 @@ const REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// What a joining host is answered from.
 pub struct Host {
-    /// Of the authority.
+    /// Folder of the authority's key, register and tokens.
     pub authority: PathBuf,
     /// Of this host: whom it trusts, and whom no longer.
     pub identity: Identity,
@@ -96,7 +96,7 @@ impl JoinServer {
         })
     }
 
-    /// Where it listens.
+    /// Addresses that it is bound to, with the ports that the system chose.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }

@@ -42,14 +42,14 @@ impl JoinRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// Here it is.
+    /// The certificate that was asked for.
     Signed(Signed),
     /// A list of revoked certificates, or none if the asking host has the newest.
     Revocations {
         /// In DER, in base64.
         lists: Vec<String>,
     },
-    /// No.
+    /// Nothing was signed; a reason for the user.
     Refused {
         /// Why, and what to do.
         why: String,
@@ -107,7 +107,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     BASE64.decode(text.as_bytes()).ok()
 }
 
-/// Sends a document.
+/// Sends a document: its length as u32, big-endian, then JSON.
 pub fn send(to: &mut impl Write, document: &impl Serialize) -> io::Result<()> {
     let body = serde_json::to_vec(document)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;

@@ -50,7 +50,7 @@ pub fn utc_of_ms(ms: u64) -> String {
 /// A host of a cluster, as a command shows it.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    /// Cluster and host.
+    /// Name of the cluster and of the host in it, as in the certificate.
     pub name: Name,
     /// The authority that signed its certificate, where it is known.
     pub authority: Option<AuthorityId>,

@@ -33,7 +33,7 @@ pub struct NewToken {
     pub host: Option<HostName>,
     /// From then on it does not count.
     pub expires: UnixTime,
-    /// Where hosts join.
+    /// Addresses for `linerate join`, as configured or derived from `listen`.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -213,7 +213,7 @@ pub(super) fn own_revocations(config: &Config, own: &Identity) -> Result<bool, C
     take_revocations(&open_authority(&config.authority_folder())?, own)
 }
 
-/// This host's certificate.
+/// This host's certificate, its times and its authorities, read from the files.
 pub fn show(config: &Config) -> Result<Shown, ClusterError> {
     let identity = open_identity(&config.identity_folder())?;
     let bundle = identity.bundle();

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
-use linerate_fabric::probe::ask::{QUESTION_WAIT, receive, send};
+use linerate_fabric::probe::ask::{QUESTION_WAIT, hello, receive, send};
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
@@ -17,8 +17,7 @@ use linerate_trust::identity::Identity;
 use linerate_trust::peer::{Peer, Side};
 use linerate_trust::request::Request;
 use linerate_trust::tls;
-use linerate_wire::frame::{Hello, Role, Welcome};
-use linerate_wire::message::{SessionId, Token};
+use linerate_wire::frame::{Role, Welcome};
 use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
@@ -42,7 +41,7 @@ enum Question {
         /// PKCS #10 in DER, in base64.
         request: String,
     },
-    /// Revocation lists.
+    /// The newest revocation lists, if they are newer than those known.
     Revocations {
         /// What the asking host has.
         known: Vec<Known>,
@@ -53,7 +52,7 @@ enum Question {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Known {
-    /// In hex.
+    /// SHA-256 of the authority's public key, in hex.
     authority: String,
     number: u64,
 }
@@ -135,15 +134,7 @@ fn ask(
 ) -> Result<(Answer, SocketAddr), ClusterError> {
     let tls = Tls::new(tls::client(identity, None)?, tls::server(identity)?);
     let options = TcpOptions { connect_wait: CONNECT_WAIT, tls: Some(tls), ..TcpOptions::default() };
-    let hello = Hello {
-        version_min: VERSION_MIN,
-        version_max: VERSION_MAX,
-        session: SessionId([0; 16]),
-        role: Role::Membership,
-        link: 0,
-        channel: 0,
-        token: Token([0; 32]),
-    };
+    let hello = hello(Role::Membership);
     let mut last = ClusterError::NoAddresses;
     for address in addresses {
         let route = Route { local: None, device: None, remote: *address };

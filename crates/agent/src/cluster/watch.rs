@@ -35,7 +35,7 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
 type Accept = dyn Fn(Accepted) + Send + Sync;
 
-/// See the module.
+/// What looks at the identity's files, and binds the ports that these allow.
 pub(crate) struct Watch {
     config: Arc<Config>,
     security: Arc<Security>,
@@ -288,7 +288,7 @@ impl Watch {
         }
     }
 
-    /// For `linerate status`.
+    /// State of the protection, and the certificate's end, for `linerate status`.
     pub fn status(&self) -> Status {
         let identity = self.security.identity();
         let (state, advice) = match (self.security.tls(), &identity) {

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are open now, by user number. Root's are not counted.
 type Open = Arc<Mutex<HashMap<u32, usize>>>;
 
-/// See the module.
+/// How many connections each user has open, and all users together.
 pub(super) struct Connections {
     listener: UnixListener,
     open: Open,

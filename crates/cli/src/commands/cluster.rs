@@ -24,7 +24,7 @@ use crate::render::cluster as render;
 /// A token has about 100 bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
-/// `linerate cluster`
+/// Makes a cluster's authority and this host's identity (`linerate cluster`).
 pub async fn run(command: &ClusterCommand, context: &Context) -> Result<Exit, Failure> {
     let ClusterCommand::Init(InitFlags { name, host, config }) = command;
     let here = Here::find(config, context).await?;
@@ -34,7 +34,7 @@ pub async fn run(command: &ClusterCommand, context: &Context) -> Result<Exit, Fa
     Ok(Exit::Ok)
 }
 
-/// `linerate token`
+/// Makes, lists and revokes tokens (`linerate token`).
 pub async fn token(command: &TokenCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         TokenCommand::Create(flags) => create_token(flags, context).await,
@@ -113,7 +113,7 @@ fn line(config: &Config, made: &NewToken) -> (String, Vec<String>) {
     (format!("linerate join {first} {}", made.line), addresses)
 }
 
-/// `linerate join`
+/// Joins this host to a token's cluster (`linerate join`).
 pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure> {
     let here = Here::find(&flags.config, context).await?;
     let token = match flags.token.as_str() {
@@ -133,7 +133,7 @@ fn read_token() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// `linerate host`
+/// Lists and revokes hosts of the cluster (`linerate host`).
 pub async fn host(command: &HostCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         HostCommand::List(config) => {
@@ -163,7 +163,7 @@ pub async fn host(command: &HostCommand, context: &Context) -> Result<Exit, Fail
     Ok(Exit::Ok)
 }
 
-/// `linerate certificate`
+/// Shows and renews this host's certificate (`linerate certificate`).
 pub async fn certificate(command: &CertificateCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         CertificateCommand::Show(config) => {

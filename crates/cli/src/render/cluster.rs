@@ -7,7 +7,7 @@ use super::paint::Paint;
 use super::table::{Align, Table};
 use crate::documents::{CertificateShown, HostCertificate, TokenListed, TokenState};
 
-/// `linerate token list`
+/// A line for each token: its id, host, state and end.
 pub fn tokens(tokens: &[TokenListed], paint: Paint) -> String {
     if tokens.is_empty() {
         return "no tokens; make one with `linerate token create`\n".into();
@@ -26,7 +26,7 @@ pub fn tokens(tokens: &[TokenListed], paint: Paint) -> String {
     text(&table)
 }
 
-/// `linerate host list`
+/// A line for each valid certificate: its host, serial number and end.
 pub fn hosts(hosts: &[HostCertificate], paint: Paint) -> String {
     if hosts.is_empty() {
         return "no host has a valid certificate\n".into();
@@ -39,7 +39,7 @@ pub fn hosts(hosts: &[HostCertificate], paint: Paint) -> String {
     text(&table)
 }
 
-/// `linerate certificate show`
+/// Name, authorities and times of this host's certificate.
 pub fn certificate(shown: &CertificateShown, ends: &str, renewed_from: &str, paint: Paint) -> String {
     let mut table = Table::new(&[Align::Left, Align::Left]);
     let mut row = |name: &str, value: String| table.row([paint.dim(name), value]);

@@ -220,6 +220,19 @@ pub enum AskError {
     Unexpected { peer: SocketAddr },
 }
 
+/// HELLO of a connection that belongs to no session, and so has no token.
+pub fn hello(role: Role) -> Hello {
+    Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        session: SessionId([0; 16]),
+        role,
+        link: 0,
+        channel: 0,
+        token: Token([0; 32]),
+    }
+}
+
 /// Connects to the agent of `route` and sends the question; `wait` limits each step.
 pub fn open(
     route: &Route,
@@ -227,15 +240,7 @@ pub fn open(
     wait: Duration,
     tls: Option<&Tls>,
 ) -> Result<Stream, AskError> {
-    let hello = Hello {
-        version_min: VERSION_MIN,
-        version_max: VERSION_MAX,
-        session: SessionId([0; 16]),
-        role: Role::Doctor,
-        link: 0,
-        channel: 0,
-        token: Token([0; 32]),
-    };
+    let hello = hello(Role::Doctor);
     let options = TcpOptions { connect_wait: wait, tls: tls.cloned(), ..TcpOptions::default() };
     let (stream, _) = connect(route, &hello, &options)?;
     send(&stream, question, route.remote, Instant::now() + wait)?;

@@ -60,7 +60,7 @@ pub struct ListenOptions {
 #[derive(Clone)]
 pub struct OnRefusal(pub Arc<RefusalHandler>);
 
-/// See [`OnRefusal`].
+/// What [`OnRefusal`] calls: with the peer's address and the reason.
 pub type RefusalHandler = dyn Fn(SocketAddr, &str) + Send + Sync;
 
 impl fmt::Debug for OnRefusal {
