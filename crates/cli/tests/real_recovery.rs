@@ -119,7 +119,7 @@ fn a_roll_back_that_was_not_written_does_not_resume_a_guest_that_a_later_migrati
     let migration = stage.migrate(&[]);
     sent.wait(LONG).unwrap();
     migration.interrupt();
-    std::thread::sleep(Duration::from_secs(3));
+    stage.only(0, "cancelling");
     drop(sent);
     assert_eq!(ended(&migration.finish()).exit, Some(5));
     gates[0].set_clock_back(Duration::from_secs(3600)).unwrap();
