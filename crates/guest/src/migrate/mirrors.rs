@@ -173,7 +173,11 @@ impl SourceQemu {
         for job in &running {
             // Of a mirror that is ready this is no cancel: it ends when nothing is left to copy.
             let end = json!({ "device": job.id, "force": false });
-            self.qmp.execute("block-job-cancel", end, command_deadline())?;
+            if let Err(refused) = self.qmp.execute("block-job-cancel", end, command_deadline()) {
+                // It may have failed since it was looked at: its own error names the disk.
+                self.running_mirrors()?;
+                return Err(refused.into());
+            }
         }
         loop {
             let jobs = self.sound_mirrors()?;
