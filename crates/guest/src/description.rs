@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{DiskGraph, FormError};
+use crate::processor::Processor;
 use crate::qmp::QemuVersion;
 use crate::run_state::RunState;
 use crate::shared::StorageFacts;
@@ -32,6 +33,9 @@ pub struct GuestDescription {
     pub machine: String,
     /// The CPU as on the command line (`host,migratable=on`), or the CPU's type where none was given.
     pub cpu: String,
+    /// The processor that the guest sees; none where QEMU does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<Processor>,
     /// `kvm` or `tcg`.
     pub accelerator: String,
     /// Size of the guest's RAM in bytes.

@@ -37,6 +37,7 @@ mod lock;
 pub mod migrate;
 pub mod options;
 pub mod process;
+pub mod processor;
 pub mod procfs;
 pub mod qcow2;
 pub mod qmp;

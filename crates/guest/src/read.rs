@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use crate::argv::{Argument, split_loose};
 use crate::description::{GuestDescription, ProcessFacts, SCHEMA, Traits};
 use crate::options::Options;
+use crate::processor::Processor;
 use crate::procfs::{self, ProcessError};
 use crate::qmp::{Qmp, QmpError};
 use crate::run_state::RunState;
@@ -59,6 +60,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
         uuid,
         machine: asker.machine()?,
         cpu: asker.cpu(&options, &cpus)?,
+        processor: asker.processor(&cpus)?,
         accelerator: if asker.kvm()? { "kvm".into() } else { "tcg".into() },
         memory_bytes: asker.memory_bytes()?,
         vcpus: u32::try_from(cpus.len()).unwrap_or(u32::MAX),
@@ -154,10 +156,18 @@ impl Asker<'_> {
         if let Some(given) = last_value(options, "cpu") {
             return Ok(given.to_owned());
         }
-        let path = cpus.first().and_then(|cpu| cpu.get("qom-path")?.as_str()).unwrap_or_default().to_owned();
-        let found = self.property(&path, "type")?;
+        let found = self.property(first_cpu(cpus), "type")?;
         let name = found.as_ref().and_then(Value::as_str).unwrap_or("unknown");
         Ok(name.trim_end_matches("-x86_64-cpu").to_owned())
+    }
+
+    fn processor(&mut self, cpus: &[Value]) -> Result<Option<Processor>, ReadError> {
+        let mut answers = Vec::new();
+        for property in ["vendor", "phys-bits", "feature-words"] {
+            answers.push(self.property(first_cpu(cpus), property)?.unwrap_or_default());
+        }
+        let [vendor, address_bits, words] = &answers[..] else { return Ok(None) };
+        Ok(Processor::of(vendor, address_bits, words))
     }
 
     fn kvm(&mut self) -> Result<bool, ReadError> {
@@ -206,6 +216,10 @@ impl Asker<'_> {
             reasons.into_iter().flatten().filter_map(|reason| reason.as_str().map(str::to_owned)).collect();
         Ok(traits)
     }
+}
+
+fn first_cpu(cpus: &[Value]) -> &str {
+    cpus.first().and_then(|cpu| cpu.get("qom-path")?.as_str()).unwrap_or_default()
 }
 
 fn vcpu_threads(cpus: &[Value]) -> Vec<i32> {

@@ -110,6 +110,7 @@ pub(crate) mod tests {
             uuid: Some("0f0e8c9a-0000-4000-8000-000000000001".into()),
             machine: "pc-q35-7.2".into(),
             cpu: "qemu64".into(),
+            processor: None,
             accelerator: "tcg".into(),
             memory_bytes: 256 << 20,
             vcpus: 1,

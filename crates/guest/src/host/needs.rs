@@ -14,7 +14,7 @@ pub fn needs(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<String> {
         guest.qemu.major, guest.qemu.minor, guest.machine
     )];
     if guest.accelerator == "kvm" {
-        needs.push("KVM, and a CPU that has all that the guest sees of the source's".to_owned());
+        needs.push("KVM, and a processor with all features that the guest has at the source".to_owned());
     }
     let huge: u64 =
         guest.ram.iter().filter(|block| block.page_bytes > SMALL_PAGE).map(|block| block.size).sum();

@@ -193,6 +193,7 @@ pub fn description(arguments: &[&str]) -> GuestDescription {
         uuid: None,
         machine: "pc-i440fx-7.2".into(),
         cpu: "qemu64".into(),
+        processor: None,
         accelerator: "tcg".into(),
         memory_bytes: 64 << 20,
         vcpus: 1,

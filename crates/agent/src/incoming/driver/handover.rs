@@ -11,6 +11,7 @@ use linerate_guest::domain;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
 
+use super::own_qemu::check_processor;
 use super::placed_ram::PlacedRam;
 use super::{Done, Driver, QMP_WAIT, here, internal};
 use crate::faults::chain;
@@ -51,6 +52,7 @@ impl Handover {
         let found =
             find(&context.sessions.config.domain_sockets, offered, regions, Instant::now() + QMP_WAIT)?;
         let Found { record, qmp, description, mappings } = found;
+        check_processor(offered, &description)?;
         let ram = PlacedRam::new(&context.shared, regions, mappings);
         Ok(Handover { context, record, found: description, ram, monitor: Monitor::Waiting(qmp) })
     }

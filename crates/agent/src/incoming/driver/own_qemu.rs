@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
-use linerate_core::{Code, Fault, RegionInfo, Step};
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, Launch, StopMethod};
@@ -96,6 +96,7 @@ impl OwnQemu {
         self.context.record().cpu_threads.clone_from(&found.process.vcpu_threads);
         let copied = self.admitted.images.exports.iter().map(|one| one.path.clone());
         self.context.record().copied = copied.collect();
+        check_processor(&self.admitted.description, &found)?;
         self.check_graph(deadline)?;
         storage::recheck(&self.admitted.proved, pid, Step::Prepare)?;
         Ok(Started { pid, found })
@@ -228,6 +229,22 @@ impl OwnQemu {
         // released after it.
         self.admitted.images.discard();
     }
+}
+
+/// All that the guest's processor can must be there here too. Nothing is compared where a QEMU does not tell.
+pub(super) fn check_processor(offered: &GuestDescription, found: &GuestDescription) -> Done {
+    let (Some(source), Some(here)) = (&offered.processor, &found.processor) else { return Ok(()) };
+    let lacking = source.lacking_in(here);
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let detail = format!(
+        "the processor that QEMU gives the guest here (CPU model {}) lacks what the guest has at the source: {}. \
+         Start the guest with a CPU model that both hosts can",
+        offered.cpu,
+        lacking.join(", ")
+    );
+    Err(Fault::new(Code::ResourceMissing, Step::Prepare, Side::Destination, detail))
 }
 
 fn no_hypervisor() -> Fault {
