@@ -2,6 +2,7 @@
 #   deb          debhelper and dpkg-dev, which build the package
 #   deb-check    lintian and shellcheck, which check it
 #   system-root  a Debian 12 system with systemd and QEMU as a folder tree: the root of the machines that install the package
+#   system-image how these machines start: busybox and lab/system/* as an initramfs
 # shellcheck shell=sh
 
 SYSTEM_RECIPE=1
@@ -22,6 +23,7 @@ step_system_root() {
     [ -n "$mirror" ] || { refresh_lists; mirror=$(debian_mirror); }
     [ -n "$mirror" ] || die "no apt source for $SUITE on this machine: the lab needs Debian 12"
     say "making a Debian 12 system with $SYSTEM_PACKAGES"
+    # shellcheck disable=SC2086 # a list of words
     as_root mmdebstrap --quiet --variant=apt --mode=root --include="$(echo $SYSTEM_PACKAGES | tr ' ' ',')" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Retries "3"' \
@@ -30,4 +32,20 @@ step_system_root() {
     as_root rm -f "$WORK"/system-root/etc/dpkg/dpkg.cfg.d/*
     publish "$WORK/system-root" "$CACHE/system-root" "$stamp"
     say "the system is in $CACHE/system-root"
+}
+
+# The start of such a machine, behind the kernel's modules: busybox and lab/system/*.
+step_system_image() {
+    busybox=$(command -v busybox) || die "busybox is missing: run lab/install.sh packages"
+    stamp=$({ echo "recipe $SYSTEM_RECIPE"; cat "$LAB"/system/* "$busybox"; } | sha256sum | cut -d' ' -f1)
+    fresh "$CACHE/system-image" "$stamp" && return 0
+    work=$WORK/system-image
+    mkdir -p "$work/root/lab/bin" "$work/image"
+    cp "$busybox" "$work/root/lab/busybox"
+    cp "$LAB"/system/* "$work/root/lab/bin/"
+    chmod 755 "$work"/root/lab/bin/*
+    chmod 644 "$work/root/lab/bin/lab.service"
+    mv "$work/root/lab/bin/init" "$work/root/init"
+    (cd "$work/root" && find . | sort | cpio --quiet --reproducible -R 0:0 -o -H newc) >"$work/image/root.cpio"
+    publish "$work/image" "$CACHE/system-image" "$stamp"
 }

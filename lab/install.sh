@@ -9,7 +9,7 @@
 #   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
 #   deb        what builds the Debian package (install-system.sh)
 # and, only when they are named:
-#   deb-check, system-root    what checks the package: lintian, and a Debian system for virtual machines (install-system.sh)
+#   deb-check, system-root, system-image   what checks the package: lintian, a Debian system for virtual machines
 # Usage: lab/install.sh [STEP...]      (the steps above, in this order, when none is named)
 # A step that is already done is skipped, so a second run costs nothing. The cache folder is
 # $LINERATE_CACHE, or .cache beside the workspace's Cargo.toml; remove it to start over.
@@ -252,6 +252,7 @@ for step in "$@"; do
     deb) step_deb ;;
     deb-check) step_deb_check ;;
     system-root) step_system_root ;;
+    system-image) step_system_image ;;
     *) die "unknown step '$step': see the head of lab/install.sh" ;;
     esac
 done
