@@ -177,7 +177,10 @@ fn user_and_folders_are_made_with_their_owners_and_modes() {
     assert!((1..1000).contains(&fields[2].parse().unwrap()), "{user}");
     assert_eq!((fields[5], fields[6]), ("/nonexistent", "/usr/sbin/nologin"), "{user}");
     let groups = std::fs::read_to_string(root.path().join("etc/group")).unwrap();
-    assert!(groups.lines().any(|line| line.starts_with("kvm:") && line.ends_with(":linerate-qemu")), "{groups}");
+    assert!(
+        groups.lines().any(|line| line.starts_with("kvm:") && line.ends_with(":linerate-qemu")),
+        "{groups}"
+    );
 
     let tmpfiles = package.join("usr/lib/tmpfiles.d/linerate.conf");
     let make = || printed(at("systemd-tmpfiles").arg("--create").arg(&tmpfiles));
@@ -203,13 +206,29 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
     let purge = |guest_pid: u32| {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
-        for folder in ["var/lib/linerate/identity", "var/lib/linerate/authority", "run/linerate/guests/web", "etc/linerate"] {
+        for folder in [
+            "var/lib/linerate/identity",
+            "var/lib/linerate/authority",
+            "run/linerate/guests/web",
+            "etc/linerate",
+        ] {
             std::fs::create_dir_all(path(folder)).unwrap();
         }
-        for file in ["journal.redb", "audit.jsonl", "audit.jsonl.1", "audit-refused.jsonl", "identity/host.pem", "disk.img"] {
+        for file in [
+            "journal.redb",
+            "audit.jsonl",
+            "audit.jsonl.1",
+            "audit-refused.jsonl",
+            "identity/host.pem",
+            "disk.img",
+        ] {
             std::fs::write(path("var/lib/linerate").join(file), "x").unwrap();
         }
-        std::fs::write(path("run/linerate/guests/web/record.json"), format!("{{\n  \"pid\": {guest_pid},\n}}\n")).unwrap();
+        std::fs::write(
+            path("run/linerate/guests/web/record.json"),
+            format!("{{\n  \"pid\": {guest_pid},\n}}\n"),
+        )
+        .unwrap();
         let prefix = root.path().display();
         let mut changed = script.clone();
         for folder in ["/var/lib/linerate", "/run/linerate", "/etc/linerate"] {
@@ -219,7 +238,8 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
         let own = changed.split("# Automatically added").next().unwrap();
         printed(Command::new("sh").args(["-c", own, "postrm", "purge"]));
         let left = std::fs::read_dir(path("var/lib/linerate")).unwrap();
-        let mut left: Vec<String> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut left: Vec<String> =
+            left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
         (left, path("etc/linerate").exists())
     };

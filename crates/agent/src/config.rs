@@ -271,7 +271,7 @@ impl Config {
             let what = "listen_auto = true needs security = \"tls\": in plain text anybody who reaches an address may send guests; name the addresses in `listen`";
             return Err(what.to_owned());
         }
-        let found = own_addresses::find()
+        let found = own_addresses::find(DEFAULT_PORT)
             .map_err(|error| format!("listen_auto: the kernel does not say its addresses: {error}"))?;
         let new = found.into_iter().filter(|address| !self.listen.contains(address));
         self.listen.extend(new.collect::<Vec<_>>());

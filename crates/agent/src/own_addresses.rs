@@ -6,20 +6,18 @@ use std::path::Path;
 use linerate_net::interfaces::{self, Interface};
 use linerate_net::netlink::NetlinkError;
 
-use crate::config::DEFAULT_PORT;
-
 /// A bond over VLANs over ports has three layers.
 const LAYERS_MAX: u32 = 8;
 
-/// Addresses of this host's ports, and of bonds, VLANs and bridges over them, with the usual port.
-pub(crate) fn find() -> Result<Vec<SocketAddr>, NetlinkError> {
+/// Addresses of this host's ports, and of bonds, VLANs and bridges over them, with this port.
+pub(crate) fn find(port: u16) -> Result<Vec<SocketAddr>, NetlinkError> {
     let folder = Path::new("/sys/class/net");
-    Ok(chosen(&interfaces::list()?, |name| has_port(folder, name, LAYERS_MAX)))
+    Ok(chosen(&interfaces::list()?, port, |name| has_port(folder, name, LAYERS_MAX)))
 }
 
 /// Bridges of containers and guests have no port. IPv6 counts where there is no IPv4: its addresses may change by
 /// themselves.
-fn chosen(interfaces: &[Interface], has_port: impl Fn(&str) -> bool) -> Vec<SocketAddr> {
+fn chosen(interfaces: &[Interface], port: u16, has_port: impl Fn(&str) -> bool) -> Vec<SocketAddr> {
     let used = interfaces.iter().filter(|one| one.up && !one.loopback && has_port(&one.name));
     let mut addresses = Vec::new();
     for interface in used {
@@ -28,7 +26,7 @@ fn chosen(interfaces: &[Interface], has_port: impl Fn(&str) -> bool) -> Vec<Sock
             all.filter(move |ip| ip.is_ipv4() == version_4 && is_routed(ip)).collect::<Vec<_>>()
         };
         let ips = Some(of(true)).filter(|ips| !ips.is_empty()).unwrap_or_else(|| of(false));
-        addresses.extend(ips.into_iter().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)));
+        addresses.extend(ips.into_iter().map(|ip| SocketAddr::new(ip, port)));
     }
     addresses
 }
@@ -88,7 +86,7 @@ mod tests {
             interface("docker0", &["172.17.0.1"]),
             down,
         ];
-        let found = chosen(&interfaces, |name| name != "docker0");
+        let found = chosen(&interfaces, 7979, |name| name != "docker0");
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.0.0.1:7979", "[fd00::2]:7979"]);
     }
@@ -100,9 +98,14 @@ mod tests {
         ["eth0/device", "bond0/lower_eth0", "vlan5/lower_bond0", "tap0", "virbr0/lower_tap0"].map(make);
         // No kernel has a circle; a program does not hang in one.
         ["x/lower_y", "y/lower_x"].map(make);
-        for (name, expected) in
-            [("eth0", true), ("vlan5", true), ("tap0", false), ("virbr0", false), ("x", false), ("none", false)]
-        {
+        for (name, expected) in [
+            ("eth0", true),
+            ("vlan5", true),
+            ("tap0", false),
+            ("virbr0", false),
+            ("x", false),
+            ("none", false),
+        ] {
             assert_eq!(has_port(folder.path(), name, LAYERS_MAX), expected, "{name}");
         }
     }
