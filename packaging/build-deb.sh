@@ -13,7 +13,7 @@ PACKAGING=$(cd "$(dirname "$0")" && pwd)
 PROJECT=$(dirname "$PACKAGING")
 OUT=$PROJECT/target/deb
 BINARY='' THIRD_PARTY='' VERSION='' LINERATE_DEB_COMPRESSION=-Zxz
-MAINTAINER=${DEB_MAINTAINER:-Linerate authors <linerate@users.noreply.github.com>}
+MAINTAINER=${DEB_MAINTAINER:-Linerate authors <authors@linerate.invalid>}
 
 die() { printf 'build-deb: %s\n' "$*" >&2; exit 1; }
 
