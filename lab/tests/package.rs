@@ -30,7 +30,8 @@ fn machine(folder: &Path, words: &[&str]) -> Machine {
     Machine::new(MachineKernel::Backports, words.iter().copied())
         .debian()
         .links(0)
-        .memory_mb(1536)
+        // The packaged configuration reserves 2 GiB of a host's memory.
+        .memory_mb(3072)
         .deadline(DEADLINE)
         .share(folder)
         .share(bare.parent().unwrap())
