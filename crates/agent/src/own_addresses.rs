@@ -94,10 +94,12 @@ mod tests {
     #[test]
     fn an_interface_over_a_port_has_one_and_a_bridge_of_taps_has_none() {
         let folder = tempfile::tempdir().unwrap();
-        let make = |path: &str| std::fs::create_dir_all(folder.path().join(path)).unwrap();
-        ["eth0/device", "bond0/lower_eth0", "vlan5/lower_bond0", "tap0", "virbr0/lower_tap0"].map(make);
+        let make = |path: &&str| std::fs::create_dir_all(folder.path().join(path)).unwrap();
+        ["eth0/device", "bond0/lower_eth0", "vlan5/lower_bond0", "tap0", "virbr0/lower_tap0"]
+            .iter()
+            .for_each(make);
         // No kernel has a circle; a program does not hang in one.
-        ["x/lower_y", "y/lower_x"].map(make);
+        ["x/lower_y", "y/lower_x"].iter().for_each(make);
         for (name, expected) in [
             ("eth0", true),
             ("vlan5", true),
