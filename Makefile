@@ -4,8 +4,9 @@ SHELL := /bin/bash
 CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
+DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor sweep clean
+.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -78,6 +79,22 @@ rdma-wires: build ## `linerate bench` over RDMA against perftest on the same sof
 
 doctor: build ## how long the doctor takes, and migrations over a path that passes less than its ends; writes bench/out/
 	./target/release/linerate-bench doctor --linerate ./target/release/linerate --out bench/out
+
+deb: ## build the Debian package: target/deb/linerate_VERSION_amd64.deb; installs debhelper, lintian and shellcheck; DEB_VERSION=, DEB_MAINTAINER='Name <address>'
+	bash lab/install.sh deb deb-check
+	$(CARGO) build --release --locked -p linerate
+	mkdir -p target/deb
+	$(CARGO) run --quiet --locked -p xtask -- licences >target/deb/third-party.txt
+	packaging/build-deb.sh --binary target/release/linerate --third-party target/deb/third-party.txt $(if $(DEB_VERSION),--version $(DEB_VERSION))
+	shellcheck packaging/build-deb.sh packaging/debian/linerate.postrm
+	lintian --allow-root --fail-on error,warning target/deb/linerate_$(DEB_NAME)_amd64.deb
+
+deb-test: deb ## the package in machines with systemd: install, upgrade, remove, purge with guests that run, two hosts from nothing; many minutes
+	bash lab/install.sh packages kernel guest rdma-kernel system-root system-image
+	rm -rf target/deb/test && mkdir -p target/deb/test
+	cp target/deb/linerate_$(DEB_NAME)_amd64.deb target/deb/test/
+	packaging/build-deb.sh --binary target/release/linerate --third-party target/deb/third-party.txt --out target/deb/test --fast --version $(DEB_NAME)+next1
+	LINERATE_DEBS=$(CURDIR)/target/deb/test $(CARGO) test --workspace --locked --test package -- --ignored --nocapture --test-threads 1
 
 sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
 	./target/release/linerate-lab sweep

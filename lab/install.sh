@@ -7,7 +7,10 @@
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
 #   lldpd      the LLDP daemon, unpacked: installed, it would start to speak on the machine's own ports
 #   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
-# Usage: lab/install.sh [STEP...]      (all steps, in this order, when none is named)
+#   deb        what builds the Debian package (install-system.sh)
+# and, only when they are named:
+#   deb-check, system-root, system-image   what checks the package: lintian, a Debian system for virtual machines
+# Usage: lab/install.sh [STEP...]      (the steps above, in this order, when none is named)
 # A step that is already done is skipped, so a second run costs nothing. The cache folder is
 # $LINERATE_CACHE, or .cache beside the workspace's Cargo.toml; remove it to start over.
 set -eu
@@ -46,8 +49,8 @@ publish() { # NEW FINAL STAMP
     mv "$1" "$2"
 }
 
-missing_packages() {
-    for package in $PACKAGES; do
+missing_packages() { # PACKAGES
+    for package in $1; do
         dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || echo "$package"
     done
 }
@@ -66,13 +69,16 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends -y "$@" >/dev/null
 }
 
+install_missing() { # PACKAGES
+    missing=$(missing_packages "$1" | tr '\n' ' ')
+    [ -n "$missing" ] || return 0
+    say "installing $missing"
+    # shellcheck disable=SC2086 # a list of words
+    install_packages $missing
+}
+
 step_packages() {
-    missing=$(missing_packages | tr '\n' ' ')
-    if [ -n "$missing" ]; then
-        say "installing $missing"
-        # shellcheck disable=SC2086 # a list of words
-        install_packages $missing
-    fi
+    install_missing "$PACKAGES"
     # Each host of a lab lays its own permission for QEMU's bridge helper over this folder; the machine's stays empty.
     if [ ! -d /etc/qemu ]; then
         say "making the empty folder /etc/qemu"
@@ -227,6 +233,7 @@ step_guest() {
 }
 
 . "$LAB/install-rdma.sh"
+. "$LAB/install-system.sh"
 
 # Test runs may start this beside each other: one at a time.
 if [ "${LINERATE_INSTALL_LOCKED:-}" != "$CACHE" ]; then
@@ -236,12 +243,16 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest lldpd rdma-kernel rdma-image
+[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest lldpd rdma-kernel rdma-image deb
 for step in "$@"; do
     case $step in
     packages | qemu10 | libvirt11 | kernel | guest | lldpd) "step_$step" ;;
     rdma-kernel) step_rdma_kernel ;;
     rdma-image) step_rdma_image ;;
-    *) die "unknown step '$step': packages, qemu10, libvirt11, kernel, guest, lldpd, rdma-kernel or rdma-image" ;;
+    deb) step_deb ;;
+    deb-check) step_deb_check ;;
+    system-root) step_system_root ;;
+    system-image) step_system_image ;;
+    *) die "unknown step '$step': see the head of lab/install.sh" ;;
     esac
 done

@@ -84,6 +84,16 @@ impl Cache {
         self.file("rdma-image/root.cpio")
     }
 
+    /// A Debian system with systemd, as a folder tree.
+    pub fn system_root(&self) -> Result<PathBuf, LabError> {
+        self.file("system-root")
+    }
+
+    /// The start of a machine with that system, a part of its initramfs.
+    pub fn system_image(&self) -> Result<PathBuf, LabError> {
+        self.file("system-image/root.cpio")
+    }
+
     pub fn qemu(&self, version: QemuVersion) -> Result<PathBuf, LabError> {
         match version {
             QemuVersion::System => existing("/usr/bin/qemu-system-x86_64".into()),

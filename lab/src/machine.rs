@@ -60,10 +60,20 @@ impl MachineKernel {
     }
 }
 
+/// What the machine's kernel starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum System {
+    /// The RDMA lab's image; the command is started by process 1.
+    Rdma,
+    /// Debian with systemd, of which the command is a unit.
+    Debian,
+}
+
 /// A machine and the command that it is made for.
 #[derive(Debug, Clone)]
 pub struct Machine {
     kernel: MachineKernel,
+    system: System,
     memory_mb: u64,
     cpus: u32,
     links: u32,
@@ -94,6 +104,7 @@ impl Machine {
         let command = command.into_iter().map(Into::into).collect();
         Machine {
             kernel,
+            system: System::Rdma,
             memory_mb: 1024,
             cpus: 2,
             links: 2,
@@ -107,6 +118,13 @@ impl Machine {
             parameters: String::new(),
             command,
         }
+    }
+
+    /// Boots Debian 12 with systemd and QEMU, in which the command runs as root in a unit. It may write everywhere: changes
+    /// are kept in the machine's memory. It has no RDMA, and the host's `/usr` only if that is shared.
+    pub fn debian(mut self) -> Machine {
+        self.system = System::Debian;
+        self
     }
 
     pub fn memory_mb(mut self, memory_mb: u64) -> Machine {
@@ -246,7 +264,11 @@ impl Machine {
         let cache = Cache::locate();
         let initrd = directory.join("initrd");
         let mut image = std::fs::File::create(&initrd).map_err(io_error("create", &initrd))?;
-        for part in [cache.machine_modules(self.kernel)?, cache.machine_root()?] {
+        let start = match self.system {
+            System::Rdma => cache.machine_root()?,
+            System::Debian => cache.system_image()?,
+        };
+        for part in [cache.machine_modules(self.kernel)?, start] {
             let mut part_file = std::fs::File::open(&part).map_err(io_error("open", &part))?;
             std::io::copy(&mut part_file, &mut image).map_err(io_error("write", &initrd))?;
         }
@@ -256,7 +278,8 @@ impl Machine {
         };
         let shares = self.folders().map(|folder| script::share(&folder));
         write("shares", shares.collect::<Vec<_>>().concat())?;
-        let links = script::links(self.links, self.mtu, self.wires.as_ref().map(|wires| wires.side));
+        let links =
+            script::links(self.system, self.links, self.mtu, self.wires.as_ref().map(|wires| wires.side));
         write("command", links + &script::command(&self.environment, &self.command))
     }
 }

@@ -21,6 +21,9 @@ pub struct Run {
     /// Which Debian kernel: 6.1, or 6.12 of the backports.
     #[arg(long, default_value = "6.12", value_parser = kernel)]
     kernel: MachineKernel,
+    /// Boot Debian with systemd (lab/install.sh system-root system-image) in place of the RDMA lab's image.
+    #[arg(long)]
+    debian: bool,
     /// Memory, MiB.
     #[arg(long, default_value_t = 1024)]
     memory: u64,
@@ -84,6 +87,9 @@ fn in_machine(options: &Run) -> Result<ExitCode> {
         .links(options.links)
         .mtu(options.mtu)
         .deadline(Duration::from_secs(options.deadline));
+    if options.debian {
+        machine = machine.debian();
+    }
     if let (Some(folder), Some(side)) = (&options.wires, options.side) {
         machine = machine.wires(&absolute(folder)?, side);
     }

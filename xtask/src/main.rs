@@ -1,8 +1,10 @@
 //! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
 //! dependency direction between crates, the core's dependency list, where `unsafe` is allowed, links between documents.
-//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` prints the project's numbers.
+//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` prints the project's numbers, and
+//! `licences` what the Debian package says of the libraries in the program.
 
 mod imports;
+mod licences;
 mod measure;
 mod sentences;
 mod suite;
@@ -54,8 +56,9 @@ fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         Some("check") => check().map(|()| true),
         Some("measure") => tracked_files().and_then(|files| measure::run(&files)).map(|()| true),
+        Some("licences") => licences::run().map(|()| true),
         Some("test") => suite::run(std::env::args().nth(2).as_deref()),
-        _ => Err(anyhow::anyhow!("usage: xtask check | measure | test [AT A TIME]")),
+        _ => Err(anyhow::anyhow!("usage: xtask check | licences | measure | test [AT A TIME]")),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -14,6 +14,7 @@ use linerate_trust::roles::Policy;
 use serde::Deserialize;
 
 pub use crate::local_users::LocalUsers;
+use crate::own_addresses;
 
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
@@ -32,6 +33,10 @@ pub struct Config {
     /// migration may use, and no other.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
+    /// Answer also at the addresses of all of this host's ports, and of bonds, VLANs and bridges over them, as they are when
+    /// the agent starts. Needs TLS. Default no.
+    #[serde(default)]
+    pub listen_auto: bool,
     /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain text,
     /// and every host that reaches `listen` may send guests. Both hosts must have the same. Default `tls`.
     #[serde(default)]
@@ -248,12 +253,29 @@ impl Config {
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Config = toml::from_str(&text)
+        let mut config: Config = toml::from_str(&text)
             .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        config.find_addresses().map_err(|what| ConfigError::Value { path: path.to_owned(), what })?;
         match config.problem() {
             Some(what) => Err(ConfigError::Value { path: path.to_owned(), what }),
             None => Ok(config),
         }
+    }
+
+    /// With `listen_auto`: adds the addresses of this host's ports to `listen`.
+    fn find_addresses(&mut self) -> Result<(), String> {
+        if !self.listen_auto {
+            return Ok(());
+        }
+        if self.security == Some(Protection::Insecure) {
+            let what = "listen_auto = true needs security = \"tls\": in plain text anybody who reaches an address may send guests; name the addresses in `listen`";
+            return Err(what.to_owned());
+        }
+        let found = own_addresses::find(DEFAULT_PORT)
+            .map_err(|error| format!("listen_auto: the kernel does not say its addresses: {error}"))?;
+        let new = found.into_iter().filter(|address| !self.listen.contains(address));
+        self.listen.extend(new.collect::<Vec<_>>());
+        Ok(())
     }
 
     /// The file's, or the defaults if there is none.
@@ -437,6 +459,16 @@ mod tests {
         let error = format!("{:#}", anyhow::Error::from(error));
         assert!(error.contains("\n2 | listne = []\n  | ^^^^^^\n"), "{error}");
         assert_eq!(error.matches("line 2").count(), 1, "{error}");
+    }
+
+    #[test]
+    fn addresses_are_found_by_themselves_only_with_tls() {
+        let named = ["192.0.2.1:7979".parse().unwrap()];
+        let config = read("listen = [\"192.0.2.1:7979\"]\nlisten_auto = true").unwrap();
+        assert!(config.listen.starts_with(&named), "{:?}", config.listen);
+        assert!(config.listen.iter().all(|address| !address.ip().is_loopback()), "{:?}", config.listen);
+        let error = read("listen_auto = true\nsecurity = \"insecure\"").unwrap_err().to_string();
+        assert!(error.contains("name the addresses in `listen`"), "{error}");
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub mod libvirt;
 mod local;
 mod local_users;
 mod outgoing;
+mod own_addresses;
 mod private_folder;
 mod qos;
 mod ram;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Machine;
 use super::wires::comma;
+use super::{Machine, System};
 use crate::{Cache, LabError, QemuVersion};
 
 impl Machine {
@@ -28,7 +28,10 @@ impl Machine {
             command.args(["-chardev", &format!("file,id=port{number},path={output}")]);
             command.args(["-device", &format!("virtserialport,nr={number},chardev=port{number}")]);
         }
-        folder(&mut command, "usr", Path::new("/usr"), true);
+        match self.system {
+            System::Rdma => folder(&mut command, "usr", Path::new("/usr"), true),
+            System::Debian => folder(&mut command, "root", &cache.system_root()?, true),
+        }
         folder(&mut command, "run", directory, false);
         if !self.slots.is_empty() {
             // The default machine has no PCIe.

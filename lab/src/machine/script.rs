@@ -1,7 +1,7 @@
 //! The two small texts that control a machine: its folders and its command.
 
-use super::Side;
 use super::command_line::Shared;
+use super::{Side, System};
 
 /// A line of `shares`: tag, mode and path, as `lab/rdma/init` reads them.
 pub(super) fn share(shared: &Shared) -> String {
@@ -10,11 +10,12 @@ pub(super) fn share(shared: &Shared) -> String {
 }
 
 /// The line that makes the links, whose failure is the machine's.
-pub(super) fn links(links: u32, mtu: u32, side: Option<Side>) -> String {
-    match (links, side) {
-        (0, _) => String::new(),
-        (_, None) => format!("rdma-links {links} {mtu} || exit 125\n"),
-        (_, Some(side)) => format!("rdma-ends {} {links} {mtu} || exit 125\n", side.name()),
+pub(super) fn links(system: System, links: u32, mtu: u32, side: Option<Side>) -> String {
+    match (system, links, side) {
+        (_, 0, _) | (System::Debian, _, None) => String::new(),
+        (System::Rdma, _, None) => format!("rdma-links {links} {mtu} || exit 125\n"),
+        (System::Rdma, _, Some(side)) => format!("rdma-ends {} {links} {mtu} || exit 125\n", side.name()),
+        (System::Debian, _, Some(side)) => format!("link-ends {} {links} {mtu} || exit 125\n", side.name()),
     }
 }
 
@@ -51,8 +52,9 @@ mod tests {
 
     #[test]
     fn links_are_made_in_one_machine_or_between_two() {
-        assert_eq!(links(2, 1500, None), "rdma-links 2 1500 || exit 125\n");
-        assert_eq!(links(2, 9000, Some(Side::B)), "rdma-ends b 2 9000 || exit 125\n");
-        assert_eq!(links(0, 9000, None), "");
+        assert_eq!(links(System::Rdma, 2, 1500, None), "rdma-links 2 1500 || exit 125\n");
+        assert_eq!(links(System::Rdma, 2, 9000, Some(Side::B)), "rdma-ends b 2 9000 || exit 125\n");
+        assert_eq!(links(System::Debian, 2, 1500, Some(Side::A)), "link-ends a 2 1500 || exit 125\n");
+        assert_eq!(links(System::Rdma, 0, 9000, None), "");
     }
 }
