@@ -1,7 +1,10 @@
 //! Connecting to sockets of this host.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -50,6 +53,29 @@ pub(crate) fn connect_in_folder(path: &Path, wait: Duration) -> io::Result<Socke
     }
     // This very file, whatever has its name by now.
     connect_unix(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), wait)
+}
+
+/// Connects to a socket that this QEMU serves, in a folder of its own. Nothing else is taken for it, wherever a name that a
+/// hostile QEMU made there may lead.
+pub(crate) fn connect_qemu(path: &Path, pid: i32, wait: Duration) -> io::Result<Socket> {
+    let socket = connect_in_folder(path, wait)?;
+    let serves = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get();
+    if serves == pid {
+        return Ok(socket);
+    }
+    let text = format!("{} is served by process {serves} and not by the QEMU {pid}", path.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// Listens for a QEMU, which may run as another user: that user alone can connect.
+pub(crate) fn listen_for(path: &Path, pid: i32) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    let user = linerate_guest::procfs::user_of(pid).map_err(io::Error::other)?;
+    if user != rustix::process::geteuid().as_raw() {
+        std::os::unix::fs::lchown(path, Some(user), None)?;
+    }
+    Ok(listener)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! with the guest.
 
 mod acl;
+pub mod needs;
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -143,6 +144,21 @@ impl Access {
         checked
     }
 
+    /// Whether the user can pass through these folders, to files of its own.
+    pub fn passes<'a>(
+        &self,
+        user: &QemuUser,
+        folders: impl IntoIterator<Item = &'a Path>,
+    ) -> Result<(), AccessError> {
+        let closed = folders.into_iter().find_map(|folder| {
+            let path = folder.join("file");
+            closed_folder(user, &path).map(|closed| (folder.to_owned(), closed))
+        });
+        closed.map_or(Ok(()), |(path, folder)| {
+            Err(AccessError::Folder { user: user.name.clone(), path, folder })
+        })
+    }
+
     /// The guest runs here: entries that were found go with it from now on.
     pub fn own(&self, guest: &str) {
         let _changing = lock(&self.changing);
@@ -170,8 +186,11 @@ impl Access {
         let Some(record) = self.read(guest) else { return Ok(()) };
         record.files.iter().try_for_each(|file| {
             let user = format!("{}", record.uid);
-            add(file, record.uid)
-                .map_err(|source| AccessError::Grant { user, path: file.path.clone(), source })
+            add(file, record.uid).map_err(|source| AccessError::Grant {
+                user,
+                path: file.path.clone(),
+                source,
+            })
         })
     }
 
@@ -216,16 +235,10 @@ impl Access {
         writable: bool,
         closed: bool,
     ) -> Result<Option<Granted>, AccessError> {
-        let failed =
-            |source| AccessError::Grant { user: user.name.clone(), path: path.to_owned(), source };
+        let failed = |source| AccessError::Grant { user: user.name.clone(), path: path.to_owned(), source };
         let facts = fs::metadata(path).map_err(failed)?;
-        let mut granted = Granted {
-            path: path.to_owned(),
-            device: facts.dev(),
-            inode: facts.ino(),
-            writable,
-            owned: true,
-        };
+        let mut granted =
+            Granted { path: path.to_owned(), device: facts.dev(), inode: facts.ino(), writable, owned: true };
         let is_named = Acl::read(path, facts.mode()).is_ok_and(|acl| acl.names(user.uid));
         if !is_named {
             return Ok(closed.then_some(granted));
@@ -255,7 +268,9 @@ impl Access {
 
     fn all(&self) -> Vec<Record> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
+        let paths = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "json"));
         paths.filter_map(|path| read(&path)).collect()
     }
 
@@ -308,7 +323,10 @@ fn can_open(user: &QemuUser, files: &[(PathBuf, bool)]) -> Result<(), AccessErro
 }
 
 /// Calls with a name of the very file, whatever has its path by now. None if it is another file.
-fn with_file<T>(file: &Granted, change: impl FnOnce(&Path, &Metadata) -> io::Result<T>) -> io::Result<Option<T>> {
+fn with_file<T>(
+    file: &Granted,
+    change: impl FnOnce(&Path, &Metadata) -> io::Result<T>,
+) -> io::Result<Option<T>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = match rustix::fs::open(&file.path, flags, Mode::empty()) {
         Err(rustix::io::Errno::NOENT) => return Ok(None),
@@ -318,7 +336,8 @@ fn with_file<T>(file: &Granted, change: impl FnOnce(&Path, &Metadata) -> io::Res
     let facts = fs::metadata(&name)?;
     let kind = facts.file_type();
     let usable = kind.is_file() || kind.is_block_device() || kind.is_char_device();
-    if !usable || (facts.dev(), facts.ino()) != (file.device, file.inode) {
+    // After a reboot a file system may have another number.
+    if !usable || facts.ino() != file.inode {
         return Ok(None);
     }
     change(&name, &facts).map(Some)

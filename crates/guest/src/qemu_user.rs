@@ -31,6 +31,8 @@ pub struct QemuUser {
     pub name: String,
     pub uid: u32,
     pub gid: u32,
+    /// systemd's slice in which each guest gets a scope of its own; where the agent is if none.
+    pub slice: Option<String>,
 }
 
 /// Why QEMU cannot be run as a user.
@@ -57,7 +59,25 @@ impl QemuUser {
             .map_err(|error| QemuUserError::Database(name.to_owned(), io::Error::from(error)))?;
         let user = found.ok_or_else(|| QemuUserError::Missing(name.to_owned()))?;
         let (uid, gid) = (user.uid.as_raw(), user.gid.as_raw());
-        Ok((uid != 0).then(|| QemuUser { name: name.to_owned(), uid, gid }))
+        Ok((uid != 0).then(|| QemuUser { name: name.to_owned(), uid, gid, slice: None }))
+    }
+
+    /// The same with a scope for each guest in this slice of systemd's.
+    pub fn in_slice(self, slice: Option<&str>) -> QemuUser {
+        QemuUser { slice: slice.map(str::to_owned), ..self }
+    }
+
+    /// The command that starts a guest's QEMU. In a scope it is no part of the agent's unit; `systemd-run --scope` runs the
+    /// program in its own place.
+    pub fn guest_command(&self, guest: &str, program: impl AsRef<OsStr>) -> Command {
+        let plain = self.command(program);
+        let Some(slice) = &self.slice else { return plain };
+        let mut command = Command::new("systemd-run");
+        command.args(["--scope", "--quiet", "--collect"]).arg(format!("--slice={slice}"));
+        command.arg(format!("--description=Linerate guest {guest}")).arg("--");
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.process_group(0).current_dir("/");
+        command
     }
 
     /// A command that runs a program as this user, with the user's groups, without any capability, and without a way to
@@ -138,4 +158,58 @@ pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(slice: Option<&str>) -> QemuUser {
+        let user = QemuUser { name: "nobody".into(), uid: 65534, gid: 65534, slice: None };
+        user.in_slice(slice)
+    }
+
+    #[test]
+    fn a_missing_user_is_refused_and_root_has_to_be_named() {
+        assert!(QemuUser::find("root").unwrap().is_none());
+        assert!(QemuUser::find("").unwrap().is_none());
+        let refused = QemuUser::find("no-such-user").unwrap_err().to_string();
+        assert!(refused.contains("useradd") && refused.contains("no-such-user"), "{refused}");
+    }
+
+    #[test]
+    fn a_program_has_no_rights_and_the_process_id_that_was_started() {
+        let mut command = user(None).command("/bin/cat");
+        let child = command.arg("/proc/self/status").stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            line.split_whitespace().map(str::to_owned).collect::<Vec<String>>()
+        };
+        assert_eq!(field("Pid:"), [pid.to_string()]);
+        assert_eq!(field("Uid:"), ["65534"; 4]);
+        assert_eq!(field("Gid:"), ["65534"; 4]);
+        assert_eq!(field("NoNewPrivs:"), ["1"]);
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(field(set), ["0000000000000000"], "{set}");
+        }
+    }
+
+    #[test]
+    fn a_guest_gets_a_scope_only_where_a_slice_is_named() {
+        let line = |command: Command| {
+            let words = std::iter::once(command.get_program()).chain(command.get_args());
+            words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<String>>().join(" ")
+        };
+        let plain = line(user(None).guest_command("web", "/bin/qemu"));
+        assert!(plain.starts_with("setpriv ") && plain.ends_with(" -- /bin/qemu"), "{plain}");
+        let scoped = line(user(Some("machine.slice")).guest_command("web", "/bin/qemu"));
+        assert!(
+            scoped.starts_with("systemd-run --scope ") && scoped.contains(" --slice=machine.slice "),
+            "{scoped}"
+        );
+        assert!(scoped.ends_with(&format!(" -- {plain}")), "{scoped}");
+    }
 }

@@ -95,7 +95,10 @@ impl Acl {
         let mask = self.mask();
         // What the mask held back so far stays held back when the mask grows.
         if let Some(mask) = mask {
-            self.0.iter_mut().filter(|entry| is_masked(entry.tag)).for_each(|entry| entry.permissions &= mask);
+            self.0
+                .iter_mut()
+                .filter(|entry| is_masked(entry.tag))
+                .for_each(|entry| entry.permissions &= mask);
         }
         match self.0.iter_mut().find(|entry| entry.tag == USER && entry.id == uid) {
             Some(entry) => entry.permissions |= permissions,
@@ -109,7 +112,10 @@ impl Acl {
         let mask = self.mask();
         self.0.retain(|entry| !(entry.tag == USER && entry.id == uid));
         if let Some(mask) = mask {
-            self.0.iter_mut().filter(|entry| is_masked(entry.tag)).for_each(|entry| entry.permissions &= mask);
+            self.0
+                .iter_mut()
+                .filter(|entry| is_masked(entry.tag))
+                .for_each(|entry| entry.permissions &= mask);
         }
         if self.0.iter().any(|entry| matches!(entry.tag, USER | GROUP)) {
             self.set_mask();
@@ -162,7 +168,10 @@ mod tests {
             stored.write(&file).unwrap();
             assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o7777, mode, "{mode:o}");
             assert_eq!(stored, before);
-            assert!(rustix::fs::getxattr(&file, ATTRIBUTE, &mut [0; 64][..]).is_err(), "{mode:o}: a list is left");
+            assert!(
+                rustix::fs::getxattr(&file, ATTRIBUTE, &mut [0; 64][..]).is_err(),
+                "{mode:o}: a list is left"
+            );
         }
     }
 

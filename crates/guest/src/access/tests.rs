@@ -6,7 +6,7 @@ use super::*;
 
 /// A user that need not be in the user database for its number to count.
 fn user() -> QemuUser {
-    QemuUser { name: "nobody".into(), uid: 65534, gid: 65534 }
+    QemuUser { name: "nobody".into(), uid: 65534, gid: 65534, slice: None }
 }
 
 struct Place {
