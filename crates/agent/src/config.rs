@@ -215,6 +215,11 @@ fn default_tunnel_window_mib() -> u64 {
     8
 }
 
+/// Whether systemd is process 1 here, as sd_booted(3) tells it.
+pub(crate) fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
 fn default_qemu_user() -> String {
     "linerate-qemu".into()
 }
@@ -290,7 +295,8 @@ impl Config {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        Ok(QemuUser::find(&self.qemu_user)?.map(|user| user.in_slice(self.qemu_slice.as_deref())))
+        let slice = self.qemu_slice.as_deref().filter(|_| has_systemd());
+        Ok(QemuUser::find(&self.qemu_user)?.map(|user| user.in_slice(slice)))
     }
 
     /// Whether QEMU is to run as another user than root.

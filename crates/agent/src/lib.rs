@@ -168,6 +168,12 @@ fn open(config: Config, security: Arc<Security>) -> Result<Agent> {
     let mut registry = Registry::open(&config.run_dir)?;
     if config.has_qemu_user() {
         registry = registry.with_access(Access::new(config.state_dir.join("access")))?;
+        if let Some(slice) = config.qemu_slice.as_ref().filter(|_| !config::has_systemd()) {
+            tracing::warn!(
+                slice,
+                "qemu_slice has no effect, as systemd does not run here: guests are in the agent's control group"
+            );
+        }
         // Guests that are here can still leave, and what is open can be ended.
         if let Err(error) = config.qemu_user() {
             tracing::error!(error = faults::chain(&error), "no guest can arrive or be started here");

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::incoming_qemu::QemuBinary;
 use crate::leftovers::{self, announce, end_all};
-use crate::procfs::{ProcessError, ProcessIdentity};
+use crate::procfs::ProcessError;
 use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
