@@ -122,4 +122,17 @@ mod tests {
             second.join().unwrap();
         });
     }
+
+    #[test]
+    fn what_another_process_serves_is_not_taken_for_a_qemu() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("state.sock"), dir.path().join("link"));
+        let own = i32::try_from(std::process::id()).unwrap();
+        let _listener = listen_for(&path, own).unwrap();
+        assert!(connect_qemu(&path, own, LONG).is_ok());
+        let refused = connect_qemu(&path, own + 1, LONG).unwrap_err().to_string();
+        assert!(refused.contains("not by the QEMU"), "{refused}");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(connect_qemu(&link, own, LONG).is_err());
+    }
 }
