@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what the lab stands on, on a Debian 12 machine that has Rust and gcc:
 #   packages   Debian's own QEMU with qemu-img, libvirt (no daemon is started), ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
+#   user       the system user linerate-qemu, as which agents run QEMU: no home, no shell, no password, no rights
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder
 #   libvirt11  libvirt 11 of bookworm-backports, unpacked in the same way
 #   kernel     a Debian cloud kernel and the modules that the guest loads, unpacked, not installed
@@ -84,6 +85,13 @@ step_packages() {
         say "making the empty folder /etc/qemu"
         as_root mkdir /etc/qemu
     fi
+}
+
+# As packaging would make it. It stays until `userdel linerate-qemu`.
+step_user() {
+    getent passwd linerate-qemu >/dev/null && return 0
+    say "making the system user linerate-qemu, as which agents run QEMU"
+    as_root useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin linerate-qemu
 }
 
 # apt with its own sources, lists and cache: the machine's configuration stays as it is.
@@ -243,10 +251,10 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages qemu10 libvirt11 kernel guest lldpd rdma-kernel rdma-image deb
+[ $# -gt 0 ] || set -- packages user qemu10 libvirt11 kernel guest lldpd rdma-kernel rdma-image deb
 for step in "$@"; do
     case $step in
-    packages | qemu10 | libvirt11 | kernel | guest | lldpd) "step_$step" ;;
+    packages | user | qemu10 | libvirt11 | kernel | guest | lldpd) "step_$step" ;;
     rdma-kernel) step_rdma_kernel ;;
     rdma-image) step_rdma_image ;;
     deb) step_deb ;;

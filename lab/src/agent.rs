@@ -49,6 +49,8 @@ struct Configuration<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     huge_ram_dir: Option<PathBuf>,
     file_roots: Vec<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qemu_user: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -201,6 +203,8 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
         ram_dir: host.ram_directory(),
         huge_ram_dir: Some(host.huge_directory()).filter(|folder| folder.is_dir()),
         file_roots: file_roots(host),
+        // The image of a machine of the RDMA lab has no users.
+        qemu_user: host.is_machine().then_some("root"),
     };
     let head = toml::to_string(&configuration).map_err(render)?;
     let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;

@@ -229,7 +229,7 @@ impl GuestSpec {
 
     /// Where its console goes on a host that Linerate moved it to: the destination's agent chooses that file itself.
     pub fn arrived_serial(&self, host: &Host) -> PathBuf {
-        host.run_directory().join("guests").join(&self.name).join("serial0.log")
+        host.run_directory().join("guests").join(&self.name).join("qemu").join("serial0.log")
     }
 
     /// Its RAM file on a host when the lab started it ([`crate::Qemu`]) with a shared file.

@@ -8,6 +8,9 @@ use std::process::Command;
 use crate::error::io_error;
 use crate::{LabError, Side, lab, netns, tool};
 
+/// Name of the network namespace of a host that is a machine of its own.
+const MACHINE: &str = "machine";
+
 /// A host: a network namespace, directories, and a tmpfs for guest RAM.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -24,7 +27,7 @@ impl Host {
     /// This very machine as a host, for programs that run in one of two machines of the RDMA lab which links join
     /// (`Machine::wires`). There devices and addresses are named as in a lab. It goes with the machine.
     pub fn of_machine(side: Side, links: usize, ram_mb: u64) -> Result<Host, LabError> {
-        let namespace = "machine";
+        let namespace = MACHINE;
         // The namespace of process 1 gets a name, so that all else is as for any host.
         tool::run("ip", &["netns", "attach", namespace, "1"])?;
         let host = Host {
@@ -38,6 +41,11 @@ impl Host {
         };
         host.make_directories(ram_mb)?;
         Ok(host)
+    }
+
+    /// Whether it is a machine of its own.
+    pub(crate) fn is_machine(&self) -> bool {
+        self.namespace == MACHINE
     }
 
     /// Lets guests of this host have so many MiB of RAM in explicit huge pages, in [`Host::huge_directory`]. For a host

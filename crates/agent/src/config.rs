@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
+use linerate_guest::qemu_user::{QemuUser, QemuUserError};
 use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
 use serde::Deserialize;
@@ -98,6 +99,14 @@ pub struct Config {
     /// where storage is coherent or was never read on this host.
     #[serde(default)]
     pub keep_page_cache: bool,
+    /// User that QEMU runs as, of guests that this agent starts. `root` or empty: QEMU has all rights of this host. Default
+    /// `linerate-qemu`, which must exist.
+    #[serde(default = "default_qemu_user")]
+    pub qemu_user: String,
+    /// Slice of systemd's, such as `machine.slice`, in which each guest that this agent starts gets a scope of its own. Without
+    /// it guests are part of the agent's unit. It has no effect on a QEMU that is root. None by default.
+    #[serde(default)]
+    pub qemu_slice: Option<String>,
     /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
     #[serde(default = "default_qemu")]
     pub qemu: Vec<Qemu>,
@@ -211,6 +220,15 @@ fn default_tunnel_window_mib() -> u64 {
     8
 }
 
+/// Whether systemd is process 1 here, as sd_booted(3) tells it.
+pub(crate) fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+fn default_qemu_user() -> String {
+    "linerate-qemu".into()
+}
+
 fn default_qemu() -> Vec<Qemu> {
     vec![Qemu { name: "default".into(), binary: "/usr/bin/qemu-system-x86_64".into(), data_dirs: Vec::new() }]
 }
@@ -292,6 +310,20 @@ impl Config {
     /// Folder of this host's identity.
     pub fn identity_folder(&self) -> PathBuf {
         self.identity_dir.clone().unwrap_or_else(|| self.state_dir.join("identity"))
+    }
+
+    /// The user that QEMU runs as; none if it is root. An agent that is not root starts QEMU as its own user.
+    pub fn qemu_user(&self) -> Result<Option<QemuUser>, QemuUserError> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let slice = self.qemu_slice.as_deref().filter(|_| has_systemd());
+        Ok(QemuUser::find(&self.qemu_user)?.map(|user| user.in_slice(slice)))
+    }
+
+    /// Whether QEMU is to run as another user than root.
+    pub fn has_qemu_user(&self) -> bool {
+        !matches!(self.qemu_user.as_str(), "" | "root") && rustix::process::geteuid().is_root()
     }
 
     /// Folder of the cluster's authority.

@@ -2,12 +2,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crate::local::{CONNECT_WAIT, connect_qemu};
 
 /// Bytes read at a time; the protocol's cap of one piece.
 const PIECE_BYTES: usize = 256 << 10;
@@ -93,8 +96,8 @@ pub struct Writer(UnixStream);
 
 impl Writer {
     /// Connects to the QEMU that waits for its state.
-    pub fn connect(socket: &Path) -> io::Result<Writer> {
-        let stream = UnixStream::connect(socket)?;
+    pub fn connect(socket: &Path, qemu: i32) -> io::Result<Writer> {
+        let stream = UnixStream::from(OwnedFd::from(connect_qemu(socket, qemu, CONNECT_WAIT)?));
         stream.set_write_timeout(Some(SILENCE_MAX))?;
         Ok(Writer(stream))
     }

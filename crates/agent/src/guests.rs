@@ -10,13 +10,15 @@ use linerate_api as api;
 use linerate_api::{
     AdoptGuest, ErrorBody, GuestDetail, GuestRunState, GuestSummary, StartGuest, StopGuest, code,
 };
+use linerate_guest::access::{Wanted, needs};
 use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
 use linerate_guest::process::{self, Launch, StopMethod};
+use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::read;
-use linerate_guest::registry::{GuestRecord, Origin, RegistryError};
+use linerate_guest::registry::{GuestRecord, Origin, RegistryError, make_qemu_folder};
 use linerate_guest::run_state::RunState;
-use linerate_guest::spec::{GuestSpec, SpecFolders};
+use linerate_guest::spec::{GuestSpec, SpecFolders, SpecGuest};
 use linerate_guest::stale;
 use linerate_guest::verdict::{Reason, judge_images, judge_streams, needs};
 use linerate_memory::{Mapping, RamBlock};
@@ -227,14 +229,26 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         ErrorBody::new(code::BAD_REQUEST, format!("no QEMU of that name is configured; there are {known:?}"))
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
+    let user = agent.config.qemu_user().map_err(|error| failed("resource_missing", &error))?;
     if let Some(open) = agent.open_session_of_name(&spec.name) {
         return Err(busy(&spec.name, "a guest of this name may run, or be resumed, on either host", open));
     }
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
-    let places = SpecFolders { folder: folder.clone(), ram_dir };
-    let guest = spec.launch(&program, &places);
+    let made = make_qemu_folder(&folder, user.as_ref()).map_err(|error| registry_error(&error));
+    let opened = made.and_then(|own| {
+        let places = SpecFolders { folder: own.clone(), ram_dir };
+        let guest = spec.launch(&program, &places);
+        user.as_ref().map_or(Ok(()), |user| let_in(agent, user, &spec, &guest, own)).map(|()| guest)
+    });
+    let guest = match opened {
+        Ok(guest) => guest,
+        Err(error) => {
+            let _ = agent.registry.give_up(&spec.name);
+            return Err(error);
+        }
+    };
     let launch = Launch {
         name: &spec.name,
         qemu: &program,
@@ -244,14 +258,35 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         pid_file: &guest.pid_file,
         ram_files: vec![guest.ram_file.clone()],
         ram_is_made: false,
+        user: user.as_ref(),
         origin: Origin::Started,
         session: None,
     };
     let (record, qmp) = process::start(&agent.registry, &launch, Instant::now() + START_WAIT)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     drop(qmp);
+    agent.registry.own_files(&record.name);
     tracing::info!(guest = record.name, pid = record.process.pid, "started");
     Ok(summary(agent, &record).0)
+}
+
+/// Lets QEMU's user in to what the guest has, with the file of its serial port.
+fn let_in(agent: &Agent, user: &QemuUser, spec: &GuestSpec, guest: &SpecGuest, own: PathBuf) -> Answer<()> {
+    if let Some(problem) = needs::spec_problem(user, spec) {
+        return Err(ErrorBody::new("resource_missing", problem));
+    }
+    if let Some(serial) = &spec.serial {
+        let made = std::fs::OpenOptions::new().append(true).create(true).open(serial);
+        made.map_err(|error| {
+            ErrorBody::new("resource_missing", format!("cannot write {}: {error}", serial.display()))
+        })?;
+    }
+    let Some(access) = agent.registry.access() else { return Ok(()) };
+    let mut wanted = needs::of_spec(spec, &guest.arguments);
+    wanted.push(Wanted::new(own, true));
+    let granted =
+        access.passes(user, guest.ram_file.parent()).and_then(|()| access.grant(&spec.name, user, &wanted));
+    granted.map_err(|error| failed("resource_missing", &error))
 }
 
 /// Where the RAM of a guest goes that is started here.

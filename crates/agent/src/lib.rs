@@ -64,6 +64,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use linerate_api::{AuditAction, TunnelAddress};
+use linerate_guest::access::Access;
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::OnRefusal;
 use tracing_subscriber::Layer as _;
@@ -87,6 +88,10 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
         Security::open(&config)?;
+        // The agent starts without that user: what is open must be brought to its end, and guests must be able to leave.
+        if let Err(error) = config.qemu_user() {
+            eprintln!("warning: no guest can arrive or be started here: {}", faults::chain(&error));
+        }
         return Ok(());
     }
     start_log();
@@ -152,16 +157,38 @@ fn open(config: Config, security: Arc<Security>) -> Result<Agent> {
         [&config.run_dir, &config.ram_dir, &config.state_dir].into_iter().chain(&config.huge_ram_dir)
     {
         private_folder(folder)?;
+        if config.has_qemu_user() && *folder != config.state_dir {
+            let_pass(folder)?;
+        }
     }
     make_socket_folders(&config)?;
     make_domain_folder(&config);
     let journal = Journal::open(&config.state_dir).with_context(|| {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
-    let registry = Registry::open(&config.run_dir)?;
+    let mut registry = Registry::open(&config.run_dir)?;
+    if config.has_qemu_user() {
+        registry = registry.with_access(Access::new(config.state_dir.join("access")))?;
+        if let Some(slice) = config.qemu_slice.as_ref().filter(|_| !config::has_systemd()) {
+            tracing::warn!(
+                slice,
+                "qemu_slice has no effect, as systemd does not run here: guests are in the agent's control group"
+            );
+        }
+        // Guests that are here can still leave, and what is open can be ended.
+        if let Err(error) = config.qemu_user() {
+            tracing::error!(error = faults::chain(&error), "no guest can arrive or be started here");
+        }
+    }
     let audit = Audit::open(&config.state_dir)
         .with_context(|| format!("cannot open the audit log in {}", config.state_dir.display()))?;
     Ok(Agent::new(config, journal, registry, security, audit))
+}
+
+/// QEMU's user passes through to its guests' files, and cannot list the folder.
+fn let_pass(folder: &Path) -> Result<()> {
+    std::fs::set_permissions(folder, Permissions::from_mode(0o711))
+        .with_context(|| format!("cannot let QEMU's user through {}", folder.display()))
 }
 
 /// Folders that tunnels may connect into are there from the start. Hypervisors of any user may make sockets in them,

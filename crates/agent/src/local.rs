@@ -1,7 +1,10 @@
 //! Connecting to sockets of this host.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -52,6 +55,29 @@ pub(crate) fn connect_in_folder(path: &Path, wait: Duration) -> io::Result<Socke
     connect_unix(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), wait)
 }
 
+/// Connects to a socket that this QEMU serves, in a folder of its own. Nothing else is taken for it, wherever a name that a
+/// hostile QEMU made there may lead.
+pub(crate) fn connect_qemu(path: &Path, pid: i32, wait: Duration) -> io::Result<Socket> {
+    let socket = connect_in_folder(path, wait)?;
+    let serves = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get();
+    if serves == pid {
+        return Ok(socket);
+    }
+    let text = format!("{} is served by process {serves} and not by the QEMU {pid}", path.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// Listens for a QEMU, which may run as another user: that user alone can connect.
+pub(crate) fn listen_for(path: &Path, pid: i32) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    let user = linerate_guest::procfs::user_of(pid).map_err(io::Error::other)?;
+    if user != rustix::process::geteuid().as_raw() {
+        std::os::unix::fs::lchown(path, Some(user), None)?;
+    }
+    Ok(listener)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +121,18 @@ mod tests {
             let _taken = service.accept().unwrap();
             second.join().unwrap();
         });
+    }
+
+    #[test]
+    fn what_another_process_serves_is_not_taken_for_a_qemu() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("state.sock"), dir.path().join("link"));
+        let own = i32::try_from(std::process::id()).unwrap();
+        let _listener = listen_for(&path, own).unwrap();
+        assert!(connect_qemu(&path, own, LONG).is_ok());
+        let refused = connect_qemu(&path, own + 1, LONG).unwrap_err().to_string();
+        assert!(refused.contains("not by the QEMU"), "{refused}");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(connect_qemu(&link, own, LONG).is_err());
     }
 }

@@ -141,7 +141,7 @@ fn memory_began(event: &Value) -> bool {
 /// What the source's QEMU says of jobs and of block nodes that are not the guest's.
 fn remains(stage: &Stage) -> Vec<String> {
     let folder = stage.lab.hosts()[stage.source].run_directory().join("guests/g");
-    for socket in ["state.sock", "disks.sock"] {
+    for socket in ["state.sock", "disks.sock", "qemu/state.sock", "qemu/disks.sock"] {
         assert!(!folder.join(socket).exists(), "{socket} is left");
     }
     let mut qemu = Qmp::of_guest(&stage.lab.hosts()[stage.source], "g").unwrap();

@@ -313,7 +313,7 @@ fn what_streams_cannot_do_is_refused_and_touches_nothing() {
 /// How the guest's QEMU is set for migrations, as it says itself: every capability and every parameter.
 fn qemu_settings(stage: &Stage) -> [Value; 2] {
     let folder = stage.lab.hosts()[stage.source].run_directory().join("guests/g");
-    assert!(!folder.join("state.sock").exists(), "what its stream was taken by is left");
+    assert!(!folder.join("qemu/state.sock").exists(), "what its stream was taken by is left");
     let mut qemu = Qmp::of_guest(&stage.lab.hosts()[stage.source], "g").unwrap();
     let mut ask = |command: &str| qemu.execute(command, Value::Null).unwrap();
     [ask("query-migrate-capabilities"), ask("query-migrate-parameters")]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::images;
 use crate::process::GuestError;
 use crate::procfs::{ProcessError, ProcessIdentity, command_line};
-use crate::registry::{Registry, RegistryError, remove_file, remove_folder};
+use crate::registry::{Registry, RegistryError, remove_file};
 
 /// Name of the file.
 const START: &str = "start.json";
@@ -61,7 +61,7 @@ pub fn finished(folder: &Path) -> Result<(), RegistryError> {
 /// Ends and removes what was made for a reserved guest that never came to have a record; one that has is left alone.
 pub fn remove_reserved(registry: &Registry, name: &str) -> Result<(), GuestError> {
     match registry.get(name) {
-        Err(RegistryError::Unknown(_)) => clear(&registry.folder(name)?).map(drop),
+        Err(RegistryError::Unknown(_)) => clear(registry, name, &registry.folder(name)?).map(drop),
         Ok(_) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -72,7 +72,7 @@ pub fn remove_reserved(registry: &Registry, name: &str) -> Result<(), GuestError
 pub fn clear_unfinished(registry: &Registry) -> Result<Vec<String>, GuestError> {
     let mut cleared = Vec::new();
     for (name, folder) in registry.without_record()? {
-        if clear(&folder)? {
+        if clear(registry, &name, &folder)? {
             cleared.push(name);
         }
     }
@@ -80,18 +80,19 @@ pub fn clear_unfinished(registry: &Registry) -> Result<Vec<String>, GuestError> 
 }
 
 /// Whether there was an announced start in the folder, which is removed now.
-fn clear(folder: &Path) -> Result<bool, GuestError> {
+fn clear(registry: &Registry, name: &str, folder: &Path) -> Result<bool, GuestError> {
     let Some(start) = Start::read(folder) else { return Ok(false) };
     end_all(&start.pid_file)?;
     for path in &start.ram_files {
         remove_file(path)?;
     }
     images::discard(&images::made(folder));
-    remove_folder(folder)?;
+    registry.remove_all(name, folder)?;
     Ok(true)
 }
 
-fn end_all(pid_file: &Path) -> Result<(), GuestError> {
+/// Ends every process that was started with this pid file.
+pub(crate) fn end_all(pid_file: &Path) -> Result<(), GuestError> {
     for _ in 0..LOOKS_MAX {
         let found = started_with(pid_file);
         if found.is_empty() {

@@ -11,6 +11,7 @@
 //! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
 //! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left
 //!   behind. [`in_use`] finds who else uses an image.
+//! - [`qemu_user`] is the user that QEMU runs as, [`access`] what that user is let in to.
 //! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
@@ -19,6 +20,7 @@
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 
+pub mod access;
 pub mod argv;
 pub mod bytes;
 pub mod description;
@@ -40,6 +42,7 @@ pub mod process;
 pub mod processor;
 pub mod procfs;
 pub mod qcow2;
+pub mod qemu_user;
 pub mod qmp;
 pub mod read;
 pub mod registry;

@@ -1,5 +1,7 @@
 //! Starts QEMU detached from the agent, and ends it.
 
+mod unprivileged;
+
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -9,8 +11,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::incoming_qemu::QemuBinary;
-use crate::leftovers::{self, announce};
-use crate::procfs::{ProcessError, ProcessIdentity};
+use crate::leftovers::{self, announce, end_all};
+use crate::procfs::ProcessError;
+use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, Registry, RegistryError, remove_file};
 
@@ -74,6 +77,8 @@ pub struct Launch<'a> {
     pub ram_files: Vec<PathBuf>,
     /// The RAM files were made already, and may be filled while QEMU starts. Otherwise QEMU makes them.
     pub ram_is_made: bool,
+    /// The user that it runs as, in QEMU's sandbox; as root without either if none.
+    pub user: Option<&'a QemuUser>,
     /// How it came here.
     pub origin: Origin,
     /// The migration that brings it here.
@@ -88,7 +93,7 @@ pub fn start(
 ) -> Result<(GuestRecord, Qmp), GuestError> {
     let result = try_start(registry, launch, deadline);
     if result.is_err() {
-        clean_up(launch);
+        clean_up(registry, launch);
     }
     result
 }
@@ -104,14 +109,19 @@ fn try_start(
     }
     // From here to the record a crash leaves a process that only this names.
     announce(launch.folder, launch.pid_file, &launch.ram_files)?;
-    run_until_detached(launch, deadline)?;
-    let pid = read_pid(launch.pid_file)?;
+    let (pid, qmp) = match launch.user {
+        Some(user) => unprivileged::run(user, launch, deadline).map(|(pid, qmp)| (pid, Some(qmp)))?,
+        None => {
+            run_until_detached(launch, deadline)?;
+            (read_pid(launch.pid_file)?, None)
+        }
+    };
     let record =
         GuestRecord::new(launch.name, launch.origin, pid, launch.qmp.to_owned(), launch.ram_files.clone())?;
     let record = GuestRecord { session: launch.session.clone(), ..record };
     registry.put(&record)?;
     leftovers::finished(launch.folder)?;
-    let qmp = connect(&record, deadline)?;
+    let qmp = qmp.map_or_else(|| connect(&record, deadline), Ok)?;
     Ok((record, qmp))
 }
 
@@ -197,18 +207,14 @@ fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> bool {
     matches!(qmp.execute(command, json!({}), deadline), Ok(_) | Err(QmpError::Closed { .. }))
 }
 
-fn clean_up(launch: &Launch<'_>) {
-    if let Ok(pid) = read_pid(launch.pid_file)
-        && let Ok(process) = ProcessIdentity::of(pid)
-    {
-        let killed = process.signal(rustix::process::Signal::KILL);
-        let ended = process.wait_end(Instant::now() + Duration::from_secs(10));
-        tracing::debug!(pid, ?killed, ended, "a QEMU that did not come up");
+fn clean_up(registry: &Registry, launch: &Launch<'_>) {
+    if let Err(error) = end_all(launch.pid_file) {
+        tracing::error!(guest = launch.name, %error, "a QEMU that did not come up could not be ended");
     }
     for path in &launch.ram_files {
         let _ = remove_file(path);
     }
-    let _ = fs::remove_dir_all(launch.folder);
+    let _ = registry.remove_all(launch.name, launch.folder);
 }
 
 fn read_pid(path: &Path) -> Result<i32, GuestError> {

@@ -115,6 +115,17 @@ fn has_other_threads(pid: i32) -> bool {
     threads.filter(|thread| thread.file_name().to_string_lossy() != pid.to_string()).count() > 0
 }
 
+/// The user whose rights a process has.
+pub fn user_of(pid: i32) -> Result<u32, ProcessError> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let text =
+        fs::read_to_string(&path).map_err(|source| ProcessError::Read { path: path.clone(), source })?;
+    // Real, effective, saved, of files.
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let effective = line.and_then(|line| line.split_whitespace().nth(1)).and_then(|uid| uid.parse().ok());
+    effective.ok_or(ProcessError::Shape { path })
+}
+
 /// Names this boot of the host: pids and start times of another boot mean nothing.
 pub fn boot_id() -> Result<String, ProcessError> {
     let path = PathBuf::from("/proc/sys/kernel/random/boot_id");

@@ -112,6 +112,25 @@ pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)
     Err(ReferenceError::Endless)
 }
 
+/// What QEMU opens because an image names it, and whether for writing: with the image its data file, and never a backing
+/// file.
+pub(crate) fn opened_with(image: &Path, writable: bool) -> Result<Vec<(PathBuf, bool)>, ReferenceError> {
+    let (mut image, mut writable) = (image.to_owned(), writable);
+    let mut found = Vec::new();
+    for _ in 0..CHAIN_MAX {
+        let Some(header) = read(&image)? else { return Ok(found) };
+        found.extend(header.data.map(|data| (PathBuf::from(data), writable)));
+        let Some(backing) = header.backing else { return Ok(found) };
+        image = image.parent().unwrap_or(Path::new("/")).join(backing);
+        writable = false;
+        found.push((image.clone(), writable));
+        if header.backing_format.as_deref() == Some(ImageFormat::Raw.name()) {
+            return Ok(found);
+        }
+    }
+    Err(ReferenceError::Endless)
+}
+
 /// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
 fn plain(name: &str) -> Option<PathBuf> {
     let protocol = name.split('/').next().is_some_and(|first| first.contains(':'));

@@ -4,16 +4,18 @@
 //! runs if its very process runs: pid, start time and boot must agree.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::access::{Access, AccessError};
 use crate::description::{DescriptionError, check_name};
 use crate::lock::lock;
 use crate::procfs::{ProcessError, ProcessIdentity, boot_id};
+use crate::qemu_user::{QemuUser, write_private};
 
 /// Version of the record's form.
 const SCHEMA: u32 = 1;
@@ -51,6 +53,21 @@ pub enum RegistryError {
     /// The process could not be looked at.
     #[error(transparent)]
     Process(#[from] ProcessError),
+}
+
+/// Folder of QEMU's own files in a guest's folder: sockets, pid file and logs. The agent trusts nothing in it.
+pub const QEMU_FOLDER: &str = "qemu";
+
+/// Makes that folder, for the user that QEMU runs as.
+pub fn make_qemu_folder(folder: &Path, user: Option<&QemuUser>) -> Result<PathBuf, RegistryError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = folder.join(QEMU_FOLDER);
+    let made = match user {
+        Some(user) => user.make_folder(&path),
+        None => fs::DirBuilder::new().mode(0o700).create(&path),
+    };
+    made.map_err(|source| RegistryError::File { path: path.clone(), source })?;
+    Ok(path)
 }
 
 /// How a guest came here.
@@ -138,6 +155,8 @@ impl GuestRecord {
 #[derive(Clone, Debug)]
 pub struct Registry {
     guests: PathBuf,
+    /// What the guests' QEMUs have been let in to; none where they run as root.
+    access: Option<Access>,
     /// Held while files of a dead guest are removed, so that they are not those of a new one of its name.
     removing: Arc<Mutex<()>>,
 }
@@ -147,7 +166,57 @@ impl Registry {
     pub fn open(run_dir: &Path) -> Result<Registry, RegistryError> {
         let guests = run_dir.join("guests");
         make_folder(&guests)?;
-        Ok(Registry { guests, removing: Arc::default() })
+        Ok(Registry { guests, access: None, removing: Arc::default() })
+    }
+
+    /// With what QEMUs that are not root have been let in to, which goes with their guests. Their user passes through the
+    /// folders, and cannot list them.
+    pub fn with_access(self, access: Access) -> Result<Registry, RegistryError> {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(&self.guests, fs::Permissions::from_mode(0o711))
+            .map_err(|source| RegistryError::File { path: self.guests.clone(), source })?;
+        Ok(Registry { access: Some(access), ..self })
+    }
+
+    /// What QEMUs that are not root have been let in to.
+    pub fn access(&self) -> Option<&Access> {
+        self.access.as_ref()
+    }
+
+    /// The guest runs here: what its QEMU was let in to goes with it from now on.
+    pub fn own_files(&self, guest: &str) {
+        self.access.iter().for_each(|access| access.own(guest));
+    }
+
+    /// The guest runs on another host, which uses its files on. `copied` are those that stay.
+    pub fn hand_files_over(&self, guest: &str, copied: &[PathBuf]) {
+        let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let copied: Vec<PathBuf> = copied.iter().map(|path| whole(path)).collect();
+        self.access
+            .iter()
+            .for_each(|access| access.hand_over(guest, &|path| copied.iter().any(|one| one == path)));
+    }
+
+    /// QEMU may have to open its files again before it is asked to leave.
+    pub fn renew_files(&self, guest: &str) -> Result<(), AccessError> {
+        self.access.as_ref().map_or(Ok(()), |access| access.renew(guest))
+    }
+
+    /// Closes files to QEMU's user that were opened for guests which are not here any more.
+    pub fn release_files_of_absent(&self) {
+        let is_here = |name: &str| !matches!(self.get(name), Err(RegistryError::Unknown(_)));
+        self.access.iter().for_each(|access| access.release_all_but(is_here));
+    }
+
+    /// The guest that this name was reserved for is not started.
+    pub fn give_up(&self, name: &str) -> Result<(), RegistryError> {
+        self.remove_all(name, &self.folder(name)?)
+    }
+
+    /// Removes a guest's folder with all in it, and closes its files to QEMU's user.
+    pub(crate) fn remove_all(&self, name: &str, folder: &Path) -> Result<(), RegistryError> {
+        self.access.iter().for_each(|access| access.release(name));
+        remove_folder(folder)
     }
 
     /// The folder of a guest, whether there is one or not.
@@ -163,30 +232,33 @@ impl Registry {
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
-            Err(RegistryError::Unknown(_)) if folder.exists() => remove_folder(&folder)?,
+            Err(RegistryError::Unknown(_)) if folder.exists() => self.remove_all(name, &folder)?,
             Err(RegistryError::Unknown(_)) => {}
             Err(other) => return Err(other),
         }
-        make_folder(&folder)?;
+        self.make_guest_folder(&folder)?;
         Ok(folder)
+    }
+
+    /// QEMU's user passes through to the folder in it that is its own, whatever the agent's file mode mask is.
+    fn make_guest_folder(&self, folder: &Path) -> Result<(), RegistryError> {
+        use std::os::unix::fs::PermissionsExt;
+        make_folder(folder)?;
+        if self.access.is_none() {
+            return Ok(());
+        }
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o711))
+            .map_err(|source| RegistryError::File { path: folder.to_owned(), source })
     }
 
     /// Writes a record: a new file beside the old one, made durable, then renamed over it.
     pub fn put(&self, record: &GuestRecord) -> Result<(), RegistryError> {
         let folder = self.folder(&record.name)?;
-        make_folder(&folder)?;
+        self.make_guest_folder(&folder)?;
         let path = folder.join("record.json");
-        let temporary = folder.join("record.json.new");
         let text = serde_json::to_vec_pretty(record)
             .map_err(|source| RegistryError::Damaged { path: path.clone(), source })?;
-        let write = || -> io::Result<()> {
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            fs::File::open(&folder)?.sync_all()
-        };
-        write().map_err(|source| RegistryError::File { path: path.clone(), source })
+        write_private(&path, &text).map_err(|source| RegistryError::File { path: path.clone(), source })
     }
 
     /// The record of a guest.
@@ -246,7 +318,7 @@ impl Registry {
                 remove_file(path)?;
             }
         }
-        remove_folder(&self.folder(&record.name)?)
+        self.remove_all(&record.name, &self.folder(&record.name)?)
     }
 }
 
@@ -260,6 +332,7 @@ impl Registry {
             .unwrap_or_default()
             .into_iter()
             .filter(|record| record.origin != Origin::Adopted && !record.is_alive());
+        let dead = dead.inspect(|record| self.access.iter().for_each(|access| access.release(&record.name)));
         dead.filter(free_ram).map(|record| record.name).collect()
     }
 }

@@ -100,6 +100,7 @@ fn a_failed_start_shows_qemus_error_and_leaves_nothing() {
         pid_file: &pid_file,
         ram_files: vec![ram.clone()],
         ram_is_made: false,
+        user: None,
         origin: Origin::Started,
         session: None,
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Fault, Mode, RegionInfo, Side, Step};
+use linerate_guest::access::{Wanted, needs};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::host::{
     HostFacts, Problem, QemuFacts, check_host, folder_available, huge_available, memory_available,
@@ -13,7 +14,8 @@ use linerate_guest::host::{
 use linerate_guest::images::{self, Prepared};
 use linerate_guest::incoming_qemu::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
 use linerate_guest::leftovers;
-use linerate_guest::registry::RegistryError;
+use linerate_guest::qemu_user::QemuUser;
+use linerate_guest::registry::{QEMU_FOLDER, RegistryError, make_qemu_folder};
 use linerate_guest::shared::Proved;
 use linerate_memory::Mapping;
 
@@ -31,6 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// What is reserved for an admitted guest.
 pub(super) struct Admitted {
     pub qemu: QemuBinary,
+    /// The user that it is to run as; root if none.
+    pub user: Option<QemuUser>,
     pub incoming_qemu: IncomingQemu,
     pub folder: PathBuf,
     /// The guest at the source.
@@ -83,24 +87,51 @@ pub(super) fn admit(
     description: GuestDescription,
     regions: &[RegionInfo],
 ) -> Result<(Admitted, Vec<Mapping>), Fault> {
+    let user = sessions.config.qemu_user().map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let (qemu, facts) = choose_qemu(sessions, &description)?;
     let folder = reserve(sessions, &description.name)?;
     let checked = check(sessions, opener, &description, &qemu, facts, folder.clone());
-    let made = checked.and_then(|(incoming_qemu, images, proved)| {
-        match make_ram(&folder, regions, &incoming_qemu) {
-            Ok(ram) => Ok((ram, incoming_qemu, images, proved)),
+    let open = checked.and_then(|(incoming_qemu, images, proved)| {
+        match let_in(sessions, user.as_ref(), &description, &incoming_qemu, &folder) {
+            Ok(()) => Ok((incoming_qemu, images, proved)),
             Err(fault) => Err(undone(images, fault)),
         }
     });
+    let made =
+        open.and_then(|(incoming_qemu, images, proved)| match make_ram(&folder, regions, &incoming_qemu) {
+            Ok(ram) => Ok((ram, incoming_qemu, images, proved)),
+            Err(fault) => Err(undone(images, fault)),
+        });
     match made {
         Ok((ram, incoming_qemu, images, proved)) => {
-            Ok((Admitted { qemu, incoming_qemu, folder, description, images, proved }, ram))
+            Ok((Admitted { qemu, user, incoming_qemu, folder, description, images, proved }, ram))
         }
         Err(fault) => {
             let _ = leftovers::remove_reserved(&sessions.registry, &description.name);
             Err(fault)
         }
     }
+}
+
+/// QEMU's user is let in to what the guest has, and to a folder of its own for sockets and logs. What it cannot open is found
+/// now, and not when the guest is stopped.
+fn let_in(
+    sessions: &Sessions,
+    user: Option<&QemuUser>,
+    description: &GuestDescription,
+    incoming_qemu: &IncomingQemu,
+    folder: &Path,
+) -> Result<(), Fault> {
+    if let Some(problem) = user.and_then(|user| needs::network_problem(user, &incoming_qemu.networks)) {
+        return Err(refuse(Code::ResourceMissing, problem));
+    }
+    let own = make_qemu_folder(folder, user).map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
+    let (Some(user), Some(access)) = (user, sessions.registry.access()) else { return Ok(()) };
+    let mut wanted = needs::of_incoming(description, incoming_qemu);
+    wanted.push(Wanted::new(own, true));
+    let ram = incoming_qemu.ram_files.iter().filter_map(|file| file.path.parent());
+    let granted = access.passes(user, ram).and_then(|()| access.grant(&incoming_qemu.name, user, &wanted));
+    granted.map_err(|error| refuse_error(Code::ResourceMissing, &error))
 }
 
 /// RAM is made here and not by the hypervisor, so that copying need not wait for it.
@@ -197,7 +228,7 @@ fn check(
     folder: PathBuf,
 ) -> Result<(IncomingQemu, Prepared, Vec<Proved>), Fault> {
     let options = IncomingOptions {
-        runtime_dir: folder.clone(),
+        runtime_dir: folder.join(QEMU_FOLDER),
         ram_dir: sessions.config.ram_dir.clone(),
         huge_ram_dir: sessions.config.huge_ram_dir.clone(),
         qemu: qemu.clone(),

@@ -15,7 +15,7 @@ use linerate_net::stream::endpoint::Socket;
 
 use super::{Incoming, Input};
 use crate::faults::chain;
-use crate::local::{CONNECT_WAIT, connect_unix};
+use crate::local::{CONNECT_WAIT, connect_qemu};
 use crate::session::notice::{LoopSender, Notice};
 use crate::session::stream_transport::{DISKS_SERVICE, QEMU_SERVICE, StreamTransport, migration_streams};
 
@@ -43,6 +43,8 @@ impl From<Notice> for Input {
 
 /// Where the incoming QEMU takes its streams.
 pub(super) struct Services {
+    /// Its process, which serves both.
+    pub qemu: i32,
     pub state: PathBuf,
     /// The images of copied disks; none if there are none.
     pub disks: Option<PathBuf>,
@@ -67,9 +69,9 @@ pub(super) fn connector(
     std::thread::Builder::new().name("qemu-connect".into()).spawn(move || {
         for (stream, service) in asked {
             let connected = match services.socket(&service) {
-                Some(socket) => {
-                    connect_unix(socket, CONNECT_WAIT).and_then(Socket::new).map_err(|error| chain(&error))
-                }
+                Some(socket) => connect_qemu(socket, services.qemu, CONNECT_WAIT)
+                    .and_then(Socket::new)
+                    .map_err(|error| chain(&error)),
                 None => Err(format!("this migration has no service {service}")),
             };
             match connected {

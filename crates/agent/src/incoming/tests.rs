@@ -71,7 +71,7 @@ fn a_migration_has_no_service_but_the_hypervisor_and_its_images() {
         let (session, _inputs) = with_streams();
         let streams = session.stream_transport().unwrap().streams.clone();
         // No disk of this guest is copied.
-        let services = Services { state: socket.clone(), disks: None };
+        let services = Services { qemu: std::process::id() as i32, state: socket.clone(), disks: None };
         let connector = streams::connector(streams, services).unwrap();
         connector.send((0, service.to_owned())).unwrap();
         assert!(refusal(&session).contains(&format!("no service {service}")));

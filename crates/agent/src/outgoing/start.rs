@@ -239,6 +239,8 @@ pub(super) fn resolve(sessions: &Sessions, request: &MigrateRequest) -> Result<F
 fn resolve_own(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, Fault> {
     let deadline = Instant::now() + QMP_WAIT;
     let (record, mut qmp) = connect(sessions, &request.guest, deadline)?;
+    // When a migration is rolled back, QEMU opens its disks again.
+    sessions.registry.renew_files(&record.name).map_err(|error| here(Code::ResourceMissing, &error))?;
     let mut description = describe(&mut qmp, &record, deadline)?;
     description.name.clone_from(&record.name);
     let changes = disks::at_start(&mut qmp, &mut description, deadline)?.join("; ");

@@ -21,6 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Input, Outgoing};
 use crate::faults::chain;
+use crate::local::listen_for;
 use crate::session::notice::{LoopSender, Notice};
 use crate::session::stream_transport::{
     DISKS_SERVICE, MEMORY, QEMU_SERVICE, STORAGE, StreamTransport, migration_streams,
@@ -156,15 +157,16 @@ pub(super) struct Accepting {
 }
 
 impl Accepting {
-    /// Listens; `most` is how many connections QEMU makes, and more are not taken.
+    /// Listens for this process; `most` is how many connections QEMU makes, and more are not taken.
     pub fn start(
         socket: &Path,
+        qemu: i32,
         streams: MigrationStreams,
         service: Service,
         most: usize,
     ) -> io::Result<Accepting> {
         let _ = std::fs::remove_file(socket);
-        let listener = UnixListener::bind(socket)?;
+        let listener = listen_for(socket, qemu)?;
         listener.set_nonblocking(true)?;
         let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
         let accept = move || {

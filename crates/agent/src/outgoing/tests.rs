@@ -98,7 +98,8 @@ fn no_more_connections_of_the_hypervisor_are_taken_than_it_was_set_to_make() {
     let migration = outgoing.migration_streams().unwrap();
     let streams = migration.transport.streams.clone();
     let socket = dir.path().join("state.sock");
-    let accepting = Accepting::start(&socket, migration, Service::Migration, 2).unwrap();
+    let accepting =
+        Accepting::start(&socket, std::process::id() as i32, migration, Service::Migration, 2).unwrap();
     let mut connections: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     // They are accepted in order, so with the last the others were, too.
     connections[2].set_read_timeout(Some(LONG)).unwrap();

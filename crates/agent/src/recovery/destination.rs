@@ -119,6 +119,7 @@ impl Unfinished {
         // Whatever becomes of it: its images are its own.
         if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
             images::keep(&folder);
+            sessions.registry.own_files(&qemu.name);
         }
         let deadline = Instant::now() + QMP_WAIT;
         let mut destination = match process::connect(qemu, deadline) {

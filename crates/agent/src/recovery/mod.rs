@@ -29,6 +29,7 @@ use linerate_core::recovery::{
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
+use linerate_guest::registry::QEMU_FOLDER;
 use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
@@ -86,6 +87,7 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
         }
     }
     sessions.registry.free_ram_of_dead();
+    sessions.registry.release_files_of_absent();
     let mut found = sessions.journal.all()?;
     found.sort_by_key(|(_, record)| record.order);
     found.iter_mut().for_each(|(session, record)| name_process(sessions, *session, record));
@@ -473,8 +475,11 @@ impl Unfinished {
 /// Sockets at which an earlier agent process, or its QEMU, took streams.
 fn remove_sockets(sessions: &Sessions, guest: &str) {
     if let Ok(folder) = sessions.registry.folder(guest) {
-        let paths: [PathBuf; 2] = ["state.sock", "disks.sock"].map(|name| folder.join(name));
-        paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        // Those of a source are the agent's, those of a destination QEMU's.
+        let folders = [folder.join(QEMU_FOLDER), folder];
+        let in_each = |name| folders.clone().map(|folder: PathBuf| folder.join(name));
+        let paths = ["state.sock", "disks.sock"].map(in_each);
+        paths.iter().flatten().for_each(|path| drop(std::fs::remove_file(path)));
     }
 }
 

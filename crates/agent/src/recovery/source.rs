@@ -120,6 +120,7 @@ impl Unfinished {
             &self.guest,
             &peers.first().map_or(String::new(), ToString::to_string),
         );
+        sessions.registry.hand_files_over(&qemu.name, &copied);
         let left = LeftoverRam::of(&qemu);
         match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {

@@ -11,7 +11,9 @@ const PORT: u16 = 7000;
 
 #[test]
 fn packets_of_a_guest_on_a_bridge_reach_the_other_host() {
-    let mut stage = Stage::with_hosts(Lab::builder().bridge_helper(), &[1000, 1000], |lab| {
+    // The helper makes a tap as root, which no other QEMU can run.
+    let root = "qemu_user = \"root\"\n";
+    let mut stage = Stage::with_hosts_set(Lab::builder().bridge_helper(), &[1000, 1000], root, |lab| {
         let net = Some(guest::heartbeat(lab, 0, PORT, 50));
         GuestSpec::new("g", GuestParameters { net, ..busy() }).bridge("br0")
     });

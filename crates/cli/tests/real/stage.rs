@@ -158,7 +158,18 @@ impl Stage {
 
     /// On hosts that have more than usual.
     pub fn with_hosts(hosts: LabBuilder, links_mbps: &[u64], guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
-        Stage::of(hosts_of(hosts, links_mbps, |_| String::new()), guest)
+        Stage::with_hosts_set(hosts, links_mbps, "", guest)
+    }
+
+    /// The same with more lines for the configuration of both agents.
+    #[allow(dead_code, reason = "not every test file needs it")]
+    pub fn with_hosts_set(
+        hosts: LabBuilder,
+        links_mbps: &[u64],
+        configuration: &str,
+        guest: impl FnOnce(&Lab) -> GuestSpec,
+    ) -> Stage {
+        Stage::of(hosts_of(hosts, links_mbps, |_| configuration.into()), guest)
     }
 
     fn of((one, lab, agents): Hosts, guest: impl FnOnce(&Lab) -> GuestSpec) -> Stage {
@@ -196,6 +207,16 @@ impl Stage {
         let place = 1 - self.source;
         self.agents[place].stop().unwrap();
         self.agents[place] = Agent::start(&host, options(configuration)).unwrap();
+    }
+
+    /// Restarts both agents with another program.
+    #[allow(dead_code, reason = "not every test file needs it")]
+    pub fn restart_both_as(&mut self, program: &Path) {
+        for (place, host) in self.lab.hosts().iter().take(2).enumerate() {
+            self.agents[place].stop().unwrap();
+            let options = AgentOptions { binary: Some(program.to_owned()), ..options("") };
+            self.agents[place] = Agent::start(host, options).unwrap();
+        }
     }
 
     /// Restarts the destination's agent on a host that has no hugetlbfs any more.
@@ -297,7 +318,7 @@ impl Stage {
     pub fn arrived(&mut self) {
         self.source = 1 - self.source;
         let host = &self.lab.hosts()[self.source];
-        self.consoles.push(host.run_directory().join("guests/g/serial0.log"));
+        self.consoles.push(host.run_directory().join("guests/g/qemu/serial0.log"));
     }
 
     /// It passes over its memory, and its disk if that has an order, again, and nothing is damaged.

@@ -106,6 +106,7 @@ pub fn start_spec(place: &Place, qemu: &QemuBinary, text: &str) -> Running {
         pid_file: &guest.pid_file,
         ram_files: vec![guest.ram_file],
         ram_is_made: false,
+        user: None,
         origin: Origin::Started,
         session: None,
     };
@@ -128,6 +129,7 @@ pub fn start_incoming(place: &Place, qemu: &QemuBinary, incoming: &IncomingQemu)
         pid_file: &incoming.pid_file,
         ram_files: incoming.ram_files.iter().map(|file| file.path.clone()).collect(),
         ram_is_made: false,
+        user: None,
         origin: Origin::Arrived,
         session: None,
     };

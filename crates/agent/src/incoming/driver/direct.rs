@@ -45,7 +45,7 @@ impl Driver for Direct {
         let monitor = self.qemu.monitor()?;
         monitor.prepare(runs, deadline).map_err(failed)?;
         monitor.incoming(&socket, deadline).map_err(failed)?;
-        let writer = Writer::connect(&socket);
+        let writer = Writer::connect(&socket, pid);
         self.writer = Some(writer.map_err(|error| here(Code::HypervisorFailed, Step::Prepare, &error))?);
         let (regions, touched) = self.ram.check_blocks(pid, &found)?;
         self.qemu.write_journal()?;

@@ -56,7 +56,7 @@ impl OwnQemu {
 
     /// Where it is to listen for its state.
     pub fn state_socket(&self) -> PathBuf {
-        self.admitted.folder.join("state.sock")
+        self.admitted.incoming_qemu.qmp.with_file_name("state.sock")
     }
 
     /// What was admitted, and the monitor of the QEMU that was started for it.
@@ -83,6 +83,7 @@ impl OwnQemu {
             pid_file: &incoming_qemu.pid_file,
             ram_files: incoming_qemu.ram_files.iter().map(|file| file.path.clone()).collect(),
             ram_is_made,
+            user: self.admitted.user.as_ref(),
             origin: Origin::Arrived,
             session: Some(self.context.shared.session.to_string()),
         };
@@ -130,6 +131,7 @@ impl OwnQemu {
     pub fn run(&mut self, ran: bool) {
         // Its images are its own before it can write to them: from here on they are never removed.
         images::keep(&self.admitted.folder);
+        self.context.sessions.registry.own_files(&self.admitted.incoming_qemu.name);
         let began = Instant::now();
         match self.take_over(ran) {
             Ok(()) => {

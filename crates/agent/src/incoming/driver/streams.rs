@@ -39,14 +39,14 @@ impl Streams {
     /// Has the incoming QEMU wait for its streams, and serve the images that disks are copied into.
     fn listen(&mut self) -> Result<StreamSettings, Fault> {
         let deadline = Instant::now() + START_WAIT;
-        self.qemu.start(false, deadline)?;
+        let pid = self.qemu.start(false, deadline)?.pid;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let channels = self.offered_channels.min(u16::try_from(cpus).unwrap_or(u16::MAX));
         let failed = |error: MigrateError| here(code_of(&error), Step::Prepare, &error);
         let state = self.qemu.state_socket();
         let (admitted, monitor) = self.qemu.parts()?;
         let options = monitor.prepare_streams(channels, &admitted.description, deadline).map_err(failed)?;
-        let disks = admitted.folder.join("disks.sock");
+        let disks = state.with_file_name("disks.sock");
         let disks = (!admitted.images.exports.is_empty()).then_some(disks);
         if let Some(disks) = &disks {
             monitor.export_disks(&admitted.images.exports, disks, deadline).map_err(failed)?;
@@ -55,7 +55,7 @@ impl Streams {
                 .are_overwritten(&admitted.incoming_qemu.name, "this host, and not all of it arrived");
         }
         monitor.incoming(&state, deadline).map_err(failed)?;
-        self.connect(Services { state, disks })?;
+        self.connect(Services { qemu: pid, state, disks })?;
         Ok(StreamSettings {
             channels: options.channels,
             return_path: options.return_path,

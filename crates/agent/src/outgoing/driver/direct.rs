@@ -1,6 +1,5 @@
 //! Linerate copies RAM. QEMU sends its device state only, which the session carries.
 
-use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use super::tracked_ram::{GuestRam, TrackedRam};
 use super::{Done, Driver, here};
 use crate::device_state::Reader;
 use crate::faults::chain;
+use crate::local::listen_for;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::worker::Task;
 
@@ -66,7 +66,8 @@ impl Direct {
     fn start_reader(&mut self) -> Done {
         let failed = |error: std::io::Error| here(Code::HypervisorFailed, Step::Blackout, &error);
         let _ = std::fs::remove_file(&self.own.state_socket);
-        let listener = UnixListener::bind(&self.own.state_socket).map_err(failed)?;
+        let listener =
+            listen_for(&self.own.state_socket, self.own.guest.record.process.pid).map_err(failed)?;
         let guest = &self.own.guest;
         let (shared, is_abandoned) = (guest.shared.clone(), guest.abandon_check());
         let reader = Reader::start(listener, move |bytes| {

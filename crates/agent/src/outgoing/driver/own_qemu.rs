@@ -180,8 +180,10 @@ impl OwnQemu {
 
     /// Ends the process of a guest that has left.
     pub fn clean_up(&mut self) -> Done {
-        let Guest { qemu, record, .. } = &mut self.guest;
+        let Guest { qemu, record, description, .. } = &mut self.guest;
         self.downtime_ms = qemu.downtime_ms(Guest::deadline()).ok().flatten();
+        let copied: Vec<PathBuf> = description.copied.iter().map(|disk| PathBuf::from(&disk.path)).collect();
+        self.registry.hand_files_over(&record.name, &copied);
         let left = LeftoverRam::of(record);
         let (how, qmp) = (process::StopMethod::Quit, Some(qemu.qmp()));
         process::stop(&self.registry, record, qmp, how, Guest::deadline())

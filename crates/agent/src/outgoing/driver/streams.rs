@@ -61,7 +61,8 @@ impl Streams {
             Service::Migration => &self.own.state_socket,
             Service::Disks => &self.disks_socket,
         };
-        let accepting = Accepting::start(socket, self.streams.clone(), service, most)
+        let qemu = self.own.guest.record.process.pid;
+        let accepting = Accepting::start(socket, qemu, self.streams.clone(), service, most)
             .map_err(|error| here(Code::HypervisorFailed, Step::Copy, &error))?;
         self.accepting.push(accepting);
         Ok(())
