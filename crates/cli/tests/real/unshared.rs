@@ -65,6 +65,9 @@ impl Stage {
         let [here, there] = self.disks();
         let (program, found) = (self.lab.directory().join("broken-qemu"), self.lab.directory().join("found"));
         let real = Cache::locate().qemu(QemuVersion::Ten).unwrap();
+        // It runs as a user that may not make files there.
+        std::fs::write(&found, "").unwrap();
+        std::fs::set_permissions(&found, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
         let (real, folder, list) = (real.display(), there.display(), found.display());
         let script = format!(
             "#!/bin/sh\ncase $1 in -version|-machine) exec {real} \"$@\";; esac\nls {folder} > {list}\necho it does not start >&2\nexit 1\n"
