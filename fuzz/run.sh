@@ -12,7 +12,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds="${FUZZ_SECONDS:-60}"
 target_dir="${CARGO_TARGET_DIR:-target}/fuzz"
-[ $# -gt 0 ] || set -- frame message token name revocation request
+[ $# -gt 0 ] || set -- frame message token name revocation request certificate
 
 host="$(rustc -vV | sed -n 's/^host: //p')"
 flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"

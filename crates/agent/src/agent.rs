@@ -14,7 +14,6 @@ use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
-use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 use rustls_pki_types::UnixTime;
@@ -33,7 +32,7 @@ use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
-use crate::{bench, cluster, incoming, libvirt, outgoing, recovery, settings, tunnel};
+use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, settings, tunnel};
 
 pub struct Agent {
     pub config: Arc<Config>,
@@ -267,17 +266,20 @@ impl Agent {
             }
         };
         let caller = audit::host(&name, peer, accepted.cipher());
-        let permitted = permission(hello.role).map_or(Ok(()), |needed| self.security.permit(&name, needed));
+        let needed = permission::of_purpose(hello.role);
+        let permitted = needed.map_or(Ok(()), |needed| self.security.permit(&name, needed));
         let handled = match hello.role {
             _ if permitted.is_err() => refuse(accepted, permitted),
             Purpose::Query => self.committed_again(accepted, &name, true),
             Purpose::RolledBack => self.roll_back_notice(accepted, &name),
             Purpose::CommitAgain => self.committed_again(accepted, &name, false),
             Purpose::Bench | Purpose::BenchData => {
-                bench::accept(&self.bench, accepted, self.is_migrating());
+                let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
+                let terms = bench::Terms { migrating: self.is_migrating(), may_force };
+                bench::accept(&self.bench, accepted, terms);
                 Ok(())
             }
-            Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, |change| {
+            Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, &name, |change| {
                 settings::asked_by_another(&self.trials, change, &name)
             }),
             Purpose::Membership => {
@@ -451,22 +453,6 @@ impl fmt::Display for OpenSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.in_doubt { "is in doubt" } else { "is being brought to its end" };
         write!(f, "its migration {} {what}: `linerate migration list` shows what it waits for", self.session)
-    }
-}
-
-/// What a host needs for what it wants. Connections of a session that it opened need nothing more.
-fn permission(role: Purpose) -> Option<Permission> {
-    match role {
-        Purpose::ControlNew => Some(Permission::Send),
-        Purpose::TunnelNew => Some(Permission::Tunnel),
-        Purpose::Doctor | Purpose::Bench | Purpose::BenchData => Some(Permission::Look),
-        Purpose::ControlJoin
-        | Purpose::Data
-        | Purpose::ReverseData
-        | Purpose::Query
-        | Purpose::CommitAgain
-        | Purpose::RolledBack
-        | Purpose::Membership => None,
     }
 }
 

@@ -13,7 +13,8 @@
 //! | `trial`, `qos` | changes of ports that are put back unless confirmed; those of an intent |
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
-//! | `audit`, `local_users` | who did what on this host, or tried to; what users of this host may do |
+//! | `audit`, `local_users` | who did what on this host, or tried to; roles of users of this host |
+//! | `permission` | what each call of a user or another host needs |
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
@@ -42,6 +43,7 @@ mod local;
 mod local_users;
 mod outgoing;
 mod own_addresses;
+mod permission;
 mod private_folder;
 mod qos;
 mod ram;

@@ -2,13 +2,12 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use linerate_guest::socket_file::SocketFile;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A local service takes a connection within this. Those that were asked for behind it wait meanwhile.
@@ -34,25 +33,10 @@ pub(crate) fn connect_unix(path: &Path, wait: Duration) -> io::Result<Socket> {
 /// The same with a socket in a folder in which others make files. Its name leads nowhere else: a symbolic link is
 /// refused, and so is what is no socket.
 pub(crate) fn connect_in_folder(path: &Path, wait: Duration) -> io::Result<Socket> {
-    let refused =
-        |why: &str| io::Error::new(io::ErrorKind::PermissionDenied, format!("{} {why}", path.display()));
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(refused("names no file in a folder"));
-    };
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags | OFlags::DIRECTORY, Mode::empty())?;
-    let only = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let file = rustix::fs::openat2(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty(), only).map_err(
-        |error| match error {
-            rustix::io::Errno::LOOP => refused("is a symbolic link, which is not followed"),
-            other => other.into(),
-        },
-    )?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
-        return Err(refused("is a symbolic link or no socket, and is not followed"));
-    }
-    // This very file, whatever has its name by now.
-    connect_unix(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), wait)
+    let file = SocketFile::open(path)?;
+    let socket = connect_unix(&file.path(), wait)?;
+    file.check_server(rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw())?;
+    Ok(socket)
 }
 
 /// Connects to a socket that this QEMU serves, in a folder of its own. Nothing else is taken for it, wherever a name that a

@@ -1,7 +1,7 @@
 //! What a command needs of its surroundings: the agent, and where and how to write.
 
 use std::io::{BufRead, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use console::Term;
 use linerate_api::{Client, DEFAULT_SOCKET};
@@ -30,6 +30,8 @@ pub struct Screen {
 #[derive(Debug)]
 pub struct Context {
     pub client: Client,
+    /// The socket was named, by the option or the variable.
+    pub socket_is_named: bool,
     pub json: bool,
     pub out: Screen,
     pub err: Screen,
@@ -40,13 +42,21 @@ impl Context {
     pub fn from_environment(socket: Option<PathBuf>, json: bool) -> Context {
         let from_variable =
             || std::env::var_os("LINERATE_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let socket = socket.or_else(from_variable).unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+        let named = socket.or_else(from_variable);
+        let socket_is_named = named.is_some();
         Context {
-            client: Client::new(socket),
+            client: Client::new(named.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
+            socket_is_named,
             json,
             out: screen(&Term::stdout(), std::io::stdout().is_terminal()),
             err: screen(&Term::stderr(), std::io::stderr().is_terminal()),
         }
+    }
+
+    /// The agent of a configuration, unless another socket was named.
+    pub fn client_of(&self, configured: &Path) -> Client {
+        let socket = if self.socket_is_named { self.client.socket() } else { configured };
+        Client::new(socket)
     }
 
     /// Text on standard output.

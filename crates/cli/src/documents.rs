@@ -129,6 +129,19 @@ pub struct HostRevoked<'a> {
     pub list_number: u64,
 }
 
+/// Answer of `linerate cluster rotate`.
+#[derive(Serialize)]
+pub struct AuthorityRotated {
+    /// The step that was done: `begun`, `switched` or `finished`.
+    pub step: &'static str,
+    /// The authority that leaves: SHA-256 of its public key.
+    pub old: String,
+    /// The authority that comes.
+    pub new: String,
+    /// Hosts that were not waited for (`--leave-behind`): they must join again.
+    pub left_behind: Vec<String>,
+}
+
 /// Answer of `linerate certificate show`.
 #[derive(Serialize)]
 pub struct CertificateShown {

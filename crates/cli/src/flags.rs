@@ -21,8 +21,8 @@ mod qos;
 pub use audit::AuditFlags;
 pub use bench::{BenchCommand, BenchFlags};
 pub use cluster::{
-    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, TokenCommand,
-    TokenFlags,
+    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, RotateFlags,
+    TokenCommand, TokenFlags,
 };
 pub use doctor::DoctorFlags;
 pub use domain::Domain;

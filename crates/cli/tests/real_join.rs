@@ -10,7 +10,7 @@ use std::io::Write;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, Lab, LinkSpec};
+use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, GuestSpec, Lab, LinkSpec, QemuVersion};
 use serde_json::Value;
 use stage::{Stage, ended, round_began};
 
@@ -227,11 +227,88 @@ fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
     let events = migration.finish();
     assert_eq!(ended(&events).exit, Some(1), "{events:#?}");
     stage.guest_goes_on();
+    // Its part of the migration is not over: the other host knows it by this name, and no other is taken.
+    let other = join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &["--replace", "--host", "b2"]);
+    assert!(other.0 == 4 && other.1.contains("present name"), "{other:?}");
     // With a new certificate it gets the guest.
     assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &["--replace"]).0, 0);
     ended(&stage.migrate(&[]).finish()).completed();
     stage.arrived();
     stage.guest_goes_on();
+}
+
+#[test]
+fn guests_move_on_while_the_authority_changes() {
+    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
+    done(stage.agent_of(0), &["cluster", "init"]);
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
+    let moves = |stage: &mut Stage| {
+        ended(&stage.migrate(&[]).finish()).completed();
+        stage.arrived();
+        stage.guest_goes_on();
+    };
+    for step in ["begun", "switched", "finished"] {
+        let rotated = done(stage.agent_of(0), &["cluster", "rotate", "--json"]);
+        let rotated: Value = serde_json::from_str(&rotated).unwrap();
+        assert_eq!(rotated["step"], step, "{rotated}");
+        moves(&mut stage);
+        // Its agent may have followed already: it asks when it starts, and each five minutes.
+        let (exit, _, err) = linerate(stage.agent_of(1), &["certificate", "renew"], "");
+        assert!(exit == 0 || exit == 4 && err.contains("is renewed from"), "{exit} {err}");
+        moves(&mut stage);
+    }
+    for host in [0, 1] {
+        let shown = done(stage.agent_of(host), &["certificate", "show", "--json"]);
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["authorities"].as_array().unwrap().len(), 1, "{shown}");
+        assert_eq!(shown["problem"], Value::Null, "{shown}");
+    }
+}
+
+/// Commit is in the source's journal when the destination is revoked, and does not get there.
+#[test]
+fn a_destination_that_is_revoked_at_commit_leaves_one_guest_and_the_command_ends() {
+    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let guest = GuestSpec::new("g", parameters).qemu(QemuVersion::Ten);
+    let (mut stage, gates) = Stage::gated_with(&[1000, 1000], guest, DEFAULT);
+    done(stage.agent_of(0), &["cluster", "init"]);
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
+    let sent = gates[0].hold_after("source.commit_sent").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    std::thread::scope(|scope| {
+        // It asks for the agent's status at its end, which waits for the journal.
+        let revoking = scope.spawn(|| done(stage.agent_of(0), &["host", "revoke", "b"]));
+        let end = Instant::now() + LONG;
+        while !log(stage.agent_of(0)).contains("connections of hosts that were revoked are ended") {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(sent);
+        revoking.join().unwrap();
+    });
+    // The command ends although nobody answers, and says what the guest waits for.
+    let events = migration.finish();
+    assert_eq!(ended(&events).exit, Some(6), "{events:#?}");
+    let here = stage.only(0, "in_doubt");
+    let note = here["note"].as_str().unwrap();
+    assert!(note.contains("linerate resolve") && note.contains("revoked"), "{note}");
+    let there = stage.only(1, "in_doubt");
+    // The agents have the monitors of both copies, which are paused.
+    assert_eq!([stage.hypervisors(0).len(), stage.hypervisors(1).len()], [1, 1], "each keeps its copy");
+    // Nothing runs there, as the operator sees.
+    let decide = |host, session: &Value, how| {
+        let (exit, text) = stage.linerate_at(host, &["resolve", session["id"].as_str().unwrap(), how]);
+        assert_eq!(exit, 0, "{text}");
+    };
+    decide(1, &there, "--give-up");
+    decide(0, &here, "--resume-here");
+    stage.settles_at(0);
+    stage.guest_goes_on();
+    assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &["--replace"]).0, 0);
+    ended(&stage.migrate(&[]).finish()).completed();
+    stage.settles_at(1);
 }
 
 #[test]

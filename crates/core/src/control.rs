@@ -22,6 +22,10 @@ const EARLY_MAX: u64 = 4096;
 /// Their bytes. What comes ahead of its turn beyond that is dropped, and the peer sends it again.
 const EARLY_BYTES_MAX: usize = 16 << 20;
 
+/// Messages that may wait for the peer's acknowledgement while more of it are taken: each may cause an answer. Beyond that its
+/// messages are dropped, and it sends them again. Device state has fewer pieces.
+const UNACKNOWLEDGED_MAX: usize = 8192;
+
 /// A path that works brings something at least this often, with time to spare for a busy host: keep-alives come 100 to
 /// 150 ms apart.
 const FRESH: Duration = Duration::from_millis(250);
@@ -223,6 +227,9 @@ impl Control {
         if sequence > self.received_through.saturating_add(EARLY_MAX) {
             return false;
         }
+        if self.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
+            return true;
+        }
         let bytes = message.weight();
         let fits = sequence == self.received_through + 1 || self.early_bytes + bytes <= EARLY_BYTES_MAX;
         if sequence > self.received_through && fits && !self.early.contains_key(&sequence) {
@@ -378,6 +385,23 @@ mod tests {
             }
         }
         assert_eq!((a.received_through(), a.early_bytes), (2 * most - 1, 0));
+    }
+
+    #[test]
+    fn a_peer_that_acknowledges_nothing_gets_a_bounded_number_of_answers() {
+        let mut a = Control::default();
+        for number in 1..2 * UNACKNOWLEDGED_MAX as u64 {
+            let next = a.received_through() + 1;
+            assert!(a.received(ms(0), 0, next, numbered(number)));
+            while a.poll_delivered().is_some() {
+                a.send(ms(0), numbered(number));
+            }
+        }
+        assert_eq!(a.unacknowledged(), UNACKNOWLEDGED_MAX);
+        a.acknowledged(ms(1), 0, 1);
+        let next = a.received_through() + 1;
+        assert!(a.received(ms(1), 0, next, numbered(next)));
+        assert_eq!(a.received_through(), next, "its messages are taken again");
     }
 
     fn drain(control: &mut Control, now: Time) -> Vec<(PathId, Outgoing)> {

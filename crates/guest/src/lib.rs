@@ -2,7 +2,7 @@
 //! This crate also builds its incoming QEMU, starts and ends guests, and has the operations of a migration as QEMU sees
 //! it.
 //!
-//! - [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
+//! - [`socket_file`] finds a socket in a folder of others. [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
 //!   [`read`] makes a [`description::GuestDescription`] of what it says, [`verdict`] judges it.
 //! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`] checks that the
 //!   host has what the incoming QEMU needs.
@@ -49,6 +49,7 @@ pub mod registry;
 mod roots;
 pub mod run_state;
 pub mod shared;
+pub mod socket_file;
 pub mod spec;
 pub mod stale;
 pub mod verdict;

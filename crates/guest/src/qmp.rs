@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Map, Value, json};
 
+use crate::socket_file::SocketFile;
+
 /// Longest line taken from QEMU, in bytes. `query-*` answers of large guests reach some hundred KiB.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 /// Events kept until a caller asks for them; the oldest goes when one more comes.
@@ -349,7 +351,8 @@ impl Qmp {
 
 fn connect_stream(path: &Path, deadline: Instant) -> Result<UnixStream, QmpError> {
     let failed = |source: io::Error| QmpError::Connect { path: path.to_owned(), source };
-    let address = SocketAddrUnix::new(path).map_err(|e| failed(e.into()))?;
+    let file = SocketFile::open(path).map_err(failed)?;
+    let address = SocketAddrUnix::new(file.path()).map_err(|e| failed(e.into()))?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     loop {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -358,6 +361,8 @@ fn connect_stream(path: &Path, deadline: Instant) -> Result<UnixStream, QmpError
             Ok(()) => {
                 let stream = UnixStream::from(socket);
                 stream.set_nonblocking(false).map_err(failed)?;
+                let server = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| failed(e.into()))?;
+                file.check_server(server.uid.as_raw()).map_err(failed)?;
                 return Ok(stream);
             }
             // The backlog is full: clients wait already.

@@ -164,6 +164,19 @@ fn a_byte_now_and_then_does_not_lengthen_the_time_that_a_handshake_has() {
     assert!(began.elapsed() >= wait);
 }
 
+/// The kernel keeps nothing of a connection that was closed for its silence: the peer gets a reset, and no end of file.
+#[test]
+fn who_says_nothing_is_reset() {
+    use std::io::Read;
+    let wait = Duration::from_millis(300);
+    let (listener, _taken) =
+        listener_with(ListenOptions { handshake_wait: wait, ..ListenOptions::default() });
+    let mut silent = std::net::TcpStream::connect(listener.addresses()[0]).unwrap();
+    silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let ended = silent.read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(ended, Err(std::io::ErrorKind::ConnectionReset));
+}
+
 #[test]
 fn who_says_nothing_is_closed_after_a_time() {
     let wait = Duration::from_millis(300);

@@ -21,6 +21,7 @@ use crate::files::{self, FileError, Secrecy};
 use crate::name::{ClusterName, HostName, Name, authority_uri, join_uri};
 use crate::peer::Peer;
 use crate::request::{Request, common_name};
+use crate::succession::{self, Statement};
 use crate::token::{Redeemed, StoreError, Token, Tokens};
 
 mod register;
@@ -127,6 +128,8 @@ pub enum Grounds<'a> {
     Token(&'a Redeemed),
     /// A host that proved in a handshake who it is. It gets the same name again.
     Renewal(&'a Peer),
+    /// The same with a certificate of the authority before this one, which has not revoked it.
+    Succession(&'a Peer),
 }
 
 /// See the module. Its `Debug` has no key.
@@ -282,6 +285,7 @@ impl Authority {
                 }
                 &peer.host
             }
+            Grounds::Succession(peer) => &peer.host,
             Grounds::Token(redeemed) => match redeemed.host() {
                 Some(host) => host,
                 None if self.register.has(&name.host, now) => {
@@ -305,6 +309,23 @@ impl Authority {
     /// The newest list in DER; empty if no certificate was revoked yet.
     pub fn revocations(&self) -> Option<&[u8]> {
         self.register.revocations()
+    }
+
+    /// Whether it has issued a certificate with this number to this host, and has not revoked it.
+    pub fn has_issued(&self, peer: &Peer, now: UnixTime) -> bool {
+        self.register.is_valid(&peer.serial, &peer.host, now)
+    }
+
+    /// States something of another authority of this cluster, in DER. Valid as long as this authority.
+    pub fn state(
+        &self,
+        statement: Statement,
+        about: &CertificateDer<'_>,
+        now: UnixTime,
+    ) -> Result<CertificateDer<'static>, AuthorityError> {
+        let mut params = self.host_params(now)?;
+        params.not_after = date_time(self.facts.not_after)?;
+        Ok(succession::sign(statement, &self.cluster, about, params, &self.issuer)?)
     }
 
     /// What is valid now.

@@ -61,6 +61,13 @@ impl fmt::Debug for Serial {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AuthorityId(pub(crate) [u8; 32]);
 
+impl AuthorityId {
+    /// The hash itself.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 impl fmt::Display for AuthorityId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         hex(f, &self.0)

@@ -234,6 +234,16 @@ impl Identity {
         self.verify(&chain, Side::Server, None, now).map_err(IdentityError::Own)
     }
 
+    /// Whether hosts that trust this authority alone would accept this host's certificate.
+    pub fn is_issued_by(&self, authority: AuthorityId, now: UnixTime) -> bool {
+        let state = self.state();
+        let one = state.bundle.authorities().iter().find(|one| one.id() == authority);
+        let (Some(one), Some((own, between))) = (one, state.key.cert.split_first()) else { return false };
+        let authorities = std::slice::from_ref(one);
+        let verify = |side| verify_chain(authorities, &state.revocations, own, between, side, now).is_ok();
+        verify(Side::Client) && verify(Side::Server)
+    }
+
     /// The authorities that are trusted.
     pub fn bundle(&self) -> Bundle {
         self.state().bundle.clone()

@@ -3,6 +3,7 @@
 //! * [`name`]: names of clusters and hosts. [`certificate`]: what a certificate says.
 //! * [`authority`]: signs certificates and the revocation list. [`request`]: what it signs. [`token`]: who may join.
 //! * [`bundle`] and [`revocation`]: whose certificates are accepted, and which are no longer.
+//! * [`succession`]: how hosts change from one authority to the next.
 //! * [`identity`]: all of it as one host has it, read again when files change. [`pem`]: an operator's own files.
 //! * [`peer`]: verifies the chain of the other end. [`tls`]: rustls' configurations, which ask it.
 //! * [`roles`] and [`grants`]: what a peer, and a guest that comes from it, may do.
@@ -23,5 +24,6 @@ pub mod pem;
 pub mod request;
 pub mod revocation;
 pub mod roles;
+pub mod succession;
 pub mod tls;
 pub mod token;

@@ -150,6 +150,11 @@ pub(crate) fn join_uri(cluster: &ClusterName) -> String {
     format!("{SCHEME}{cluster}/authority")
 }
 
+/// The URI of what one authority states of another. It is no host's name either.
+pub(crate) fn statement_uri(cluster: &ClusterName, what: &str) -> String {
+    format!("{SCHEME}{cluster}/authority/{what}")
+}
+
 /// The cluster of an authority's URI.
 pub(crate) fn cluster_of_authority(uri: &str) -> Result<ClusterName, NameError> {
     uri.strip_prefix(SCHEME).ok_or(NameError::Scheme)?.parse()

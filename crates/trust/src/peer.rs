@@ -53,7 +53,10 @@ pub enum PeerError {
     #[error("the certificate cannot be used: {0}")]
     Certificate(#[from] CertificateError),
     /// No trusted authority issued it.
-    #[error("the certificate is from an authority that is not trusted; join both hosts to one cluster")]
+    #[error(
+        "the certificate is from an authority that is not trusted; join both hosts to one cluster. After a change of \
+         the cluster's authority, run `linerate join --replace` with a new token on the host that missed it"
+    )]
     UnknownAuthority,
     /// Its time is over.
     #[error("the certificate ended on {}; renew it at its host, and compare the clocks", utc(.0))]

@@ -10,6 +10,7 @@
 
 mod acknowledge;
 mod header;
+mod lists;
 mod opening;
 mod tag;
 mod window;
@@ -18,6 +19,7 @@ mod write;
 pub use acknowledge::{Ack, DAMAGED_MAX, encode_ack};
 pub(crate) use acknowledge::{check_damaged, read_damaged};
 pub use header::{HEADER_BYTES, Header};
+pub use lists::{LISTS_MAX, ListNumber};
 pub use opening::{HELLO_MAGIC, Hello, REQUEST_BYTES, Role, Welcome};
 pub use tag::{CONTROL_BODY_MAX, PAYLOAD_BYTES_MAX, RUNS_MAX, SequenceRule, Tag};
 pub use window::{Claim, Grant, SCRATCH_REGION};
@@ -40,6 +42,8 @@ pub enum Frame {
     Refuse(Fault),
     /// How a session ended, in answer to [`Role::Query`] and [`Role::RolledBack`].
     Outcome(Outcome),
+    /// Which revocation lists the destination has, before WELCOME, REFUSE or OUTCOME. Only over TLS.
+    Lists(Vec<ListNumber>),
     /// A placed write. The payload is the data runs' bytes, one after the other.
     Write(Write),
     /// A payload to be thrown away, acknowledged like a write.
@@ -66,6 +70,7 @@ impl Frame {
             Frame::Welcome(_) => Tag::Welcome,
             Frame::Refuse(_) => Tag::Refuse,
             Frame::Outcome(_) => Tag::Outcome,
+            Frame::Lists(_) => Tag::Lists,
             Frame::Write(_) => Tag::Write,
             Frame::Probe => Tag::Probe,
             Frame::Claim(_) => Tag::Claim,
@@ -86,6 +91,7 @@ impl Frame {
             Tag::Welcome => Frame::Welcome(Welcome::read(&mut reader)?),
             Tag::Refuse => Frame::Refuse(Fault::read(&mut reader)?),
             Tag::Outcome => Frame::Outcome(opening::read_outcome(&mut reader)?),
+            Tag::Lists => Frame::Lists(lists::read(&mut reader)?),
             Tag::Write => Frame::Write(Write::read(&mut reader, header.payload_length)?),
             Tag::Probe => Frame::Probe,
             Tag::Claim => Frame::Claim(Claim::read(&mut reader)?),
@@ -114,6 +120,7 @@ impl Frame {
             Frame::Welcome(welcome) => welcome.write(writer),
             Frame::Refuse(fault) => fault.write(writer),
             Frame::Outcome(outcome) => opening::write_outcome(*outcome, writer),
+            Frame::Lists(lists) => lists::write(lists, writer),
             Frame::Write(write) => write.write(writer, payload_length),
             Frame::Ack(ack) => acknowledge::write_damaged(&ack.damaged, sequence, writer),
             Frame::Claim(claim) => claim.write(writer),

@@ -127,6 +127,7 @@ fn the_caps_are_these() {
             (16, 16, 0),
             (6, 1030, 0),
             (4, 4, 0),
+            (2, 82, 0),
             (24, 8200, 4 << 20),
             (0, 0, 4 << 20),
             (24, 24, 0),
@@ -147,6 +148,7 @@ fn the_sequence_must_suit_the_tag() {
             | Tag::Welcome
             | Tag::Refuse
             | Tag::Outcome
+            | Tag::Lists
             | Tag::Claim
             | Tag::Grant
             | Tag::Keepalive => 1,

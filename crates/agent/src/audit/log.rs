@@ -77,7 +77,13 @@ impl Log {
 
 fn open(path: &Path) -> io::Result<File> {
     let no_link = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    OpenOptions::new().read(true).append(true).create(true).mode(0o600).custom_flags(no_link).open(path)
+    let options = &mut OpenOptions::new();
+    let file = options.read(true).append(true).create(true).mode(0o600).custom_flags(no_link).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let text = format!("{} is no regular file; move it away, and the agent makes one", path.display());
+    Err(io::Error::other(text))
 }
 
 /// None if it is no regular file: a FIFO would be waited for.
@@ -206,6 +212,17 @@ mod tests {
         let (fifo, mode) = (dir.path().join("a.jsonl.1"), rustix::fs::Mode::RUSR);
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
         assert_eq!(numbers(&log), [1]);
+    }
+
+    #[test]
+    fn a_fifo_or_a_device_in_its_place_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("a.jsonl");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        let error = Log::open(&fifo).unwrap_err().to_string();
+        assert!(error.contains("a.jsonl is no regular file"), "{error}");
+        assert!(Log::open(Path::new("/dev/null")).is_err());
     }
 
     #[test]

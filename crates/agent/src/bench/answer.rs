@@ -14,7 +14,7 @@ use super::documents::{
     ANSWER_WAIT, ChannelPart, LIMIT_MS_MAX, PeerPart, PeerReply, PeerRequest, Port, check_team, receive, send,
 };
 use super::error::BenchError;
-use super::host::{Host, Measurement};
+use super::host::{Host, Measurement, Terms};
 use super::ports;
 use super::slots::{Attached, ConnectionSlots};
 use super::stop::{Reason, Stop};
@@ -28,7 +28,7 @@ pub fn serve(
     host: &Arc<Host>,
     talk: &DocumentChannel,
     names: (SessionId, Token),
-    migrating: bool,
+    terms: Terms,
 ) -> Result<(), BenchError> {
     let claimed = host.claim(names, &Arc::new(Stop::default()), true);
     // Read before it is refused: closing with something unread would take the refusal back.
@@ -37,8 +37,14 @@ pub fn serve(
         PeerRequest::Play { .. } => return Err(BenchError::Unexpected { asked: "nothing", got: "play" }),
     };
     let claim = claimed.and_then(|claim| {
+        if force && !terms.may_force {
+            return Err(BenchError::Force);
+        }
         claim.measurement.allow(force);
-        if migrating && !force { Err(BenchError::Migration { host: "this host".into() }) } else { Ok(claim) }
+        if terms.migrating && !force {
+            return Err(BenchError::Migration { host: "this host".into() });
+        }
+        Ok(claim)
     });
     let claim = claim.map_err(|error| refuse(talk, error))?;
     let ours = interfaces::list().map_err(|error| refuse(talk, error.into()))?;

@@ -80,6 +80,11 @@ pub enum BenchError {
         /// Name of the host that the error concerns.
         host: String,
     },
+    /// A host that only looks asks for `--force`, which takes the links of guests that move.
+    #[error(
+        "this host does not let the asking host measure with --force: that needs the permission \"send\""
+    )]
+    Force,
     /// The operator, or a client that went away.
     #[error("the measurement was cancelled")]
     Cancelled,
@@ -184,6 +189,7 @@ impl BenchError {
             | BenchError::Networks(_) => code::BAD_REQUEST,
             BenchError::Busy { .. } => code::BENCH_BUSY,
             BenchError::Migration { .. } => code::MIGRATION_UNDER_WAY,
+            BenchError::Force => "not_authorised",
             BenchError::Cancelled => "cancelled",
             BenchError::Connect(_)
             | BenchError::ConnectRdma(_)
@@ -223,6 +229,9 @@ impl From<&BenchError> for ErrorBody {
             code::MIGRATION_UNDER_WAY => "wait for the migration, or measure during it with --force",
             "no_link" => "check cables, switch ports and `listen` of both agents",
             code::BENCH_FAILED => "read the log of the other host's agent, then try again",
+            "not_authorised" => {
+                "measure without --force, or give the asking host a role that may send guests"
+            }
             "protocol_violation" => "install the same version of linerate on both hosts",
             _ => "",
         };

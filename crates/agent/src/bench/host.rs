@@ -160,18 +160,26 @@ impl Measurement {
     }
 }
 
-/// Takes a connection with a role of a measurement, and serves it until it is over. `migrating`: guests move from or to
-/// this host.
-pub fn accept(host: &Arc<Host>, accepted: Accepted, migrating: bool) {
+/// What decides whether a host that asks may be measured with now.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Guests move from or to this host.
+    pub migrating: bool,
+    /// The host that asks may take the links of guests that move (`--force`).
+    pub may_force: bool,
+}
+
+/// Takes a connection with a role of a measurement, and serves it until it is over.
+pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) {
     let (peer, role) = (accepted.peer, accepted.hello.role);
-    let served = if role == Role::Bench { serve(host, accepted, migrating) } else { attach(host, accepted) };
+    let served = if role == Role::Bench { serve(host, accepted, terms) } else { attach(host, accepted) };
     match served {
         Ok(()) => tracing::debug!(%peer, ?role, "a connection of a measurement is done"),
         Err(error) => tracing::warn!(%peer, ?role, error, "a connection of a measurement ended"),
     }
 }
 
-fn serve(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), String> {
+fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<(), String> {
     struct Seat<'a>(&'a AtomicUsize);
     impl Drop for Seat<'_> {
         fn drop(&mut self) {
@@ -189,7 +197,7 @@ fn serve(host: &Arc<Host>, accepted: Accepted, migrating: bool) -> Result<(), St
         return accepted.refuse(fault).map_err(|error| chain(&error));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    answer::serve(host, &DocumentChannel::new(stream), (hello.session, hello.token), migrating)
+    answer::serve(host, &DocumentChannel::new(stream), (hello.session, hello.token), terms)
         .map_err(|error| chain(&error))
 }
 

@@ -40,7 +40,7 @@ use crate::security::Security;
 
 pub use error::BenchError;
 pub use host::Host;
-pub(crate) use host::{accept, accept_rdma};
+pub(crate) use host::{Terms, accept, accept_rdma};
 pub use stop::{Reason, Stop};
 
 /// How long nothing may move on a connection that is measured.
@@ -96,7 +96,7 @@ fn both_sides(
     let name = crate::config::host_name();
     let answering = Arc::new(Host::new(name.clone(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&answering);
-    let accept = move |accepted| host::accept(&other, accepted, false);
+    let accept = move |accepted| host::accept(&other, accepted, Terms { migrating: false, may_force: true });
     let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
     answering.listen_at(listener.addresses().to_vec());
     let _rdma = match request.transport {

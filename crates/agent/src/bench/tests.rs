@@ -113,9 +113,13 @@ fn cpus_are_pinned_or_the_reason_is_reported() {
 
 /// An answering host, and a conversation with it.
 fn answering(migrating: bool) -> (Arc<Host>, Listener) {
+    answering_on(migrating, true)
+}
+
+fn answering_on(migrating: bool, may_force: bool) -> (Arc<Host>, Listener) {
     let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&host);
-    let accept = move |accepted| host::accept(&other, accepted, migrating);
+    let accept = move |accepted| host::accept(&other, accepted, Terms { migrating, may_force });
     let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
     host.listen_at(listener.addresses().to_vec());
     (host, listener)
@@ -171,6 +175,17 @@ fn one_measurement_at_a_time_and_none_during_a_migration_unless_forced() {
     while !matches!(opened(&listener, 2, true).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
     }
+}
+
+#[test]
+fn a_host_that_only_looks_measures_without_force() {
+    for migrating in [false, true] {
+        let (_host, listener) = answering_on(migrating, false);
+        assert_eq!(refusal(opened(&listener, 1, true).1), "not_authorised");
+    }
+    let (_host, listener) = answering_on(false, false);
+    let (_talk, ready) = opened(&listener, 2, false);
+    assert!(matches!(ready, PeerReply::Ready { .. }), "{ready:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use linerate_trust::identity::IdentityError;
 use linerate_trust::name::{HostName, Name, NameError};
 use linerate_trust::peer::PeerError;
 use linerate_trust::request::RequestError;
+use linerate_trust::succession::SuccessionError;
 use linerate_trust::tls::ConfigError;
 use linerate_trust::token::{StoreError, TokenError};
 
@@ -154,6 +155,25 @@ pub enum ClusterError {
     /// The authority's agent did not answer a member.
     #[error("the authority's agent gave no answer: {0}")]
     Asked(String),
+    /// The next authority's certificate, or a statement about it.
+    #[error(transparent)]
+    Succession(#[from] SuccessionError),
+    /// The folder of an authority.
+    #[error("the folder {} of the authority could not be renamed: {source}", .folder.display())]
+    Rename {
+        /// The folder as it is now.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Hosts that would be cut off by the next step of a change of the authority.
+    #[error("the change of the authority waits for {}: {what}", names(.hosts))]
+    NotReady {
+        /// What they have not done.
+        what: &'static str,
+        /// Which hosts.
+        hosts: Vec<HostName>,
+    },
     /// A host revokes itself.
     #[error("{0} is this host, which has the authority: it is not revoked here")]
     OwnHost(HostName),
@@ -178,6 +198,7 @@ impl ClusterError {
             | ClusterError::NoAddresses
             | ClusterError::NotProved { .. }
             | ClusterError::Refused { .. }
+            | ClusterError::NotReady { .. }
             | ClusterError::OwnHost(_) => Kind::Refused,
             ClusterError::Authority(error) => kind_of_authority(error),
             _ => Kind::Failed,
@@ -198,6 +219,11 @@ impl ClusterError {
                 "run `linerate cluster init` on the first host, or `linerate join` with a token of it"
             }
             ClusterError::NoAuthority(_) => "run this on the host where `linerate cluster init` was run",
+            ClusterError::NotReady { .. } => {
+                "their agents ask within five minutes, or at once: run `linerate certificate renew` there, then this again. \
+                 A host that is gone for good: revoke it. With --leave-behind they must join again (`linerate join --replace`)"
+            }
+            ClusterError::Rename { .. } => "run `linerate cluster rotate` again: it goes on from there",
             ClusterError::Locked(_) => "wait until the other command has ended, then try again",
             ClusterError::NoAddresses => "name it: linerate certificate renew --from HOST",
             ClusterError::Connect { .. } => {
@@ -214,6 +240,10 @@ impl ClusterError {
             _ => "",
         }
     }
+}
+
+fn names(hosts: &[HostName]) -> String {
+    hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", ")
 }
 
 fn kind_of_authority(error: &AuthorityError) -> Kind {

@@ -48,6 +48,16 @@ pub fn join(
     join_over(&folder, socket, address, &token, host)
 }
 
+/// Whether other hosts know this one by the same name afterwards: same host, and an authority that it trusts already.
+pub fn keeps_name(config: &Config, token: &str, host: Option<&str>) -> bool {
+    let host = host.map_or_else(|| config.name.to_ascii_lowercase(), str::to_owned);
+    let (Ok(own), Ok(token)) = (Identity::open(&config.identity_folder()), token.parse::<Token>()) else {
+        return false;
+    };
+    let trusts = own.bundle().authorities().iter().any(|one| one.id() == token.authority());
+    trusts && own.name().host.as_str() == host
+}
+
 /// The first of the host's addresses that takes a connection.
 fn connect(host: &str) -> Result<(TcpStream, SocketAddr), ClusterError> {
     let resolve = |source| ClusterError::Resolve { host: host.to_owned(), source };

@@ -48,12 +48,26 @@ pub enum Answer {
     Revocations {
         /// In DER, in base64.
         lists: Vec<String>,
+        /// What the authority's host says of a change of the authority; empty from other hosts.
+        #[serde(default)]
+        change: AuthorityChange,
     },
     /// Nothing was signed; a reason for the user.
     Refused {
         /// Why, and what to do.
         why: String,
     },
+}
+
+/// A change from one authority to the next, in statements that need not be believed.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct AuthorityChange {
+    /// The statement of the authority that leaves, and the certificate of the one that comes. In DER, in base64.
+    pub successor: Option<(String, String)>,
+    /// The statement of the authority that came, about the one that leaves.
+    pub retired: Option<String>,
+    /// The authority that signs certificates now: hosts with another's ask for a new one.
+    pub signs: Option<String>,
 }
 
 /// A certificate, and all that goes with it.
@@ -103,7 +117,7 @@ pub fn lists(encoded: &[String]) -> Option<Vec<Vec<u8>>> {
     encoded.iter().map(|list| decoded(list)).collect()
 }
 
-fn decoded(text: &str) -> Option<Vec<u8>> {
+pub fn decoded(text: &str) -> Option<Vec<u8>> {
     BASE64.decode(text.as_bytes()).ok()
 }
 

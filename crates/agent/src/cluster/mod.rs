@@ -10,6 +10,8 @@
 //! | `deadline` | a socket whose reads and writes end in time |
 //! | [mod@join], `join_server` | the two ends of joining |
 //! | [mod@renewal] | a new certificate, and the list of revoked ones, from the authority's agent |
+//! | [mod@rotation] | the change from one authority to the next |
+//! | `spread` | lists of revoked hosts, from host to host with each connection |
 //! | `watch` | the running agent: files that change, its listeners, the port to join at |
 
 mod deadline;
@@ -19,11 +21,15 @@ mod join_server;
 mod message;
 pub mod operations;
 pub mod renewal;
+pub mod rotation;
+mod spread;
 pub(crate) mod watch;
 
 pub use error::{ClusterError, Kind};
 pub use linerate_trust::certificate::utc;
 
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -14,7 +14,7 @@ use linerate_trust::request::{NewKey, Request};
 use linerate_trust::token::{Listed, StoreError, TokenId};
 use rustls_pki_types::UnixTime;
 
-use super::{ClusterError, Membership};
+use super::{ClusterError, Membership, has_own_authority, rotation};
 use crate::config::Config;
 
 /// Another command, or the agent, has the authority for no longer.
@@ -194,12 +194,22 @@ pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
     if own.name().host == host {
         return Err(ClusterError::OwnHost(host));
     }
-    let mut authority = open_authority(&config.authority_folder())?;
-    let revoked = authority.revoke(&host, UnixTime::now());
-    // Also the list of a command that was cut off, after which no certificate is left to revoke.
-    take_revocations(&authority, &own)?;
-    revoked?;
-    Ok(own.revocation_number(authority.id()))
+    let (mut revoked, mut number) = (Err(None), 0);
+    // While the authority changes, the host may have certificates of both.
+    for folder in rotation::folders(config) {
+        let mut authority = open_authority(&folder)?;
+        match authority.revoke(&host, UnixTime::now()) {
+            Ok(_) => revoked = Ok(()),
+            Err(error) => revoked = revoked.map_err(|first| first.or(Some(error))),
+        }
+        // Also the list of a command that was cut off, after which no certificate is left to revoke.
+        take_revocations(&authority, &own)?;
+        number = number.max(own.revocation_number(authority.id()));
+    }
+    match revoked {
+        Err(Some(error)) => Err(error.into()),
+        Ok(()) | Err(None) => Ok(number),
+    }
 }
 
 /// Puts the authority's list in force on its own host. True if it was not.
@@ -210,7 +220,16 @@ fn take_revocations(authority: &Authority, own: &Identity) -> Result<bool, Clust
 /// The same for the agent of the authority's host: the command that made the list may have been cut off.
 pub(super) fn own_revocations(config: &Config, own: &Identity) -> Result<bool, ClusterError> {
     let _alone = lock_identity(&config.identity_folder())?;
-    take_revocations(&open_authority(&config.authority_folder())?, own)
+    // A command may have changed the files, also to another cluster's.
+    own.reload()?;
+    if !has_own_authority(&config.authority_folder(), own) {
+        return Ok(false);
+    }
+    let mut newer = false;
+    for folder in rotation::folders(config) {
+        newer |= take_revocations(&open_authority(&folder)?, own)?;
+    }
+    Ok(newer)
 }
 
 /// This host's certificate, its times and its authorities, read from the files.

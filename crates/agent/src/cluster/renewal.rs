@@ -12,7 +12,8 @@ use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
 use linerate_net::tls::Tls;
-use linerate_trust::authority::{Authority, Grounds};
+use linerate_trust::authority::Grounds;
+use linerate_trust::bundle::AUTHORITIES_MAX;
 use linerate_trust::identity::Identity;
 use linerate_trust::peer::{Peer, Side};
 use linerate_trust::request::Request;
@@ -22,9 +23,9 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 
-use super::message::{self, Answer, Signed};
+use super::message::{self, Answer, AuthorityChange, Signed};
 use super::operations::{lock_identity, new_key, open_authority, open_identity, request};
-use super::{ClusterError, Membership, has_own_authority, read_addresses};
+use super::{ClusterError, Membership, has_own_authority, read_addresses, rotation};
 use crate::config::Config;
 use crate::faults::chain;
 use crate::session::address;
@@ -45,6 +46,9 @@ enum Question {
     Revocations {
         /// What the asking host has.
         known: Vec<Known>,
+        /// Lists that the asking host takes for newer than those of this one. In DER, in base64.
+        #[serde(default)]
+        offered: Vec<String>,
     },
 }
 
@@ -66,7 +70,13 @@ pub fn renew(config: &Config, from: Option<&str>) -> Result<Membership, ClusterE
             .map_err(|source| ClusterError::Resolve { host: host.to_owned(), source })?,
         None => read_addresses(&folder),
     };
-    renew_at(config, &identity, &addresses, UnixTime::now())?;
+    let now = UnixTime::now();
+    // A change of the authority comes first: it may be all that was due.
+    let has_authority = has_own_authority(&config.authority_folder(), &identity);
+    if !has_authority && exchange_with_authority(config, &identity, &addresses, now)?.changed {
+        return Ok(Membership::of(&identity));
+    }
+    renew_at(config, &identity, &addresses, now)?;
     Ok(Membership::of(&identity))
 }
 
@@ -78,10 +88,12 @@ pub(super) fn renew_at(
     now: UnixTime,
 ) -> Result<(), ClusterError> {
     let _alone = lock_identity(&config.identity_folder())?;
+    // A command may have changed the files, also to another cluster's.
+    identity.reload()?;
     let key = new_key(identity.name())?;
     let request_der = request(&key)?;
     let certificate = if has_own_authority(&config.authority_folder(), identity) {
-        let mut authority = open_authority(&config.authority_folder())?;
+        let mut authority = open_authority(&rotation::signing_folder(config))?;
         // Who may read the authority's key may have a certificate. An expired one proves nothing any more.
         let own = identity.check_own(now).ok();
         let grounds = own.as_ref().map_or(Grounds::Own, Grounds::Renewal);
@@ -100,30 +112,105 @@ pub(super) fn renew_at(
 }
 
 /// Takes newer revocation lists. True if there was one.
+#[cfg(test)]
 pub(super) fn refresh_revocations(
     config: &Config,
     identity: &Identity,
     addresses: &[SocketAddr],
 ) -> Result<bool, ClusterError> {
+    exchange_lists(config, identity, addresses, &[])
+}
+
+/// What came of a question to the authority's host.
+pub(super) struct Exchanged {
+    /// There was a newer revocation list.
+    pub newer: bool,
+    /// Other authorities are trusted, or this host has a certificate of another.
+    pub changed: bool,
+}
+
+/// Most questions in a row: each step of a change of the authority is told with the next one.
+const QUESTIONS_MAX: usize = 4;
+
+/// Takes newer lists from the authority's agent, and follows a change of the authority.
+pub(super) fn exchange_with_authority(
+    config: &Config,
+    identity: &Identity,
+    addresses: &[SocketAddr],
+    now: UnixTime,
+) -> Result<Exchanged, ClusterError> {
+    let mut all = Exchanged { newer: false, changed: false };
+    for _ in 0..QUESTIONS_MAX {
+        let (lists, change) = ask_for_lists(identity, addresses, &[])?;
+        let followed = rotation::follow(config, identity, &change, now)?;
+        all.newer |= take_lists(config, identity, &lists)?;
+        let renewed = rotation::needs_certificate(identity, &change, now);
+        if renewed {
+            renew_at(config, identity, addresses, now)?;
+        }
+        if !followed && !renewed {
+            break;
+        }
+        all.changed = true;
+    }
+    Ok(all)
+}
+
+/// The same, and gives the other host lists that are newer here.
+pub(super) fn exchange_lists(
+    config: &Config,
+    identity: &Identity,
+    addresses: &[SocketAddr],
+    offered: &[Vec<u8>],
+) -> Result<bool, ClusterError> {
+    let (lists, _) = ask_for_lists(identity, addresses, offered)?;
+    take_lists(config, identity, &lists)
+}
+
+/// Lists that are newer than those here, and what is told of a change of the authority.
+fn ask_for_lists(
+    identity: &Identity,
+    addresses: &[SocketAddr],
+    offered: &[Vec<u8>],
+) -> Result<(Vec<Vec<u8>>, AuthorityChange), ClusterError> {
     let bundle = identity.bundle();
     let known = bundle
         .authorities()
         .iter()
         .map(|one| Known { authority: one.id().to_string(), number: identity.revocation_number(one.id()) });
-    let question = Question::Revocations { known: known.collect() };
-    let lists = match ask(identity, addresses, &question)? {
-        (Answer::Revocations { lists }, address) => {
-            message::lists(&lists).ok_or(ClusterError::Form { address })?
+    let question = Question::Revocations { known: known.collect(), offered: message::encoded(offered) };
+    match ask(identity, addresses, &question)? {
+        (Answer::Revocations { lists, change }, address) => {
+            Ok((message::lists(&lists).ok_or(ClusterError::Form { address })?, change))
         }
-        (Answer::Refused { why }, address) => return Err(ClusterError::Refused { address, why }),
-        (Answer::Signed(_), address) => return Err(ClusterError::Form { address }),
-    };
-    let mut newer = false;
-    for list in lists {
-        let _alone = lock_identity(&config.identity_folder())?;
-        newer |= identity.accept_revocations(&list)?;
+        (Answer::Refused { why }, address) => Err(ClusterError::Refused { address, why }),
+        (Answer::Signed(_), address) => Err(ClusterError::Form { address }),
     }
-    Ok(newer)
+}
+
+/// Puts lists in force that an authority signed and that are newer. True if there was one.
+pub(super) fn take_lists(
+    config: &Config,
+    identity: &Identity,
+    lists: &[Vec<u8>],
+) -> Result<bool, ClusterError> {
+    if lists.is_empty() {
+        return Ok(false);
+    }
+    let _alone = lock_identity(&config.identity_folder())?;
+    // A command may have changed the files: what it wrote must not be lost.
+    identity.reload()?;
+    let (mut newer, mut failed) = (false, None);
+    for list in lists {
+        match identity.accept_revocations(list) {
+            Ok(taken) => newer |= taken,
+            Err(error) => failed = Some(error),
+        }
+    }
+    match failed {
+        Some(error) if !newer => Err(error.into()),
+        _ => Ok(newer),
+    }
 }
 
 /// The first address that answers.
@@ -178,9 +265,27 @@ pub(crate) fn serve(
             }
             Err(error) => Answer::Refused { why: error.to_string() },
         },
-        Question::Revocations { known } => Answer::Revocations { lists: newer(&identity, &known) },
+        Question::Revocations { known, offered } => {
+            take_offered(config, &identity, &member, &offered);
+            let trusted: Vec<String> = known.iter().map(|one| one.authority.clone()).collect();
+            let change = rotation::tell(config, &identity, &member, &trusted);
+            Answer::Revocations { lists: newer(&identity, &known), change }
+        }
     };
     send(&stream, &answer, peer, Instant::now() + ANSWER_WAIT).map_err(|error| chain(&error))
+}
+
+/// Lists that a member offers. One that is not taken is told to nobody: the member may have an older one by now.
+fn take_offered(config: &Config, identity: &Identity, member: &Peer, offered: &[String]) {
+    let offered = offered.get(..offered.len().min(AUTHORITIES_MAX)).unwrap_or_default();
+    let lists = message::lists(offered).unwrap_or_default();
+    match take_lists(config, identity, &lists) {
+        Ok(true) => {
+            tracing::info!(host = %member.host, "a newer revocation list came from it and is in force")
+        }
+        Ok(false) => {}
+        Err(error) => tracing::debug!(host = %member.host, %error, "its revocation list was not taken"),
+    }
 }
 
 fn sign(
@@ -192,8 +297,8 @@ fn sign(
 ) -> Result<Signed, ClusterError> {
     let request = BASE64.decode(request.as_bytes()).unwrap_or_default();
     let request = Request::read(&request)?;
-    let mut authority: Authority = open_authority(&config.authority_folder())?;
-    let certificate = authority.issue(&request, &Grounds::Renewal(member), now)?;
+    let (mut authority, grounds) = rotation::signer_for(config, member, now)?;
+    let certificate = authority.issue(&request, &grounds, now)?;
     Ok(Signed::new(&certificate, &identity.bundle(), &[], &config.listen))
 }
 

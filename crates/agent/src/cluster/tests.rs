@@ -32,12 +32,12 @@ const TTL: Duration = Duration::from_secs(900);
 const LONG: Duration = Duration::from_secs(60);
 
 /// A host with its folders.
-struct Site {
-    dir: TempDir,
-    config: Arc<Config>,
+pub(super) struct Site {
+    pub(super) dir: TempDir,
+    pub(super) config: Arc<Config>,
 }
 
-fn site(name: &str, more: &str) -> Site {
+pub(super) fn site(name: &str, more: &str) -> Site {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("name = {name:?}\nstate_dir = {:?}\n{more}", dir.path().join("state"));
     let config = Arc::new(toml::from_str(&text).unwrap());
@@ -45,15 +45,15 @@ fn site(name: &str, more: &str) -> Site {
 }
 
 impl Site {
-    fn identity(&self) -> Identity {
+    pub(super) fn identity(&self) -> Identity {
         Identity::open(&self.config.identity_folder()).unwrap()
     }
 
-    fn token(&self) -> NewToken {
+    pub(super) fn token(&self) -> NewToken {
         operations::create_token(&self.config, TTL, None).unwrap()
     }
 
-    fn server(&self) -> JoinServer {
+    pub(super) fn server(&self) -> JoinServer {
         let host = Host {
             authority: self.config.authority_folder(),
             identity: self.identity(),
@@ -64,13 +64,17 @@ impl Site {
 }
 
 /// The host that has the authority of cluster `lab`.
-fn first() -> Site {
+pub(super) fn first() -> Site {
     let site = site("One", "");
     operations::init(&site.config, Some("lab"), None).unwrap();
     site
 }
 
-fn join_at(site: &Site, server: &JoinServer, token: &NewToken) -> Result<super::Membership, ClusterError> {
+pub(super) fn join_at(
+    site: &Site,
+    server: &JoinServer,
+    token: &NewToken,
+) -> Result<super::Membership, ClusterError> {
     join::join(&site.config, &server.addresses()[0].to_string(), &token.line, None, false)
 }
 
@@ -329,7 +333,7 @@ fn strangers_who_say_nothing_or_too_much_keep_nobody_from_joining() {
 }
 
 /// The agent of the authority's host, as far as members ask it.
-fn agent(site: &Site, now: UnixTime) -> Listener {
+pub(super) fn agent(site: &Site, now: UnixTime) -> Listener {
     let security = Security::open(&site.config).unwrap();
     let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
     let (options, config) = (ListenOptions { tcp, ..ListenOptions::default() }, site.config.clone());
@@ -430,6 +434,27 @@ fn a_host_that_has_another_clusters_authority_asks_the_authority_of_its_own() {
     let before = two.identity().serial();
     renew_at(&two.config, &two.identity(), listener.addresses(), later).unwrap();
     assert_ne!(two.identity().serial(), before);
+}
+
+/// The agent has not read the files again when it renews, or takes a list.
+#[test]
+fn a_renewal_or_a_list_behind_a_join_leaves_the_new_identity() {
+    let (one, other) = (first(), site("other", ""));
+    operations::init(&other.config, Some("elsewhere"), None).unwrap();
+    join_at(&site("two", ""), &one.server(), &one.token()).unwrap();
+    operations::revoke_host(&one.config, "two").unwrap();
+    let stale = [one.identity(), one.identity()];
+    let (server, token) = (other.server(), other.token());
+    join::join(&one.config, &server.addresses()[0].to_string(), &token.line, None, true).unwrap();
+    let renewed = renew_at(&one.config, &stale[0], &[], after_renewal_age());
+    assert!(
+        matches!(renewed, Err(ClusterError::NoAddresses)),
+        "its own authority signs nothing: {renewed:?}"
+    );
+    assert!(!operations::own_revocations(&one.config, &stale[1]).unwrap());
+    let shown = operations::show(&one.config).unwrap();
+    assert_eq!(shown.membership.name.to_string(), "spiffe://elsewhere/host/one");
+    assert_eq!((shown.problem, shown.authorities.len(), shown.authorities[0].1), (None, 1, 0));
 }
 
 #[test]

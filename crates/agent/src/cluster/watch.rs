@@ -18,7 +18,8 @@ use rustls_pki_types::UnixTime;
 
 use super::join_server::{Host, JoinServer};
 use super::operations::own_revocations;
-use super::renewal::{refresh_revocations, renew_at};
+use super::renewal::{exchange_with_authority, renew_at};
+use super::spread::Spread;
 use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses};
 use crate::config::Config;
 use crate::faults::chain;
@@ -98,6 +99,7 @@ impl Watch {
             state.on_refusal = Some(on_refusal);
             self.listen(&mut state)?;
         }
+        Spread::start(&self.config, &self.security);
         let (looking, keeping) = (self.clone(), self.clone());
         spawn("identity", move || {
             loop {
@@ -256,7 +258,8 @@ impl Watch {
         if has_own_authority(&self.config.authority_folder(), identity) {
             return own_revocations(&self.config, identity);
         }
-        refresh_revocations(&self.config, identity, &read_addresses(&self.config.identity_folder()))
+        let addresses = read_addresses(&self.config.identity_folder());
+        Ok(exchange_with_authority(&self.config, identity, &addresses, UnixTime::now())?.newer)
     }
 
     /// Asks the authority for what is due.
@@ -331,5 +334,43 @@ struct Due {
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(body) {
         tracing::error!(%error, "no thread to look after this host's identity");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use linerate_trust::authority::RENEWAL_AGE;
+
+    use super::super::tests::{agent, first, join_at, site};
+    use super::super::write_addresses;
+    use super::*;
+
+    /// The agent's own loop, at times that the test chooses.
+    #[test]
+    fn the_agent_renews_by_itself_from_day_thirty_on_and_tries_again_each_hour() {
+        let (one, two) = (first(), site("two", ""));
+        join_at(&two, &one.server(), &one.token()).unwrap();
+        let watch = Watch::new(two.config.clone(), Security::open(&two.config).unwrap());
+        let identity = watch.security.identity().unwrap();
+        let (serial, clock, mut due) = (identity.serial(), Instant::now(), Due::default());
+        let folder = two.config.identity_folder();
+        // Nobody answers there.
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        write_addresses(&folder, &[nobody]).unwrap();
+        watch.attend(&identity, &mut due, UnixTime::now(), clock);
+        assert!(due.renewal.is_none(), "too early");
+        let later = UnixTime::now().as_secs() + RENEWAL_AGE.as_secs() + 60;
+        let later = UnixTime::since_unix_epoch(Duration::from_secs(later));
+        watch.attend(&identity, &mut due, later, clock);
+        assert_eq!((due.renewal, due.warning.is_some()), (Some(clock + RENEWAL_INTERVAL), true));
+        let answers = agent(&one, later);
+        write_addresses(&folder, answers.addresses()).unwrap();
+        watch.attend(&identity, &mut due, later, clock + RENEWAL_INTERVAL - INTERVAL);
+        assert_eq!(identity.serial(), serial, "not within the hour");
+        watch.attend(&identity, &mut due, later, clock + RENEWAL_INTERVAL);
+        assert_ne!(identity.serial(), serial);
+        assert!(due.warning.is_none(), "the next failure is told");
     }
 }

@@ -1,7 +1,6 @@
 //! One question of another agent, and its answer.
 //!
-//! Any program that reaches the agent's port may ask (there is no authentication between agents yet). So no answer may
-//! harm others: probes go only to addresses on a network that this host shares by one of its listening addresses. An
+//! In plain text any program that reaches the agent's port may ask. So no answer may harm others: probes go only to addresses on a network that this host shares by one of its listening addresses. An
 //! echo never answers with more than it got, and only to a peer that knows its token. Loads and their number are
 //! capped.
 
@@ -19,6 +18,8 @@ use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 
 use super::{Doctor, inventory_here, rdma};
 use crate::faults::chain;
+use crate::permission;
+use crate::security::PeerName;
 
 /// Targets of one question.
 const TARGETS_MAX: usize = 1024;
@@ -33,6 +34,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 pub fn serve(
     doctor: &Doctor,
     accepted: Accepted,
+    asker: &PeerName,
     change: impl FnOnce(Change) -> Changed,
 ) -> Result<(), String> {
     let hello = &accepted.hello;
@@ -41,20 +43,24 @@ pub fn serve(
     };
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    serve_question(doctor, &stream, peer, change).map_err(|error| chain(&error))
+    serve_question(doctor, &stream, (peer, asker), change).map_err(|error| chain(&error))
 }
 
 fn serve_question(
     doctor: &Doctor,
     stream: &Stream,
-    peer: std::net::SocketAddr,
+    (peer, asker): (std::net::SocketAddr, &PeerName),
     change: impl FnOnce(Change) -> Changed,
 ) -> Result<(), AskError> {
     let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
-    let answer = match question {
-        Question::Sink => return take_load(doctor, stream, peer),
-        Question::Change { change: wanted } => Answer::Changed { changed: Box::new(change(*wanted)) },
-        question => answer(doctor, question),
+    let needed = permission::of_question(&question, doctor.is_migrating());
+    let permitted = doctor.security.permit(asker, needed);
+    let answer = match (question, permitted) {
+        // It looks at the permission itself, and answers in the form of changes.
+        (Question::Change { change: wanted }, _) => Answer::Changed { changed: Box::new(change(*wanted)) },
+        (_, Err(denied)) => Answer::Refused { why: denied.detail },
+        (Question::Sink, Ok(())) => return take_load(doctor, stream, peer),
+        (question, Ok(())) => answer(doctor, question),
     };
     send(stream, &answer, peer, Instant::now() + ANSWER_WAIT)
 }

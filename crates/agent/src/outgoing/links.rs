@@ -42,6 +42,8 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
         let answer = ask(&peers, &asked.dialler.identity);
+        let why = answer.as_ref().err().and_then(|none| none.not_asked.clone());
+        *asked.not_asked.lock() = why;
         asked.send(answer.map_or_else(|_| Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {

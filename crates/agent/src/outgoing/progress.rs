@@ -237,6 +237,14 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 /// What an operator reads while the destination does not answer.
 const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
+/// The same, and why the destination cannot be asked.
+fn in_doubt(shared: &Outgoing) -> String {
+    match shared.not_asked.lock().as_deref() {
+        Some(why) => format!("{IN_DOUBT}. It could not be asked: {why}"),
+        None => IN_DOUBT.to_owned(),
+    }
+}
+
 /// All that is known of it now.
 pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
     let (state, report, error) = match shared.event_log.finished() {
@@ -261,7 +269,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         step: convert::step(step),
         started_unix_ms: shared.started_unix_ms,
         sent_bytes: shared.link_table.counters().data_bytes,
-        note: (state == MigrationState::InDoubt).then(|| IN_DOUBT.to_owned()),
+        note: (state == MigrationState::InDoubt).then(|| in_doubt(shared)),
     };
     MigrationDetail { summary, report, error }
 }

@@ -148,6 +148,7 @@ pub(super) fn outgoing(
         channel_source: Mutex::default(),
         link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
+        not_asked: Mutex::default(),
         request,
     })
 }

@@ -8,13 +8,11 @@ use axum::Json;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, MatchedPath, RawPathParams, Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
-use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, LibvirtRequest, MigrateRequest, code, paths,
-};
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code};
 use linerate_trust::roles::Permission;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use serde_json::Value;
@@ -23,6 +21,7 @@ use super::connections::Connections;
 use crate::agent::Agent;
 use crate::audit::entry;
 use crate::local_users::LocalUsers;
+use crate::permission::{self, Rule};
 
 /// A request's body, bytes. As large as axum takes by itself.
 const BODY_MAX: usize = 2 << 20;
@@ -41,34 +40,6 @@ impl Connected<IncomingStream<'_, Connections>> for LocalPeer {
     }
 }
 
-/// What a request is, and what its user must be allowed to.
-///
-/// To start or adopt a guest is to run a program of the caller's choice as the agent's user, and a tunnel reaches every
-/// socket of this host: only administrators may.
-fn needed(method: &Method, path: &str) -> (AuditAction, Permission) {
-    use AuditAction as A;
-    let post = method == Method::POST;
-    match path {
-        paths::GUESTS if post => (A::GuestStart, Permission::SetPorts),
-        paths::GUESTS_ADOPT => (A::GuestAdopt, Permission::SetPorts),
-        paths::GUEST_STOP => (A::GuestStop, Permission::Send),
-        paths::MIGRATIONS if post => (A::MigrationBegin, Permission::Send),
-        paths::MIGRATION if method == Method::DELETE => (A::MigrationCancel, Permission::Send),
-        paths::SESSION_RESOLVE => (A::Resolve, Permission::Send),
-        paths::BENCH => (A::Bench, Permission::Look),
-        paths::DOCTOR => (A::Doctor, Permission::Look),
-        paths::LINK_SET => (A::LinkSet, Permission::SetPorts),
-        paths::LINK_CONFIRM => (A::LinkConfirm, Permission::SetPorts),
-        paths::LINK_PUT_BACK => (A::LinkPutBack, Permission::SetPorts),
-        paths::QOS_APPLY => (A::QosApply, Permission::SetPorts),
-        paths::TUNNELS => (A::Tunnel, Permission::SetPorts),
-        paths::IDENTITY => (A::Identity, Permission::SetPorts),
-        paths::AUDIT => (A::Look, Permission::SetPorts),
-        _ if method == Method::GET || method == Method::HEAD => (A::Look, Permission::Look),
-        _ => (A::Look, Permission::SetPorts),
-    }
-}
-
 /// Around every request: refuses what the caller's user may not do, and writes down what was done.
 pub(crate) async fn supervise(
     State(agent): State<Arc<Agent>>,
@@ -78,9 +49,9 @@ pub(crate) async fn supervise(
     request: Request,
     next: Next,
 ) -> Response {
-    let (action, permission) = needed(request.method(), matched.as_str());
-    let (caller, refusal) = look_up(&agent, peer, permission).await;
-    let mut line = entry(action, AuditResult::Done, caller);
+    let rule = permission::of_request(request.method(), matched.as_str());
+    let (caller, refusal) = look_up(&agent, peer, rule.needs).await;
+    let mut line = entry(rule.action, AuditResult::Done, caller);
     for (key, value) in &parameters {
         let place = if key == "name" { &mut line.guest } else { &mut line.session };
         *place = Some(value.to_owned());
@@ -88,20 +59,33 @@ pub(crate) async fn supervise(
     if let Some(body) = refusal {
         return refuse(&agent, line, body);
     }
-    if action == AuditAction::Look {
+    if rule.action == AuditAction::Look {
         return next.run(request).await;
     }
-    let (request, needs_more) = match about_request(request, &mut line).await {
+    let (request, more) = match about_request(request, &rule, &mut line).await {
         Ok(understood) => understood,
         Err(refused) => return refused,
     };
-    if needs_more && let (_, Some(body)) = look_up(&agent, peer, Permission::SetPorts).await {
-        return refuse(&agent, line, body);
+    if let Some(more) = more
+        && let (_, Some(body)) = look_up(&agent, peer, more).await
+    {
+        return refuse(&agent, line, with_way_out(&rule, body));
     }
     let answer = next.run(request).await;
     let answer = about_answer(answer, &mut line).await;
     agent.audit.record(line);
     answer
+}
+
+/// What the user may do instead.
+fn with_way_out(rule: &Rule, body: ErrorBody) -> ErrorBody {
+    let instead = match rule.action {
+        AuditAction::Bench => "without --force it gives way to migrations, and a viewer may ask for it",
+        AuditAction::Doctor => "with --quick it puts no load on the links, and a viewer may ask for it",
+        _ => return body,
+    };
+    let hint = format!("{}; {instead}", body.hint);
+    body.with_hint(hint)
 }
 
 fn refuse(agent: &Agent, line: AuditEntry, body: ErrorBody) -> Response {
@@ -117,17 +101,6 @@ async fn look_up(agent: &Agent, peer: LocalPeer, permission: Permission) -> (Aud
     let looked_up = tokio::task::spawn_blocking(move || permit(peer, &users, permission)).await;
     looked_up
         .unwrap_or_else(|_| (local(peer, None), Some(ErrorBody::new("internal", "a defect in the agent"))))
-}
-
-/// Whether a migration's body needs an administrator. The other host's libvirt opens what a domain's XML names, as root:
-/// any file or program of that host. And the agent connects to another socket than libvirt's as root.
-fn reaches_more(body: &[u8]) -> bool {
-    let request = serde_json::from_slice::<MigrateRequest>(body).ok();
-    request.and_then(|request| request.libvirt).is_some_and(|libvirt| {
-        libvirt.xml.is_some()
-            || libvirt.persistent_xml.is_some()
-            || libvirt.remote_socket != LibvirtRequest::DEFAULT_REMOTE_SOCKET
-    })
 }
 
 /// Who it is, and why not if the user may not.
@@ -175,8 +148,12 @@ fn groups(user: &User) -> Vec<String> {
         .collect()
 }
 
-/// What the body of a request says of guest and host, and whether it needs an administrator.
-async fn about_request(request: Request, line: &mut AuditEntry) -> Result<(Request, bool), Response> {
+/// What the body of a request says of guest and host, and what its user needs for it besides the endpoint's permission.
+async fn about_request(
+    request: Request,
+    rule: &Rule,
+    line: &mut AuditEntry,
+) -> Result<(Request, Option<Permission>), Response> {
     let bad = |text: String| {
         (StatusCode::BAD_REQUEST, Json(ErrorBody::new(code::BAD_REQUEST, text))).into_response()
     };
@@ -189,11 +166,11 @@ async fn about_request(request: Request, line: &mut AuditEntry) -> Result<(Reque
     if asked.is_array() {
         return Err(bad("the request is no JSON object".to_owned()));
     }
-    let needs_more = line.action == AuditAction::MigrationBegin && reaches_more(&bytes);
+    let more = (rule.more)(&bytes);
     let text = |key: &str| asked[key].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     line.guest = line.guest.take().or_else(|| text("guest"));
     line.to = text("to").or_else(|| text("host"));
-    Ok((Request::from_parts(parts, Body::from(bytes)), needs_more))
+    Ok((Request::from_parts(parts, Body::from(bytes)), more))
 }
 
 /// What became of it: an error's text, a guest's name, a migration's id. Answers that stream are left alone.
@@ -239,16 +216,5 @@ mod tests {
             assert_eq!((body.code.as_str(), body.http_status()), ("not_authorised", 403));
             assert!(body.hint.contains("viewer"));
         }
-    }
-
-    /// A new endpoint needs the most until it is named in `needed`, but for those that only read.
-    #[test]
-    fn every_endpoint_has_a_permission() {
-        let look = |method: &str, path: &str| needed(&method.parse().unwrap(), path).1 == Permission::Look;
-        for (method, path) in paths::TABLE {
-            let reads = method == "GET" || [paths::BENCH, paths::DOCTOR].contains(&path);
-            assert_eq!(look(method, path), reads, "{method} {path}");
-        }
-        assert_eq!(needed(&Method::PUT, "/v1/new").1, Permission::SetPorts);
     }
 }

@@ -174,6 +174,28 @@ fn an_operator_does_not_say_what_the_other_hosts_libvirt_opens() {
 }
 
 #[test]
+fn a_viewer_does_not_take_the_links_of_guests_that_move() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: a_viewer_does_not_take_the_links: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\nbin = \"operator\"\n");
+    let socket = agent.config.socket.clone();
+    let _serving = serving(&agent);
+    let bench = |uid, force: bool| {
+        let body =
+            format!(r#"{{"to":"127.0.0.1:1","force":{force},"test":{{"name":"bandwidth","time_ms":100}}}}"#);
+        status_of_raw(uid, &socket, posted(paths::BENCH, &body))
+    };
+    assert_eq!((bench(DAEMON, true), bench(DAEMON, false), bench(BIN, true)), (403, 200, 200));
+    let doctor = |uid, probes: &str| {
+        status_of_raw(uid, &socket, posted(paths::DOCTOR, &format!(r#"{{"probes":"{probes}"}}"#)))
+    };
+    assert_eq!((doctor(DAEMON, "full"), doctor(DAEMON, "short"), doctor(BIN, "full")), (403, 200, 200));
+}
+
+#[test]
 fn a_user_without_a_role_cannot_use_up_the_agents_descriptors() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("not run: a_user_without_a_role_cannot_use_up_descriptors: needs root");

@@ -20,6 +20,9 @@ const FENCE_WAIT: Duration = Duration::from_secs(5);
 /// have opened and ended. A peer that asks for many cannot make us keep more.
 const ENDED_KEPT: usize = 4096;
 
+/// Channels that are open at a time, each with a thread. A link has at most some ten.
+const OPEN_MAX: usize = 1024;
+
 enum Slot {
     /// `asked`: a thread is fencing it for the peer.
     Open { fence: Arc<Fence>, asked: bool },
@@ -76,6 +79,9 @@ impl Fences {
                 io::ErrorKind::AlreadyExists,
                 format!("channel {channel} was used already"),
             ));
+        }
+        if slots.known.len() - slots.ended >= OPEN_MAX {
+            return Err(io::Error::other(format!("the session has {OPEN_MAX} data channels already")));
         }
         slots.known.insert(channel, Slot::Open { fence, asked: false });
         Ok(())
@@ -251,6 +257,21 @@ mod tests {
         drop(end);
         drop(sender);
         assert_eq!(answers.iter().count(), 1);
+    }
+
+    #[test]
+    fn data_channels_of_a_session_are_bounded_at_a_time() {
+        let channels = Arc::<Fences>::default();
+        let fence = || Arc::new(Fence::new(Closer::new(|| {})));
+        let opened: Vec<_> = (0..OPEN_MAX as ChannelId).map(|number| (number, fence())).collect();
+        for (number, fence) in &opened {
+            channels.open(*number, fence.clone()).unwrap();
+        }
+        let more = OPEN_MAX as ChannelId;
+        let refused = channels.open(more, fence()).unwrap_err().to_string();
+        assert!(refused.contains("1024 data channels"), "{refused}");
+        channels.close_channel(0);
+        channels.open(more, fence()).unwrap();
     }
 
     #[test]

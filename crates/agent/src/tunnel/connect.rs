@@ -107,3 +107,34 @@ fn open(sessions: &Sessions, address: &TunnelAddress) -> io::Result<Socket> {
     socket.connect_timeout(&SockAddr::from(address), CONNECT_WAIT)?;
     Socket::new(socket)
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_trust::authority::Authority;
+    use rustls_pki_types::UnixTime;
+
+    use super::*;
+    use crate::security::tests::member;
+    use crate::testing::secured;
+
+    #[test]
+    fn a_tunnel_reaches_what_is_granted_to_its_host_and_no_more() {
+        let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = dir.path().join("authority");
+        let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let policy =
+            "[grants]\ntunnel_targets = [\"tcp:127.0.0.1:9\"]\n[hosts.other.grants]\ntunnel_targets = []\n";
+        let own = member(&mut authority, &dir.path().join("own"), "own", policy);
+        let agent = secured(&files, &[], own);
+        let reached = |host: &str, port: u16| {
+            let opener = Some(host.parse().unwrap());
+            reach(&agent.tunnels, &opener, format!("tcp:127.0.0.1:{port}")).map(drop)
+        };
+        // It may be that something listens there.
+        assert!(matches!(reached("one", 9), Ok(()) | Err(ConnectError::Connect { .. })));
+        let refused = reached("other", 9).unwrap_err();
+        assert!(matches!(refused, ConnectError::NotGranted { .. }), "{refused}");
+        assert!(refused.to_string().contains("[peers.hosts.other.grants]"), "{refused}");
+        assert!(matches!(reached("one", 10), Err(ConnectError::NotAllowed { .. })));
+    }
+}

@@ -22,6 +22,14 @@ pub enum ClientError {
     /// This user may not use the socket.
     #[error("permission denied on {}", .path.display())]
     PermissionDenied { path: PathBuf },
+    /// Another user's program listens there: nothing was asked.
+    #[error("a program of user {uid} listens at {}, and no agent of root; nothing was asked", .path.display())]
+    OtherUsers {
+        /// Path of the socket.
+        path: PathBuf,
+        /// The user, by the kernel's word.
+        uid: u32,
+    },
     /// The socket could not be connected to for another reason.
     #[error("cannot connect to {}: {source}", .path.display())]
     Connect { path: PathBuf, source: io::Error },
@@ -69,6 +77,9 @@ impl ClientError {
             ClientError::PermissionDenied { .. } => {
                 "run this as root, or as a member of the group that owns the socket".to_owned()
             }
+            ClientError::OtherUsers { .. } => {
+                "name the agent's own socket with --socket PATH or LINERATE_SOCKET; see who made this one".to_owned()
+            }
             ClientError::Connect { .. } => "check the path given by --socket or LINERATE_SOCKET".to_owned(),
             ClientError::Silent { .. } | ClientError::Broken(_) => {
                 "see the agent's log; what it was asked to do may have been done, so look before asking again".to_owned()
@@ -98,6 +109,7 @@ impl ClientError {
             ClientError::SocketAbsent { .. }
                 | ClientError::NobodyListens { .. }
                 | ClientError::PermissionDenied { .. }
+                | ClientError::OtherUsers { .. }
                 | ClientError::Connect { .. }
         )
     }

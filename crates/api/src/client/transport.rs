@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,11 +38,23 @@ pub(super) async fn send(
 
 async fn exchange(socket: &Path, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
     let stream = UnixStream::connect(socket).await.map_err(|source| connect_error(socket, source))?;
+    check_server(socket, stream.peer_cred().ok().map(|server| server.uid()))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(ClientError::Broken)?;
     // The connection has to be driven while the answer is read; it ends with the answer or with the stream.
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(ClientError::Broken)
+}
+
+/// An agent runs as root, or as the caller's user: any other may have put its own socket there.
+fn check_server(socket: &Path, uid: Option<u32>) -> Result<(), ClientError> {
+    let own = std::fs::metadata("/proc/self").ok().map(|about| about.uid());
+    match uid {
+        Some(uid) if uid != 0 && Some(uid) != own => {
+            Err(ClientError::OtherUsers { path: socket.to_owned(), uid })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The whole body of an answer.

@@ -4,20 +4,21 @@ use std::io::Read;
 use std::time::Duration;
 
 use linerate_agent::cluster::operations::{self, NewToken};
+use linerate_agent::cluster::rotation::{self, Step};
 use linerate_agent::cluster::{ClusterError, Kind, Membership, join as joining, renewal, utc};
 use linerate_agent::config::Config;
-use linerate_api::AgentStatus;
+use linerate_api::{AgentStatus, Client};
 
 use crate::context::Context;
 use crate::documents::{
-    CertificateShown, HostCertificate, HostRevoked, Member, NewTokenLine, TokenListed, TokenRevoked,
-    TokenState, TrustedAuthority,
+    AuthorityRotated, CertificateShown, HostCertificate, HostRevoked, Member, NewTokenLine, TokenListed,
+    TokenRevoked, TokenState, TrustedAuthority,
 };
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{
-    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, TokenCommand,
-    TokenFlags,
+    CertificateCommand, ClusterCommand, ConfigFlag, HostCommand, InitFlags, JoinFlags, RotateFlags,
+    TokenCommand, TokenFlags,
 };
 use crate::render::cluster as render;
 
@@ -26,11 +27,54 @@ const TOKEN_BYTES_MAX: u64 = 1024;
 
 /// Makes a cluster's authority and this host's identity (`linerate cluster`).
 pub async fn run(command: &ClusterCommand, context: &Context) -> Result<Exit, Failure> {
-    let ClusterCommand::Init(InitFlags { name, host, config }) = command;
+    let InitFlags { name, host, config } = match command {
+        ClusterCommand::Init(flags) => flags,
+        ClusterCommand::Rotate(flags) => return rotate(flags, context).await,
+    };
     let here = Here::find(config, context).await?;
     let made = operations::init(&here.config, name.as_deref(), host.as_deref()).map_err(failed)?;
     here.tell_membership(&made, context).await?;
     context.people(|| "next, for each other host: linerate token create\n".into())?;
+    Ok(Exit::Ok)
+}
+
+/// The next step of a change of the authority.
+async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure> {
+    let here = Here::find(&flags.config, context).await?;
+    let done = rotation::rotate(&here.config, flags.leave_behind).map_err(failed)?;
+    here.look().await;
+    let (step, next) = match done.step {
+        Step::Begun => (
+            "begun",
+            "each host trusts both authorities within five minutes; then run `linerate cluster rotate` again",
+        ),
+        Step::Switched => (
+            "switched",
+            "each host gets a certificate of the next authority within five minutes; then run it again",
+        ),
+        Step::Finished => (
+            "finished",
+            "the authority before is not trusted any more; tokens that it made cannot be used, make new ones",
+        ),
+    };
+    let left_behind: Vec<String> = done.left_behind.iter().map(ToString::to_string).collect();
+    let document = AuthorityRotated {
+        step,
+        old: done.old.to_string(),
+        new: done.new.to_string(),
+        left_behind: left_behind.clone(),
+    };
+    context.answer(&document, || {
+        let mut text = format!("{step}: {next}\n");
+        if !left_behind.is_empty() {
+            text += &format!(
+                "not waited for: {}. They must join again: `linerate token create --host NAME` here, `linerate join \
+                 --replace` there\n",
+                left_behind.join(", ")
+            );
+        }
+        text
+    })?;
     Ok(Exit::Ok)
 }
 
@@ -61,7 +105,7 @@ pub async fn token(command: &TokenCommand, context: &Context) -> Result<Exit, Fa
         TokenCommand::Revoke { id, config } => {
             let here = Here::find(config, context).await?;
             operations::revoke_token(&here.config, id).map_err(failed)?;
-            here.look(context).await;
+            here.look().await;
             context.answer(&TokenRevoked { id, revoked: true }, || {
                 format!("token {id} cannot be used any more\n")
             })?;
@@ -75,7 +119,7 @@ async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Fai
     let ttl = Duration::from_secs(flags.ttl.into());
     let made = operations::create_token(&here.config, ttl, flags.host.as_deref()).map_err(failed)?;
     let (command, addresses) = line(&here.config, &made);
-    let status = here.look(context).await;
+    let status = here.look().await;
     let open = status.as_ref().is_some_and(|status| !status.join_listen.is_empty());
     let document = NewTokenLine {
         command: &command,
@@ -121,6 +165,9 @@ pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure>
         token => token.to_owned(),
     };
     let host = flags.host.as_deref();
+    if flags.replace && !joining::keeps_name(&here.config, &token, host) {
+        here.refuse_during_migrations().await?;
+    }
     let joined = joining::join(&here.config, &flags.address, &token, host, flags.replace);
     here.tell_membership(&joined.map_err(failed)?, context).await?;
     Ok(Exit::Ok)
@@ -152,7 +199,7 @@ pub async fn host(command: &HostCommand, context: &Context) -> Result<Exit, Fail
         HostCommand::Revoke { name, config } => {
             let here = Here::find(config, context).await?;
             let list_number = operations::revoke_host(&here.config, name).map_err(failed)?;
-            here.look(context).await;
+            here.look().await;
             context.answer(&HostRevoked { host: name, revoked: true, list_number }, || {
                 format!(
                     "{name} is revoked (list {list_number}): this host refuses it now, the others within five minutes\n"
@@ -198,6 +245,7 @@ pub async fn certificate(command: &CertificateCommand, context: &Context) -> Res
 /// This host's files, and its agent if one runs.
 struct Here {
     config: Config,
+    client: Client,
 }
 
 impl Here {
@@ -212,13 +260,14 @@ impl Here {
                 .map_or_else(|| error.to_string(), |why| format!("{error}: {why}"));
             Failure::new(Exit::Failed, error, "")
         })?;
+        let client = context.client_of(&config.socket);
         let folder = config.identity_folder().display().to_string();
-        if let Ok(status) = context.client.status().await
+        if let Ok(status) = client.status().await
             && status.identity_dir != folder
         {
             let text = format!(
                 "the agent at {} has its identity in {}, and the configuration says {folder}; nothing was done",
-                context.client.socket().display(),
+                client.socket().display(),
                 status.identity_dir,
             );
             return Err(Failure::new(
@@ -227,16 +276,34 @@ impl Here {
                 "name the agent's own configuration with --config",
             ));
         }
-        Ok(Here { config })
+        Ok(Here { config, client })
+    }
+
+    /// Other hosts know this one by its present name for as long as a session is not over. Guests that only run here are not
+    /// touched.
+    async fn refuse_during_migrations(&self) -> Result<(), Failure> {
+        let Ok(status) = self.client.status().await else { return Ok(()) };
+        let open = status.migrations + status.unfinished + status.in_doubt;
+        if open == 0 {
+            return Ok(());
+        }
+        let text = format!(
+            "{open} migrations are not over, and the other hosts know this one by its present name; nothing was done"
+        );
+        Err(Failure::new(
+            Exit::Refused,
+            text,
+            "wait for their end, or decide them: `linerate migration list`, `linerate resolve`",
+        ))
     }
 
     /// Has the agent take up what was written; `None` if none runs.
-    async fn look(&self, context: &Context) -> Option<AgentStatus> {
-        context.client.look_at_identity().await.ok()
+    async fn look(&self) -> Option<AgentStatus> {
+        self.client.look_at_identity().await.ok()
     }
 
     async fn tell_membership(&self, membership: &Membership, context: &Context) -> Result<(), Failure> {
-        let status = self.look(context).await;
+        let status = self.look().await;
         let name = &membership.name;
         let member = Member {
             cluster: name.cluster.to_string(),

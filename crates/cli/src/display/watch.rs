@@ -1,6 +1,6 @@
 //! Follows a migration to its end, and what Ctrl-C does meanwhile.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linerate_agent::libvirt::left_alone;
 use linerate_api::{
@@ -20,6 +20,12 @@ use crate::failure::Failure;
 use crate::render::report::report;
 
 const REDRAW: Duration = Duration::from_millis(100);
+/// How often it is seen whether the migration is in doubt.
+const DOUBT_LOOK: Duration = Duration::from_secs(5);
+/// The agent answers this question at once.
+const DOUBT_ANSWER: Duration = Duration::from_secs(1);
+/// A command does not wait longer for a migration that is in doubt. The agent goes on asking.
+const DOUBT_MAX: Duration = Duration::from_secs(60);
 
 /// A migration to watch, and how.
 pub struct Start {
@@ -66,6 +72,13 @@ struct Watch<'a> {
     ticks: Interval,
     cancel: Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
     cancelled: bool,
+    doubt: Doubt,
+}
+
+/// What is known of a migration that is in doubt.
+struct Doubt {
+    looked: Instant,
+    since: Option<Instant>,
 }
 
 /// Follows a migration to its end and shows it. The first Ctrl-C cancels the migration, the second stops watching.
@@ -112,6 +125,7 @@ impl<'a> Watch<'a> {
             ticks: interval(REDRAW),
             cancel: None,
             cancelled: false,
+            doubt: Doubt { looked: Instant::now(), since: None },
         };
         if start.cancel {
             watch.begin_cancel();
@@ -140,7 +154,45 @@ impl<'a> Watch<'a> {
                     self.display.print_line(&format!("it cannot be cancelled: {error}"), self.context);
                 }
                 Next::CancelAnswered(None) => {}
-                Next::Tick => self.display.tick(),
+                Next::Tick => {
+                    self.display.tick();
+                    self.look_for_doubt().await?;
+                }
+            }
+        }
+    }
+
+    /// A migration in doubt ends when the destination answers or an operator decides, which may be never: the command says
+    /// what is waited for, and ends after [`DOUBT_MAX`].
+    async fn look_for_doubt(&mut self) -> Result<(), Failure> {
+        if self.doubt.looked.elapsed() < DOUBT_LOOK {
+            return Ok(());
+        }
+        self.doubt.looked = Instant::now();
+        let asked = tokio::time::timeout(DOUBT_ANSWER, self.context.client.migration(&self.id)).await;
+        let Ok(Ok(found)) = asked else { return Ok(()) };
+        if found.summary.state != MigrationState::InDoubt {
+            self.doubt.since = None;
+            return Ok(());
+        }
+        let note = found.summary.note.unwrap_or_default();
+        match self.doubt.since {
+            None => {
+                self.doubt.since = Some(Instant::now());
+                self.display.print_line(&format!("in doubt: {note}"), self.context);
+                Ok(())
+            }
+            Some(since) if since.elapsed() < DOUBT_MAX => Ok(()),
+            Some(since) => {
+                let text = format!(
+                    "the migration is in doubt for {} s, and this command waits no longer: {note}",
+                    since.elapsed().as_secs()
+                );
+                let hint = format!(
+                    "the agent goes on asking; attach again with `linerate migration attach {}`",
+                    self.id
+                );
+                Err(Failure::new(Exit::InDoubt, text, hint))
             }
         }
     }

@@ -18,6 +18,17 @@ pub struct ConfigFlag {
 pub enum ClusterCommand {
     /// Make a cluster: its authority is on this host, which is its first member. Needs no running agent
     Init(InitFlags),
+    /// Change the cluster's authority, one step at a time: run it here again until it says that it is done. Guests go on moving
+    Rotate(RotateFlags),
+}
+
+#[derive(Debug, Args)]
+pub struct RotateFlags {
+    /// Do not wait for hosts that have not followed: they must join again
+    #[arg(long)]
+    pub leave_behind: bool,
+    #[command(flatten)]
+    pub config: ConfigFlag,
 }
 
 #[derive(Debug, Args)]

@@ -16,13 +16,17 @@ const SMALL_DISK_MB: u64 = 4;
 const SOON: Duration = Duration::from_secs(40);
 
 fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
+    configured_hosts(links_mbps, "")
+}
+
+fn configured_hosts(links_mbps: &[u64], configuration: &str) -> (Hosts, [Gate; 2]) {
     let one = linerate_lab::lock(&ONE);
     let links =
         links_mbps.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = links.build().unwrap();
     let gates = [0, 1].map(|host: usize| Gate::new(&lab.hosts()[host]).unwrap());
     let start = |host: usize| {
-        let mut options = options("");
+        let mut options = options(configuration);
         options.environment.extend(gates[host].environment());
         Agent::start(&lab.hosts()[host], AgentOptions { ..options }).unwrap()
     };
@@ -42,6 +46,12 @@ impl Stage {
             guest.disk(&image, DiskMode::Buffered)
         });
         (stage, gates)
+    }
+
+    /// The same without a disk, with more configuration of both agents.
+    pub fn gated_with(links_mbps: &[u64], guest: GuestSpec, configuration: &str) -> (Stage, [Gate; 2]) {
+        let (hosts, gates) = configured_hosts(links_mbps, configuration);
+        (Stage::of(hosts, |_| guest), gates)
     }
 
     /// The same without a disk, for a guest that runs on an older copy of its memory: what it wrote to a disk meanwhile stays written.

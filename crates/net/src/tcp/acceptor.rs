@@ -272,7 +272,7 @@ fn handshake(
     match hello? {
         Frame::Hello(hello) => {
             slot.spoke();
-            Ok(Accepted { hello, peer, stream, deadline, slot })
+            Ok(Accepted { hello, peer, stream, tls: options.tcp.tls.clone(), deadline, slot })
         }
         other => Err(ExchangeError::Unexpected(other.tag())),
     }

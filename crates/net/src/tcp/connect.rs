@@ -143,13 +143,29 @@ fn open(
     let answer = match exchange::send(&stream, &Frame::Hello(hello.clone()), deadline) {
         // The peer may have refused this host's certificate just now, and closed. It has said so before.
         Err(error) if !stream.is_encrypted() => Err(error),
-        _ => exchange::receive(&stream, answers, deadline),
+        _ => receive_answer(route, &stream, answers, options, deadline),
     };
     match answer {
         Ok(answer) => Ok((stream, answer)),
         Err(ExchangeError::Tls(source)) => Err(ConnectError::Tls { remote, source }),
         Err(source) => Err(ConnectError::Handshake { remote, source }),
     }
+}
+
+/// Over TLS the peer says first which revocation lists it has.
+fn receive_answer(
+    route: &Route,
+    stream: &Stream,
+    answers: &[Tag],
+    options: &TcpOptions,
+    deadline: Instant,
+) -> Result<Frame, ExchangeError> {
+    if let Some(tls) = &options.tls
+        && let Frame::Lists(numbers) = exchange::receive(stream, &[Tag::Lists], deadline)?
+    {
+        tls.lists().told(route, &numbers);
+    }
+    exchange::receive(stream, answers, deadline)
 }
 
 fn connect_stream(route: &Route, options: &TcpOptions) -> Result<Stream, ConnectError> {

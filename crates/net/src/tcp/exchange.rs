@@ -35,6 +35,20 @@ pub(super) fn send(stream: &Stream, frame: &Frame, deadline: Instant) -> Result<
     stream.send_all(&bytes, deadline).map_err(failed)
 }
 
+/// Two frames, one behind the other.
+pub(super) fn send_both(
+    stream: &Stream,
+    frames: [&Frame; 2],
+    deadline: Instant,
+) -> Result<(), ExchangeError> {
+    let (mut both, mut bytes) = (Vec::new(), Vec::new());
+    for frame in frames {
+        frame.encode(0, 0, 0, &mut bytes)?;
+        both.extend_from_slice(&bytes);
+    }
+    stream.send_all(&both, deadline).map_err(failed)
+}
+
 /// Reads one frame of the tags allowed, and not a byte more. The tag is checked before anything is allocated.
 pub(super) fn receive(stream: &Stream, allowed: &[Tag], deadline: Instant) -> Result<Frame, ExchangeError> {
     let mut bytes = [0; HEADER_BYTES];

@@ -32,6 +32,7 @@ use super::exchange::{self, ExchangeError};
 use super::gate::{Both, Gate, Slot};
 use super::options::TcpOptions;
 use super::room::Limits;
+use crate::tls::Tls;
 
 /// Connections that wait for the accept thread, per address.
 const BACKLOG: i32 = 4096;
@@ -105,6 +106,8 @@ pub struct Accepted {
     pub hello: Hello,
     pub peer: SocketAddr,
     pub(super) stream: Stream,
+    /// What protects it; `None` in plain text.
+    pub(super) tls: Option<Tls>,
     pub(super) deadline: Instant,
     pub(super) slot: Slot,
 }
@@ -121,18 +124,30 @@ impl Accepted {
     }
 
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {
-        exchange::send(&self.stream, &Frame::Welcome(welcome), self.deadline)?;
+        self.answer(&Frame::Welcome(welcome))?;
         self.slot.taken(&self.stream);
         Ok(self.stream)
     }
 
     /// Does not take it and says why.
     pub fn refuse(self, fault: Fault) -> Result<(), ExchangeError> {
-        exchange::send(&self.stream, &Frame::Refuse(fault), self.deadline)
+        self.answer(&Frame::Refuse(fault))
     }
 
     pub fn outcome(self, outcome: Outcome) -> Result<(), ExchangeError> {
-        exchange::send(&self.stream, &Frame::Outcome(outcome), self.deadline)
+        self.answer(&Frame::Outcome(outcome))
+    }
+
+    /// Over TLS the revocation lists of this host go before it, in one piece.
+    fn answer(&self, answer: &Frame) -> Result<(), ExchangeError> {
+        match &self.tls {
+            Some(tls) => exchange::send_both(
+                &self.stream,
+                [&Frame::Lists(tls.lists().numbers()), answer],
+                self.deadline,
+            ),
+            None => exchange::send(&self.stream, answer, self.deadline),
+        }
     }
 }
 

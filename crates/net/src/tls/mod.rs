@@ -11,6 +11,7 @@ mod connections;
 pub mod error;
 mod handshake;
 mod incoming;
+pub mod lists;
 mod outgoing;
 pub(crate) mod session;
 
@@ -28,6 +29,7 @@ pub use error::TlsError;
 use self::connection::RECORD_BYTES_MAX;
 use crate::lock::Mutex;
 pub(crate) use connections::Connections;
+use lists::{ListExchange, Lists};
 
 /// Content that is copied from or to RAM at a time: of many records, and still in the processor's cache when they are
 /// encrypted or decrypted. Received content may be one record more.
@@ -42,6 +44,7 @@ const BATCH_BYTES: usize = 8 * RECORD_BYTES_MAX;
 pub struct Tls {
     configurations: Arc<Mutex<Option<Configurations>>>,
     connections: Arc<Connections>,
+    lists: Arc<Lists>,
     name: Option<ServerName<'static>>,
 }
 
@@ -61,12 +64,13 @@ impl Tls {
 
     /// Of a host without an identity: every handshake fails with [`TlsError::NoIdentity`].
     pub fn without_identity() -> Tls {
-        Tls { configurations: Arc::default(), connections: Arc::default(), name: None }
+        Tls { configurations: Arc::default(), connections: Arc::default(), lists: Arc::default(), name: None }
     }
 
     /// Other configurations of the same host: [`end_connections`](Tls::end_connections) of either ends those of both.
     pub fn with_configurations(&self, client: ClientConfig, server: ServerConfig) -> Tls {
-        let tls = Tls { connections: self.connections.clone(), ..Tls::without_identity() };
+        let (connections, lists) = (self.connections.clone(), self.lists.clone());
+        let tls = Tls { connections, lists, ..Tls::without_identity() };
         tls.set(client, server);
         tls
     }
@@ -75,6 +79,16 @@ impl Tls {
     /// many there were. `unwanted` is given the peer's chain, and whether this host opened the connection.
     pub fn end_connections(&self, unwanted: impl Fn(&[CertificateDer<'static>], bool) -> bool) -> usize {
         self.connections.end(unwanted)
+    }
+
+    /// Tells peers from now on which revocation lists this host has, and is told which they have. Also for
+    /// [other configurations](Tls::with_configurations) of this host.
+    pub fn exchange_lists(&self, by: Arc<dyn ListExchange>) {
+        self.lists.set(by);
+    }
+
+    pub(crate) fn lists(&self) -> &Lists {
+        &self.lists
     }
 
     pub(crate) fn connections(&self) -> &Connections {

@@ -13,6 +13,8 @@ pub const CONTROL_BODY_MAX: u32 = 2 << 20;
 const HELLO_BYTES: u32 = 64;
 const WELCOME_BYTES: u32 = 16;
 const OUTCOME_BYTES: u32 = 4;
+const LISTS_BYTES_MIN: u32 = 2;
+const LISTS_BYTES_MAX: u32 = LISTS_BYTES_MIN + 40 * super::LISTS_MAX as u32;
 const FAULT_BYTES_MIN: u32 = 6;
 const FAULT_BYTES_MAX: u32 = FAULT_BYTES_MIN + crate::fault::Fault::DETAIL_BYTES_MAX as u32;
 const WRITE_BYTES_MIN: u32 = 8 + 16;
@@ -100,6 +102,8 @@ tags! {
     Refuse = 0x03, "REFUSE", body FAULT_BYTES_MIN, FAULT_BYTES_MAX; payload 0; sequence Zero;
     /// How a session ended.
     Outcome = 0x04, "OUTCOME", body OUTCOME_BYTES, OUTCOME_BYTES; payload 0; sequence Zero;
+    /// Which revocation lists the destination has; before its answer, only over TLS.
+    Lists = 0x05, "LISTS", body LISTS_BYTES_MIN, LISTS_BYTES_MAX; payload 0; sequence Zero;
     /// A placed write: runs and their bytes.
     Write = 0x10, "WRITE", body WRITE_BYTES_MIN, WRITE_BYTES_MAX; payload PAYLOAD_BYTES_MAX; sequence FromOne;
     /// A payload to be thrown away.

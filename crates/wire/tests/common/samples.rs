@@ -1,7 +1,7 @@
 //! One or more frames of every tag, and one or more messages of every kind, with fixed content.
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
-use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, Role, Welcome, Write};
+use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, ListNumber, Role, Welcome, Write};
 use linerate_wire::message::{
     Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
     UnknownMode,
@@ -42,6 +42,8 @@ pub fn frames() -> Vec<(&'static str, Sample)> {
         }),
         ("claim", Sample::bare(Frame::Claim(Claim { region: 1, window: window() }), 0)),
         ("grant", Sample::bare(Frame::Grant(grant()), 0)),
+        ("lists", Sample::bare(Frame::Lists(vec![ListNumber { authority: [0xc5; 32], number: 7 }]), 0)),
+        ("no lists", Sample::bare(Frame::Lists(vec![]), 0)),
     ]
 }
 

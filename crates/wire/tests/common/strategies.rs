@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use linerate_wire::fault::{Code, Fault, Side, Step};
-use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, PAYLOAD_BYTES_MAX, Role, Welcome, Write};
+use linerate_wire::frame::{
+    Ack, Claim, Frame, Grant, Hello, LISTS_MAX, ListNumber, PAYLOAD_BYTES_MAX, Role, Welcome, Write,
+};
 use linerate_wire::message::{
     Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId, StreamNote,
     StreamSettings, Token, UnknownMode,
@@ -105,8 +107,13 @@ fn unnumbered() -> impl Strategy<Value = Frame> {
         select(outcomes).prop_map(Frame::Outcome),
         (any::<u16>(), run(1..=u64::MAX)).prop_map(|(region, window)| Frame::Claim(Claim { region, window })),
         (any::<(u16, u32)>(), run(1..=u64::MAX), run(0..=u64::MAX)).prop_map(grant),
+        vec(list_number(), 0..=LISTS_MAX).prop_map(Frame::Lists),
         Just(Frame::Keepalive),
     ]
+}
+
+fn list_number() -> impl Strategy<Value = ListNumber> {
+    any::<([u8; 32], u64)>().prop_map(|(authority, number)| ListNumber { authority, number })
 }
 
 fn grant(((region, key), window, place): ((u16, u32), Run, Run)) -> Frame {
