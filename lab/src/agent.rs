@@ -192,6 +192,13 @@ fn spawn(host: &Host, binary: &Path, options: &AgentOptions, own_group: bool) ->
     Process::start(&format!("agent {}", host.name()), command, &log)
 }
 
+/// Whether the default user of QEMU is here. The image of a machine of the RDMA lab has no users; `lab/install.sh` makes it
+/// on others.
+fn has_qemu_user() -> bool {
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    users.lines().any(|line| line.starts_with("linerate-qemu:"))
+}
+
 fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
     let render = |source| LabError::Toml { what: "the agent's configuration", source };
     let configuration = Configuration {
@@ -203,8 +210,7 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
         ram_dir: host.ram_directory(),
         huge_ram_dir: Some(host.huge_directory()).filter(|folder| folder.is_dir()),
         file_roots: file_roots(host),
-        // The image of a machine of the RDMA lab has no users.
-        qemu_user: host.is_machine().then_some("root"),
+        qemu_user: (!has_qemu_user()).then_some("root"),
     };
     let head = toml::to_string(&configuration).map_err(render)?;
     let tables = toml::to_string(&Hypervisors { qemu: hypervisors()? }).map_err(render)?;

@@ -43,11 +43,6 @@ impl Host {
         Ok(host)
     }
 
-    /// Whether it is a machine of its own.
-    pub(crate) fn is_machine(&self) -> bool {
-        self.namespace == MACHINE
-    }
-
     /// Lets guests of this host have so many MiB of RAM in explicit huge pages, in [`Host::huge_directory`]. For a host
     /// that is a machine of its own; a lab does it for its hosts.
     pub fn give_huge_pages(&self, mb: u64) -> Result<(), LabError> {
