@@ -4,8 +4,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
+FLEET_HOSTS ?= 10000
+FLEET_MIXES ?= 1000
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor sweep clean
+.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -27,6 +29,9 @@ unit: ## tests that need neither root nor QEMU
 
 sim: ## the simulator over many seeds: make sim SEEDS=100000
 	$(CARGO) run --release --locked -p linerate-plan --bin sim -- --seeds $(SEEDS)
+
+fleet-sim: ## drains: 1,000 mixes of guests against the lower bound, and 10,000 hosts one after another; FLEET_HOSTS=, FLEET_MIXES=
+	$(CARGO) run --release --locked -p linerate-plan --bin fleet-sim -- --hosts $(FLEET_HOSTS) --mixes $(FLEET_MIXES)
 
 lint: ## formatting, clippy with warnings denied, docs, dependency direction
 	$(CARGO) fmt --all --check
