@@ -73,7 +73,7 @@ impl Controller {
     pub(super) fn admit(&mut self, now: Time) {
         while let Some((id, to)) = self.next_copy(now) {
             let copies = self.copies(now);
-            self.learned.begun(id, to.host, now, &copies);
+            self.learned.begun(id, to.host, &copies);
             self.set(id, State::Copying, now);
             if let Some(guest) = self.guests.get_mut(&id) {
                 (guest.sample, guest.mark) = (None, (0, now));
@@ -167,7 +167,7 @@ impl Controller {
     fn next_prepared(&self, now: Time) -> Option<(GuestId, HostId)> {
         let is_ahead = |guest: &&Guest| matches!(guest.state, State::Preparing | State::Prepared);
         let ahead: Vec<&Guest> = self.guests.values().filter(is_ahead).collect();
-        if ahead.len() >= self.settings.prepared_max {
+        if ahead.len() >= self.settings.prepared_max || self.is_placing(now) {
             return None;
         }
         let mut at: BTreeMap<HostId, f64> = BTreeMap::new();

@@ -66,6 +66,8 @@ pub struct Controller {
     pub(super) learned: Learned,
     pub(super) lost: BTreeSet<HostId>,
     pub(super) orders: Vec<Order>,
+    /// The time of the last event.
+    pub(super) now: Time,
     paused: bool,
     aborted: bool,
     store: bool,
@@ -81,6 +83,7 @@ impl Controller {
             learned: Learned::new(ports, limits.reduce(f64::max)),
             lost: BTreeSet::new(),
             orders: Vec::new(),
+            now,
             paused: false,
             aborted: false,
             store: true,
@@ -90,6 +93,7 @@ impl Controller {
     /// Takes an event and returns what is to be done. Time never goes back. Events that do not fit a guest's state are
     /// late answers and change nothing, but that reservations made meanwhile are given up.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Order> {
+        self.now = now;
         match event {
             Event::Tick => {}
             Event::Pause => self.paused = true,

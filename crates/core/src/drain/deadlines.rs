@@ -1,13 +1,34 @@
 //! Every wait has a limit.
 
+use std::time::Duration;
+
 use super::controller::{Controller, Guest};
 use super::{Reason, Stage, State, Then};
 use crate::Time;
 
+/// Guests that are ordered together are placed within this time, as a rule.
+const PLACED_TOGETHER: Duration = Duration::from_secs(2);
+
 impl Controller {
     /// When to call again with [`super::Event::Tick`] if nothing happens before.
     pub fn next_timer(&self) -> Option<Time> {
-        self.guests.values().filter_map(|guest| self.deadline(guest)).min()
+        self.guests.values().flat_map(|guest| [self.deadline(guest), self.step(guest)]).flatten().min()
+    }
+
+    /// When something else can be done with the guest, before its deadline.
+    fn step(&self, guest: &Guest) -> Option<Time> {
+        let step = match &guest.state {
+            State::Placing => Some(guest.since + PLACED_TOGETHER),
+            State::Prepared => guest.busy.map(|(_, again)| again),
+            _ => None,
+        };
+        step.filter(|step| *step > self.now)
+    }
+
+    /// Whether more guests will be placed in a moment. What is prepared first is chosen among all of them.
+    pub(super) fn is_placing(&self, now: Time) -> bool {
+        let recent = |guest: &Guest| guest.state == State::Placing && now < guest.since + PLACED_TOGETHER;
+        self.guests.values().any(recent)
     }
 
     fn deadline(&self, guest: &Guest) -> Option<Time> {
@@ -18,9 +39,7 @@ impl Controller {
                 Some(guest.since + settings.answer_max)
             }
             State::Copying => Some(guest.mark.1 + settings.stall_max),
-            State::Prepared => {
-                guest.busy.map(|(first, again)| again.max(guest.since).min(first + settings.busy_max))
-            }
+            State::Prepared => guest.busy.map(|(first, _)| first + settings.busy_max),
             State::Placed | State::Ended(_) => None,
         }
     }
@@ -29,7 +48,6 @@ impl Controller {
     pub(super) fn expire(&mut self, now: Time) {
         let late = |guest: &Guest| match guest.state {
             State::Unplaced { .. } => false,
-            State::Prepared => guest.busy.is_some_and(|(first, _)| first + self.settings.busy_max <= now),
             _ => self.deadline(guest).is_some_and(|deadline| deadline <= now),
         };
         let late: Vec<_> = self.guests.iter().filter(|(_, guest)| late(guest)).map(|(id, _)| *id).collect();

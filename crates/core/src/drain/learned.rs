@@ -22,7 +22,6 @@ const REACHES: f64 = 0.9;
 struct Trial {
     guest: GuestId,
     host: HostId,
-    at: Time,
     /// The copies that went on then.
     beside: Vec<GuestId>,
     total_before: f64,
@@ -86,7 +85,7 @@ impl Learned {
     }
 
     /// `guest` is begun beside these copies.
-    pub fn begun(&mut self, guest: GuestId, host: HostId, now: Time, copies: &[Copy]) {
+    pub fn begun(&mut self, guest: GuestId, host: HostId, copies: &[Copy]) {
         let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();
         let there: Vec<&&Copy> = going.iter().filter(|copy| copy.host == host).collect();
         if going.is_empty() || going.iter().any(|copy| !copy.measured) {
@@ -95,7 +94,6 @@ impl Learned {
         self.trial = Some(Trial {
             guest,
             host,
-            at: now,
             beside: going.iter().map(|copy| copy.guest).collect(),
             total_before: going.iter().map(|copy| copy.bytes_per_s).sum(),
             host_before: (!there.is_empty()).then(|| there.iter().map(|copy| copy.bytes_per_s).sum()),

@@ -83,7 +83,11 @@ impl Hand {
             hand.placed(start.guest.0, *host, 2e9);
         }
         hand.now = hand.now + Duration::from_secs(1);
-        while let Some((id, _)) = hand.controller.guests().find(|(_, state, _)| **state == State::Preparing) {
+        let preparing = |hand: &Hand| {
+            let mut guests = hand.controller.guests();
+            guests.find(|(_, state, _)| **state == State::Preparing).map(|(id, ..)| id)
+        };
+        while let Some(id) = preparing(&hand) {
             hand.prepared(id.0);
         }
         hand
@@ -279,29 +283,25 @@ fn an_abort_cancels_what_runs_and_frees_what_waits() {
 #[test]
 fn guests_of_a_lost_destination_go_elsewhere_without_using_a_try() {
     let mut hand = Hand::ready(&[start(0, 60), start(1, 50)], &[1, 1]);
-    for round in 0..5u32 {
-        let host = HostId(round + 1);
-        let orders = hand.tell(Event::HostLost(host));
-        assert!(orders.contains(&Order::Cancel { guest: guest(0) }), "{orders:?}");
-        assert!(!is_prepared(&orders, 0), "not before its session has ended");
-        let orders = hand.tell(Event::Cancelled { guest: guest(0) });
-        assert_eq!(orders[0], Order::Release { guest: guest(0) });
-        let avoid: Vec<HostId> = (1..=round + 1).map(HostId).collect();
-        assert!(
-            orders.iter().any(
-                |order| matches!(order, Order::Place(list) if list.contains(&(guest(0), avoid.clone())))
-            )
-        );
-        hand.tell(Event::Cancelled { guest: guest(1) });
-        hand.placed(0, round + 2, 2e9);
-        hand.placed(1, 9, 2e9);
+    let orders = hand.tell(Event::HostLost(HostId(1)));
+    assert_eq!(orders, [0, 1].map(|n| Order::Cancel { guest: guest(n) }));
+    let mut hand = Hand::ready(&[start(0, 60)], &[1]);
+    for lost in 1..=5u32 {
+        let orders = hand.tell(Event::HostLost(HostId(lost)));
+        assert_eq!(orders, [Order::Cancel { guest: guest(0) }], "nothing new before its session has ended");
+        let avoid: Vec<HostId> = (1..=lost).map(HostId).collect();
+        let expected = [Order::Release { guest: guest(0) }, Order::Place(vec![(guest(0), avoid)])];
+        assert_eq!(hand.tell(Event::Cancelled { guest: guest(0) }), expected);
+        hand.placed(0, lost + 1, 2e9);
         hand.prepared(0);
     }
-    assert_eq!(hand.reasons(0).len(), 5);
-    hand.prepared(1);
+    assert_eq!(hand.reasons(0), (1..=5).map(|lost| Reason::HostLost(HostId(lost))).collect::<Vec<_>>());
     hand.tell(Event::Moved { guest: guest(0) });
-    hand.tell(Event::Moved { guest: guest(1) });
-    assert!(hand.controller.is_over(), "{:?}", hand.state(1));
+    assert!(hand.controller.is_over());
+    // It has a destination and waits for its turn: no session has to be ended.
+    let mut hand = Hand::ready(&[start(0, 60), start(1, 50), start(2, 40)], &[1, 1, 7]);
+    let orders = hand.tell(Event::HostDrained(HostId(7)));
+    assert_eq!(orders, [Order::Release { guest: guest(2) }, Order::Place(vec![(guest(2), vec![HostId(7)])])]);
 }
 
 #[test]

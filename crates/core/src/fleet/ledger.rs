@@ -250,6 +250,11 @@ impl Ledger {
         Some(self.guests.get(guest.0 as usize)?.reserved?.1)
     }
 
+    /// The drain that has a reservation for the guest.
+    pub fn reserved_by(&self, guest: GuestId) -> Option<DrainId> {
+        Some(self.guests.get(guest.0 as usize)?.reserved?.0)
+    }
+
     /// Guests on a host, in the order of their numbers.
     pub fn guests_on(&self, host: HostId) -> impl Iterator<Item = GuestId> + '_ {
         self.hosts.get(host.0 as usize).into_iter().flat_map(|state| state.guests.iter().copied())

@@ -72,6 +72,7 @@ impl Ledger {
         };
         plan.best_fit();
         plan.make_room();
+        plan.other_orders();
         plan.relieve();
         plan.result()
     }
@@ -151,7 +152,7 @@ impl Plan<'_> {
         self.ledger.hosts.get(self.source.0 as usize).map_or(0, |state| state.offer)
     }
 
-    fn best_fit(&mut self) {
+    pub fn best_fit(&mut self) {
         for number in 0..self.items.len() {
             if let Some(host) = self.best_host(number, None) {
                 self.put(number, host);

@@ -1,12 +1,15 @@
 //! The local search of a placement: room for what best fit left over, relief for destinations that are waited for.
 
 use super::HostId;
+use super::overlay::Overlay;
 use super::placement::Plan;
 
 /// Hosts with much free memory that are tried beside those of the plan.
 const OTHERS: usize = 16;
 /// Pairs of moves that are tried for an item without a host.
 const PAIRS_MAX: usize = 4096;
+/// Orders of best fit that are tried while items are left over.
+const ORDERS: usize = 12;
 
 impl Plan<'_> {
     /// Gives items without a host one, by moving one or two items of the plan elsewhere.
@@ -17,6 +20,43 @@ impl Plan<'_> {
                 self.replace_one(number, 1);
             }
         }
+    }
+
+    /// Tries best fit in other orders, if items are left over: the smallest first; then those that were left over first.
+    /// The order that leaves fewest stays.
+    pub fn other_orders(&mut self) {
+        let mut best = (self.left(), self.items.clone(), self.overlay.clone());
+        for round in 0..ORDERS {
+            if best.0 == 0 || round == 0 && !self.could_be_placed() {
+                break;
+            }
+            if round == 0 {
+                self.items.sort_by_key(|item| (item.bytes, item.guests[0]));
+            } else {
+                self.items.sort_by_key(|item| item.host.is_some());
+            }
+            self.items.iter_mut().for_each(|item| item.host = None);
+            self.overlay = Overlay::default();
+            self.best_fit();
+            self.make_room();
+            if self.left() < best.0 {
+                best = (self.left(), self.items.clone(), self.overlay.clone());
+            }
+        }
+        (_, self.items, self.overlay) = best;
+    }
+
+    fn left(&self) -> usize {
+        self.items.iter().filter(|item| item.host.is_none()).map(|item| item.guests.len()).sum()
+    }
+
+    /// Whether an item that is left over would have a host, were it alone.
+    fn could_be_placed(&mut self) -> bool {
+        let plan = std::mem::take(&mut self.overlay);
+        let mut left = (0..self.items.len()).filter(|n| self.items[*n].host.is_none());
+        let could = left.any(|n| self.best_host(n, None).is_some());
+        self.overlay = plan;
+        could
     }
 
     /// Puts `number` in the place of another item, which goes elsewhere. With `depth` 1, that one may do the same.

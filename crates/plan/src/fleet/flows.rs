@@ -101,7 +101,8 @@ impl Flows {
             let level = self.level(id);
             let before = std::mem::replace(&mut self.resources[id as usize].level, level);
             touched.insert(id);
-            if steps > LEVELS_MAX || level == before || (level - before).abs() <= SAME * before {
+            let same = level == before || before.is_finite() && (level - before).abs() <= SAME * before;
+            if steps > LEVELS_MAX || same {
                 continue;
             }
             let flows = self.resources[id as usize].flows.iter();
@@ -173,7 +174,9 @@ mod tests {
             let mut random = Random::new(seed);
             let caps: Vec<f64> = (0..random.between(2, 6)).map(|_| random.between(1, 20) as f64).collect();
             let mut flows = Flows::default();
-            caps.iter().for_each(|cap| drop(flows.add_resource(*cap)));
+            for cap in &caps {
+                flows.add_resource(*cap);
+            }
             let mut rates = std::collections::BTreeMap::new();
             let mut alive = std::collections::BTreeMap::new();
             for owner in 0..random.between(1, 12) as u32 {

@@ -104,17 +104,16 @@ impl World {
         if session.dead {
             return;
         }
-        if session.phase != Phase::Prepared || reserved != Some(host) || ports == 0 {
-            return self.broken(
-                Rule::Admitted,
-                Some(guest),
-                Some(host),
-                "copied before it was prepared or reserved",
-            );
+        if session.phase != Phase::Prepared || ports == 0 {
+            return self.broken(Rule::Admitted, Some(guest), Some(host), "copied before it was prepared");
+        }
+        if reserved != Some(host) {
+            self.broken(Rule::Admitted, Some(guest), Some(host), "copied without a reservation");
         }
         if self.arrivals[host.0 as usize] >= self.times.arrivals_max {
             return self.after(Duration::from_millis(10), What::Tell(number, Event::Busy { guest }));
         }
+        let Some(session) = self.sessions.get_mut(&guest) else { return };
         session.phase = Phase::Beginning;
         session.version += 1;
         self.arrivals[host.0 as usize] += 1;

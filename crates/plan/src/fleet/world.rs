@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use linerate_core::Time;
 use linerate_core::drain::{Controller, Event, Order, Outcome, Settings, Start, State};
-use linerate_core::fleet::{Guest, GuestId, Host, HostId, Ledger};
+use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger};
 
 use super::check::{Defect, Rule, Violation};
 use super::fixed::Fixed;
@@ -368,13 +368,15 @@ impl World {
             let State::Ended(outcome) = state else { continue };
             let is_at = self.ledger.host_of(guest);
             let doubtful = matches!(outcome, Outcome::Failed { in_doubt: true, .. });
-            if !doubtful && (self.sessions.contains_key(&guest) || self.ledger.reserved_at(guest).is_some()) {
+            let own = self.sessions.get(&guest).is_some_and(|session| session.drain == number)
+                || self.ledger.reserved_by(guest) == Some(DrainId(number as u32));
+            if !doubtful && own {
                 self.broken(Rule::NothingLeft, Some(guest), None, "a session or a reservation is left");
             }
             let kept = drain.kept.contains(&guest);
             let (name, sound) = match outcome {
-                // A destination that died right after the guest arrived took it along.
-                Outcome::Moved(host) => ("moved", !kept && (is_at == Some(*host) || is_at.is_none())),
+                // It may have left its destination again, or have died with it.
+                Outcome::Moved(_) => ("moved", !kept && is_at != Some(drain.source)),
                 Outcome::Kept => ("kept", kept && is_at == Some(drain.source)),
                 Outcome::Failed { .. } => ("failed", !attempts.is_empty() && is_at == Some(drain.source)),
                 Outcome::Aborted => ("aborted", drain.aborted && is_at == Some(drain.source)),
