@@ -1,6 +1,7 @@
 //! Which guest copies next, and which are prepared for it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::controller::{Controller, Destination, Guest};
 use super::learned::{Copy, MEASURED_AFTER};
@@ -14,6 +15,8 @@ const SPARE: f64 = 0.1;
 const USES: f64 = 0.05;
 /// In its last rounds a guest has less than this part of its memory left, and leaves gaps.
 const LAST_ROUNDS: f64 = 0.1;
+/// The next guest begins so much before the gap, in seconds: two guests share the links for a moment, which costs less.
+const OVERLAP_S: f64 = 0.03;
 /// Guests are prepared ahead for this many times the time that preparing takes.
 const AHEAD: f64 = 1.5;
 
@@ -47,15 +50,28 @@ impl Controller {
         guest.copy_bytes as f64 / (rate - guest.write_bytes_per_s).max(0.1 * rate)
     }
 
+    /// When the round of a guest that copies ends, less the time that the next guest needs to begin.
+    pub(super) fn gap_at(&self, guest: &Guest) -> Time {
+        let (left, from, rate) = match guest.sample {
+            Some(sample) => (sample.left_bytes, guest.sampled_at, sample.bytes_per_s),
+            None => (guest.copy_bytes, guest.since, self.reaches(guest, guest.since)),
+        };
+        // The order of the guest itself took as long to begin as that of the next one will.
+        let begin_s = if guest.sample.is_some() { self.learned.begin_s } else { 0.0 };
+        let seconds = left as f64 / rate.max(1.0) - begin_s - OVERLAP_S;
+        from + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
+    }
+
     /// Guests that copy, with what they use.
     pub(super) fn copies(&self, now: Time) -> Vec<Copy> {
         let copying = self.guests.iter().filter(|(_, guest)| guest.state == State::Copying);
         copying
             .filter_map(|(id, guest)| {
                 let measured = guest.sample.filter(|_| now - guest.since >= MEASURED_AFTER);
-                let finishing = guest.sample.is_some_and(|sample| {
+                let last_rounds = guest.sample.is_some_and(|sample| {
                     sample.round > 0 && (sample.left_bytes as f64) < LAST_ROUNDS * guest.copy_bytes as f64
                 });
+                let finishing = last_rounds || self.gap_at(guest) <= now;
                 Some(Copy {
                     guest: *id,
                     host: guest.destination?.host,

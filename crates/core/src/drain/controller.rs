@@ -28,6 +28,7 @@ pub(super) struct Guest {
     pub write_bytes_per_s: f64,
     pub limit_bytes_per_s: Option<f64>,
     pub sample: Option<Sample>,
+    pub sampled_at: Time,
     /// Copied bytes at a time: to notice a stall.
     pub mark: (u64, Time),
     /// First refusal of a busy destination, and when to ask again.
@@ -48,6 +49,7 @@ impl Guest {
             write_bytes_per_s: start.write_bytes_per_s.max(0.0),
             limit_bytes_per_s: start.limit_bytes_per_s,
             sample: None,
+            sampled_at: now,
             mark: (0, now),
             busy: None,
             tries: 0,
@@ -237,7 +239,10 @@ impl Controller {
         let Some(guest) = self.guests.get_mut(&id).filter(|guest| guest.state == State::Copying) else {
             return;
         };
-        guest.sample = Some(sample);
+        if guest.sample.is_none() {
+            self.learned.began(now - guest.since, sample.copied_bytes, sample.bytes_per_s);
+        }
+        (guest.sample, guest.sampled_at) = (Some(sample), now);
         guest.busy = None;
         guest.write_bytes_per_s = sample.write_bytes_per_s.max(0.0);
         if sample.copied_bytes >= guest.mark.0 + (guest.copy_bytes / 1000).max(1) {

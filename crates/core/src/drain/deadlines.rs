@@ -10,19 +10,20 @@ use crate::Time;
 const PLACED_TOGETHER: Duration = Duration::from_secs(2);
 
 impl Controller {
-    /// When to call again with [`super::Event::Tick`] if nothing happens before.
+    /// When to call again with [`super::Event::Tick`] if nothing happens before. Always after the last event.
     pub fn next_timer(&self) -> Option<Time> {
-        self.guests.values().flat_map(|guest| [self.deadline(guest), self.step(guest)]).flatten().min()
+        let timers = self.guests.values().flat_map(|guest| [self.deadline(guest), self.step(guest)]);
+        timers.flatten().filter(|at| *at > self.now).min()
     }
 
     /// When something else can be done with the guest, before its deadline.
     fn step(&self, guest: &Guest) -> Option<Time> {
-        let step = match &guest.state {
+        match &guest.state {
             State::Placing => Some(guest.since + PLACED_TOGETHER),
             State::Prepared => guest.busy.map(|(_, again)| again),
+            State::Copying => Some(self.gap_at(guest)),
             _ => None,
-        };
-        step.filter(|step| *step > self.now)
+        }
     }
 
     /// Whether more guests will be placed in a moment. What is prepared first is chosen among all of them.

@@ -7,7 +7,7 @@ use crate::Time;
 use crate::fleet::{GuestId, HostId};
 
 /// A copy's goodput is used when it has lasted so long.
-pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(500);
+pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(250);
 /// One more copy is judged when it has lasted so long.
 const JUDGED_AFTER: Duration = Duration::from_secs(2);
 /// A ceiling is believed so long: the load of others changes.
@@ -51,11 +51,13 @@ pub(super) struct Learned {
     trial: Option<Trial>,
     /// Time to prepare a guest, in seconds.
     pub prepare_s: f64,
+    /// Time from the order to copy to the first byte, in seconds.
+    pub begin_s: f64,
 }
 
 impl Learned {
     pub fn new(ports: Vec<f64>, guest_limit: Option<f64>) -> Learned {
-        Learned { ports, guest_limit, prepare_s: 2.0, ..Learned::default() }
+        Learned { ports, guest_limit, prepare_s: 2.0, begin_s: 0.1, ..Learned::default() }
     }
 
     /// Bytes per second that the source's links carry: what its ports say, or less if that was measured lately.
@@ -76,8 +78,14 @@ impl Learned {
 
     /// The source's ports changed: what was measured with the old ones is void.
     pub fn changed(&mut self, ports: Vec<f64>) {
-        *self =
-            Learned { guest_limit: self.guest_limit, prepare_s: self.prepare_s, ..Learned::new(ports, None) };
+        let (prepare_s, begin_s) = (self.prepare_s, self.begin_s);
+        *self = Learned { prepare_s, begin_s, ..Learned::new(ports, self.guest_limit) };
+    }
+
+    /// The first sample of a copy that was ordered so long ago.
+    pub fn began(&mut self, ordered: Duration, copied_bytes: u64, bytes_per_s: f64) {
+        let begin_s = ordered.as_secs_f64() - copied_bytes as f64 / bytes_per_s.max(1.0);
+        self.begin_s += 0.3 * (begin_s.clamp(0.0, 2.0) - self.begin_s);
     }
 
     pub fn prepared_in(&mut self, time: Duration) {

@@ -77,8 +77,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            copies_max: 8,
-            prepared_max: 8,
+            copies_max: 16,
+            prepared_max: 16,
             tries_max: 3,
             placements_max: 16,
             retry_after: Duration::from_secs(10),
@@ -106,7 +106,7 @@ pub struct Start {
     pub keep: bool,
 }
 
-/// What a session reports: each second, and at the end of each round.
+/// What a session reports: a quarter of a second after its first byte, then each second, and at the end of each round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
     /// 0 is the first pass.

@@ -101,10 +101,6 @@ fn copies(orders: &[Order]) -> Vec<u32> {
         .collect()
 }
 
-fn is_prepared(orders: &[Order], n: u32) -> bool {
-    orders.iter().any(|order| matches!(order, Order::Prepare { guest, .. } if guest.0 == n))
-}
-
 #[test]
 fn one_guest_copies_over_all_links_and_the_next_is_prepared_meanwhile() {
     let mut hand = Hand::new(&[start(0, 60), start(1, 50), start(2, 40)]);
@@ -246,6 +242,16 @@ fn paused_nothing_new_starts_and_what_runs_goes_on() {
     assert_eq!(hand.tell(Event::Moved { guest: guest(0) }), []);
     assert_eq!(hand.after(100.0), []);
     assert_eq!(copies(&hand.tell(Event::Resume)), [1]);
+}
+
+#[test]
+fn a_drain_that_may_start_nothing_asks_for_no_timer_in_the_past() {
+    let mut hand = Hand::new(&[start(0, 8)]);
+    hand.tell(Event::Store(false));
+    hand.tell(Event::NoPlace { guest: guest(0), why: Nowhere::default() });
+    assert_eq!(hand.controller.next_timer(), Some(hand.now + Duration::from_secs(10)));
+    hand.after(10.0);
+    assert_eq!(hand.controller.next_timer(), None, "the store's return is an event");
 }
 
 #[test]

@@ -70,7 +70,13 @@ impl Index {
         self.linked[from][to]
     }
 
-    /// Hosts that suit all of `needs` and have at least `bytes` free, the fullest first.
+    /// How many kinds of guests suit hosts with this offer.
+    fn generality(&self, offer: usize) -> usize {
+        self.fits.iter().filter(|row| row[offer]).count()
+    }
+
+    /// Hosts that suit all of `needs` and have at least `bytes` free. Those that suit the fewest other guests come
+    /// first, and of those the fullest.
     pub fn tightest<'a>(
         &'a self,
         needs: &'a [usize],
@@ -79,12 +85,13 @@ impl Index {
     ) -> impl Iterator<Item = (u64, HostId)> + 'a {
         let mut rows: Vec<_> = (0..self.offers.len())
             .filter(|&to| needs.iter().all(|&needs| self.suits(needs, from, to)))
-            .map(|to| self.by_free[to].range((bytes, HostId(0))..).peekable())
+            .map(|to| (self.generality(to), self.by_free[to].range((bytes, HostId(0))..).peekable()))
             .collect();
         std::iter::from_fn(move || {
+            let first = rows.iter_mut().enumerate();
             let first =
-                rows.iter_mut().enumerate().filter_map(|(n, row)| row.peek().map(|&&at| (at, n))).min()?;
-            rows[first.1].next().copied()
+                first.filter_map(|(n, (general, row))| row.peek().map(|&&at| (*general, at, n))).min()?;
+            rows[first.2].1.next().copied()
         })
     }
 

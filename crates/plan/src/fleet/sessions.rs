@@ -133,7 +133,7 @@ impl World {
             session.flow = Some(flow);
         }
         self.rates_changed(changed);
-        self.after(Duration::from_secs(1), What::Second(guest, number));
+        self.after(Duration::from_millis(250), What::Second(guest, number));
     }
 
     fn round_ends(&mut self, guest: GuestId) {
