@@ -61,7 +61,7 @@ fn rough(seed: u64, defect: Option<Defect>) -> Vec<Violation> {
         reserve_bytes: 2 * GIB,
     };
     let sources = [world.add_host(host(256), None), world.add_host(host(256), None)];
-    let others: Vec<HostId> = [60, 62, 64, 66].iter().map(|gib| world.add_host(host(*gib), None)).collect();
+    let others: Vec<HostId> = [26, 28, 30, 34].iter().map(|gib| world.add_host(host(*gib), None)).collect();
     let cordoned = world.add_host(host(48), None);
     world.cordon(cordoned, true);
     let mut guests: Vec<GuestId> = Vec::new();
