@@ -83,7 +83,7 @@ fn rough(seed: u64, defect: Option<Defect>) -> Vec<Violation> {
     world.tell_in(seconds(24 + seed % 9), first, Event::Resume);
     world.store_is_away(seconds(30 + seed % 7), seconds(45));
     world.host_dies_in(seconds(2 + seed % 11), others[seed as usize % 4], seconds(100));
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         world.tell_in(seconds(12 + seed % 17), second, Event::Abort);
     }
     world.run(seconds(48 * 3600), |_| false);

@@ -124,7 +124,7 @@ impl Book {
             (4, Some(_)) | (5, Some(_)) => {
                 self.ends(guest);
                 let code = [Code::PeerLost, Code::HypervisorFailed, Code::NotMigratable][pick % 3];
-                let side = if amount % 2 == 0 { Side::Source } else { Side::Destination };
+                let side = if amount.is_multiple_of(2) { Side::Source } else { Side::Destination };
                 Event::Failed { guest, fault: Fault::new(code, Step::Copy, side, "") }
             }
             (6, Some(_)) if self.cancelling.contains(&guest) => {
@@ -145,10 +145,10 @@ impl Book {
                 Event::Resume
             }
             (14, _) => {
-                self.quiet.1 = pick % 2 == 0;
+                self.quiet.1 = pick.is_multiple_of(2);
                 Event::Store(!self.quiet.1)
             }
-            (15, _) if amount % 16 == 0 => {
+            (15, _) if amount.is_multiple_of(16) => {
                 self.quiet.2 = true;
                 Event::Abort
             }

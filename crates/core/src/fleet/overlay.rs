@@ -67,12 +67,11 @@ impl Ledger {
         if free < state.memory_bytes {
             found.push(Obstacle::Memory { needs: state.memory_bytes, free });
         }
-        if let Some(from) = state.host.and_then(|from| self.hosts.get(from.0 as usize)) {
-            if !self.index.suits(state.needs, from.offer, there.offer) {
-                found.extend(self.index.needs(state.needs).obstacles(self.index.offers(there.offer)));
-                if self.index.rate(from.offer, there.offer) <= 0.0 && state.host != Some(host) {
-                    found.push(Obstacle::NoLink);
-                }
+        let from = state.host.and_then(|from| self.hosts.get(from.0 as usize));
+        if let Some(from) = from.filter(|from| !self.index.suits(state.needs, from.offer, there.offer)) {
+            found.extend(self.index.needs(state.needs).obstacles(self.index.offers(there.offer)));
+            if self.index.rate(from.offer, there.offer) <= 0.0 && state.host != Some(host) {
+                found.push(Obstacle::NoLink);
             }
         }
         if let Some(rules) = &state.rules {

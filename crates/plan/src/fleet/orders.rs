@@ -53,10 +53,9 @@ impl World {
         if self.cordoned.contains(&host) {
             self.broken(Rule::Cordon, Some(guest), Some(host), "memory is reserved on a cordoned host");
         }
-        if self.defect != Some(Defect::NotReserved) {
-            if let Err(_refusal) = self.ledger.reserve(DrainId(number as u32), guest, host) {
-                return Event::NoPlace { guest, why: Nowhere::default() };
-            }
+        let reserves = self.defect != Some(Defect::NotReserved);
+        if reserves && self.ledger.reserve(DrainId(number as u32), guest, host).is_err() {
+            return Event::NoPlace { guest, why: Nowhere::default() };
         }
         let (ports, bytes_per_s) = self.ledger.links(source, host);
         Event::Placed { guest, host, ports, bytes_per_s }

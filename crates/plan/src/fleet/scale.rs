@@ -51,7 +51,7 @@ fn world(fleet: &Fleet) -> World {
     world.uncordon_after = Some(Duration::from_secs(300));
     let mut rack = None;
     for number in 0..fleet.hosts {
-        if number % RACK == 0 {
+        if number.is_multiple_of(RACK) {
             rack = Some(world.add_rack(2.0 * PORT * f64::from(RACK) / OVERSUBSCRIBED));
         }
         let mut offer = mixes::offer(&[PORT, PORT]);
@@ -59,14 +59,14 @@ fn world(fleet: &Fleet) -> World {
         let pod = number * 4 / fleet.hosts.max(1);
         offer.storage.insert(format!("pool{pod}"));
         offer.cpu_models.insert("base".into());
-        if number / RACK % 3 == 0 {
+        if (number / RACK).is_multiple_of(3) {
             offer.cpu_models.insert("new".into());
         }
         world.add_host(Host { offer, memory_bytes: 512 * GIB, reserve_bytes: 16 * GIB }, rack);
     }
     for number in 0..fleet.hosts {
         let pod = number * 4 / fleet.hosts.max(1);
-        let new = number / RACK % 3 == 0;
+        let new = (number / RACK).is_multiple_of(3);
         let mut left = 496 * GIB * 85 / 100;
         for _ in 0..fleet.guests_per_host {
             let (mut guest, load) = mixes::guest(&mut random, 4e9);

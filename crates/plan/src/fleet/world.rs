@@ -87,7 +87,8 @@ pub struct Drain {
 /// What is going to happen.
 #[derive(Clone, Debug)]
 pub(super) enum What {
-    Tick(usize),
+    /// A timer that the drain asked for; void if it has asked for another since.
+    Tick(usize, Time),
     Tell(usize, Event),
     Place(usize, Vec<(GuestId, Vec<HostId>)>),
     /// A session's next step, by its number and its version.
@@ -327,7 +328,7 @@ impl World {
             timer.filter(|timer| drain.timer.is_none_or(|set| *timer < set || set <= now))
         {
             drain.timer = Some(timer);
-            self.after((timer - now).max(Duration::from_millis(1)), What::Tick(number));
+            self.after(timer - now, What::Tick(number, timer));
         }
     }
 
@@ -427,9 +428,8 @@ impl World {
 
     fn happen(&mut self, what: What) {
         match what {
-            What::Tick(number) => {
-                self.drains[number].timer = None;
-                if self.running.contains(&number) {
+            What::Tick(number, timer) => {
+                if self.running.contains(&number) && self.drains[number].timer == Some(timer) {
                     self.tell(number, Event::Tick);
                 }
             }
