@@ -6,7 +6,7 @@ SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
-.PHONY: help install build demo test unit sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
+.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -28,6 +28,9 @@ unit: ## tests that need neither root nor QEMU
 
 sim: ## the simulator over many seeds: make sim SEEDS=100000
 	$(CARGO) run --release --locked -p linerate-plan --bin sim -- --seeds $(SEEDS)
+
+fleet-sim: ## drains: 1,000 mixes of guests against the lower bound, and 10,000 hosts one after another; FLEET_HOSTS=, FLEET_MIXES=
+	$(CARGO) run --release --locked -p linerate-plan --bin fleet-sim -- --hosts $(FLEET_HOSTS) --mixes $(FLEET_MIXES)
 
 lint: ## formatting, clippy with warnings denied, docs, dependency direction
 	$(CARGO) fmt --all --check

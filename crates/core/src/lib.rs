@@ -11,11 +11,15 @@
 //! * [`tunnel`]: when a tunnel ends by itself.
 //! * [`journal`]: what is on disk, and what another host is answered from it.
 //! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.
+//! * [`fleet`]: many hosts: what is reserved on them, and where a guest can go.
+//! * [`drain`]: the guests of one host: which one copies, which are prepared, which wait.
 //! * [`roll_back_notice`]: telling a destination of a roll-back that an abort could not reach.
 
 pub mod control;
 pub mod destination;
+pub mod drain;
 pub mod extent;
+pub mod fleet;
 pub mod journal;
 pub mod policy;
 pub mod rate;

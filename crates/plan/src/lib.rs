@@ -8,6 +8,7 @@
 //! * [`guest`], [`wire`]: RAM and tracker; links and the connections on them.
 //! * [`source_driver`], [`destination_driver`], [`recovery`]: the drivers of the two agents, and their restarts.
 //! * `libvirt_model`: libvirt, which owns the guest and decides where it runs.
+//! * [`fleet`]: another simulation: drains of many hosts, with the drain controller and placement of the core.
 //! * [`check`]: the promises. [`summary::simulate`] runs a seed and says how it went.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
@@ -20,6 +21,7 @@ pub mod destination_driver;
 mod ends;
 mod fault_effects;
 pub mod faults;
+pub mod fleet;
 pub mod guest;
 mod history;
 pub mod hosts;

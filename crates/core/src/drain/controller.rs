@@ -1,0 +1,410 @@
+//! The controller: events in, orders out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bound::{Bound, Work};
+use super::learned::Learned;
+use super::{Attempt, Event, Order, Outcome, Reason, Sample, Settings, Stage, Start, State, Then};
+use crate::fleet::placement::Nowhere;
+use crate::fleet::{GuestId, HostId};
+use crate::{Code, Fault, Side, Time};
+
+/// Where a guest goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destination {
+    pub host: HostId,
+    pub ports: u64,
+    pub bytes_per_s: f64,
+}
+
+/// A guest of the drain.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    pub state: State,
+    /// When the state began.
+    pub since: Time,
+    pub destination: Option<Destination>,
+    pub copy_bytes: u64,
+    pub write_bytes_per_s: f64,
+    pub limit_bytes_per_s: Option<f64>,
+    pub sample: Option<Sample>,
+    pub sampled_at: Time,
+    /// Copied bytes at a time: to notice a stall.
+    pub mark: (u64, Time),
+    /// First refusal of a busy destination, and when to ask again.
+    pub busy: Option<(Time, Time)>,
+    pub tries: u32,
+    pub placements: u32,
+    pub avoid: BTreeSet<HostId>,
+    pub attempts: Vec<Attempt>,
+}
+
+impl Guest {
+    fn new(start: &Start, now: Time) -> Guest {
+        Guest {
+            state: if start.keep { State::Ended(Outcome::Kept) } else { State::Unplaced { from: now } },
+            since: now,
+            destination: None,
+            copy_bytes: start.copy_bytes.max(1),
+            write_bytes_per_s: start.write_bytes_per_s.max(0.0),
+            limit_bytes_per_s: start.limit_bytes_per_s,
+            sample: None,
+            sampled_at: now,
+            mark: (0, now),
+            busy: None,
+            tries: 0,
+            placements: 0,
+            avoid: BTreeSet::new(),
+            attempts: Vec::new(),
+        }
+    }
+}
+
+/// One drain. See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    pub(super) settings: Settings,
+    pub(super) guests: BTreeMap<GuestId, Guest>,
+    pub(super) learned: Learned,
+    pub(super) lost: BTreeSet<HostId>,
+    pub(super) orders: Vec<Order>,
+    /// The time of the last event.
+    pub(super) now: Time,
+    paused: bool,
+    aborted: bool,
+    store: bool,
+}
+
+impl Controller {
+    /// A drain of these guests. `ports` is what each port of the source carries, in bytes per second.
+    pub fn new(settings: Settings, ports: Vec<f64>, guests: &[Start], now: Time) -> Controller {
+        let limits = guests.iter().filter_map(|start| start.limit_bytes_per_s);
+        Controller {
+            settings,
+            guests: guests.iter().map(|start| (start.guest, Guest::new(start, now))).collect(),
+            learned: Learned::new(ports, limits.reduce(f64::max)),
+            lost: BTreeSet::new(),
+            orders: Vec::new(),
+            now,
+            paused: false,
+            aborted: false,
+            store: true,
+        }
+    }
+
+    /// Takes an event and returns what is to be done. Time never goes back. Events that do not fit a guest's state are
+    /// late answers and change nothing, but that reservations made meanwhile are given up.
+    pub fn handle(&mut self, now: Time, event: Event) -> Vec<Order> {
+        self.now = now;
+        match event {
+            Event::Tick => {}
+            Event::Pause => self.paused = true,
+            Event::Resume => self.paused = false,
+            Event::Store(answers) => self.store = answers,
+            Event::Abort => self.abort(now),
+            Event::Ports(ports) => self.learned.changed(ports),
+            Event::HostLost(host) => self.leave_host(host, &Reason::HostLost(host), now),
+            Event::HostDrained(host) => self.leave_host(host, &Reason::HostDrained(host), now),
+            Event::HostFound(host) => drop(self.lost.remove(&host)),
+            Event::Added(start) => self.added(&start, now),
+            Event::Placed { guest, host, ports, bytes_per_s } => {
+                self.placed(guest, Destination { host, ports, bytes_per_s }, now);
+            }
+            Event::NoPlace { guest, why } => self.no_place(guest, why, now),
+            Event::Prepared { guest } => self.prepared(guest, now),
+            Event::Busy { guest } => self.busy(guest, now),
+            Event::Progress { guest, sample } => self.progress(guest, sample, now),
+            Event::Moved { guest } => self.moved(guest, now),
+            Event::Failed { guest, fault } => self.failed(guest, fault, now),
+            Event::Cancelled { guest } => self.cancelled(guest, now),
+            Event::Gone { guest } => self.gone(guest, now),
+        }
+        self.expire(now);
+        if !self.paused && !self.aborted && self.store {
+            self.order_places(now);
+            self.admit(now);
+            self.prepare(now);
+        }
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Whether every guest's part is over.
+    pub fn is_over(&self) -> bool {
+        self.guests.values().all(|guest| matches!(guest.state, State::Ended(_)))
+    }
+
+    /// What each guest does, and its tries that did not succeed.
+    pub fn guests(&self) -> impl Iterator<Item = (GuestId, &State, &[Attempt])> {
+        self.guests.iter().map(|(id, guest)| (*id, &guest.state, guest.attempts.as_slice()))
+    }
+
+    /// The lower bound of the guests that have a destination, by what has been measured.
+    pub fn bound(&self, now: Time) -> Bound {
+        let mut rates: BTreeMap<HostId, f64> = BTreeMap::new();
+        let work: Vec<Work> = self
+            .guests
+            .values()
+            .filter_map(|guest| {
+                let to = guest.destination?;
+                rates.insert(to.host, to.bytes_per_s);
+                let (copy_bytes, write_bytes_per_s) = (guest.copy_bytes, guest.write_bytes_per_s);
+                let bytes_per_s = self.reaches(guest, now);
+                Some(Work { copy_bytes, write_bytes_per_s, bytes_per_s, host: to.host })
+            })
+            .collect();
+        Bound::of(&work, self.learned.carries(now), |host| rates.get(&host).copied().unwrap_or(1.0))
+    }
+
+    pub(super) fn set(&mut self, id: GuestId, state: State, now: Time) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            (guest.state, guest.since) = (state, now);
+        }
+    }
+
+    fn state(&self, id: GuestId) -> Option<&State> {
+        self.guests.get(&id).map(|guest| &guest.state)
+    }
+
+    fn order_places(&mut self, now: Time) {
+        let due = |guest: &Guest| matches!(guest.state, State::Unplaced { from } if from <= now);
+        let due: Vec<_> = self.guests.iter().filter(|(_, guest)| due(guest)).map(|(id, _)| *id).collect();
+        let mut places = Vec::new();
+        for id in due {
+            self.set(id, State::Placing, now);
+            let Some(guest) = self.guests.get(&id) else { continue };
+            places.push((id, guest.avoid.union(&self.lost).copied().collect()));
+        }
+        if !places.is_empty() {
+            self.orders.push(Order::Place(places));
+        }
+    }
+
+    fn placed(&mut self, id: GuestId, to: Destination, now: Time) {
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        if guest.state != State::Placing {
+            if guest.destination.is_none() {
+                self.orders.push(Order::Release { guest: id });
+            }
+            return;
+        }
+        guest.destination = Some(to);
+        guest.placements += 1;
+        self.set(id, State::Placed, now);
+        if self.lost.contains(&to.host) {
+            self.lose_destination(id, &Reason::HostLost(to.host), now);
+        }
+    }
+
+    fn added(&mut self, start: &Start, now: Time) {
+        let over = self.guests.get(&start.guest).is_none_or(|guest| matches!(guest.state, State::Ended(_)));
+        if over {
+            let mut guest = Guest::new(start, now);
+            if self.aborted {
+                guest.state = State::Ended(Outcome::Aborted);
+            }
+            self.guests.insert(start.guest, guest);
+        }
+    }
+
+    fn no_place(&mut self, id: GuestId, why: Nowhere, now: Time) {
+        if self.state(id) != Some(&State::Placing) {
+            return;
+        }
+        // Hosts where a try failed are better than none.
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.avoid.clear();
+        }
+        self.try_failed(id, Reason::Nowhere(why), true, now);
+    }
+
+    fn prepared(&mut self, id: GuestId, now: Time) {
+        let Some(guest) = self.guests.get(&id).filter(|guest| guest.state == State::Preparing) else {
+            return;
+        };
+        self.learned.prepared_in(now - guest.since);
+        self.set(id, State::Prepared, now);
+    }
+
+    fn busy(&mut self, id: GuestId, now: Time) {
+        let again = now + self.settings.retry_after / 10;
+        let Some(guest) = self.guests.get_mut(&id).filter(|guest| guest.state == State::Copying) else {
+            return;
+        };
+        let first = guest.busy.map_or(now, |(first, _)| first);
+        (guest.busy, guest.sample) = (Some((first, again)), None);
+        self.set(id, State::Prepared, now);
+    }
+
+    fn progress(&mut self, id: GuestId, sample: Sample, now: Time) {
+        let Some(guest) = self.guests.get_mut(&id).filter(|guest| guest.state == State::Copying) else {
+            return;
+        };
+        if guest.sample.is_none() {
+            self.learned.began(now - guest.since, sample.copied_bytes, sample.bytes_per_s);
+        }
+        (guest.sample, guest.sampled_at) = (Some(sample), now);
+        guest.busy = None;
+        guest.write_bytes_per_s = sample.write_bytes_per_s.max(0.0);
+        if sample.copied_bytes >= guest.mark.0 + (guest.copy_bytes / 1000).max(1) {
+            guest.mark = (sample.copied_bytes, now);
+        }
+        let most = guest.copy_bytes.saturating_mul(self.settings.copied_times_max);
+        let links = guest.destination.map_or(1.0, |to| to.bytes_per_s);
+        let copies = self.copies(now);
+        let limit = self.learned.measured(id, sample.round, links, now, &copies);
+        if let (Some(limit), Some(guest)) = (limit, self.guests.get_mut(&id)) {
+            guest.limit_bytes_per_s = Some(limit);
+        }
+        if sample.copied_bytes > most {
+            let reason =
+                Reason::WritesTooFast { writes: sample.write_bytes_per_s, copied: sample.bytes_per_s };
+            self.cancel(id, Then::Retry(reason), now);
+        }
+    }
+
+    fn moved(&mut self, id: GuestId, now: Time) {
+        let Some(guest) = self.guests.get(&id) else { return };
+        let in_session = matches!(guest.state, State::Copying | State::Cancelling(_));
+        let doubtful = matches!(guest.state, State::Ended(Outcome::Failed { in_doubt: true, .. }));
+        if let Some(to) = guest.destination.filter(|_| in_session || doubtful) {
+            self.set(id, State::Ended(Outcome::Moved(to.host)), now);
+        }
+    }
+
+    fn failed(&mut self, id: GuestId, fault: Fault, now: Time) {
+        match self.state(id) {
+            Some(State::Preparing | State::Prepared | State::Copying) => {}
+            Some(State::Cancelling(_)) => return self.cancelled(id, now),
+            _ => return,
+        }
+        if fault.code == Code::GuestGone && fault.side == Side::Source {
+            return self.gone(id, now);
+        }
+        let elsewhere = fault.side == Side::Destination;
+        let retry = fault.code != Code::Cancelled && (elsewhere || fault.code.retry_can_help());
+        if let Some(guest) = self.guests.get_mut(&id).filter(|_| elsewhere) {
+            guest.avoid.extend(guest.destination.map(|to| to.host));
+        }
+        self.try_failed(id, Reason::Fault(fault), retry, now);
+    }
+
+    fn cancelled(&mut self, id: GuestId, now: Time) {
+        let then = match self.state(id) {
+            Some(State::Cancelling(then)) => then.clone(),
+            _ => return,
+        };
+        match then {
+            Then::Retry(reason) => self.try_failed(id, reason, true, now),
+            Then::Elsewhere(reason) => self.another_destination(id, reason, now),
+            Then::Abort => self.end(id, Outcome::Aborted, now),
+        }
+    }
+
+    fn gone(&mut self, id: GuestId, now: Time) {
+        if self.state(id).is_some_and(|state| !matches!(state, State::Ended(_))) {
+            self.end(id, Outcome::Gone, now);
+        }
+    }
+
+    /// No guest goes to this host any more.
+    fn leave_host(&mut self, host: HostId, reason: &Reason, now: Time) {
+        self.lost.insert(host);
+        let there = |guest: &Guest| guest.destination.is_some_and(|to| to.host == host);
+        let ids: Vec<_> = self.guests.iter().filter(|(_, guest)| there(guest)).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.lose_destination(id, reason, now));
+    }
+
+    fn lose_destination(&mut self, id: GuestId, reason: &Reason, now: Time) {
+        match self.state(id) {
+            Some(State::Placed) => self.another_destination(id, reason.clone(), now),
+            Some(State::Preparing | State::Prepared | State::Copying) => {
+                self.cancel(id, Then::Elsewhere(reason.clone()), now);
+            }
+            _ => {}
+        }
+    }
+
+    fn abort(&mut self, now: Time) {
+        self.aborted = true;
+        for id in self.guests.keys().copied().collect::<Vec<_>>() {
+            match self.state(id) {
+                Some(State::Unplaced { .. } | State::Placing | State::Placed) => {
+                    self.end(id, Outcome::Aborted, now)
+                }
+                Some(State::Preparing | State::Prepared | State::Copying | State::Cancelling(_)) => {
+                    self.cancel(id, Then::Abort, now);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends the session of a guest. One that is being ended already gets no second order.
+    pub(super) fn cancel(&mut self, id: GuestId, then: Then, now: Time) {
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        if let State::Cancelling(before) = &mut guest.state {
+            *before = then;
+            return;
+        }
+        self.set(id, State::Cancelling(then), now);
+        self.orders.push(Order::Cancel { guest: id });
+    }
+
+    fn end(&mut self, id: GuestId, outcome: Outcome, now: Time) {
+        self.give_up_destination(id);
+        self.set(id, State::Ended(outcome), now);
+    }
+
+    /// No session is left. Its reservation is given up.
+    fn give_up_destination(&mut self, id: GuestId) {
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let reserved = guest.destination.take().is_some() || guest.state == State::Placing;
+        (guest.sample, guest.busy) = (None, None);
+        if reserved {
+            self.orders.push(Order::Release { guest: id });
+        }
+    }
+
+    fn note(&mut self, id: GuestId, reason: &Reason, now: Time) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            let host = guest.destination.map(|to| to.host);
+            guest.attempts.push(Attempt { at: now, host, reason: reason.clone() });
+        }
+    }
+
+    /// A try is over without success and no session is left: another one later, if there may be.
+    pub(super) fn try_failed(&mut self, id: GuestId, reason: Reason, retry: bool, now: Time) {
+        self.note(id, &reason, now);
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        guest.tries += 1;
+        let (tries, placements) = (guest.tries, guest.placements);
+        let again = retry && !self.aborted && tries < self.settings.tries_max;
+        if !again || placements >= self.settings.placements_max {
+            return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
+        }
+        self.give_up_destination(id);
+        let wait = self.settings.retry_after * (1 << (tries - 1).min(10));
+        self.set(id, State::Unplaced { from: now + wait }, now);
+    }
+
+    /// The destination is lost and no session is left: another one at once.
+    fn another_destination(&mut self, id: GuestId, reason: Reason, now: Time) {
+        self.note(id, &reason, now);
+        if self.guests.get(&id).is_none_or(|guest| guest.placements >= self.settings.placements_max) {
+            return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
+        }
+        self.give_up_destination(id);
+        self.set(id, State::Unplaced { from: now }, now);
+    }
+
+    /// The end of a cancelled session was not reported. The reservation stays: the guest may be there.
+    pub(super) fn doubtful(&mut self, id: GuestId, now: Time) {
+        let reason = Reason::NoAnswer(Stage::Cancel);
+        self.note(id, &reason, now);
+        self.set(id, State::Ended(Outcome::Failed { reason, in_doubt: true }), now);
+    }
+
+    pub(super) fn place_unanswered(&mut self, id: GuestId, now: Time) {
+        self.try_failed(id, Reason::NoAnswer(Stage::Place), true, now);
+    }
+}

@@ -1,0 +1,170 @@
+//! What a drain has measured: what the links carry, what a destination takes, what one guest can be copied at.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::Time;
+use crate::fleet::{GuestId, HostId};
+
+/// A copy's goodput is used when it has lasted so long.
+pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(250);
+/// One more copy is judged when it has lasted so long.
+const JUDGED_AFTER: Duration = Duration::from_secs(2);
+/// A ceiling is believed so long: the load of others changes.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// One more copy is worth it if goodput rises by this part.
+const WORTH: f64 = 0.05;
+/// A guest that reaches less than this part of what the links carry is limited by something else.
+const REACHES: f64 = 0.9;
+
+/// A copy that was begun beside others, to be judged.
+#[derive(Clone, Debug)]
+struct Trial {
+    guest: GuestId,
+    host: HostId,
+    /// The copies that went on then.
+    beside: Vec<GuestId>,
+    total_before: f64,
+    host_before: Option<f64>,
+}
+
+/// One copy, for judging.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copy {
+    pub guest: GuestId,
+    pub host: HostId,
+    pub since: Time,
+    pub bytes_per_s: f64,
+    pub finishing: bool,
+    pub measured: bool,
+}
+
+/// Measured values.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Learned {
+    /// Ports of the source, bytes per second each.
+    pub ports: Vec<f64>,
+    carries: Option<(f64, Time)>,
+    takes: BTreeMap<HostId, (f64, Time)>,
+    /// What one guest reached where nothing else limited it.
+    pub guest_limit: Option<f64>,
+    trial: Option<Trial>,
+    /// Time to prepare a guest, in seconds.
+    pub prepare_s: f64,
+    /// Time from the order to copy to the first byte, in seconds.
+    pub begin_s: f64,
+}
+
+impl Learned {
+    pub fn new(ports: Vec<f64>, guest_limit: Option<f64>) -> Learned {
+        Learned { ports, guest_limit, prepare_s: 2.0, begin_s: 0.1, ..Learned::default() }
+    }
+
+    /// Bytes per second that the source's links carry: what its ports say, or less if that was measured lately.
+    pub fn carries(&self, now: Time) -> f64 {
+        let ports: f64 = self.ports.iter().sum();
+        believed(self.carries.as_ref(), now).map_or(ports, |measured| measured.min(ports)).max(1.0)
+    }
+
+    /// Bytes per second that a destination takes; `links` is what the links there carry.
+    pub fn takes(&self, host: HostId, links: f64, now: Time) -> f64 {
+        believed(self.takes.get(&host), now).map_or(links, |measured| measured.min(links))
+    }
+
+    /// Bytes per second of all ports in the mask.
+    pub fn of_ports(&self, mask: u64) -> f64 {
+        self.ports.iter().take(64).enumerate().filter(|(n, _)| mask >> n & 1 == 1).map(|(_, rate)| rate).sum()
+    }
+
+    /// The source's ports changed: what was measured with the old ones is void.
+    pub fn changed(&mut self, ports: Vec<f64>) {
+        let (prepare_s, begin_s) = (self.prepare_s, self.begin_s);
+        *self = Learned { prepare_s, begin_s, ..Learned::new(ports, self.guest_limit) };
+    }
+
+    /// The first sample of a copy that was ordered so long ago.
+    pub fn began(&mut self, ordered: Duration, copied_bytes: u64, bytes_per_s: f64) {
+        let begin_s = ordered.as_secs_f64() - copied_bytes as f64 / bytes_per_s.max(1.0);
+        self.begin_s += 0.3 * (begin_s.clamp(0.0, 2.0) - self.begin_s);
+    }
+
+    pub fn prepared_in(&mut self, time: Duration) {
+        self.prepare_s += 0.3 * (time.as_secs_f64() - self.prepare_s);
+    }
+
+    /// `guest` is begun beside these copies.
+    pub fn begun(&mut self, guest: GuestId, host: HostId, copies: &[Copy]) {
+        let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();
+        let there: Vec<&&Copy> = going.iter().filter(|copy| copy.host == host).collect();
+        if going.is_empty() || going.iter().any(|copy| !copy.measured) {
+            return;
+        }
+        self.trial = Some(Trial {
+            guest,
+            host,
+            beside: going.iter().map(|copy| copy.guest).collect(),
+            total_before: going.iter().map(|copy| copy.bytes_per_s).sum(),
+            host_before: (!there.is_empty()).then(|| there.iter().map(|copy| copy.bytes_per_s).sum()),
+        });
+    }
+
+    /// Goodput was measured. Returns the limit of the guest `of`, if this shows one.
+    pub fn measured(
+        &mut self,
+        of: GuestId,
+        round: u32,
+        links: f64,
+        now: Time,
+        copies: &[Copy],
+    ) -> Option<f64> {
+        self.judge(now, copies);
+        let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();
+        let total: f64 = going.iter().map(|copy| copy.bytes_per_s).sum();
+        let copy = going.iter().find(|copy| copy.guest == of && copy.measured)?;
+        let there: f64 =
+            going.iter().filter(|other| other.host == copy.host).map(|other| other.bytes_per_s).sum();
+        if let Some((ceiling, _)) = self.carries.as_mut().filter(|(ceiling, _)| total > *ceiling) {
+            *ceiling = total;
+        }
+        self.guest_limit = self.guest_limit.map(|limit| limit.max(copy.bytes_per_s));
+        let room = total < REACHES * self.carries(now) && there < REACHES * self.takes(copy.host, links, now);
+        if round > 0 || !room || copies.len() > going.len() {
+            return None;
+        }
+        self.guest_limit =
+            Some(self.guest_limit.map_or(copy.bytes_per_s, |limit| limit.max(copy.bytes_per_s)));
+        Some(copy.bytes_per_s)
+    }
+
+    /// Whether the last copy that was begun beside others was worth it. If not, the sum is what the links carry, or the
+    /// destination takes.
+    fn judge(&mut self, now: Time, copies: &[Copy]) {
+        let Some(trial) = self.trial.take() else { return };
+        let alike = |guest: &GuestId| copies.iter().any(|copy| copy.guest == *guest && !copy.finishing);
+        if !alike(&trial.guest) || !trial.beside.iter().all(alike) {
+            return;
+        }
+        let judged = |copy: &Copy| copy.guest == trial.guest && now - copy.since >= JUDGED_AFTER;
+        if !copies.iter().any(judged) {
+            self.trial = Some(trial);
+            return;
+        }
+        let sum = |only: Option<HostId>| -> f64 {
+            let counted = copies.iter().filter(|copy| only.is_none_or(|host| copy.host == host));
+            counted.map(|copy| copy.bytes_per_s).sum()
+        };
+        match trial.host_before {
+            Some(before) if sum(Some(trial.host)) < before * (1.0 + WORTH) => {
+                self.takes.insert(trial.host, (sum(Some(trial.host)).max(before), now + BELIEVED));
+            }
+            None if sum(None) < trial.total_before * (1.0 + WORTH) => {
+                self.carries = Some((sum(None).max(trial.total_before), now + BELIEVED));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn believed(value: Option<&(f64, Time)>, now: Time) -> Option<f64> {
+    value.filter(|(_, until)| now < *until).map(|(rate, _)| *rate)
+}
