@@ -4,6 +4,8 @@ SHELL := /bin/bash
 CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
+FLEET_HOSTS ?= 10000
+FLEET_MIXES ?= 1000
 DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
 .PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
