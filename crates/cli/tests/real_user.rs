@@ -412,3 +412,18 @@ fn a_disk_without_access_lists_is_used_as_its_mode_allows() {
     assert_eq!((started.0, stopped.0), (0, 0), "{} {}", started.1, stopped.1);
     ends(&stage);
 }
+
+#[test]
+fn a_tap_of_another_user_is_named_before_anything_is_copied() {
+    let mut stage = stage(QemuVersion::System);
+    let host = stage.lab.hosts()[1].clone();
+    host.remove_tap("g0").unwrap();
+    let words = ["-n", host.namespace(), "tuntap", "add", "g0", "mode", "tap", "user", "nobody"];
+    assert!(Command::new("ip").args(words).status().unwrap().success());
+    let error = ended(&stage.migrate(&[]).finish()).failed(REFUSED).to_string();
+    assert!(error.contains("the tap g0 belongs to user 65534"), "{error}");
+    host.remove_tap("g0").unwrap();
+    host.add_tap("g0").unwrap();
+    goes(&mut stage, &[]);
+    ends(&stage);
+}

@@ -102,6 +102,9 @@ struct Granted {
     path: PathBuf,
     device: u64,
     inode: u64,
+    /// When it was made, in nanoseconds since the epoch, where the file system says it: numbers of deleted files are used again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    made: Option<u64>,
     writable: bool,
     /// The entry goes with this guest. Otherwise it was there, made by Linerate for a guest of another host, which may come
     /// back to it.
@@ -150,7 +153,11 @@ impl Access {
             let (user, target) = (user.name.clone(), path.clone());
             return Err(AccessError::Outside { user, path: wanted.path.clone(), target });
         }
-        let mut record = self.read(guest).unwrap_or_else(|| Record::new(guest, user));
+        if self.read(guest).is_some_and(|left| left.uid != user.uid) {
+            self.release_now(guest);
+        }
+        let left = self.read(guest).filter(|left| left.uid == user.uid);
+        let mut record = left.unwrap_or_else(|| Record::new(guest, user));
         for (path, writable) in &files {
             let needed = closed.contains(path);
             if let Some(granted) = self.needed(user, path, *writable, needed)? {
@@ -240,7 +247,7 @@ impl Access {
     }
 
     fn release_now(&self, guest: &str) {
-        let Some(record) = self.read(guest) else { return };
+        let Some(mut record) = self.read(guest) else { return };
         let others: Vec<Record> = self.all().into_iter().filter(|other| other.guest != guest).collect();
         for file in record.files.iter().filter(|file| file.owned) {
             if others.iter().any(|other| other.uid == record.uid && other.has(file)) {
@@ -250,6 +257,15 @@ impl Access {
                 let (path, uid) = (file.path.display(), record.uid);
                 tracing::warn!(%path, uid, %error, "its entry for QEMU's user could not be removed: setfacl -x does it");
             }
+        }
+        // The entries of a file system that is mounted later are still there: the next start of the agent removes them.
+        record.files.retain(|file| file.owned && is_unmounted(file));
+        if !record.files.is_empty() {
+            tracing::warn!(
+                guest,
+                "a file system with its files is not mounted: they are closed to QEMU's user later"
+            );
+            return self.keep(&record);
         }
         if let Err(error) = fs::remove_file(self.path(guest)) {
             tracing::warn!(guest, %error, "the record of what its QEMU may open could not be removed");
@@ -267,8 +283,15 @@ impl Access {
         let failed = |source| AccessError::Grant { user: user.name.clone(), path: path.to_owned(), source };
         let facts = fs::metadata(path).map_err(failed)?;
         let (device, inode) = (facts.dev(), facts.ino());
-        let mut granted =
-            Granted { path: path.to_owned(), device, inode, writable, owned: true, before: None };
+        let mut granted = Granted {
+            path: path.to_owned(),
+            device,
+            inode,
+            made: made(&facts),
+            writable,
+            owned: true,
+            before: None,
+        };
         let entry = Acl::read(path, facts.mode()).ok().and_then(|acl| acl.of_user(user.uid));
         let Some(permissions) = entry else { return Ok(closed.then_some(granted)) };
         let all = self.all();
@@ -395,7 +418,8 @@ fn with_file<T>(
     let kind = facts.file_type();
     let usable = kind.is_file() || kind.is_block_device() || kind.is_char_device();
     // After a reboot a file system may have another number.
-    if !usable || facts.ino() != file.inode {
+    let is_later = file.made.zip(made(&facts)).is_some_and(|(then, now)| then != now);
+    if !usable || facts.ino() != file.inode || is_later {
         return Ok(None);
     }
     change(&name, &facts).map(Some)
@@ -429,6 +453,18 @@ fn remove(file: &Granted, uid: u32) -> io::Result<()> {
         Ok(())
     });
     removed.map(drop)
+}
+
+/// Whether the file system that had the file is not there. A file that was deleted has a folder in it.
+fn is_unmounted(file: &Granted) -> bool {
+    let is_gone = matches!(open_exactly(&file.path), Err(Errno::NOENT));
+    let above = file.path.parent().and_then(|folder| fs::metadata(folder).ok());
+    is_gone && above.is_none_or(|folder| folder.dev() != file.device)
+}
+
+fn made(facts: &Metadata) -> Option<u64> {
+    let since = facts.created().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok()
 }
 
 fn attribute(uid: u32) -> String {

@@ -137,7 +137,7 @@ fn let_in(
     }
     let own = make_qemu_folder(folder, user).map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let (Some(user), Some(access)) = (user, sessions.registry.access()) else { return Ok(()) };
-    let mut wanted = needs::of_incoming(description, incoming_qemu);
+    let mut wanted = needs::of_incoming(incoming_qemu, description.accelerator == "kvm");
     wanted.push(Wanted::new(own, true));
     let ram = incoming_qemu.ram_files.iter().filter_map(|file| file.path.parent());
     let granted =

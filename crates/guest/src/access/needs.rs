@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Wanted;
-use crate::description::{GuestDescription, ImageFormat};
+use crate::description::ImageFormat;
 use crate::incoming_qemu::{IncomingQemu, NeededNetwork};
 use crate::qcow2;
 use crate::qemu_user::QemuUser;
@@ -16,8 +16,8 @@ const VHOST: &str = "/dev/vhost-net";
 const BRIDGE: &str = "QEMU's bridge helper makes a tap as root, which a QEMU that is not root cannot run: give the guest a tap \
      (`ip tuntap add NAME mode tap`, `ip link set NAME master BRIDGE up`), or set qemu_user = \"root\" in agent.toml here";
 
-/// Of a guest that arrives.
-pub fn of_incoming(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Wanted> {
+/// Of a guest that arrives, and runs under KVM or not.
+pub fn of_incoming(incoming: &IncomingQemu, kvm: bool) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for file in &incoming.files {
         wanted.push(Wanted::inside(&file.path, file.writable));
@@ -26,7 +26,7 @@ pub fn of_incoming(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Wan
         }
     }
     let taps = incoming.networks.iter().any(|network| matches!(network, NeededNetwork::Tap { .. }));
-    devices(&mut wanted, guest.accelerator == "kvm", taps, &incoming.arguments);
+    devices(&mut wanted, kvm, taps, &incoming.arguments);
     wanted
 }
 
@@ -95,6 +95,7 @@ fn devices(wanted: &mut Vec<Wanted>, kvm: bool, taps: bool, arguments: &[String]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::incoming_qemu::NeededFile;
 
     /// A qcow2 header of version 2 that names a backing file.
     fn image_on(backing: &str) -> Vec<u8> {
@@ -106,6 +107,34 @@ mod tests {
         head.resize(72, 0);
         head.extend(backing.as_bytes());
         head
+    }
+
+    #[test]
+    fn what_another_host_names_is_not_what_the_operator_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        std::fs::write(&disk, image_on("/etc/shadow")).unwrap();
+        let needs = |format| {
+            let (source, path) = ("/source".into(), disk.clone());
+            let file = NeededFile { source, path, writable: true, format: Some(format), as_device: None };
+            let incoming = IncomingQemu {
+                name: "g".into(),
+                arguments: vec![],
+                qmp: "/q".into(),
+                pid_file: "/p".into(),
+                ram_files: vec![],
+                files: vec![file],
+                networks: vec![],
+                firmware: vec![],
+                user_network: false,
+                notes: vec![],
+            };
+            of_incoming(&incoming, false)
+        };
+        // What a guest writes to the beginning of its raw disk is data.
+        assert_eq!(needs(ImageFormat::Raw), [Wanted::inside(&disk, true)]);
+        let both = [Wanted::inside(&disk, true), Wanted::inside("/etc/shadow", false)];
+        assert_eq!(needs(ImageFormat::Qcow2), both);
     }
 
     #[test]

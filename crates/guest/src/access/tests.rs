@@ -199,7 +199,7 @@ fn a_link_that_takes_a_folders_place_leads_to_no_entry() {
     symlink(place.dir.path().join("secrets"), &folder).unwrap();
     let path = folder.join("disk");
     let (device, inode) = (facts.dev(), facts.ino());
-    let file = Granted { path, device, inode, writable: true, owned: true, before: None };
+    let file = Granted { path, device, inode, made: made(&facts), writable: true, owned: true, before: None };
     assert!(add(&file, 65534).unwrap().is_none());
     is_as_before(&secret);
 }
@@ -237,4 +237,70 @@ fn an_operators_entry_that_did_not_do_is_as_before_in_the_end() {
     }
     assert_eq!(Acl::read(&disk, 0).unwrap(), acl);
     assert!(!is_marked(&disk, 65534));
+}
+
+#[test]
+fn a_device_is_closed_when_its_guest_has_left() {
+    let place = place();
+    let device = place.dir.path().join("device");
+    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o600));
+    rustix::fs::mknodat(CWD, &device, kind, mode, rustix::fs::makedev(1, 3)).unwrap();
+    place.access.grant("g", &user(), &[Wanted::new(&device, true)], &[]).unwrap();
+    assert!(opens(&device));
+    place.access.hand_over("g", &|_| false);
+    place.access.release("g");
+    is_as_before(&device);
+}
+
+/// A file system that is mounted until this is dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn at(folder: &Path, from: &Path) -> Mount {
+        let mount = std::process::Command::new("mount").arg("--bind").args([from, folder]).status();
+        assert!(mount.unwrap().success());
+        Mount(folder.to_owned())
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_file_system_that_is_mounted_later_is_closed_then() {
+    let place = place();
+    let (folder, other) = (place.dir.path().join("mounted"), tempfile::tempdir_in("/dev/shm").unwrap());
+    fs::create_dir(&folder).unwrap();
+    for folder in [&folder, other.path()] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mounted = Mount::at(&folder, other.path());
+    let (disk, gone) = (place.file("mounted/disk"), place.file("gone"));
+    let wanted = [Wanted::new(&disk, true), Wanted::new(&gone, true)];
+    place.access.grant("g", &user(), &wanted, &[]).unwrap();
+    fs::remove_file(&gone).unwrap();
+    drop(mounted);
+    place.access.release_all_but(|_| false);
+    let left: Vec<PathBuf> =
+        place.access.all().into_iter().flat_map(|record| record.files).map(|file| file.path).collect();
+    assert_eq!(left, [disk.clone()]);
+    let _mounted = Mount::at(&folder, other.path());
+    place.access.release_all_but(|_| false);
+    is_as_before(&disk);
+    assert!(place.access.all().is_empty());
+}
+
+#[test]
+fn what_another_user_was_let_in_to_is_closed_when_the_guest_is_started_anew() {
+    let place = place();
+    let (disk, later) = (place.file("disk"), QemuUser { name: "daemon".into(), uid: 1, gid: 1, slice: None });
+    place.access.grant("g", &user(), &[Wanted::new(&disk, true)], &[]).unwrap();
+    place.access.grant("g", &later, &[Wanted::new(&disk, true)], &[]).unwrap();
+    assert!(!opens(&disk) && later.cannot_open(&[(disk.clone(), true)]).unwrap().is_empty());
+    place.access.release("g");
+    is_as_before(&disk);
+    assert!(!is_marked(&disk, 1));
 }
