@@ -354,7 +354,7 @@ impl Record {
 fn read(path: &Path) -> Option<Record> {
     let known = fs::metadata(path).is_ok_and(|facts| facts.len() <= BYTES_MAX);
     let record = serde_json::from_slice(&known.then(|| fs::read(path).ok()).flatten()?);
-    record.inspect_err(|error| tracing::error!(path = %path.display(), %error, "is damaged")).ok()
+    record.inspect_err(|error| tracing::error!(path = %path.display(), %error, "is damaged: entries of its guest stay; getfacl shows them, setfacl -x removes them")).ok()
 }
 
 /// A wanted file with where its name leads. That is looked up once: what was checked is what gets an entry, whatever has the

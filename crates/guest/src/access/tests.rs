@@ -286,7 +286,7 @@ fn a_file_system_that_is_mounted_later_is_closed_then() {
     place.access.release_all_but(|_| false);
     let left: Vec<PathBuf> =
         place.access.all().into_iter().flat_map(|record| record.files).map(|file| file.path).collect();
-    assert_eq!(left, [disk.clone()]);
+    assert_eq!(left, std::slice::from_ref(&disk));
     let _mounted = Mount::at(&folder, other.path());
     place.access.release_all_but(|_| false);
     is_as_before(&disk);
@@ -303,4 +303,21 @@ fn what_another_user_was_let_in_to_is_closed_when_the_guest_is_started_anew() {
     place.access.release("g");
     is_as_before(&disk);
     assert!(!is_marked(&disk, 1));
+}
+
+#[test]
+fn only_the_very_file_or_device_is_touched_and_no_folder() {
+    let place = place();
+    let disk = place.file("disk");
+    let of = |path: &Path, other: u64| {
+        let facts = fs::metadata(path).unwrap();
+        let (path, device, inode) = (path.to_owned(), facts.dev(), facts.ino() + other);
+        // As on a file system that does not say when a file was made.
+        Granted { path, device, inode, made: None, writable: true, owned: true, before: None }
+    };
+    assert!(add(&of(&disk, 1), 65534).unwrap().is_none());
+    is_as_before(&disk);
+    assert!(add(&of(place.dir.path(), 0), 65534).unwrap().is_none());
+    assert!(add(&of(&disk, 0), 65534).unwrap().is_some());
+    assert!(opens(&disk));
 }
