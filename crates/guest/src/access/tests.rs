@@ -321,3 +321,17 @@ fn only_the_very_file_or_device_is_touched_and_no_folder() {
     assert!(add(&of(&disk, 0), 65534).unwrap().is_some());
     assert!(opens(&disk));
 }
+
+#[test]
+fn a_folder_for_files_of_its_own_must_let_the_user_pass() {
+    let place = place();
+    let folder = place.dir.path().join("ram");
+    fs::create_dir(&folder).unwrap();
+    let passes = |mode| {
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        place.access.passes(&user(), [folder.as_path()])
+    };
+    passes(0o711).unwrap();
+    let refused = passes(0o700).unwrap_err().to_string();
+    assert!(refused.contains("ram (mode 0700)"), "{refused}");
+}
