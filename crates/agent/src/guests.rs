@@ -284,8 +284,10 @@ fn let_in(agent: &Agent, user: &QemuUser, spec: &GuestSpec, guest: &SpecGuest, o
     let Some(access) = agent.registry.access() else { return Ok(()) };
     let mut wanted = needs::of_spec(spec, &guest.arguments);
     wanted.push(Wanted::new(own, true));
-    let granted =
-        access.passes(user, guest.ram_file.parent()).and_then(|()| access.grant(&spec.name, user, &wanted));
+    let roots = &agent.config.file_roots;
+    let granted = access
+        .passes(user, guest.ram_file.parent())
+        .and_then(|()| access.grant(&spec.name, user, &wanted, roots));
     granted.map_err(|error| failed("resource_missing", &error))
 }
 

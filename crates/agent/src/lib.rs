@@ -169,8 +169,12 @@ fn open(config: Config, security: Arc<Security>) -> Result<Agent> {
         format!("cannot open the journal in {}; is another agent running?", config.state_dir.display())
     })?;
     let mut registry = Registry::open(&config.run_dir)?;
+    let access = config.state_dir.join("access");
+    // Guests that were started as another user keep what it was let in to, also where new ones are started as root.
+    if config.has_qemu_user() || access.exists() {
+        registry = registry.with_access(Access::new(access))?;
+    }
     if config.has_qemu_user() {
-        registry = registry.with_access(Access::new(config.state_dir.join("access")))?;
         if let Some(slice) = config.qemu_slice.as_ref().filter(|_| !config::has_systemd()) {
             tracing::warn!(
                 slice,

@@ -284,3 +284,146 @@ fn as_root_where_that_is_asked_for() {
     let _: Value = stage.description();
     goes(&mut stage, &[]);
 }
+
+/// A specification of a stopped guest with one qcow2 disk.
+fn write_other(stage: &Stage, disk: &Path) -> PathBuf {
+    let path = stage.lab.directory().join("h.toml");
+    let text = format!(
+        "name = \"h\"\nmemory = \"64M\"\naccel = \"tcg\"\n[[disk]]\npath = {disk:?}\nformat = \"qcow2\"\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// What QEMU can write, its image's header too, names no file that the agent would then open to it.
+#[test]
+fn an_image_that_a_hostile_qemu_has_written_opens_nothing() {
+    let stage = stage(QemuVersion::System);
+    let other = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(other.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (secret, disk) = (other.path().join("secret"), stage.lab.directory().join("h.qcow2"));
+    std::fs::write(&secret, vec![0; 1 << 20]).unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .args([&secret, &disk])
+        .status();
+    assert!(made.unwrap().success());
+    let file = write_other(&stage, &disk);
+    let starts = || stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
+    let (exit, text) = starts();
+    assert_ne!(exit, 0);
+    assert!(text.contains("file_roots") && text.contains("secret"), "{text}");
+    is_closed(&secret, 0o600);
+    assert!(!is_open(&disk), "nothing of the guest is left");
+    // A file that its user may open anyway is no secret.
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let (exit, text) = starts();
+    assert_eq!(exit, 0, "{text}");
+    let (exit, text) = stage.linerate_at_source(&["vm", "stop", "h", "--force"]);
+    assert_eq!(exit, 0, "{text}");
+    assert!(!is_open(&disk));
+    ends(&stage);
+}
+
+/// The guests that run are still another user's, and leave what they had as it was.
+#[test]
+fn an_agent_that_runs_new_guests_as_root_closes_the_files_of_those_before() {
+    let mut stage = stage(QemuVersion::System);
+    stage.restart_destination_with("");
+    goes(&mut stage, &[]);
+    stage.source = 1 - stage.source;
+    stage.restart_destination_with("qemu_user = \"root\"\n");
+    stage.source = 1 - stage.source;
+    stage.guest_goes_on();
+    ends(&stage);
+}
+
+/// Links and a socket of its own where the agent looks for QEMU's, by whoever has the user.
+#[test]
+fn what_is_planted_in_qemus_folder_harms_neither_the_agent_nor_the_host() {
+    let stage = stage(QemuVersion::System);
+    let folder = stage.lab.hosts()[0].run_directory().join("guests/g/qemu");
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("kept"), "x").unwrap();
+    let names: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().flatten().map(|e| e.path()).collect();
+    for name in names {
+        std::fs::remove_file(&name).unwrap();
+        std::os::unix::fs::symlink(stage.lab.hosts()[0].directory().join("agent.sock"), &name).unwrap();
+    }
+    std::os::unix::fs::symlink(other.path(), folder.join("link")).unwrap();
+    let (exit, text) = stage.linerate_at_source(&["vm", "list"]);
+    assert_eq!(exit, 0, "{text}");
+    let error = ended(&stage.migrate(&[]).finish());
+    assert_ne!(error.exit, Some(0));
+    ends(&stage);
+    assert!(other.path().join("kept").exists());
+}
+
+/// A disk of the agent's that is full while it would write down what it opens.
+#[test]
+fn a_record_that_cannot_be_written_opens_nothing() {
+    let mut stage = stage(QemuVersion::System);
+    let folder = stage.lab.hosts()[1].state_directory().join("access");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mount = |words: &[&str]| {
+        assert!(Command::new(words[0]).args(&words[1..]).arg(&folder).status().unwrap().success());
+    };
+    mount(&["mount", "-t", "tmpfs", "-o", "size=4k", "none"]);
+    std::fs::write(folder.join("full"), [0; 4096]).unwrap();
+    // It sees what was mounted before it starts.
+    stage.restart_destination_with("");
+    let before = rustix::fs::getxattr(image(&stage), ATTRIBUTE, &mut [0; 4096][..]);
+    let end = ended(&stage.migrate(&[]).finish());
+    mount(&["umount"]);
+    stage.restart_destination_with("");
+    let error = end.failed(REFUSED).to_string();
+    assert!(error.contains("could not be written down"), "{error}");
+    assert_eq!(rustix::fs::getxattr(image(&stage), ATTRIBUTE, &mut [0; 4096][..]), before);
+    stage.guest_goes_on();
+    goes(&mut stage, &[]);
+    ends(&stage);
+}
+
+/// Where there are no access lists, the mode and the groups count.
+#[test]
+fn a_disk_without_access_lists_is_used_as_its_mode_allows() {
+    let mut stage = stage(QemuVersion::System);
+    let folder = stage.lab.directory().join("ramfs");
+    std::fs::create_dir(&folder).unwrap();
+    let mounted = Command::new("mount").args(["-t", "ramfs", "none"]).arg(&folder).status();
+    assert!(mounted.unwrap().success());
+    stage.source_agent().kill().unwrap();
+    stage.source_agent().restart().unwrap();
+    let disk = folder.join("h.qcow2");
+    let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&disk).arg("1M").status();
+    assert!(made.unwrap().success());
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let file = write_other(&stage, &disk);
+    let starts = || stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
+    let refused = starts();
+    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let started = starts();
+    let stopped = stage.linerate_at_source(&["vm", "stop", "h", "--force"]);
+    assert!(Command::new("umount").arg(&folder).status().unwrap().success());
+    assert_ne!(refused.0, 0);
+    assert!(refused.1.contains("access lists") && refused.1.contains("chown"), "{}", refused.1);
+    assert_eq!((started.0, stopped.0), (0, 0), "{} {}", started.1, stopped.1);
+    ends(&stage);
+}
+
+#[test]
+fn a_tap_of_another_user_is_named_before_anything_is_copied() {
+    let mut stage = stage(QemuVersion::System);
+    let host = stage.lab.hosts()[1].clone();
+    host.remove_tap("g0").unwrap();
+    let words = ["-n", host.namespace(), "tuntap", "add", "g0", "mode", "tap", "user", "nobody"];
+    assert!(Command::new("ip").args(words).status().unwrap().success());
+    let error = ended(&stage.migrate(&[]).finish()).failed(REFUSED).to_string();
+    assert!(error.contains("the tap g0 belongs to user 65534"), "{error}");
+    host.remove_tap("g0").unwrap();
+    host.add_tap("g0").unwrap();
+    goes(&mut stage, &[]);
+    ends(&stage);
+}

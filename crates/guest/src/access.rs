@@ -15,16 +15,18 @@ pub mod needs;
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::lock;
 use crate::qemu_user::{QemuUser, QemuUserError, closed_folder, write_private};
+use crate::roots::is_allowed;
 use acl::{Acl, READ, WRITE};
 
 /// Prefix of the attribute that says that a user's entry is Linerate's; the user's number follows.
@@ -63,6 +65,12 @@ pub enum AccessError {
          it by its owner or group", path.display()
     )]
     Closed { user: String, path: PathBuf },
+    #[error(
+        "{}, which the guest's command line or an image of it names, is {}: that is in none of the folders that guests may \
+         open files in (file_roots), so the user {user}, as which QEMU runs here (qemu_user), is not let in", path.display(),
+        target.display()
+    )]
+    Outside { user: String, path: PathBuf, target: PathBuf },
 }
 
 /// A file that a guest's QEMU opens.
@@ -70,11 +78,19 @@ pub enum AccessError {
 pub struct Wanted {
     pub path: PathBuf,
     pub writable: bool,
+    /// An operator of this host names it, or the agent. What another host or an image names is let in to in `file_roots` only.
+    pub anywhere: bool,
 }
 
 impl Wanted {
+    /// Named by an operator of this host, or by the agent.
     pub fn new(path: impl Into<PathBuf>, writable: bool) -> Wanted {
-        Wanted { path: path.into(), writable }
+        Wanted { path: path.into(), writable, anywhere: true }
+    }
+
+    /// Named by another host, or by an image, which a QEMU may have written.
+    pub fn inside(path: impl Into<PathBuf>, writable: bool) -> Wanted {
+        Wanted { path: path.into(), writable, anywhere: false }
     }
 }
 
@@ -86,10 +102,16 @@ struct Granted {
     path: PathBuf,
     device: u64,
     inode: u64,
+    /// When it was made, in nanoseconds since the epoch, where the file system says it: numbers of deleted files are used again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    made: Option<u64>,
     writable: bool,
     /// The entry goes with this guest. Otherwise it was there, made by Linerate for a guest of another host, which may come
     /// back to it.
     owned: bool,
+    /// Permissions of an operator's entry for the user, which did not do. It is as before in the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<u16>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -114,15 +136,31 @@ impl Access {
         Access { folder, changing: Arc::default() }
     }
 
-    /// Lets a user's QEMU open what its guest has, and makes sure that it can. On `Err` nothing is changed.
-    pub fn grant(&self, guest: &str, user: &QemuUser, wanted: &[Wanted]) -> Result<(), AccessError> {
+    /// Lets a user's QEMU open what its guest has, and makes sure that it can. `roots` are the folders in which files may lie
+    /// that no operator of this host names. On `Err` nothing is changed.
+    pub fn grant(
+        &self,
+        guest: &str,
+        user: &QemuUser,
+        wanted: &[Wanted],
+        roots: &[PathBuf],
+    ) -> Result<(), AccessError> {
         let _changing = lock(&self.changing);
-        let files = whole(wanted);
+        let targets = targets(wanted);
+        let files = whole(&targets);
         let closed = user.cannot_open(&files)?;
-        let mut record = self.read(guest).unwrap_or_else(|| Record::new(guest, user));
+        if let Some(Target { wanted, path }) = outside(&targets, &closed, roots) {
+            let (user, target) = (user.name.clone(), path.clone());
+            return Err(AccessError::Outside { user, path: wanted.path.clone(), target });
+        }
+        if self.read(guest).is_some_and(|left| left.uid != user.uid) {
+            self.release_now(guest);
+        }
+        let left = self.read(guest).filter(|left| left.uid == user.uid);
+        let mut record = left.unwrap_or_else(|| Record::new(guest, user));
         for (path, writable) in &files {
             let needed = closed.contains(path);
-            if let Some(granted) = self.needed(guest, user, path, *writable, needed)? {
+            if let Some(granted) = self.needed(user, path, *writable, needed)? {
                 record.files.retain(|known| known.path != granted.path);
                 record.files.push(granted);
             }
@@ -131,7 +169,9 @@ impl Access {
             self.write(&record).map_err(|source| AccessError::Record { guest: guest.to_owned(), source })?;
         }
         let granted = record.files.iter().try_for_each(|file| {
-            add(file, user.uid).map_err(|source| AccessError::Grant {
+            let added = add(file, user.uid)
+                .and_then(|added| added.ok_or_else(|| io::Error::other("another file has its name now")));
+            added.map_err(|source| AccessError::Grant {
                 user: user.name.clone(),
                 path: file.path.clone(),
                 source,
@@ -180,17 +220,14 @@ impl Access {
     }
 
     /// Entries that another host or program has taken away since are made again: QEMU opens its disks anew when it takes
-    /// them back.
+    /// them back. A file that is not there any more, such as a medium that was ejected, needs none.
     pub fn renew(&self, guest: &str) -> Result<(), AccessError> {
         let _changing = lock(&self.changing);
         let Some(record) = self.read(guest) else { return Ok(()) };
         record.files.iter().try_for_each(|file| {
-            let user = format!("{}", record.uid);
-            add(file, record.uid).map_err(|source| AccessError::Grant {
-                user,
-                path: file.path.clone(),
-                source,
-            })
+            let failed =
+                |source| AccessError::Grant { user: record.uid.to_string(), path: file.path.clone(), source };
+            add(file, record.uid).map(drop).map_err(failed)
         })
     }
 
@@ -210,7 +247,7 @@ impl Access {
     }
 
     fn release_now(&self, guest: &str) {
-        let Some(record) = self.read(guest) else { return };
+        let Some(mut record) = self.read(guest) else { return };
         let others: Vec<Record> = self.all().into_iter().filter(|other| other.guest != guest).collect();
         for file in record.files.iter().filter(|file| file.owned) {
             if others.iter().any(|other| other.uid == record.uid && other.has(file)) {
@@ -221,6 +258,15 @@ impl Access {
                 tracing::warn!(%path, uid, %error, "its entry for QEMU's user could not be removed: setfacl -x does it");
             }
         }
+        // The entries of a file system that is mounted later are still there: the next start of the agent removes them.
+        record.files.retain(|file| file.owned && is_unmounted(file));
+        if !record.files.is_empty() {
+            tracing::warn!(
+                guest,
+                "a file system with its files is not mounted: they are closed to QEMU's user later"
+            );
+            return self.keep(&record);
+        }
         if let Err(error) = fs::remove_file(self.path(guest)) {
             tracing::warn!(guest, %error, "the record of what its QEMU may open could not be removed");
         }
@@ -229,7 +275,6 @@ impl Access {
     /// The file with what is known of its entry; none if the user needs none.
     fn needed(
         &self,
-        guest: &str,
         user: &QemuUser,
         path: &Path,
         writable: bool,
@@ -237,18 +282,31 @@ impl Access {
     ) -> Result<Option<Granted>, AccessError> {
         let failed = |source| AccessError::Grant { user: user.name.clone(), path: path.to_owned(), source };
         let facts = fs::metadata(path).map_err(failed)?;
-        let mut granted =
-            Granted { path: path.to_owned(), device: facts.dev(), inode: facts.ino(), writable, owned: true };
-        let is_named = Acl::read(path, facts.mode()).is_ok_and(|acl| acl.names(user.uid));
-        if !is_named {
-            return Ok(closed.then_some(granted));
-        }
+        let (device, inode) = (facts.dev(), facts.ino());
+        let mut granted = Granted {
+            path: path.to_owned(),
+            device,
+            inode,
+            made: made(&facts),
+            writable,
+            owned: true,
+            before: None,
+        };
+        let entry = Acl::read(path, facts.mode()).ok().and_then(|acl| acl.of_user(user.uid));
+        let Some(permissions) = entry else { return Ok(closed.then_some(granted)) };
         let all = self.all();
         let mut known = all.iter().filter(|record| record.uid == user.uid && record.has(&granted));
-        let of_this = known.clone().any(|record| record.guest == guest && record.owns(&granted));
-        granted.owned = of_this || known.any(|record| record.owns(&granted));
+        if let Some(known) = known.find_map(|record| record.find(&granted).filter(|file| file.owned)) {
+            granted.before = known.before;
+            return Ok(Some(granted));
+        }
+        if is_marked(path, user.uid) {
+            granted.owned = false;
+            return Ok(Some(granted));
+        }
         // An entry of an operator's is none of ours, unless it does not do.
-        Ok((granted.owned || is_marked(path, user.uid) || closed).then_some(granted))
+        granted.before = Some(permissions);
+        Ok(closed.then_some(granted))
     }
 
     fn keep(&self, record: &Record) {
@@ -291,24 +349,38 @@ impl Record {
     fn has(&self, file: &Granted) -> bool {
         self.find(file).is_some()
     }
-
-    fn owns(&self, file: &Granted) -> bool {
-        self.find(file).is_some_and(|file| file.owned)
-    }
 }
 
 fn read(path: &Path) -> Option<Record> {
     let known = fs::metadata(path).is_ok_and(|facts| facts.len() <= BYTES_MAX);
     let record = serde_json::from_slice(&known.then(|| fs::read(path).ok()).flatten()?);
-    record.inspect_err(|error| tracing::error!(path = %path.display(), %error, "is damaged")).ok()
+    record.inspect_err(|error| tracing::error!(path = %path.display(), %error, "is damaged: entries of its guest stay; getfacl shows them, setfacl -x removes them")).ok()
 }
 
-/// Where links lead, each once.
-fn whole(wanted: &[Wanted]) -> Vec<(PathBuf, bool)> {
+/// A wanted file with where its name leads. That is looked up once: what was checked is what gets an entry, whatever has the
+/// name by then.
+struct Target<'a> {
+    wanted: &'a Wanted,
+    path: PathBuf,
+}
+
+fn targets(wanted: &[Wanted]) -> Vec<Target<'_>> {
+    let target = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    wanted.iter().map(|wanted| Target { wanted, path: target(&wanted.path) }).collect()
+}
+
+/// A file that the user would have to be let in to, and must not be.
+fn outside<'a>(targets: &'a [Target<'a>], closed: &[PathBuf], roots: &[PathBuf]) -> Option<&'a Target<'a>> {
+    let is_meant = |path: &Path| targets.iter().any(|one| one.wanted.anywhere && one.path == path);
+    let is_fine = |one: &Target<'_>| is_meant(&one.path) || is_allowed(&one.wanted.path, &one.path, roots);
+    targets.iter().find(|one| closed.contains(&one.path) && !is_fine(one))
+}
+
+/// Each file once.
+fn whole(targets: &[Target<'_>]) -> Vec<(PathBuf, bool)> {
     let mut files = BTreeMap::<PathBuf, bool>::new();
-    for Wanted { path, writable } in wanted {
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-        *files.entry(target).or_default() |= writable;
+    for Target { wanted, path } in targets {
+        *files.entry(path.clone()).or_default() |= wanted.writable;
     }
     files.into_iter().collect()
 }
@@ -322,14 +394,23 @@ fn can_open(user: &QemuUser, files: &[(PathBuf, bool)]) -> Result<(), AccessErro
     })
 }
 
+/// Opens a path in which nothing is a link: one that was put there meanwhile leads to a file that was not meant.
+fn open_exactly(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        // Linux before 5.6.
+        Err(Errno::NOSYS) => rustix::fs::open(path, flags, Mode::empty()),
+        opened => opened,
+    }
+}
+
 /// Calls with a name of the very file, whatever has its path by now. None if it is another file.
 fn with_file<T>(
     file: &Granted,
     change: impl FnOnce(&Path, &Metadata) -> io::Result<T>,
 ) -> io::Result<Option<T>> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = match rustix::fs::open(&file.path, flags, Mode::empty()) {
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
+    let opened = match open_exactly(&file.path) {
+        Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
         opened => opened?,
     };
     let name = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
@@ -337,37 +418,53 @@ fn with_file<T>(
     let kind = facts.file_type();
     let usable = kind.is_file() || kind.is_block_device() || kind.is_char_device();
     // After a reboot a file system may have another number.
-    if !usable || facts.ino() != file.inode {
+    let is_later = file.made.zip(made(&facts)).is_some_and(|(then, now)| then != now);
+    if !usable || facts.ino() != file.inode || is_later {
         return Ok(None);
     }
     change(&name, &facts).map(Some)
 }
 
-fn add(file: &Granted, uid: u32) -> io::Result<()> {
-    let added = with_file(file, |name, facts| {
+/// None if the file is not there any more.
+fn add(file: &Granted, uid: u32) -> io::Result<Option<()>> {
+    with_file(file, |name, facts| {
         let mut acl = Acl::read(name, facts.mode())?;
         let before = acl.clone();
         acl.grant(uid, if file.writable { READ | WRITE } else { READ });
-        if facts.is_file() && file.owned {
+        if facts.is_file() && file.owned && file.before.is_none() {
             // Where it cannot be said, hosts that share the file leave the entry in place when the guest has ended.
             let _ = rustix::fs::setxattr(name, attribute(uid), b"", XattrFlags::empty());
         }
         if acl == before { Ok(()) } else { acl.write(name) }
-    });
-    added?.ok_or_else(|| io::Error::other("another file has its name now"))
+    })
 }
 
 fn remove(file: &Granted, uid: u32) -> io::Result<()> {
     let removed = with_file(file, |name, facts| {
         let mut acl = Acl::read(name, facts.mode())?;
-        if acl.names(uid) {
+        if acl.of_user(uid).is_some() {
             acl.revoke(uid);
+            if let Some(before) = file.before {
+                acl.grant(uid, before);
+            }
             acl.write(name)?;
         }
         let _ = rustix::fs::removexattr(name, attribute(uid));
         Ok(())
     });
     removed.map(drop)
+}
+
+/// Whether the file system that had the file is not there. A file that was deleted has a folder in it.
+fn is_unmounted(file: &Granted) -> bool {
+    let is_gone = matches!(open_exactly(&file.path), Err(Errno::NOENT));
+    let above = file.path.parent().and_then(|folder| fs::metadata(folder).ok());
+    is_gone && above.is_none_or(|folder| folder.dev() != file.device)
+}
+
+fn made(facts: &Metadata) -> Option<u64> {
+    let since = facts.created().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok()
 }
 
 fn attribute(uid: u32) -> String {

@@ -156,13 +156,7 @@ fn run_until_detached(launch: &Launch<'_>, deadline: Instant) -> Result<(), Gues
 
 /// Connects to a guest's QMP socket, and makes sure that its own process answers.
 pub fn connect(record: &GuestRecord, deadline: Instant) -> Result<Qmp, GuestError> {
-    let qmp = Qmp::connect(&record.qmp, deadline)?;
-    let found = qmp.peer_pid()?;
-    if found == record.process.pid {
-        Ok(qmp)
-    } else {
-        Err(ProcessError::Gone { pid: record.process.pid }.into())
-    }
+    Ok(Qmp::connect_to(&record.qmp, record.process.pid, deadline)?)
 }
 
 /// How a guest is ended.

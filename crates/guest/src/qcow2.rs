@@ -119,8 +119,11 @@ pub(crate) fn opened_with(image: &Path, writable: bool) -> Result<Vec<(PathBuf, 
     let mut found = Vec::new();
     for _ in 0..CHAIN_MAX {
         let Some(header) = read(&image)? else { return Ok(found) };
-        found.extend(header.data.map(|data| (PathBuf::from(data), writable)));
-        let Some(backing) = header.backing else { return Ok(found) };
+        // QEMU looks for a relative one in its own working directory.
+        let data = header.data.as_deref().and_then(plain);
+        found.extend(data.map(|data| (Path::new("/").join(data), writable)));
+        // What is no file is opened with QEMU's own rights.
+        let Some(backing) = header.backing.as_deref().and_then(plain) else { return Ok(found) };
         image = image.parent().unwrap_or(Path::new("/")).join(backing);
         writable = false;
         found.push((image.clone(), writable));

@@ -191,10 +191,27 @@ mod tests {
         assert_eq!(field("Pid:"), [pid.to_string()]);
         assert_eq!(field("Uid:"), ["65534"; 4]);
         assert_eq!(field("Gid:"), ["65534"; 4]);
+        assert_eq!(field("Groups:"), ["65534"], "the agent's groups are not the user's");
         assert_eq!(field("NoNewPrivs:"), ["1"]);
         for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
             assert_eq!(field(set), ["0000000000000000"], "{set}");
         }
+    }
+
+    #[test]
+    fn what_is_made_for_it_is_its_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, folder, user) = (dir.path().join("ram"), dir.path().join("qemu"), user(None));
+        user.make_file(&file).unwrap();
+        user.make_folder(&folder).unwrap();
+        for (path, mode) in [(&file, 0o600), (&folder, 0o700)] {
+            let facts = fs::metadata(path).unwrap();
+            assert_eq!((facts.uid(), facts.gid(), facts.mode() & 0o7777), (65534, 65534, mode));
+        }
+        assert!(
+            user.make_file(&file).is_err() && user.make_folder(&folder).is_err(),
+            "what is there is not taken"
+        );
     }
 
     #[test]

@@ -37,6 +37,11 @@ pub enum QmpError {
         "the QMP socket {path} does not greet: another client is connected to it (QEMU serves one at a time), close that one or give the guest a second -qmp socket"
     )]
     Busy { path: PathBuf },
+    /// Another process listens there.
+    #[error(
+        "the QMP socket {path} is that of process {found}, not of process {pid}: has the guest ended, or was the socket replaced?"
+    )]
+    OtherProcess { path: PathBuf, found: i32, pid: i32 },
     /// QEMU answered with an error.
     #[error("QEMU refused {command}: {description} ({class})")]
     Refused { command: String, class: String, description: String },
@@ -142,7 +147,21 @@ impl Qmp {
 
     /// Connects, waits for the greeting and leaves the negotiation mode.
     pub fn connect(path: &Path, deadline: Instant) -> Result<Qmp, QmpError> {
+        Qmp::greeted(connect_stream(path, deadline)?, path, deadline)
+    }
+
+    /// The same with the socket of this process. Nothing is read from another one, or written to it, wherever a name that
+    /// a hostile QEMU made may lead.
+    pub fn connect_to(path: &Path, pid: i32, deadline: Instant) -> Result<Qmp, QmpError> {
         let stream = connect_stream(path, deadline)?;
+        let found = peer_pid(&stream)?;
+        if found != pid {
+            return Err(QmpError::OtherProcess { path: path.to_owned(), found, pid });
+        }
+        Qmp::greeted(stream, path, deadline)
+    }
+
+    fn greeted(stream: UnixStream, path: &Path, deadline: Instant) -> Result<Qmp, QmpError> {
         let version = QemuVersion { major: 0, minor: 0, micro: 0 };
         let mut qmp = Qmp {
             stream,
@@ -175,9 +194,7 @@ impl Qmp {
 
     /// Pid of the process that listens on the socket, as the kernel knows it.
     pub fn peer_pid(&self) -> Result<i32, QmpError> {
-        let credentials = rustix::net::sockopt::socket_peercred(self.stream.as_fd())
-            .map_err(|e| socket_error("asking who listens", e.into()))?;
-        Ok(credentials.pid.as_raw_nonzero().get())
+        peer_pid(&self.stream)
     }
 
     /// Sends a command and waits for its answer. `arguments` is an object.
@@ -349,6 +366,12 @@ impl Qmp {
     }
 }
 
+fn peer_pid(stream: &UnixStream) -> Result<i32, QmpError> {
+    let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd())
+        .map_err(|e| socket_error("asking who listens", e.into()))?;
+    Ok(credentials.pid.as_raw_nonzero().get())
+}
+
 fn connect_stream(path: &Path, deadline: Instant) -> Result<UnixStream, QmpError> {
     let failed = |source: io::Error| QmpError::Connect { path: path.to_owned(), source };
     let file = SocketFile::open(path).map_err(failed)?;
@@ -431,4 +454,31 @@ fn parse_line(line: &[u8]) -> Result<Line, QmpError> {
         return Ok(Line::Answer { id, result });
     }
     Err(QmpError::Malformed { what: "a line is neither answer nor event" })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_to_the_socket_of_another_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let service = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = r#"{"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}}}}"#;
+            let _ = writeln!(stream, "{greeting}");
+            let mut heard = Vec::new();
+            let _ = stream.read_to_end(&mut heard);
+            heard
+        });
+        let own = i32::try_from(std::process::id()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let refused = Qmp::connect_to(&path, own + 1, deadline).unwrap_err();
+        assert!(matches!(refused, QmpError::OtherProcess { found, .. } if found == own), "{refused}");
+        assert!(service.join().unwrap().is_empty());
+    }
 }

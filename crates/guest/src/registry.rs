@@ -478,6 +478,32 @@ mod tests {
     }
 
     #[test]
+    fn what_a_guest_was_let_in_to_is_closed_when_it_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let access = Access::new(dir.path().join("access"));
+        let registry = Registry::open(dir.path()).unwrap().with_access(access).unwrap();
+        fs::create_dir(dir.path().join("access")).unwrap();
+        let record_of = |name: &str| dir.path().join("access").join(format!("{name}.json"));
+        for name in ["dead", "removed", "given-up", "absent", "runs"] {
+            let text = format!(r#"{{ "guest": "{name}", "uid": 65534, "files": [] }}"#);
+            fs::write(record_of(name), text).unwrap();
+        }
+        let mut dead = record("dead");
+        dead.process.start_ticks -= 1;
+        for record in [&dead, &record("removed"), &record("runs")] {
+            registry.put(record).unwrap();
+        }
+        let left = || ["dead", "removed", "given-up", "absent", "runs"].map(|name| record_of(name).exists());
+        registry.free_ram_of_dead();
+        assert_eq!(left(), [false, true, true, true, true]);
+        registry.remove(&record("removed")).unwrap();
+        registry.give_up("given-up").unwrap();
+        assert_eq!(left(), [false, false, false, true, true]);
+        registry.release_files_of_absent();
+        assert_eq!(left(), [false, false, false, false, true]);
+    }
+
+    #[test]
     fn files_of_an_adopted_guest_stay() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();

@@ -45,6 +45,15 @@ pub(super) struct Admitted {
     pub proved: Vec<Proved>,
 }
 
+/// What may be started here, before it is reserved.
+struct Checked {
+    incoming_qemu: IncomingQemu,
+    images: Prepared,
+    proved: Vec<Proved>,
+    /// Folders whose files its QEMU may open: the agent's, narrowed by what its host is granted.
+    roots: Vec<PathBuf>,
+}
+
 fn refuse(code: Code, detail: impl Into<String>) -> Fault {
     Fault::new(code, Step::Admit, Side::Destination, detail)
 }
@@ -91,8 +100,8 @@ pub(super) fn admit(
     let (qemu, facts) = choose_qemu(sessions, &description)?;
     let folder = reserve(sessions, &description.name)?;
     let checked = check(sessions, opener, &description, &qemu, facts, folder.clone());
-    let open = checked.and_then(|(incoming_qemu, images, proved)| {
-        match let_in(sessions, user.as_ref(), &description, &incoming_qemu, &folder) {
+    let open = checked.and_then(|Checked { incoming_qemu, images, proved, roots }| {
+        match let_in(sessions, user.as_ref(), &description, &incoming_qemu, &folder, &roots) {
             Ok(()) => Ok((incoming_qemu, images, proved)),
             Err(fault) => Err(undone(images, fault)),
         }
@@ -121,16 +130,18 @@ fn let_in(
     description: &GuestDescription,
     incoming_qemu: &IncomingQemu,
     folder: &Path,
+    roots: &[PathBuf],
 ) -> Result<(), Fault> {
     if let Some(problem) = user.and_then(|user| needs::network_problem(user, &incoming_qemu.networks)) {
         return Err(refuse(Code::ResourceMissing, problem));
     }
     let own = make_qemu_folder(folder, user).map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let (Some(user), Some(access)) = (user, sessions.registry.access()) else { return Ok(()) };
-    let mut wanted = needs::of_incoming(description, incoming_qemu);
+    let mut wanted = needs::of_incoming(incoming_qemu, description.accelerator == "kvm");
     wanted.push(Wanted::new(own, true));
     let ram = incoming_qemu.ram_files.iter().filter_map(|file| file.path.parent());
-    let granted = access.passes(user, ram).and_then(|()| access.grant(&incoming_qemu.name, user, &wanted));
+    let granted =
+        access.passes(user, ram).and_then(|()| access.grant(&incoming_qemu.name, user, &wanted, roots));
     granted.map_err(|error| refuse_error(Code::ResourceMissing, &error))
 }
 
@@ -226,7 +237,7 @@ fn check(
     qemu: &QemuBinary,
     facts: QemuFacts,
     folder: PathBuf,
-) -> Result<(IncomingQemu, Prepared, Vec<Proved>), Fault> {
+) -> Result<Checked, Fault> {
     let options = IncomingOptions {
         runtime_dir: folder.join(QEMU_FOLDER),
         ram_dir: sessions.config.ram_dir.clone(),
@@ -270,7 +281,7 @@ fn check(
     let fatal: Vec<&Problem> = problems.iter().filter(|problem| problem.is_fatal()).collect();
     let Some(first) = fatal.first() else {
         return match storage::check(description, &made) {
-            Ok(proved) => Ok((made, images, proved)),
+            Ok(proved) => Ok(Checked { incoming_qemu: made, images, proved, roots }),
             Err(fault) => Err(undone(images, fault)),
         };
     };

@@ -85,9 +85,10 @@ impl Acl {
         bytes
     }
 
-    /// Whether there is an entry of this user's.
-    pub fn names(&self, uid: u32) -> bool {
-        self.0.iter().any(|entry| entry.tag == USER && entry.id == uid)
+    /// Permissions of this user's entry, if there is one.
+    pub fn of_user(&self, uid: u32) -> Option<u16> {
+        let entry = self.0.iter().find(|entry| entry.tag == USER && entry.id == uid);
+        entry.map(|entry| entry.permissions)
     }
 
     /// Adds permissions for a user; nobody else gets more than before.
@@ -162,7 +163,7 @@ mod tests {
             acl.write(&file).unwrap();
             let mut stored = Acl::read(&file, 0).unwrap();
             assert_eq!(stored, acl);
-            assert!(stored.names(4321) && !stored.names(4323));
+            assert!(stored.of_user(4321).is_some() && stored.of_user(4323).is_none());
             stored.revoke(4321);
             stored.revoke(4322);
             stored.write(&file).unwrap();

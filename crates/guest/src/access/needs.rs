@@ -1,9 +1,9 @@
 //! What the QEMU of a guest opens: the files of its command line, those that its images name, and devices of this host.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::Wanted;
-use crate::description::{GuestDescription, ImageFormat};
+use crate::description::ImageFormat;
 use crate::incoming_qemu::{IncomingQemu, NeededNetwork};
 use crate::qcow2;
 use crate::qemu_user::QemuUser;
@@ -16,14 +16,17 @@ const VHOST: &str = "/dev/vhost-net";
 const BRIDGE: &str = "QEMU's bridge helper makes a tap as root, which a QEMU that is not root cannot run: give the guest a tap \
      (`ip tuntap add NAME mode tap`, `ip link set NAME master BRIDGE up`), or set qemu_user = \"root\" in agent.toml here";
 
-/// Of a guest that arrives.
-pub fn of_incoming(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Wanted> {
+/// Of a guest that arrives, and runs under KVM or not.
+pub fn of_incoming(incoming: &IncomingQemu, kvm: bool) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for file in &incoming.files {
-        image(&mut wanted, &file.path, file.writable, file.format != Some(ImageFormat::Raw));
+        wanted.push(Wanted::inside(&file.path, file.writable));
+        if file.format != Some(ImageFormat::Raw) {
+            named_by(&mut wanted, &file.path, file.writable);
+        }
     }
     let taps = incoming.networks.iter().any(|network| matches!(network, NeededNetwork::Tap { .. }));
-    devices(&mut wanted, guest.accelerator == "kvm", taps, &incoming.arguments);
+    devices(&mut wanted, kvm, taps, &incoming.arguments);
     wanted
 }
 
@@ -31,7 +34,10 @@ pub fn of_incoming(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Wan
 pub fn of_spec(spec: &GuestSpec, arguments: &[String]) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for disk in &spec.disk {
-        image(&mut wanted, &disk.path, !disk.readonly, disk.format != DiskFormat::Raw);
+        wanted.push(Wanted::new(&disk.path, !disk.readonly));
+        if disk.format != DiskFormat::Raw {
+            named_by(&mut wanted, &disk.path, !disk.readonly);
+        }
     }
     wanted.extend(spec.kernel.iter().chain(&spec.initrd).map(|path| Wanted::new(path, false)));
     wanted.extend(spec.serial.iter().map(|path| Wanted::new(path, true)));
@@ -70,19 +76,81 @@ fn tap_problem(user: &QemuUser, name: &str) -> Option<String> {
     })
 }
 
-fn image(wanted: &mut Vec<Wanted>, path: &Path, writable: bool, names_others: bool) {
-    wanted.push(Wanted::new(path, writable));
+/// A QEMU that was taken over may have written what an image names.
+fn named_by(wanted: &mut Vec<Wanted>, image: &Path, writable: bool) {
     // What cannot be read is refused elsewhere, with the reason.
-    let others =
-        if names_others { qcow2::opened_with(path, writable).unwrap_or_default() } else { Vec::new() };
-    wanted.extend(others.into_iter().map(|(path, writable)| Wanted { path, writable }));
+    let others = qcow2::opened_with(image, writable).unwrap_or_default();
+    wanted.extend(others.into_iter().map(|(path, writable)| Wanted::inside(path, writable)));
 }
 
 fn devices(wanted: &mut Vec<Wanted>, kvm: bool, taps: bool, arguments: &[String]) {
     let vhost = taps && arguments.iter().any(|argument| argument.contains("vhost=on"));
     for (device, needed) in [(KVM, kvm), (TUN, taps), (VHOST, vhost)] {
         if needed && Path::new(device).exists() {
-            wanted.push(Wanted { path: PathBuf::from(device), writable: true });
+            wanted.push(Wanted::new(device, true));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::incoming_qemu::NeededFile;
+
+    /// A qcow2 header of version 2 that names a backing file.
+    fn image_on(backing: &str) -> Vec<u8> {
+        let mut head = b"QFI\xfb".to_vec();
+        head.extend(2_u32.to_be_bytes());
+        head.extend(72_u64.to_be_bytes());
+        head.extend(u32::try_from(backing.len()).unwrap().to_be_bytes());
+        head.extend(16_u32.to_be_bytes());
+        head.resize(72, 0);
+        head.extend(backing.as_bytes());
+        head
+    }
+
+    #[test]
+    fn what_another_host_names_is_not_what_the_operator_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        std::fs::write(&disk, image_on("/etc/shadow")).unwrap();
+        let needs = |format| {
+            let (source, path) = ("/source".into(), disk.clone());
+            let file = NeededFile { source, path, writable: true, format: Some(format), as_device: None };
+            let incoming = IncomingQemu {
+                name: "g".into(),
+                arguments: vec![],
+                qmp: "/q".into(),
+                pid_file: "/p".into(),
+                ram_files: vec![],
+                files: vec![file],
+                networks: vec![],
+                firmware: vec![],
+                user_network: false,
+                notes: vec![],
+            };
+            of_incoming(&incoming, false)
+        };
+        // What a guest writes to the beginning of its raw disk is data.
+        assert_eq!(needs(ImageFormat::Raw), [Wanted::inside(&disk, true)]);
+        let both = [Wanted::inside(&disk, true), Wanted::inside("/etc/shadow", false)];
+        assert_eq!(needs(ImageFormat::Qcow2), both);
+    }
+
+    #[test]
+    fn what_an_image_names_is_not_what_the_operator_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        let text = format!("name = \"g\"\nmemory = \"64M\"\n[[disk]]\npath = {disk:?}\nformat = \"qcow2\"\n");
+        let wanted = || {
+            let spec = GuestSpec::parse(&text, dir.path()).unwrap();
+            let files = of_spec(&spec, &[]);
+            files.into_iter().filter(|one| one.path != Path::new(KVM)).collect::<Vec<Wanted>>()
+        };
+        std::fs::write(&disk, image_on("/etc/shadow")).unwrap();
+        assert_eq!(wanted(), [Wanted::new(&disk, true), Wanted::inside("/etc/shadow", false)]);
+        // QEMU opens it, with its own rights.
+        std::fs::write(&disk, image_on("nbd:localhost:10809")).unwrap();
+        assert_eq!(wanted(), [Wanted::new(&disk, true)]);
     }
 }

@@ -11,7 +11,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{GuestError, LOG_BYTES_MAX, Launch, POLL, last_lines};
-use crate::procfs::ProcessError;
 use crate::qemu_user::{QemuUser, SANDBOX};
 use crate::qmp::{Qmp, QmpError};
 
@@ -63,9 +62,9 @@ fn wait_ready(child: &mut Child, launch: &Launch<'_>, deadline: Instant) -> Resu
         if let Some(status) = child.try_wait().map_err(failed)? {
             return Err(GuestError::Start { status, output: String::new() });
         }
-        let error = match Qmp::connect(launch.qmp, (Instant::now() + LOG_WAIT).min(deadline)) {
-            Ok(qmp) if qmp.peer_pid()? == pid => return Ok((pid, qmp)),
-            Ok(_) => return Err(ProcessError::Gone { pid }.into()),
+        let error = match Qmp::connect_to(launch.qmp, pid, (Instant::now() + LOG_WAIT).min(deadline)) {
+            Ok(qmp) => return Ok((pid, qmp)),
+            Err(error @ QmpError::OtherProcess { .. }) => return Err(error.into()),
             Err(error) => error,
         };
         if Instant::now() >= deadline {
