@@ -32,6 +32,11 @@ fn busy() -> GuestParameters {
     }
 }
 
+/// Writes so little that it arrives over slow links, too, however busy the machine is.
+fn idle() -> GuestParameters {
+    GuestParameters { dirty_mbps: 2, dirty_ws_mb: Some(1), ..busy() }
+}
+
 /// There and back, whole RAM compared while paused, the guest's own checks of memory and disk.
 fn there_and_back(version: QemuVersion, disk: DiskMode) {
     there_and_back_with(busy(), version, disk);
@@ -306,7 +311,7 @@ fn the_destinations_agent_is_killed_in_the_middle() {
 #[test]
 fn a_cancelled_migration_leaves_the_guest_as_it_was() {
     // So slow that it is under way when the signal comes, however busy the machine is.
-    let mut stage = Stage::new(&[60, 60], busy());
+    let mut stage = Stage::new(&[60, 60], idle());
     let mut migration = stage.migrate(&[]);
     migration.wait(LONG, round_began);
     migration.interrupt();
@@ -433,7 +438,7 @@ fn resized(folder: &std::path::Path, bytes: u64) -> bool {
 #[test]
 fn a_folder_for_ram_that_fills_up_is_named_with_its_side() {
     // Most of the RAM is still to come when the folder shrinks, however busy the machine is, and the guest converges.
-    let mut stage = Stage::new(&[40, 40], GuestParameters { dirty_mbps: 2, ..busy() });
+    let mut stage = Stage::new(&[40, 40], idle());
     for mode in ["direct", "stream"] {
         let mut migration = stage.migrate(&["--mode", mode]);
         migration.wait(LONG, round_began);
