@@ -191,12 +191,12 @@ fn user_and_folders_are_made_with_their_owners_and_modes() {
         assert_eq!((found.uid(), found.gid()), (0, 0), "{path}");
         found.mode() & 0o7777
     };
-    assert_eq!(["etc/linerate", "var/lib/linerate", "run/linerate"].map(mode), [0o755, 0o700, 0o700]);
+    assert_eq!(["etc/linerate", "var/lib/linerate", "run/linerate"].map(mode), [0o755, 0o700, 0o711]);
     // The agent opens the folder for local users if it is told to: an upgrade leaves that.
     let run = root.path().join("run/linerate");
-    std::fs::set_permissions(run, std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+    std::fs::set_permissions(run, std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();
     make();
-    assert_eq!(mode("run/linerate"), 0o711);
+    assert_eq!(mode("run/linerate"), 0o750);
 }
 
 /// `postrm purge` in a folder: the paths in the script are changed to lead there.

@@ -34,6 +34,7 @@ fn tags() {
         (0x02, "Welcome"),
         (0x03, "Refuse"),
         (0x04, "Outcome"),
+        (0x05, "Lists"),
         (0x10, "Write"),
         (0x11, "Probe"),
         (0x12, "Claim"),
