@@ -178,6 +178,17 @@ impl Identity {
         Ok(true)
     }
 
+    /// Whether [`accept_revocations`](Identity::accept_revocations) would take the list now. Opens no file.
+    pub fn is_newer(&self, der: &[u8]) -> Result<bool, IdentityError> {
+        self.folder()?;
+        let state = self.state();
+        let list = RevocationList::read(der, &state.bundle)?;
+        if state.revocations.list(list.authority()).is_some_and(|known| known.der() == der) {
+            return Ok(false);
+        }
+        Ok(state.revocations.with(list).map(|_| true)?)
+    }
+
     /// Trusts these authorities instead. Revocation lists of those that leave go with them.
     pub fn set_authorities(&self, bundle: &Bundle) -> Result<(), IdentityError> {
         let _changing = self.changing();
@@ -238,10 +249,16 @@ impl Identity {
     pub fn is_issued_by(&self, authority: AuthorityId, now: UnixTime) -> bool {
         let state = self.state();
         let one = state.bundle.authorities().iter().find(|one| one.id() == authority);
-        let (Some(one), Some((own, between))) = (one, state.key.cert.split_first()) else { return false };
-        let authorities = std::slice::from_ref(one);
-        let verify = |side| verify_chain(authorities, &state.revocations, own, between, side, now).is_ok();
-        verify(Side::Client) && verify(Side::Server)
+        let proves = |one, side| state.proves(one, &state.key.cert, side, now);
+        one.is_some_and(|one| proves(one, Side::Client) && proves(one, Side::Server))
+    }
+
+    /// Which of the trusted authorities this chain of certificates is from, another host's own first.
+    pub fn issuer_of(&self, chain: &[CertificateDer<'_>], side: Side, now: UnixTime) -> Option<AuthorityId> {
+        let state = self.state();
+        let authorities = state.bundle.authorities().iter();
+        let issuer = authorities.into_iter().find(|one| state.proves(one, chain, side, now));
+        issuer.map(TrustedAuthority::id)
     }
 
     /// The authorities that are trusted.
@@ -306,6 +323,19 @@ impl Identity {
 }
 
 impl State {
+    /// Whether who trusts this authority alone would accept the chain.
+    fn proves(
+        &self,
+        authority: &TrustedAuthority,
+        chain: &[CertificateDer<'_>],
+        side: Side,
+        now: UnixTime,
+    ) -> bool {
+        let Some((own, between)) = chain.split_first() else { return false };
+        let authorities = std::slice::from_ref(authority);
+        verify_chain(authorities, &self.revocations, own, between, side, now).is_ok()
+    }
+
     /// `known` are the lists in force: an older list in the files is refused.
     fn read(source: &Source, known: &Revocations) -> Result<State, IdentityError> {
         let (pair, trusted) = match source {

@@ -122,13 +122,18 @@ pub fn with_successor(
     Ok(Some(Bundle::new(all.chain([next]).collect())?))
 }
 
+/// The authority that a statement is about. Nothing is verified.
+pub fn about(statement: &CertificateDer<'_>) -> Result<AuthorityId, SuccessionError> {
+    Ok(Facts::of(statement)?.key)
+}
+
 /// The bundle without the authority that the statement retires; `None` if it is not trusted any more.
 pub fn without_retired(
     bundle: &Bundle,
     statement: &CertificateDer<'_>,
     now: UnixTime,
 ) -> Result<Option<Bundle>, SuccessionError> {
-    let id = Facts::of(statement)?.key;
+    let id = about(statement)?;
     let Some(leaves) = bundle.authorities().iter().find(|one| one.id() == id) else { return Ok(None) };
     let stays = bundle.authorities().iter().find(|one| one.id() != id);
     let stays = stays.ok_or(SuccessionError::NotOneOfTwo(id))?;

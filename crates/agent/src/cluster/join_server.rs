@@ -23,10 +23,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::UnixTime;
 
-use super::ClusterError;
 use super::deadline::Deadline;
 use super::message::{self, Answer, JoinRequest, REQUEST_BYTES_MAX, Signed};
 use super::operations::open_authority;
+use super::{ClusterError, rotation};
 
 /// All of a connection: handshake, request, answer.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -186,11 +186,15 @@ impl Shared {
         let (secret, request) = request.read().ok_or_else(damaged)?;
         // Before the token: what cannot be signed does not spend it.
         let request = Request::read(&request).map_err(|error| error.to_string())?;
-        let mut authority = open_authority(&self.host.authority).map_err(|error| {
+        let cannot = |error: ClusterError| {
             tracing::error!(%peer, %error, "a host cannot join: the authority cannot be used");
             "the authority cannot be used now; its agent's log says why".to_owned()
-        })?;
-        let certificate = self.redeem_and_issue(&mut authority, &secret, &request, peer)?;
+        };
+        // During a change of the authority hosts have certificates of the next one, too.
+        let next = rotation::issued_by_next(&self.host.authority, UnixTime::now()).map_err(cannot)?;
+        let in_use = next.iter().any(|one| one.host == request.name().host);
+        let mut authority = open_authority(&self.host.authority).map_err(cannot)?;
+        let certificate = self.redeem_and_issue(&mut authority, &secret, &request, in_use, peer)?;
         let bundle = self.trusted(&authority).map_err(|error| spent(&error))?;
         // The authority's own list is the newest; another's is as this host has it.
         let others = bundle.authorities().iter().filter(|one| one.id() != authority.id());
@@ -206,6 +210,7 @@ impl Shared {
         authority: &mut Authority,
         secret: &Secret,
         request: &Request,
+        in_use: bool,
         peer: SocketAddr,
     ) -> Result<Vec<u8>, String> {
         let now = UnixTime::now();
@@ -214,7 +219,10 @@ impl Shared {
             self.refused(&error, peer);
             error.to_string()
         })?;
-        let issued = authority.issue(request, &Grounds::Token(&redeemed), now);
+        let issued = match in_use && redeemed.host().is_none() {
+            true => Err(AuthorityError::NameInUse(request.name().host.clone())),
+            false => authority.issue(request, &Grounds::Token(&redeemed), now),
+        };
         issued.map(|certificate| certificate.to_vec()).map_err(|error| {
             tracing::warn!(%peer, host = %request.name(), %error, "a host did not join, and its token is spent");
             spent(&error)

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use linerate_trust::authority::{Authority, AuthorityError, Grounds, Issued};
+use linerate_trust::authority::{Authority, AuthorityError, Grounds, Issued, RegisterError};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::files;
 use linerate_trust::identity::{Identity, IdentityError};
@@ -14,7 +14,7 @@ use linerate_trust::request::{NewKey, Request};
 use linerate_trust::token::{Listed, StoreError, TokenId};
 use rustls_pki_types::UnixTime;
 
-use super::{ClusterError, Membership, has_own_authority, rotation};
+use super::{ClusterError, Membership, rotation};
 use crate::config::Config;
 
 /// Another command, or the agent, has the authority for no longer.
@@ -178,8 +178,9 @@ pub fn revoke_token(config: &Config, id: &str) -> Result<(), ClusterError> {
 
 /// Certificates that are valid, by host.
 pub fn hosts(config: &Config) -> Result<Vec<Issued>, ClusterError> {
-    let authority = open_authority(&config.authority_folder())?;
-    let mut hosts: Vec<Issued> = authority.hosts(UnixTime::now()).collect();
+    let now = UnixTime::now();
+    let mut hosts: Vec<Issued> = open_authority(&config.authority_folder())?.hosts(now).collect();
+    hosts.extend(rotation::issued_by_next(&config.authority_folder(), now)?);
     hosts.sort_by(|one, other| (&one.host, one.not_after).cmp(&(&other.host, other.not_after)));
     Ok(hosts)
 }
@@ -194,22 +195,36 @@ pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
     if own.name().host == host {
         return Err(ClusterError::OwnHost(host));
     }
-    let (mut revoked, mut number) = (Err(None), 0);
     // While the authority changes, the host may have certificates of both.
-    for folder in rotation::folders(config) {
-        let mut authority = open_authority(&folder)?;
-        match authority.revoke(&host, UnixTime::now()) {
-            Ok(_) => revoked = Ok(()),
-            Err(error) => revoked = revoked.map_err(|first| first.or(Some(error))),
+    let folders = rotation::folders(config, &own);
+    if folders.is_empty() {
+        return Err(ClusterError::NoAuthority(config.authority_folder()));
+    }
+    let (mut number, mut unknown, mut failed) = (None, None, None);
+    for folder in folders {
+        // Each does what it can: the other's failure leaves no certificate valid.
+        match revoke_at(&folder, &host, &own) {
+            Ok(list) => number = number.max(Some(list)),
+            Err(error @ ClusterError::Authority(AuthorityError::Register(RegisterError::UnknownHost(_)))) => {
+                unknown = Some(error);
+            }
+            Err(error) => failed = failed.or(Some(error)),
         }
-        // Also the list of a command that was cut off, after which no certificate is left to revoke.
-        take_revocations(&authority, &own)?;
-        number = number.max(own.revocation_number(authority.id()));
     }
-    match revoked {
-        Err(Some(error)) => Err(error.into()),
-        Ok(()) | Err(None) => Ok(number),
+    match (failed, number, unknown) {
+        (Some(error), _, _) | (None, None, Some(error)) => Err(error),
+        (None, number, _) => Ok(number.unwrap_or_default()),
     }
+}
+
+/// The number of the list that one authority makes.
+fn revoke_at(folder: &Path, host: &HostName, own: &Identity) -> Result<u64, ClusterError> {
+    let mut authority = open_authority(folder)?;
+    let revoked = authority.revoke(host, UnixTime::now());
+    // Also the list of a command that was cut off, after which no certificate is left to revoke.
+    take_revocations(&authority, own)?;
+    revoked?;
+    Ok(own.revocation_number(authority.id()))
 }
 
 /// Puts the authority's list in force on its own host. True if it was not.
@@ -222,11 +237,8 @@ pub(super) fn own_revocations(config: &Config, own: &Identity) -> Result<bool, C
     let _alone = lock_identity(&config.identity_folder())?;
     // A command may have changed the files, also to another cluster's.
     own.reload()?;
-    if !has_own_authority(&config.authority_folder(), own) {
-        return Ok(false);
-    }
     let mut newer = false;
-    for folder in rotation::folders(config) {
+    for folder in rotation::folders(config, own) {
         newer |= take_revocations(&open_authority(&folder)?, own)?;
     }
     Ok(newer)

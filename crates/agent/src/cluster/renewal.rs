@@ -194,14 +194,23 @@ pub(super) fn take_lists(
     identity: &Identity,
     lists: &[Vec<u8>],
 ) -> Result<bool, ClusterError> {
-    if lists.is_empty() {
-        return Ok(false);
+    // Before the lock, which commands wait for: any member may offer any bytes, as often as it likes.
+    let (mut wanted, mut failed) = (Vec::new(), None);
+    for list in lists {
+        match identity.is_newer(list) {
+            Ok(true) => wanted.push(list),
+            Ok(false) => {}
+            Err(error) => failed = Some(error),
+        }
+    }
+    if wanted.is_empty() {
+        return failed.map_or(Ok(false), |error| Err(error.into()));
     }
     let _alone = lock_identity(&config.identity_folder())?;
     // A command may have changed the files: what it wrote must not be lost.
     identity.reload()?;
-    let (mut newer, mut failed) = (false, None);
-    for list in lists {
+    let mut newer = false;
+    for list in wanted {
         match identity.accept_revocations(list) {
             Ok(taken) => newer |= taken,
             Err(error) => failed = Some(error),
@@ -254,6 +263,7 @@ pub(crate) fn serve(
     let identity = identity.ok_or("a question about the cluster came, and this host has no identity")?;
     let member = identity.verify(accepted.peer_certificates(), Side::Client, None, now);
     let member = member.map_err(|error| error.to_string())?;
+    let issuer = identity.issuer_of(accepted.peer_certificates(), Side::Client, now);
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
     let question = receive(&stream, peer, Instant::now() + QUESTION_WAIT).map_err(|error| chain(&error))?;
@@ -268,7 +278,7 @@ pub(crate) fn serve(
         Question::Revocations { known, offered } => {
             take_offered(config, &identity, &member, &offered);
             let trusted: Vec<String> = known.iter().map(|one| one.authority.clone()).collect();
-            let change = rotation::tell(config, &identity, &member, &trusted);
+            let change = rotation::tell(config, &identity, &member, issuer, &trusted);
             Answer::Revocations { lists: newer(&identity, &known), change }
         }
     };

@@ -9,11 +9,11 @@
 //! Hosts hear of it when they ask the authority's agent for revocation lists. They believe the authorities' signatures
 //! alone. Between the steps every host accepts every other, so guests move on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE64;
-use linerate_trust::authority::{Authority, Grounds};
+use linerate_trust::authority::{Authority, Grounds, Issued};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::certificate::AuthorityId;
 use linerate_trust::files::{self, Secrecy};
@@ -64,6 +64,10 @@ struct State {
     successor: String,
     /// Hosts that trust both.
     trusting: BTreeSet<HostName>,
+    /// Numbers of certificates of the authority that comes with which hosts have proved who they are. One that was issued
+    /// may have been lost on its way, or not been written.
+    #[serde(default)]
+    certified: BTreeMap<HostName, String>,
     /// The authority that comes signs.
     switched: bool,
     /// Statement of the authority that came; in DER, in base64.
@@ -106,10 +110,19 @@ pub(super) fn signing_folder(config: &Config) -> PathBuf {
     }
 }
 
-/// All authorities of this host, the present one first.
-pub(super) fn folders(config: &Config) -> Vec<PathBuf> {
-    let next = in_progress(config).map(|(folder, _)| folder);
-    std::iter::once(config.authority_folder()).chain(next).collect()
+/// All authorities here that this host trusts, the present one first. Also those of a step that was cut off.
+pub(super) fn folders(config: &Config, own: &Identity) -> Vec<PathBuf> {
+    let all = [config.authority_folder(), next_folder(config)];
+    all.into_iter().filter(|folder| has_own_authority(folder, own)).collect()
+}
+
+/// What the authority that comes has issued; of `present`, the other one's folder. Not while that one is open.
+pub(super) fn issued_by_next(present: &Path, now: UnixTime) -> Result<Vec<Issued>, ClusterError> {
+    let next = beside(present, "next");
+    match State::read(&next) {
+        Some(_) => Ok(open_authority(&next)?.hosts(now).collect()),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// Does the next step. `leave_behind`: also if hosts have not followed the one before.
@@ -117,38 +130,51 @@ pub fn rotate(config: &Config, leave_behind: bool) -> Result<Rotated, ClusterErr
     let now = UnixTime::now();
     let own = open_identity(&config.identity_folder())?;
     let _alone = lock_identity(&config.identity_folder())?;
-    let present = config.authority_folder();
-    let next = next_folder(config);
-    // A crash between the two renamings of the last step.
-    if !Authority::exists(&present) && State::read(&next).is_some_and(|state| state.retired.is_some()) {
-        rename(&next, &present)?;
+    own.reload()?;
+    if let Some((old, new)) = end_of_finish(config, &own)? {
+        return Ok(Rotated { step: Step::Finished, old, new, left_behind: Vec::new() });
     }
-    let mut old = open_authority(&present)?;
+    let present = config.authority_folder();
     if !has_own_authority(&present, &own) {
         return Err(ClusterError::NoAuthority(present));
     }
-    let Some((folder, state)) = in_progress(config) else { return begin(&own, &old, &next, now) };
-    let mut new = open_authority(&folder)?;
-    let followed = |host: &HostName| match state.switched {
-        false => state.trusting.contains(host),
-        true => new.hosts(now).any(|one| one.host == *host),
+    let Some((folder, state)) = in_progress(config) else {
+        return begin(&own, &open_authority(&present)?, &next_folder(config), now);
     };
-    let waits_for = |host: &HostName| *host != own.name().host && !followed(host);
-    let missing: BTreeSet<HostName> = old.hosts(now).map(|one| one.host).filter(waits_for).collect();
-    let missing: Vec<HostName> = missing.into_iter().collect();
+    // In this order, as everybody who has both: two that have one each would wait for each other.
+    let mut new = open_authority(&folder)?;
+    let old = open_authority(&present)?;
+    let missing = missing(&own, &old, &new, &state, now);
     if !missing.is_empty() && !leave_behind {
         let what = match state.switched {
             false => "they do not trust the next authority yet",
-            true => "they have no certificate of the next authority yet",
+            true => "they do not use a certificate of the next authority yet",
         };
         return Err(ClusterError::NotReady { what, hosts: missing });
     }
     let (old_id, new_id) = (old.id(), new.id());
     let step = match state.switched {
         false => switch(&own, &mut new, &folder, state, now)?,
-        true => finish(config, &own, &mut old, new, (folder, state), now)?,
+        true => finish(config, &own, &old, new, (folder, state), now)?,
     };
     Ok(Rotated { step, old: old_id, new: new_id, left_behind: missing })
+}
+
+/// Hosts that would be cut off by the next step.
+fn missing(own: &Identity, old: &Authority, new: &Authority, state: &State, now: UnixTime) -> Vec<HostName> {
+    // A host that has joined again since has a certificate of the old authority alone.
+    let newest =
+        |host: &HostName| old.hosts(now).filter(|one| one.host == *host).map(|one| one.not_after).max();
+    let followed = |host: &HostName| match (state.switched, state.certified.get(host)) {
+        (false, _) => state.trusting.contains(host),
+        (true, None) => false,
+        (true, Some(serial)) => {
+            new.hosts(now).any(|one| one.serial.to_string() == *serial && Some(one.not_after) >= newest(host))
+        }
+    };
+    let waits_for = |host: &HostName| *host != own.name().host && !followed(host);
+    let missing: BTreeSet<HostName> = old.hosts(now).map(|one| one.host).filter(waits_for).collect();
+    missing.into_iter().collect()
 }
 
 fn begin(own: &Identity, old: &Authority, next: &Path, now: UnixTime) -> Result<Rotated, ClusterError> {
@@ -183,7 +209,7 @@ fn switch(
 fn finish(
     config: &Config,
     own: &Identity,
-    old: &mut Authority,
+    old: &Authority,
     new: Authority,
     (folder, state): (PathBuf, State),
     now: UnixTime,
@@ -192,14 +218,52 @@ fn finish(
     State { retired: Some(BASE64.encode(&retired)), ..state }.write(&folder)?;
     own.reload()?;
     own.set_authorities(&Bundle::new(vec![new.certificate().clone()])?)?;
-    let present = config.authority_folder();
-    let id = old.id().to_string();
-    let retired = beside(&present, &format!("retired-{}", id.get(..16).unwrap_or_default()));
     // Its lock goes with the folder.
     drop(new);
-    rename(&present, &retired)?;
-    rename(&folder, &present)?;
+    rename_folders(config, old.id())?;
     Ok(Step::Finished)
+}
+
+/// What remains of the last step once this host trusts the authority that came alone.
+fn rename_folders(config: &Config, old: AuthorityId) -> Result<(), ClusterError> {
+    let present = config.authority_folder();
+    if Authority::exists(&present) {
+        let id = old.to_string();
+        rename(&present, &beside(&present, &format!("retired-{}", id.get(..16).unwrap_or_default())))?;
+    }
+    rename(&next_folder(config), &present)
+}
+
+/// Ends a last step that was cut off after this host had ceased to trust the old authority: there is no way back. The old
+/// and the new one, if it was so. The caller has the identity's lock, and has read the identity again.
+fn end_of_finish(
+    config: &Config,
+    own: &Identity,
+) -> Result<Option<(AuthorityId, AuthorityId)>, ClusterError> {
+    let next = next_folder(config);
+    let Some(retired) = State::read(&next).and_then(|state| decoded(&state.retired?)) else {
+        return Ok(None);
+    };
+    let new = Authority::id_in(&next)?;
+    if own.bundle().authorities().iter().any(|one| one.id() != new) {
+        return Ok(None);
+    }
+    let old = succession::about(&retired.into())?;
+    rename_folders(config, old)?;
+    Ok(Some((old, new)))
+}
+
+/// The same for the agent: until it is done, nobody renews and no host joins.
+pub(super) fn mend(config: &Config, own: &Identity) -> Result<(), ClusterError> {
+    if !State::read(&next_folder(config)).is_some_and(|state| state.retired.is_some()) {
+        return Ok(());
+    }
+    let _alone = lock_identity(&config.identity_folder())?;
+    own.reload()?;
+    if end_of_finish(config, own)?.is_some() {
+        tracing::info!("the last step of the change of the authority had been cut off; it is done");
+    }
+    Ok(())
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), ClusterError> {
@@ -210,11 +274,12 @@ fn rename(from: &Path, to: &Path) -> Result<(), ClusterError> {
     renamed.map_err(|source| ClusterError::Rename { folder: from.to_owned(), source })
 }
 
-/// What a member is told that trusts these authorities. Remembers that it follows.
+/// What a member is told that trusts these authorities, and has a certificate of `issuer`. Remembers that it follows.
 pub(super) fn tell(
     config: &Config,
     identity: &Identity,
     member: &Peer,
+    issuer: Option<AuthorityId>,
     trusted: &[String],
 ) -> AuthorityChange {
     let present = config.authority_folder();
@@ -225,8 +290,11 @@ pub(super) fn tell(
     let signs = Authority::id_in(&signing_folder(config)).ok().map(|id| id.to_string());
     let successor = in_progress(config).and_then(|(folder, state)| {
         let id = Authority::id_in(&folder).ok()?;
-        if trusted.contains(&id.to_string()) && !state.trusting.contains(&member.host) {
-            remember(config, &member.host);
+        let trusts = trusted.contains(&id.to_string()) && !state.trusting.contains(&member.host);
+        let serial = Some(member.serial.to_string()).filter(|_| issuer == Some(id));
+        let serial = serial.filter(|serial| state.certified.get(&member.host) != Some(serial));
+        if trusts || serial.is_some() {
+            remember(config, &member.host, serial);
         }
         let certificate =
             identity.bundle().authorities().iter().find(|one| one.id() == id)?.certificate().clone();
@@ -235,15 +303,20 @@ pub(super) fn tell(
     AuthorityChange { successor, retired, signs }
 }
 
-fn remember(config: &Config, host: &HostName) {
+/// The host trusts the next authority, and has a certificate of it with this number.
+fn remember(config: &Config, host: &HostName, serial: Option<String>) {
+    let certified = serial.is_some();
     let remembered = lock_identity(&config.identity_folder()).and_then(|_alone| {
         let Some((folder, mut state)) = in_progress(config) else { return Ok(()) };
         state.trusting.insert(host.clone());
+        state.certified.extend(serial.map(|serial| (host.clone(), serial)));
         state.write(&folder)
     });
     match remembered {
-        Ok(()) => tracing::info!(%host, "it trusts the next authority"),
-        Err(error) => tracing::warn!(%host, %error, "that it trusts the next authority could not be written"),
+        Ok(()) => tracing::info!(%host, certified, "it follows the change of the authority"),
+        Err(error) => {
+            tracing::warn!(%host, %error, "that it follows the change of the authority could not be written")
+        }
     }
 }
 
@@ -257,6 +330,15 @@ pub(super) fn follow(
     let _alone = lock_identity(&config.identity_folder())?;
     identity.reload()?;
     let mut followed = false;
+    // First: a host that was away may trust two, and a third is refused.
+    if let Some(statement) = change.retired.as_deref().and_then(decoded)
+        && let Some(one) = succession::without_retired(&identity.bundle(), &statement.into(), now)?
+        && one.authorities().iter().all(|one| identity.is_issued_by(one.id(), now))
+    {
+        identity.set_authorities(&one)?;
+        tracing::info!("the cluster has changed its authority: the one before is not trusted any more");
+        followed = true;
+    }
     if let Some((statement, next)) = &change.successor
         && let (Some(statement), Some(next)) = (decoded(statement), decoded(next))
         && let Some(both) =
@@ -264,14 +346,6 @@ pub(super) fn follow(
     {
         identity.set_authorities(&both)?;
         tracing::info!("the cluster changes its authority: the next one is trusted, too");
-        followed = true;
-    }
-    if let Some(statement) = change.retired.as_deref().and_then(decoded)
-        && let Some(one) = succession::without_retired(&identity.bundle(), &statement.into(), now)?
-        && one.authorities().iter().all(|one| identity.is_issued_by(one.id(), now))
-    {
-        identity.set_authorities(&one)?;
-        tracing::info!("the cluster has changed its authority: the one before is not trusted any more");
         followed = true;
     }
     Ok(followed)
@@ -302,132 +376,4 @@ pub(super) fn signer_for<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::renewal::exchange_with_authority;
-    use super::super::testing::{Running, running};
-    use super::super::tests::{first, join_at, site};
-    use super::super::{join, operations};
-    use super::*;
-
-    /// Every host takes connections of every other: a guest can move in any direction.
-    fn all_meet(hosts: &[&Running]) {
-        for from in hosts {
-            for to in hosts {
-                from.connect_to(to).unwrap();
-            }
-        }
-    }
-
-    /// What a host's agent does each five minutes.
-    fn follows(host: &Running, authority: &Running) {
-        let addresses = authority.listener.addresses();
-        exchange_with_authority(&host.site.config, &host.identity(), addresses, UnixTime::now()).unwrap();
-    }
-
-    fn waits_for(authority: &Running) -> Vec<String> {
-        match rotate(&authority.site.config, false).unwrap_err() {
-            ClusterError::NotReady { hosts, .. } => hosts.iter().map(ToString::to_string).collect(),
-            other => panic!("{other}"),
-        }
-    }
-
-    fn step(authority: &Running, leave_behind: bool) -> Rotated {
-        let done = rotate(&authority.site.config, leave_behind).unwrap();
-        authority.look();
-        done
-    }
-
-    fn trusts(host: &Running) -> Vec<AuthorityId> {
-        host.identity().bundle().authorities().iter().map(|one| one.id()).collect()
-    }
-
-    #[test]
-    fn a_cluster_changes_its_authority_and_every_host_accepts_every_other_all_the_while() {
-        let one = first();
-        let server = one.server();
-        let [two, three] = ["two", "three"].map(|name| {
-            let site = site(name, "");
-            join_at(&site, &server, &one.token()).unwrap();
-            site
-        });
-        drop(server);
-        let (one, two, three) = (running(one), running(two), running(three));
-        let all = [&one, &two, &three];
-        let begun = step(&one, false);
-        assert_eq!(begun.step, Step::Begun);
-        all_meet(&all);
-        assert_eq!(waits_for(&one), ["three", "two"]);
-        follows(&two, &one);
-        all_meet(&all);
-        assert_eq!(waits_for(&one), ["three"]);
-        follows(&three, &one);
-        assert_eq!(trusts(&three), [begun.old, begun.new]);
-        assert_eq!(step(&one, false).step, Step::Switched);
-        all_meet(&all);
-        assert_eq!(waits_for(&one), ["three", "two"]);
-        follows(&two, &one);
-        all_meet(&all);
-        assert_eq!(waits_for(&one), ["three"]);
-        follows(&three, &one);
-        assert_eq!(step(&one, false).step, Step::Finished);
-        all_meet(&all);
-        assert_eq!(trusts(&one), [begun.new]);
-        for host in [&two, &three] {
-            follows(host, &one);
-            assert_eq!(trusts(host), [begun.new]);
-        }
-        all_meet(&all);
-        // It is a whole authority: it revokes, and lets hosts join.
-        operations::revoke_host(&one.site.config, "two").unwrap();
-        one.look();
-        assert!(two.connect_to(&one).is_err());
-        let four = site("four", "");
-        join_at(&four, &one.site.server(), &one.site.token()).unwrap();
-        assert_eq!(step(&one, false).step, Step::Begun, "and can be changed again");
-    }
-
-    #[test]
-    fn a_host_that_missed_the_change_is_told_to_join_again() {
-        let (one, two) = (first(), site("two", ""));
-        join_at(&two, &one.server(), &one.token()).unwrap();
-        let (one, two) = (running(one), running(two));
-        step(&one, false);
-        assert_eq!(waits_for(&one), ["two"]);
-        let switched = step(&one, true);
-        assert_eq!(switched.left_behind, ["two".parse().unwrap()]);
-        step(&one, true);
-        let error = two.connect_to(&one).unwrap_err();
-        let told = crate::faults::chain(&error);
-        assert!(told.contains("linerate join --replace"), "{told}");
-        let addresses = one.listener.addresses();
-        let asked = exchange_with_authority(&two.site.config, &two.identity(), addresses, UnixTime::now());
-        let told = asked.err().unwrap().to_string();
-        assert!(told.contains("linerate join --replace"), "{told}");
-        let server = one.site.server();
-        let (address, token) = (server.addresses()[0].to_string(), one.site.token());
-        join::join(&two.site.config, &address, &token.line, None, true).unwrap();
-        two.look();
-        two.connect_to(&one).unwrap();
-    }
-
-    #[test]
-    fn a_revocation_during_a_change_counts_with_both_authorities() {
-        let (one, two, three) = (first(), site("two", ""), site("three", ""));
-        let server = one.server();
-        join_at(&two, &server, &one.token()).unwrap();
-        join_at(&three, &server, &one.token()).unwrap();
-        let (one, two, three) = (running(one), running(two), running(three));
-        step(&one, false);
-        follows(&two, &one);
-        follows(&three, &one);
-        step(&one, false);
-        // This host has certificates of both.
-        follows(&two, &one);
-        operations::revoke_host(&one.site.config, "two").unwrap();
-        one.look();
-        assert!(two.connect_to(&one).is_err());
-        follows(&three, &one);
-        assert!(two.connect_to(&three).is_err());
-        assert_eq!(step(&one, false).step, Step::Finished, "a revoked host is not waited for");
-    }
-}
+mod tests;

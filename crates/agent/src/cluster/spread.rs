@@ -186,10 +186,15 @@ mod tests {
             panic!("{older}");
         };
         assert_eq!((offered, known, own.revocation_number(authority)), (1, 2, 2));
-        // A changed list.
+        // A changed list. It is refused while a command has the files: no member keeps commands from them with forged ones.
         let mut changed = lists[1].clone();
         *changed.last_mut().unwrap() ^= 1;
-        assert!(take_lists(&two.config, &own, &[changed]).is_err());
+        let locked = super::super::operations::lock_identity(&two.config.identity_folder()).unwrap();
+        for forged in [changed, lists[0].clone(), vec![0x30; 1 << 20]] {
+            let error = take_lists(&two.config, &own, &[forged]).unwrap_err();
+            assert!(matches!(error, ClusterError::Identity(_)), "{error}");
+        }
+        drop(locked);
         assert_eq!(identity.revocation_number(authority), 0, "nobody told this one");
         drop(three);
     }

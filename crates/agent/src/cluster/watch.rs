@@ -20,7 +20,7 @@ use super::join_server::{Host, JoinServer};
 use super::operations::own_revocations;
 use super::renewal::{exchange_with_authority, renew_at};
 use super::spread::Spread;
-use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses};
+use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses, rotation};
 use crate::config::Config;
 use crate::faults::chain;
 use crate::security::{Security, no_identity};
@@ -255,6 +255,7 @@ impl Watch {
 
     /// Takes newer revocation lists, from the authority's agent or from the authority here. True if there was one.
     pub(super) fn take_newer_lists(&self, identity: &Identity) -> Result<bool, ClusterError> {
+        rotation::mend(&self.config, identity)?;
         if has_own_authority(&self.config.authority_folder(), identity) {
             return own_revocations(&self.config, identity);
         }

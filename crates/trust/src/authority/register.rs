@@ -27,6 +27,12 @@ pub enum RegisterError {
     /// There are [`ISSUED_MAX`] valid certificates: no more are issued.
     #[error("{ISSUED_MAX} certificates are valid; wait until some have ended")]
     Full,
+    /// The newest list has the largest number that there is.
+    #[error(
+        "no revocation list can follow list {}; change the authority: `linerate cluster rotate`",
+        u64::MAX
+    )]
+    Numbers,
     /// No valid certificate has the name.
     #[error("no host {0} has a valid certificate; see `linerate host list`")]
     UnknownHost(HostName),
@@ -115,7 +121,7 @@ impl Register {
         for entry in content.issued.iter_mut().filter(|entry| entry.host == *host) {
             entry.revoked.get_or_insert(now.as_secs());
         }
-        content.number += 1;
+        content.number = content.number.checked_add(1).ok_or(RegisterError::Numbers)?;
         let revoked_certs = content.issued.iter().filter_map(|entry| Some((entry, entry.revoked?)));
         let revoked_certs = revoked_certs.map(|(entry, seconds)| {
             let revocation_time = date_time(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))?;
