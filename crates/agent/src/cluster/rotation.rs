@@ -255,7 +255,7 @@ fn end_of_finish(
 
 /// The same for the agent: until it is done, nobody renews and no host joins.
 pub(super) fn mend(config: &Config, own: &Identity) -> Result<(), ClusterError> {
-    if !State::read(&next_folder(config)).is_some_and(|state| state.retired.is_some()) {
+    if State::read(&next_folder(config)).is_none_or(|state| state.retired.is_none()) {
         return Ok(());
     }
     let _alone = lock_identity(&config.identity_folder())?;
