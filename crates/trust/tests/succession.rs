@@ -71,6 +71,16 @@ fn a_statement_of_a_stranger_or_of_another_kind_key_or_time_is_not_followed() {
         without_retired(&old.bundle(), &retired, now).unwrap_err(),
         SuccessionError::NotOneOfTwo(old.authority.id())
     );
+    // Nobody states anything of itself, or of another cluster's authority.
+    let of_itself = old.authority.state(Statement::Retired, old.authority.certificate(), now).unwrap();
+    assert_eq!(
+        without_retired(&both, &of_itself, now).unwrap_err(),
+        SuccessionError::Signature(old.authority.id())
+    );
+    let other = Cluster::new("other").authority.certificate().clone();
+    let statement = old.authority.state(Statement::Successor, &other, now).unwrap();
+    let refused = with_successor(&trusted, &statement, other, now).unwrap_err();
+    assert_eq!(refused, SuccessionError::Other);
 }
 
 #[test]

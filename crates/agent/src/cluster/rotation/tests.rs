@@ -202,6 +202,19 @@ fn the_agent_ends_a_last_step_that_was_cut_off_and_a_host_is_revoked_before() {
     }
 }
 
+/// Otherwise it would refuse its own certificate, and no host that trusts the old authority would be accepted.
+#[test]
+fn a_host_without_a_certificate_of_the_next_authority_keeps_the_one_before() {
+    let (one, two) = switched();
+    let next = open_authority(&next_folder(&one.site.config)).unwrap();
+    let present = open_authority(&one.site.config.authority_folder()).unwrap();
+    let now = UnixTime::now();
+    let retired = next.state(Statement::Retired, present.certificate(), now).unwrap();
+    let change = AuthorityChange { retired: Some(BASE64.encode(&retired)), ..AuthorityChange::default() };
+    assert!(!follow(&two.site.config, &two.identity(), &change, now).unwrap());
+    assert_eq!(trusts(&two), [present.id(), next.id()]);
+}
+
 /// In place of a full disk: the file beside, which is written first, cannot be made.
 fn cannot_write(file: &Path) -> PathBuf {
     let beside = file.with_file_name(format!(".{}.new", file.file_name().unwrap().to_str().unwrap()));
