@@ -133,6 +133,11 @@ impl Cache {
         self.file("lldpd/usr/lib/x86_64-linux-gnu")
     }
 
+    /// The etcd server.
+    pub fn etcd(&self) -> Result<PathBuf, LabError> {
+        self.file("etcd/usr/bin/etcd")
+    }
+
     fn file(&self, name: &str) -> Result<PathBuf, LabError> {
         existing(self.directory.join(name))
     }

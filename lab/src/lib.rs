@@ -21,6 +21,7 @@ pub mod console;
 pub mod device;
 pub mod disk;
 pub mod error;
+pub mod etcd;
 pub mod forwarder;
 pub mod gate;
 pub mod guest;

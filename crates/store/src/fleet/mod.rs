@@ -1,0 +1,350 @@
+//! The records of a fleet, and the operations that keep their rules.
+//!
+//! | key | value | written by |
+//! |---|---|---|
+//! | `host/NAME` | [`HostRecord`] | the host's agent |
+//! | `alive/NAME` | instance of the agent; leased | the host's agent |
+//! | `cordon/NAME` | [`Cordon`] | an operator, or a drain |
+//! | `drain/ID` | [`DrainRecord`] | its owner |
+//! | `owner/ID` | [`OwnerRecord`]; leased | the agent that takes the drain |
+//! | `open/NAME` | identity of the host's open drain | the owner |
+//! | `reserved/GUEST` | [`Reservation`] | the owner |
+//! | `load/NAME` | sum of the host's reservations | owners |
+//!
+//! Rules (tests hold them over both stores):
+//! * a host has at most one open drain, and a drain at most one owner;
+//! * whoever has lost a drain writes nothing of it: each write has the revision of its `owner/ID` as a condition;
+//! * a guest has at most one reservation;
+//! * guests and reservations of a host together never exceed its memory less its reserve, as its agent describes them.
+
+mod drains;
+pub mod records;
+mod reservations;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use crate::{Condition, Entry, Lease, Outcome, Store, StoreError, Transaction, Write};
+use records::{AliveRecord, Cordon, DrainRecord, HostRecord, LoadRecord, OwnerRecord, Reservation};
+
+pub use drains::Ownership;
+
+/// Tries of an operation whose entries others change meanwhile.
+const TRIES: u32 = 20;
+/// Longest name of a host, guest or drain, in bytes.
+const NAME_MAX: usize = 253;
+
+/// Why an operation did not happen. Nothing was changed, unless the store itself does not know.
+#[derive(Clone, Debug, Error)]
+pub enum FleetError {
+    /// The store gave no answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Others changed the same entries all the time.
+    #[error("other agents changed the same entries {TRIES} times meanwhile: try again")]
+    Contended,
+    /// A record cannot be read.
+    #[error("the store's entry {key} cannot be read: {why}")]
+    Damaged {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A name that no key can have.
+    #[error("{0:?} is no name: 1 to {NAME_MAX} bytes without / and control characters")]
+    Name(String),
+    /// Another agent of this name is running.
+    #[error("another running agent is the host {0} already: host names must differ in a fleet")]
+    NameTaken(String),
+    /// There is no such host.
+    #[error("the fleet has no host {0}")]
+    NoHost(String),
+    /// There is no such drain.
+    #[error("the fleet has no drain {0}")]
+    NoDrain(String),
+    /// The host is cordoned.
+    #[error("host {host} is cordoned by {}", cordon.by)]
+    Cordoned {
+        /// Its name.
+        host: String,
+        /// Since when and why.
+        cordon: Cordon,
+    },
+    /// A drain of the host is open.
+    #[error("host {host} is being drained: drain {drain}")]
+    Draining {
+        /// Its name.
+        host: String,
+        /// The open drain.
+        drain: String,
+    },
+    /// Another agent owns the drain.
+    #[error("drain {drain} is owned by the agent of host {owner}")]
+    Owned {
+        /// Its identity.
+        drain: String,
+        /// Host of the owner.
+        owner: String,
+    },
+    /// The agent does not own the drain any more.
+    #[error("this agent does not own drain {0} any more")]
+    NotOwner(String),
+    /// The drain has ended.
+    #[error("drain {0} has ended")]
+    HasEnded(String),
+    /// The destination's agent does not run.
+    #[error("the agent of host {0} does not answer the fleet's store")]
+    Lost(String),
+    /// Too little memory.
+    #[error("host {host} has {free_bytes} bytes free for guests, and {bytes} are needed")]
+    NoRoom {
+        /// Its name.
+        host: String,
+        /// What was to be reserved.
+        bytes: u64,
+        /// What is free.
+        free_bytes: u64,
+    },
+    /// The guest is at the destination, or the host does not list it there yet.
+    #[error("guest {guest} is {} host {host}", if *is_there { "already at" } else { "not yet listed at" })]
+    Place {
+        /// Its UUID.
+        guest: String,
+        /// The destination.
+        host: String,
+        /// Whether it is there.
+        is_there: bool,
+    },
+    /// Another drain, or this one elsewhere, has a reservation for the guest.
+    #[error("guest {guest} has a reservation at host {} by drain {}", by.host, by.drain)]
+    Reserved {
+        /// Its UUID.
+        guest: String,
+        /// What there is.
+        by: Reservation,
+    },
+}
+
+/// A host, as the fleet sees it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HostView {
+    /// What its agent said last.
+    pub record: HostRecord,
+    /// Its agent runs and reaches the store.
+    pub alive: bool,
+    /// It takes no arrivals.
+    pub cordon: Option<Cordon>,
+    /// Its open drain.
+    pub drain: Option<String>,
+    /// Bytes of reservations.
+    pub reserved_bytes: u64,
+}
+
+impl HostView {
+    /// Bytes that are free for guests.
+    pub fn free_bytes(&self) -> u64 {
+        let kept = self.record.reserve_bytes.saturating_add(self.record.used_bytes());
+        self.record.memory_bytes.saturating_sub(kept).saturating_sub(self.reserved_bytes)
+    }
+}
+
+/// A drain, as the fleet sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DrainView {
+    /// What its owner said last.
+    pub record: DrainRecord,
+    /// Its owner; none: nobody carries it on.
+    pub owner: Option<OwnerRecord>,
+}
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct View {
+    /// By name.
+    pub hosts: BTreeMap<String, HostView>,
+    /// By identity.
+    pub drains: BTreeMap<String, DrainView>,
+    /// By the guest's UUID.
+    pub reservations: BTreeMap<String, Reservation>,
+}
+
+/// The fleet, as one agent sees and changes it.
+#[derive(Clone)]
+pub struct Fleet {
+    store: Arc<dyn Store>,
+    /// Host of this agent.
+    host: String,
+    /// Another one for each start of an agent.
+    instance: String,
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fleet")
+            .field("host", &self.host)
+            .field("instance", &self.instance)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Fleet {
+    /// For the agent of `host`. `instance` is another one for each start of an agent, and never used twice.
+    ///
+    /// # Errors
+    /// [`FleetError::Name`].
+    pub fn new(store: Arc<dyn Store>, host: &str, instance: &str) -> Result<Fleet, FleetError> {
+        check_name(host)?;
+        Ok(Fleet { store, host: host.to_owned(), instance: instance.to_owned() })
+    }
+
+    /// The lease of this agent. After another one was given, what was written with the lease is to be written again:
+    /// [`Fleet::register`], and the ownership of drains is lost.
+    pub fn lease(&self) -> Option<Lease> {
+        self.store.lease()
+    }
+
+    /// Describes this host, and says that its agent runs.
+    ///
+    /// # Errors
+    /// [`FleetError::NameTaken`] while another agent of this name has a lease; those of the store.
+    pub fn register(&self, record: &HostRecord) -> Result<(), FleetError> {
+        check_name(&record.name)?;
+        let key = format!("alive/{}", record.name);
+        let mine = AliveRecord { instance: self.instance.clone() };
+        self.change(|| {
+            let (entry, alive) = self.read::<AliveRecord>(&key)?;
+            if alive.is_some_and(|alive| alive != mine) {
+                return Err(FleetError::NameTaken(record.name.clone()));
+            }
+            let writes = vec![put(&format!("host/{}", record.name), record, false)?, put(&key, &mine, true)?];
+            Ok(Some(Transaction { conditions: vec![Condition::as_read(&key, entry.as_ref())], writes }))
+        })
+    }
+
+    /// Everything at one moment.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn view(&self) -> Result<View, FleetError> {
+        let mut view = View::default();
+        let entries = self.store.list("")?;
+        let (hosts, rest): (Vec<_>, Vec<_>) =
+            entries.iter().partition(|entry| entry.key.starts_with("host/"));
+        for entry in hosts {
+            let record: HostRecord = decode(entry)?;
+            view.hosts.insert(record.name.clone(), HostView { record, ..HostView::default() });
+        }
+        for entry in rest {
+            let Some((kind, name)) = entry.key.split_once('/') else { continue };
+            match (kind, view.hosts.get_mut(name)) {
+                ("alive", Some(host)) => host.alive = true,
+                ("cordon", Some(host)) => host.cordon = Some(decode(entry)?),
+                ("open", Some(host)) => host.drain = Some(decode(entry)?),
+                ("load", Some(host)) => host.reserved_bytes = decode::<LoadRecord>(entry)?.bytes,
+                ("drain", _) => {
+                    view.drains.insert(name.to_owned(), DrainView { record: decode(entry)?, owner: None });
+                }
+                ("reserved", _) => drop(view.reservations.insert(name.to_owned(), decode(entry)?)),
+                // Behind `drain/`, in the order of the keys.
+                ("owner", _) => {
+                    if let Some(drain) = view.drains.get_mut(name) {
+                        drain.owner = Some(decode(entry)?);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(view)
+    }
+
+    /// The host takes no arrivals from now on. Returns whether that is new.
+    ///
+    /// # Errors
+    /// [`FleetError::NoHost`]; those of the store.
+    pub fn cordon(&self, host: &str, by: &str, now_ms: u64) -> Result<bool, FleetError> {
+        check_name(host)?;
+        let (key, mut is_new) = (format!("cordon/{host}"), false);
+        self.change(|| {
+            let (known, _) = self.read::<HostRecord>(&format!("host/{host}"))?;
+            if known.is_none() {
+                return Err(FleetError::NoHost(host.to_owned()));
+            }
+            let (entry, cordon) = self.read::<Cordon>(&key)?;
+            is_new = cordon.is_none();
+            // The cordon of a drain becomes the operator's own: it stays when the drain is undone.
+            let cordon = Cordon { by: by.to_owned(), since_ms: now_ms, drain: None };
+            let conditions = vec![Condition::as_read(&key, entry.as_ref())];
+            Ok(Some(Transaction { conditions, writes: vec![put(&key, &cordon, false)?] }))
+        })?;
+        Ok(is_new)
+    }
+
+    /// The host takes arrivals again. Returns whether it took none before.
+    ///
+    /// # Errors
+    /// [`FleetError::Draining`] while a drain of it is open; [`FleetError::NoHost`]; those of the store.
+    pub fn uncordon(&self, host: &str) -> Result<bool, FleetError> {
+        check_name(host)?;
+        let (key, open, mut was) = (format!("cordon/{host}"), format!("open/{host}"), false);
+        self.change(|| {
+            if let (_, Some(drain)) = self.read::<String>(&open)? {
+                return Err(FleetError::Draining { host: host.to_owned(), drain });
+            }
+            let (known, _) = self.read::<HostRecord>(&format!("host/{host}"))?;
+            if known.is_none() {
+                return Err(FleetError::NoHost(host.to_owned()));
+            }
+            let (entry, _) = self.read::<Cordon>(&key)?;
+            was = entry.is_some();
+            let Some(entry) = entry else { return Ok(None) };
+            let conditions = vec![Condition::Absent(open.clone()), Condition::as_read(&key, Some(&entry))];
+            Ok(Some(Transaction { conditions, writes: vec![Write::Delete(key.clone())] }))
+        })?;
+        Ok(was)
+    }
+
+    fn read<T: DeserializeOwned>(&self, key: &str) -> Result<(Option<Entry>, Option<T>), FleetError> {
+        let entry = self.store.get(key)?;
+        let value = entry.as_ref().map(decode).transpose()?;
+        Ok((entry, value))
+    }
+
+    /// Carries out what `plan` returns, and plans anew if a condition does not hold or if the store does not know
+    /// whether it has written. So a plan must find what itself has written, and return `None` then.
+    fn change(
+        &self,
+        mut plan: impl FnMut() -> Result<Option<Transaction>, FleetError>,
+    ) -> Result<(), FleetError> {
+        for _ in 0..TRIES {
+            let Some(transaction) = plan()? else { return Ok(()) };
+            match self.store.commit(&transaction) {
+                Ok(Outcome::Done(_)) => return Ok(()),
+                Ok(Outcome::Refused) => {}
+                Err(StoreError::Unknown(why)) => tracing::debug!(why, "reading what the store has"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(FleetError::Contended)
+    }
+}
+
+fn check_name(name: &str) -> Result<(), FleetError> {
+    let wrong = name.is_empty() || name.len() > NAME_MAX || name.chars().any(|c| c == '/' || c.is_control());
+    if wrong { Err(FleetError::Name(name.to_owned())) } else { Ok(()) }
+}
+
+fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T, FleetError> {
+    serde_json::from_slice(&entry.value)
+        .map_err(|error| FleetError::Damaged { key: entry.key.clone(), why: error.to_string() })
+}
+
+fn put<T: Serialize>(key: &str, value: &T, leased: bool) -> Result<Write, FleetError> {
+    let value = serde_json::to_vec(value)
+        .map_err(|error| FleetError::Damaged { key: key.to_owned(), why: error.to_string() })?;
+    Ok(Write::Put { key: key.to_owned(), value, leased })
+}

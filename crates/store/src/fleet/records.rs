@@ -1,0 +1,149 @@
+//! The records, as JSON. Times are for people: no rule compares those of two hosts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// A host that takes part, as its agent describes it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// Its name in the fleet.
+    pub name: String,
+    /// Where its agent listens: `10.0.0.1:7979`.
+    pub addresses: Vec<String>,
+    /// Release of its agent.
+    pub agent: String,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes that stay free of guests.
+    pub reserve_bytes: u64,
+    /// CPU models that it can give to a guest.
+    pub cpu_models: BTreeSet<String>,
+    /// CPU features that it can give to a guest.
+    pub cpu_features: BTreeSet<String>,
+    /// Version of its newest QEMU, major and minor.
+    pub qemu: (u16, u16),
+    /// Machine types of its QEMUs.
+    pub machines: BTreeSet<String>,
+    /// Storage that it reaches.
+    pub storage: BTreeSet<String>,
+    /// Networks and bridges for guests.
+    pub networks: BTreeSet<String>,
+    /// Ports for migrations: network, and bytes per second.
+    pub ports: Vec<PortRecord>,
+    /// The guests that are there, by their UUID.
+    pub guests: BTreeMap<String, GuestRecord>,
+}
+
+/// A port for migrations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortRecord {
+    /// The network that it is on.
+    pub network: String,
+    /// Bytes per second that it carries.
+    pub bytes_per_s: u64,
+}
+
+/// A guest of a host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GuestRecord {
+    /// Its name there.
+    pub name: String,
+    /// Bytes that it takes from its host.
+    pub memory_bytes: u64,
+    /// No other guest of these groups may be on its host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<String>,
+    /// All guests of this group are on one host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
+}
+
+impl HostRecord {
+    /// Bytes of the guests that are there.
+    pub fn used_bytes(&self) -> u64 {
+        self.guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add)
+    }
+}
+
+/// A running agent of a host; vanishes with its lease.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct AliveRecord {
+    /// Another one for each start of an agent.
+    pub instance: String,
+}
+
+/// A host takes no arrivals.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cordon {
+    /// Who asked for it.
+    pub by: String,
+    /// Milliseconds since 1970.
+    pub since_ms: u64,
+    /// The drain that it belongs to; none: an operator's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<String>,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainState {
+    /// Guests move.
+    Running,
+    /// Nothing new starts.
+    Paused,
+    /// What runs is being cancelled.
+    Aborting,
+    /// Its result is known.
+    Ended,
+}
+
+/// A drain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainRecord {
+    /// Its identity.
+    pub id: String,
+    /// The host that is emptied.
+    pub host: String,
+    /// Who asked for it.
+    pub by: String,
+    /// How far it is.
+    pub state: DrainState,
+    /// What the operator asked for; the agent's business.
+    pub settings: serde_json::Value,
+    /// The guests that it began with, by their UUID, and what became of each; the agent's business.
+    pub guests: BTreeMap<String, serde_json::Value>,
+    /// Milliseconds since 1970.
+    pub begun_ms: u64,
+    /// Milliseconds since 1970; none before its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
+}
+
+/// The agent that owns a drain; vanishes with its lease.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnerRecord {
+    /// Its host.
+    pub host: String,
+    /// Another one for each start of an agent.
+    pub instance: String,
+}
+
+/// Memory at a destination that is held for a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// The destination.
+    pub host: String,
+    /// The drain that has it.
+    pub drain: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Sum of a host's reservations. Each change of one is a change of this, so two owners cannot both take the last bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LoadRecord {
+    pub bytes: u64,
+    pub guests: u64,
+}

@@ -1,0 +1,145 @@
+//! Reservations: memory at a destination, before anything is started there.
+
+use super::records::{Cordon, HostRecord, LoadRecord, Reservation};
+use super::{Fleet, FleetError, Ownership, check_name, put};
+use crate::{Condition, Write};
+
+fn load_key(host: &str) -> String {
+    format!("load/{host}")
+}
+
+fn reserved_key(guest: &str) -> String {
+    format!("reserved/{guest}")
+}
+
+impl Fleet {
+    /// Holds memory for a guest at a host. One that this drain has there already is not made again.
+    ///
+    /// # Errors
+    /// [`FleetError::NoRoom`], [`FleetError::Cordoned`], [`FleetError::Lost`], [`FleetError::NoHost`],
+    /// [`FleetError::Reserved`], [`FleetError::Place`] if the guest is there; [`FleetError::NotOwner`]; those of the store.
+    pub fn reserve(&self, owner: &Ownership, guest: &str, bytes: u64, host: &str) -> Result<(), FleetError> {
+        check_name(guest)?;
+        check_name(host)?;
+        let wanted = Reservation { host: host.to_owned(), drain: owner.drain.clone(), bytes };
+        self.write_as(owner, || {
+            let (_, reserved) = self.read::<Reservation>(&reserved_key(guest))?;
+            match reserved {
+                Some(there) if there == wanted => return Ok((Vec::new(), Vec::new())),
+                Some(by) => return Err(FleetError::Reserved { guest: guest.to_owned(), by }),
+                None => {}
+            }
+            let host_key = format!("host/{host}");
+            let (host_entry, record) = self.read::<HostRecord>(&host_key)?;
+            let (cordon_entry, cordon) = self.read::<Cordon>(&format!("cordon/{host}"))?;
+            let alive = self.store.get(&format!("alive/{host}"))?;
+            let (load_entry, load) = self.read::<LoadRecord>(&load_key(host))?;
+            let record = record.ok_or_else(|| FleetError::NoHost(host.to_owned()))?;
+            let alive = alive.ok_or_else(|| FleetError::Lost(host.to_owned()))?;
+            if let Some(cordon) = cordon {
+                return Err(FleetError::Cordoned { host: host.to_owned(), cordon });
+            }
+            if record.guests.contains_key(guest) {
+                return Err(FleetError::Place {
+                    guest: guest.to_owned(),
+                    host: host.to_owned(),
+                    is_there: true,
+                });
+            }
+            let load = load.unwrap_or_default();
+            let taken = record.reserve_bytes.saturating_add(record.used_bytes()).saturating_add(load.bytes);
+            let free_bytes = record.memory_bytes.saturating_sub(taken);
+            if bytes > free_bytes {
+                return Err(FleetError::NoRoom { host: host.to_owned(), bytes, free_bytes });
+            }
+            let load = LoadRecord { bytes: load.bytes + bytes, guests: load.guests + 1 };
+            let conditions = vec![
+                Condition::Absent(reserved_key(guest)),
+                Condition::as_read(&host_key, host_entry.as_ref()),
+                Condition::as_read(&format!("cordon/{host}"), cordon_entry.as_ref()),
+                Condition::SameKey(alive.key, alive.made),
+                Condition::as_read(&load_key(host), load_entry.as_ref()),
+            ];
+            let writes =
+                vec![put(&reserved_key(guest), &wanted, false)?, put(&load_key(host), &load, false)?];
+            Ok((conditions, writes))
+        })
+    }
+
+    /// Gives a reservation of this drain up. Without one nothing happens.
+    ///
+    /// # Errors
+    /// [`FleetError::Reserved`] if it is another drain's; [`FleetError::NotOwner`]; those of the store.
+    pub fn release(&self, owner: &Ownership, guest: &str) -> Result<(), FleetError> {
+        check_name(guest)?;
+        self.write_as(owner, || match self.read::<Reservation>(&reserved_key(guest))? {
+            (None, _) => Ok((Vec::new(), Vec::new())),
+            (_, Some(by)) if by.drain != owner.drain => {
+                Err(FleetError::Reserved { guest: guest.to_owned(), by })
+            }
+            (entry, there) => self.remove(guest, entry.as_ref(), there.as_ref()),
+        })
+    }
+
+    /// Gives the reservation of a guest up that has arrived. The destination lists it by now: else its memory would
+    /// count as free for a moment.
+    ///
+    /// # Errors
+    /// [`FleetError::Place`] while the host does not list it; those of [`Fleet::release`].
+    pub fn arrived(&self, owner: &Ownership, guest: &str) -> Result<(), FleetError> {
+        check_name(guest)?;
+        if let (_, Some(there)) = self.read::<Reservation>(&reserved_key(guest))? {
+            let record = self.read::<HostRecord>(&format!("host/{}", there.host))?.1;
+            if record.is_some_and(|record| !record.guests.contains_key(guest)) {
+                return Err(FleetError::Place { guest: guest.to_owned(), host: there.host, is_there: false });
+            }
+        }
+        self.release(owner, guest)
+    }
+
+    /// Gives the reservation of a guest up whose drain has ended: it was in doubt, and an operator or recovery knows
+    /// now where it is.
+    ///
+    /// # Errors
+    /// [`FleetError::Draining`] while the drain is open; those of the store.
+    pub fn settle(&self, guest: &str) -> Result<(), FleetError> {
+        check_name(guest)?;
+        self.change(|| {
+            let (entry, there) = self.read::<Reservation>(&reserved_key(guest))?;
+            let Some(there) = there else { return Ok(None) };
+            let key = format!("owner/{}", there.drain);
+            if let Some(record) = self.drain(&there.drain)?
+                && record.state != super::records::DrainState::Ended
+            {
+                return Err(FleetError::Draining { host: record.host, drain: there.drain });
+            }
+            let (mut conditions, writes) = self.remove(guest, entry.as_ref(), Some(&there))?;
+            conditions.push(Condition::Absent(key));
+            Ok(Some(crate::Transaction { conditions, writes }))
+        })
+    }
+
+    fn remove(
+        &self,
+        guest: &str,
+        entry: Option<&crate::Entry>,
+        there: Option<&Reservation>,
+    ) -> Result<(Vec<Condition>, Vec<Write>), FleetError> {
+        let Some(there) = there else { return Ok((Vec::new(), Vec::new())) };
+        let (load_entry, load) = self.read::<LoadRecord>(&load_key(&there.host))?;
+        let load = load.unwrap_or_default();
+        let left = LoadRecord {
+            bytes: load.bytes.saturating_sub(there.bytes),
+            guests: load.guests.saturating_sub(1),
+        };
+        let conditions = vec![
+            Condition::as_read(&reserved_key(guest), entry),
+            Condition::as_read(&load_key(&there.host), load_entry.as_ref()),
+        ];
+        let load = match left.guests {
+            0 => Write::Delete(load_key(&there.host)),
+            _ => put(&load_key(&there.host), &left, false)?,
+        };
+        Ok((conditions, vec![Write::Delete(reserved_key(guest)), load]))
+    }
+}

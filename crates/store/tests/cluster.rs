@@ -1,0 +1,143 @@
+//! An etcd cluster of three members that loses some or all of them.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{GIB, check, drain, etcd, fleet, host, wait};
+use linerate_lab::etcd::Cluster;
+use linerate_store::fleet::{Fleet, FleetError};
+use linerate_store::{Store, StoreError};
+
+/// Shorter than etcd is away in these tests.
+const LEASE: Duration = Duration::from_secs(5);
+
+fn is_transient(error: &FleetError) -> bool {
+    matches!(error, FleetError::Store(StoreError::Away(_) | StoreError::Unknown(_)) | FleetError::Contended)
+}
+
+#[test]
+fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(folder.path(), 3).unwrap();
+    // A lease that outlives an election on a busy machine: no owner loses its drain here.
+    let client = |name: &str| fleet(Arc::new(etcd(cluster.endpoints(), Duration::from_secs(60))), name);
+    let fleets: Vec<Fleet> = ["s0", "s1"].iter().map(|name| client(name)).collect();
+    for name in ["s0", "s1", "t0", "t1"] {
+        fleets[0].register(&host(name, 40)).unwrap();
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let owners: Vec<_> = fleets
+            .iter()
+            .zip(["s0", "s1"])
+            .map(|(fleet, source)| {
+                let over = &over;
+                scope.spawn(move || {
+                    let owner = fleet.begin(&drain(source, source)).unwrap();
+                    let (mut number, mut answers, mut failures) = (0u64, 0u64, 0u64);
+                    while !over.load(Ordering::Relaxed) {
+                        number += 1;
+                        let guest = format!("{source}-{}", number % 30);
+                        let done = match number % 60 < 30 {
+                            true => fleet.reserve(&owner, &guest, 2 * GIB, ["t0", "t1"][number as usize % 2]),
+                            false => fleet.release(&owner, &guest),
+                        };
+                        match done {
+                            Ok(()) => answers += 1,
+                            Err(FleetError::NoRoom { .. } | FleetError::Reserved { .. }) => {}
+                            Err(error) if is_transient(&error) => failures += 1,
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                    (owner, answers, failures)
+                })
+            })
+            .collect();
+        for round in 0..4 {
+            let leader = cluster.wait_for_leader().unwrap();
+            std::thread::sleep(Duration::from_secs(2));
+            match round % 2 {
+                0 => cluster.kill(leader).unwrap(),
+                _ => cluster.freeze(leader).unwrap(),
+            }
+            std::thread::sleep(Duration::from_secs(4));
+            match round % 2 {
+                0 => cluster.begin(leader).unwrap(),
+                _ => cluster.thaw(leader).unwrap(),
+            }
+        }
+        cluster.wait_for_leader().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        over.store(true, Ordering::Relaxed);
+        for (owner, fleet) in owners.into_iter().zip(&fleets) {
+            let (owner, answers, failures) = owner.join().unwrap();
+            println!("{}: {answers} answers, {failures} without", owner.drain());
+            assert!(answers > 50, "{answers}");
+            wait("an answer", || fleet.update(&owner, &drain(owner.drain(), owner.drain())).is_ok());
+            assert!(fleet.owns(&owner));
+        }
+    });
+    check(&fleets[0]);
+}
+
+#[test]
+fn a_cluster_that_was_away_as_a_whole_has_all_but_what_was_leased() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(folder.path(), 3).unwrap();
+    let store = Arc::new(etcd(cluster.endpoints(), LEASE));
+    let fleet = fleet(store.clone(), "a");
+    fleet.register(&host("a", 8)).unwrap();
+    fleet.register(&host("b", 8)).unwrap();
+    let owner = fleet.begin(&drain("d1", "a")).unwrap();
+    fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+    let lease = store.lease().unwrap();
+
+    (0..3).try_for_each(|number| cluster.kill(number)).unwrap();
+    wait("the end of the lease", || store.lease().is_none());
+    assert!(!fleet.owns(&owner), "without the store's word an owner starts nothing");
+    let answers = [fleet.reserve(&owner, "g2", GIB, "b"), fleet.update(&owner, &drain("d1", "a"))];
+    for answer in answers {
+        assert!(answer.as_ref().is_err_and(is_transient), "{answer:?}");
+    }
+
+    (0..3).try_for_each(|number| cluster.begin(number)).unwrap();
+    cluster.wait_for_leader().unwrap();
+    wait("another lease", || store.lease().is_some_and(|now| now != lease));
+    assert!(!fleet.owns(&owner), "it was owned with the lease before");
+    wait("the end of what was leased", || fleet.view().is_ok_and(|view| view.drains["d1"].owner.is_none()));
+    assert!(matches!(fleet.update(&owner, &drain("d1", "a")), Err(FleetError::NotOwner(_))));
+    let view = fleet.view().unwrap();
+    assert_eq!(view.reservations["g1"].host, "b");
+    assert!(!view.hosts["b"].alive && view.hosts["a"].cordon.is_some());
+    fleet.register(&host("a", 8)).unwrap();
+    fleet.register(&host("b", 8)).unwrap();
+    let (now, _) = fleet.take_over("d1").unwrap();
+    fleet.reserve(&now, "g2", GIB, "b").unwrap();
+    check(&fleet);
+}
+
+#[test]
+fn a_member_that_is_cut_off_with_its_client_loses_the_drain_to_the_majority() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(folder.path(), 3).unwrap();
+    let leader = cluster.wait_for_leader().unwrap();
+    let minority = (leader + 1) % 3;
+    // This client knows one member alone.
+    let store = Arc::new(etcd(vec![cluster.endpoints()[minority].clone()], LEASE));
+    let (one, two) = (fleet(store.clone(), "a"), fleet(Arc::new(etcd(cluster.endpoints(), LEASE)), "b"));
+    two.register(&host("a", 8)).unwrap();
+    two.register(&host("b", 8)).unwrap();
+    let owner = one.begin(&drain("d1", "a")).unwrap();
+    cluster.freeze(minority).unwrap();
+    wait("the end of its lease", || !one.owns(&owner));
+    wait("the drain at the other", || two.take_over("d1").is_ok());
+    cluster.thaw(minority).unwrap();
+    wait("an answer of the member", || store.get("host/a").is_ok());
+    assert!(matches!(one.update(&owner, &drain("d1", "a")), Err(FleetError::NotOwner(_))));
+    assert!(matches!(one.take_over("d1"), Err(FleetError::Owned { owner, .. }) if owner == "b"));
+}

@@ -1,0 +1,352 @@
+//! The rules of a fleet, over both stores.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{GIB, Kind, Loss, Lossy, check, drain, fleet, host, wait, with_guests};
+use linerate_store::fleet::records::DrainState;
+use linerate_store::fleet::{Fleet, FleetError, Ownership};
+
+fn hosts(fleet: &Fleet, names: &[&str]) {
+    for name in names {
+        fleet.register(&host(name, 8)).unwrap();
+    }
+}
+
+#[test]
+fn a_host_of_the_same_name_is_refused_while_the_first_runs() {
+    for kind in Kind::both() {
+        let client = kind.open();
+        let first = client.fleet("a");
+        first.register(&host("a", 8)).unwrap();
+        // Once more, as after a change.
+        first.register(&with_guests(host("a", 8), &[("g", 3)])).unwrap();
+        let other = client.fleet("a");
+        assert!(matches!(other.register(&host("a", 1)), Err(FleetError::NameTaken(_))));
+        let view = first.view().unwrap();
+        assert!(view.hosts["a"].alive);
+        assert_eq!(view.hosts["a"].free_bytes(), 5 * GIB);
+        drop((first, other));
+        client.end();
+
+        let next = kind.open().fleet("a");
+        wait("the end of the lease", || !next.view().unwrap().hosts["a"].alive);
+        assert_eq!(next.view().unwrap().hosts["a"].record.guests.len(), 1, "what is known of it stays");
+        next.register(&host("a", 2)).unwrap();
+        assert!(next.view().unwrap().hosts["a"].alive);
+    }
+}
+
+#[test]
+fn names_that_no_key_can_have_are_refused() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let client = kind.open();
+    for name in ["", "a/b", "a\nb", &"x".repeat(254)] {
+        assert!(matches!(Fleet::new(client.store(), name, "1"), Err(FleetError::Name(_))), "{name}");
+        let fleet = client.fleet("a");
+        assert!(matches!(fleet.register(&host(name, 1)), Err(FleetError::Name(_))), "{name}");
+        assert!(matches!(fleet.begin(&drain(name, "a")), Err(FleetError::Name(_))), "{name}");
+        assert!(matches!(fleet.cordon(name, "x", 1), Err(FleetError::Name(_))), "{name}");
+    }
+}
+
+#[test]
+fn a_host_has_one_open_drain_and_is_cordoned_until_it_is_released() {
+    for kind in Kind::both() {
+        let fleet = kind.open().fleet("a");
+        hosts(&fleet, &["a", "b"]);
+        assert!(matches!(fleet.begin(&drain("d0", "nowhere")), Err(FleetError::NoHost(_))));
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        let open = |error| matches!(error, Err(FleetError::Draining { drain, .. }) if drain == "d1");
+        assert!(open(fleet.begin(&drain("d2", "a")).map(drop)));
+        assert!(open(fleet.uncordon("a").map(drop)));
+        assert!(open(fleet.forget("d1")));
+        let view = fleet.view().unwrap();
+        assert_eq!(view.hosts["a"].drain.as_deref(), Some("d1"));
+        assert_eq!(view.hosts["a"].cordon.as_ref().unwrap().drain.as_deref(), Some("d1"));
+        assert_eq!(view.drains["d1"].owner.as_ref().unwrap().host, "a");
+
+        fleet
+            .update(
+                &owner,
+                &linerate_store::fleet::records::DrainRecord {
+                    state: DrainState::Paused,
+                    ..drain("d1", "a")
+                },
+            )
+            .unwrap();
+        assert_eq!(fleet.drain("d1").unwrap().unwrap().state, DrainState::Paused);
+        fleet.end(&owner, &drain("d1", "a")).unwrap();
+        let view = fleet.view().unwrap();
+        assert_eq!((&view.hosts["a"].drain, view.drains["d1"].record.state), (&None, DrainState::Ended));
+        assert!(view.hosts["a"].cordon.is_some(), "an empty host takes no guests until somebody says so");
+        assert!(matches!(fleet.update(&owner, &drain("d1", "a")), Err(FleetError::NotOwner(_))));
+        assert!(matches!(fleet.take_over("d1"), Err(FleetError::HasEnded(_))));
+        assert!(matches!(fleet.take_over("d9"), Err(FleetError::NoDrain(_))));
+        assert!(fleet.uncordon("a").unwrap());
+        assert!(!fleet.uncordon("a").unwrap());
+        fleet.begin(&drain("d2", "a")).unwrap();
+        fleet.forget("d1").unwrap();
+        assert!(fleet.drain("d1").unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_cordon_of_the_operator_stays_the_operators() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let fleet = kind.open().fleet("a");
+    hosts(&fleet, &["a"]);
+    assert!(fleet.cordon("a", "anna@desk", 7).unwrap());
+    assert!(!fleet.cordon("a", "bert@desk", 8).unwrap());
+    let owner = fleet.begin(&drain("d1", "a")).unwrap();
+    let cordon = fleet.view().unwrap().hosts["a"].cordon.clone().unwrap();
+    assert_eq!((cordon.by.as_str(), cordon.drain), ("bert@desk", None));
+    fleet.end(&owner, &drain("d1", "a")).unwrap();
+    assert!(matches!(fleet.cordon("b", "anna@desk", 7), Err(FleetError::NoHost(_))));
+    assert!(matches!(fleet.uncordon("b"), Err(FleetError::NoHost(_))));
+}
+
+#[test]
+fn a_reservation_needs_room_and_a_host_that_takes_guests() {
+    for kind in Kind::both() {
+        let fleet = kind.open().fleet("a");
+        hosts(&fleet, &["a", "c"]);
+        let mut full = with_guests(host("b", 8), &[("there", 3)]);
+        full.reserve_bytes = GIB;
+        fleet.register(&full).unwrap();
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        let reserve = |guest: &str, gib: u64, host: &str| fleet.reserve(&owner, guest, gib * GIB, host);
+        reserve("g1", 3, "b").unwrap();
+        // Asked again: it is there.
+        reserve("g1", 3, "b").unwrap();
+        let free = |error| match error {
+            Err(FleetError::NoRoom { free_bytes, .. }) => free_bytes / GIB,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(free(reserve("g2", 2, "b")), 1);
+        reserve("g2", 1, "b").unwrap();
+        assert_eq!(fleet.view().unwrap().hosts["b"].free_bytes(), 0);
+        assert!(matches!(reserve("g1", 3, "c"), Err(FleetError::Reserved { by, .. }) if by.host == "b"));
+        assert!(matches!(reserve("g3", 1, "nowhere"), Err(FleetError::NoHost(_))));
+        assert!(matches!(reserve("there", 1, "b"), Err(FleetError::Place { is_there: true, .. })));
+        fleet.cordon("c", "root", 1).unwrap();
+        assert!(matches!(reserve("g3", 1, "c"), Err(FleetError::Cordoned { .. })));
+        fleet.release(&owner, "g1").unwrap();
+        fleet.release(&owner, "g1").unwrap();
+        assert_eq!(fleet.view().unwrap().hosts["b"].free_bytes(), 3 * GIB);
+        check(&fleet);
+    }
+}
+
+#[test]
+fn memory_of_an_arrived_guest_is_never_counted_as_free() {
+    for kind in Kind::both() {
+        let fleet = kind.open().fleet("a");
+        hosts(&fleet, &["a", "b"]);
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        fleet.reserve(&owner, "g1", 3 * GIB, "b").unwrap();
+        assert!(matches!(fleet.arrived(&owner, "g1"), Err(FleetError::Place { is_there: false, .. })));
+        fleet.register(&with_guests(host("b", 8), &[("g1", 3)])).unwrap();
+        assert_eq!(
+            fleet.view().unwrap().hosts["b"].free_bytes(),
+            2 * GIB,
+            "twice for a moment, never not at all"
+        );
+        fleet.arrived(&owner, "g1").unwrap();
+        fleet.arrived(&owner, "g1").unwrap();
+        assert_eq!(fleet.view().unwrap().hosts["b"].free_bytes(), 5 * GIB);
+        check(&fleet);
+    }
+}
+
+#[test]
+fn a_host_that_does_not_run_gets_no_reservation() {
+    for kind in Kind::both() {
+        let [gone, stays] = kind.clients();
+        if matches!(kind, Kind::Local(_)) {
+            // One process is all there is.
+            continue;
+        }
+        gone.fleet("b").register(&host("b", 8)).unwrap();
+        let fleet = stays.fleet("a");
+        hosts(&fleet, &["a"]);
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        gone.end();
+        wait("the end of b's lease", || !fleet.view().unwrap().hosts["b"].alive);
+        assert!(matches!(fleet.reserve(&owner, "g1", GIB, "b"), Err(FleetError::Lost(_))));
+    }
+}
+
+#[test]
+fn two_drains_at_the_same_time_never_overfill_a_host() {
+    for kind in Kind::both() {
+        let clients: [_; 4] = kind.clients();
+        let sources = ["s0", "s1", "s2", "s3"];
+        hosts(&clients[0].fleet("x"), &["s0", "s1", "s2", "s3", "t0", "t1", "t2"]);
+        let got: Vec<usize> = std::thread::scope(|scope| {
+            let owners: Vec<_> = sources
+                .iter()
+                .zip(&clients)
+                .map(|(source, client)| {
+                    scope.spawn(move || {
+                        let fleet = client.fleet(source);
+                        let owner = fleet.begin(&drain(&format!("d-{source}"), source)).unwrap();
+                        let mut got = 0;
+                        for number in 0..12u64 {
+                            let (guest, bytes) = (format!("{source}-{number}"), (1 + number % 3) * GIB);
+                            let place = ["t0", "t1", "t2"].iter().find(|to| {
+                                loop {
+                                    match fleet.reserve(&owner, &guest, bytes, to) {
+                                        Ok(()) => return true,
+                                        Err(FleetError::NoRoom { .. }) => return false,
+                                        // The others were quicker twenty times.
+                                        Err(FleetError::Contended) => {}
+                                        Err(other) => panic!("{other}"),
+                                    }
+                                }
+                            });
+                            got += usize::from(place.is_some());
+                            if number % 4 == 3 {
+                                fleet.release(&owner, &format!("{source}-{}", number - 1)).unwrap();
+                            }
+                        }
+                        got
+                    })
+                })
+                .collect();
+            owners.into_iter().map(|owner| owner.join().unwrap()).collect()
+        });
+        let fleet = clients[0].fleet("x");
+        check(&fleet);
+        let free: u64 =
+            ["t0", "t1", "t2"].iter().map(|to| fleet.view().unwrap().hosts[*to].free_bytes()).sum();
+        assert!(got.iter().sum::<usize>() >= 8 && free < 24 * GIB, "{got:?}, {free} bytes free");
+    }
+}
+
+/// Everything that an owner writes.
+fn writes_of(fleet: &Fleet, owner: &Ownership) -> [Result<(), FleetError>; 4] {
+    [
+        fleet.update(owner, &drain("d1", "a")),
+        fleet.reserve(owner, "g2", GIB, "b"),
+        fleet.release(owner, "g1"),
+        fleet.end(owner, &drain("d1", "a")),
+    ]
+}
+
+#[test]
+fn an_owner_that_has_lost_its_drain_writes_nothing_of_it() {
+    for kind in Kind::both() {
+        let Kind::Etcd(..) = kind else { continue };
+        let [first, second, witness] = kind.clients();
+        hosts(&witness.fleet("x"), &["a", "b", "c"]);
+        let (one, two) = (first.fleet("a"), second.fleet("c"));
+        let owner = one.begin(&drain("d1", "a")).unwrap();
+        one.reserve(&owner, "g1", GIB, "b").unwrap();
+        assert!(one.owns(&owner));
+        assert!(matches!(two.take_over("d1"), Err(FleetError::Owned { owner, .. }) if owner == "a"));
+
+        first.end();
+        assert!(!one.owns(&owner));
+        // Nobody owns it: the former owner writes nothing either.
+        for answer in writes_of(&one, &owner) {
+            assert!(matches!(answer, Err(FleetError::NotOwner(_))), "{answer:?}");
+        }
+        let (next, record) = two.take_over("d1").unwrap();
+        assert_eq!(record, drain("d1", "a"));
+        assert_eq!(two.take_over("d1").unwrap().0, next, "asked again, it is the same");
+        let before = two.view().unwrap();
+        for answer in writes_of(&one, &owner) {
+            assert!(matches!(answer, Err(FleetError::NotOwner(_))), "{answer:?}");
+        }
+        assert_eq!(two.view().unwrap(), before);
+        for answer in writes_of(&two, &next) {
+            answer.unwrap();
+        }
+        assert_eq!(two.view().unwrap().reservations.keys().collect::<Vec<_>>(), ["g2"]);
+    }
+}
+
+#[test]
+fn an_agent_that_starts_again_takes_its_drain_up() {
+    for kind in Kind::both() {
+        let client = kind.open();
+        let fleet = client.fleet("a");
+        hosts(&fleet, &["a", "b"]);
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+        drop(fleet);
+        client.end();
+        let again = kind.open().fleet("a");
+        wait("the end of its lease", || again.view().unwrap().drains["d1"].owner.is_none());
+        hosts(&again, &["a", "b"]);
+        let (now, record) = again.take_over("d1").unwrap();
+        assert_eq!(record.state, DrainState::Running);
+        assert_eq!(again.view().unwrap().reservations["g1"].host, "b");
+        again.release(&now, "g1").unwrap();
+        again.end(&now, &record).unwrap();
+        check(&again);
+    }
+}
+
+#[test]
+fn a_reservation_in_doubt_stays_until_it_is_settled() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let fleet = kind.open().fleet("a");
+    hosts(&fleet, &["a", "b"]);
+    let owner = fleet.begin(&drain("d1", "a")).unwrap();
+    fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+    assert!(matches!(fleet.settle("g1"), Err(FleetError::Draining { .. })));
+    fleet.end(&owner, &drain("d1", "a")).unwrap();
+    assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, GIB);
+    fleet.settle("g1").unwrap();
+    fleet.settle("g1").unwrap();
+    assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, 0);
+    check(&fleet);
+}
+
+/// The store does not say whether it has written: each operation happens once all the same.
+#[test]
+fn what_the_store_did_not_answer_happens_once() {
+    let rules: [fn(u64) -> Loss; 3] = [
+        |number| if number % 2 == 0 { Loss::Answer } else { Loss::Nothing },
+        |number| if number % 2 == 0 { Loss::Question } else { Loss::Nothing },
+        |number| [Loss::Answer, Loss::Question, Loss::Nothing, Loss::Question][number as usize % 4],
+    ];
+    for rule in rules {
+        let kind = Kind::Local(tempfile::tempdir().unwrap());
+        let client = kind.open();
+        let fleet: Fleet = fleet(Lossy::new(client.store(), rule) as Arc<_>, "a");
+        hosts(&fleet, &["a", "b"]);
+        assert!(fleet.cordon("a", "root", 1).is_ok());
+        let owner = fleet.begin(&drain("d1", "a")).unwrap();
+        for guest in ["g1", "g2", "g3"] {
+            fleet.reserve(&owner, guest, GIB, "b").unwrap();
+        }
+        assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, 3 * GIB);
+        fleet.release(&owner, "g1").unwrap();
+        fleet.update(&owner, &drain("d1", "a")).unwrap();
+        assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, 2 * GIB);
+        fleet.end(&owner, &drain("d1", "a")).unwrap();
+        fleet.uncordon("a").unwrap();
+        fleet.settle("g2").unwrap();
+        check(&fleet);
+        assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, GIB);
+        fleet.begin(&drain("d2", "a")).unwrap();
+    }
+}
+
+#[test]
+fn a_damaged_entry_is_named() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let client = kind.open();
+    let fleet = client.fleet("a");
+    let damaged = linerate_store::Write::Put { key: "host/a".into(), value: b"{".to_vec(), leased: false };
+    let transaction = linerate_store::Transaction { conditions: Vec::new(), writes: vec![damaged] };
+    client.store().commit(&transaction).unwrap();
+    let error = fleet.view().unwrap_err();
+    assert!(error.to_string().contains("host/a"), "{error}");
+}

@@ -1,0 +1,154 @@
+//! What both stores promise: a real etcd, a real file.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Kind, PATIENCE, wait};
+use linerate_store::local::Local;
+use linerate_store::{Condition, Outcome, Store, StoreError, Transaction, Write};
+
+fn put(key: &str, value: &str) -> Write {
+    Write::Put { key: key.into(), value: value.into(), leased: false }
+}
+
+fn when(conditions: &[Condition], writes: &[Write]) -> Transaction {
+    Transaction { conditions: conditions.to_vec(), writes: writes.to_vec() }
+}
+
+fn done(store: &dyn Store, transaction: &Transaction) -> u64 {
+    match store.commit(transaction).unwrap() {
+        Outcome::Done(revision) => revision,
+        Outcome::Refused => panic!("refused: {transaction:?}"),
+    }
+}
+
+#[test]
+fn a_transaction_is_carried_out_as_a_whole_if_all_its_conditions_hold() {
+    for kind in Kind::both() {
+        let store = kind.open().store();
+        let made = done(&*store, &when(&[Condition::Absent("a".into())], &[put("a", "1"), put("b", "2")]));
+        let written = done(&*store, &when(&[], &[put("a", "3")]));
+        assert!(written > made);
+        let entry = store.get("a").unwrap().unwrap();
+        assert_eq!((entry.value.as_slice(), entry.revision, entry.made), (&b"3"[..], written, made));
+
+        let wrong = [
+            Condition::Absent("a".into()),
+            Condition::Unchanged("a".into(), made),
+            Condition::Unchanged("c".into(), made),
+            Condition::SameKey("a".into(), written),
+            Condition::SameKey("c".into(), made),
+        ];
+        for condition in wrong {
+            let right = Condition::SameKey("b".into(), made);
+            let both = when(&[right, condition.clone()], &[put("a", "4"), Write::Delete("b".into())]);
+            assert_eq!(store.commit(&both).unwrap(), Outcome::Refused, "{condition:?}");
+            assert_eq!(store.get("a").unwrap().unwrap(), entry, "{condition:?}");
+            assert!(store.get("b").unwrap().is_some(), "{condition:?}");
+        }
+
+        let right = [Condition::Unchanged("a".into(), written), Condition::SameKey("a".into(), made)];
+        done(&*store, &when(&right, &[Write::Delete("a".into()), Write::Delete("c".into())]));
+        let again = done(&*store, &when(&[Condition::as_read("a", None)], &[put("a", "5")]));
+        assert_eq!(store.get("a").unwrap().unwrap().made, again);
+    }
+}
+
+#[test]
+fn a_list_has_every_key_of_its_prefix_in_order() {
+    for kind in Kind::both() {
+        let store = kind.open().store();
+        // More than a page of etcd's, with values that are large together.
+        let keys: Vec<String> = (0..1203).map(|number| format!("host/{number:05}")).collect();
+        for some in keys.chunks(100) {
+            let writes: Vec<Write> = some.iter().map(|key| put(key, &"x".repeat(5000))).collect();
+            done(&*store, &when(&[], &writes));
+        }
+        done(&*store, &when(&[], &[put("host", "no"), put("host0", "no"), put("hos/t", "no")]));
+        let found = store.list("host/").unwrap();
+        assert_eq!(found.iter().map(|entry| &entry.key).collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
+        assert!(found.iter().all(|entry| entry.value.len() == 5000));
+        assert_eq!(store.list("").unwrap().len(), keys.len() + 3);
+        assert!(store.list("nothing").unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_list_of_many_pages_is_of_one_moment() {
+    for kind in Kind::both() {
+        let [writer, reader] = kind.clients();
+        let keys: Vec<String> = (0..1203).map(|number| format!("host/{number:05}")).collect();
+        for some in keys.chunks(100) {
+            let writes: Vec<Write> = some.iter().map(|key| put(key, "0")).collect();
+            done(&*writer.store(), &when(&[], &writes));
+        }
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut number = 0;
+                while !over.load(Ordering::Relaxed) {
+                    number += 1;
+                    let both = ["host/00000", "host/01202"].map(|key| put(key, &number.to_string()));
+                    done(&*writer.store(), &when(&[], &both));
+                }
+            });
+            let store = reader.store();
+            let lists = (0..40).map(|_| store.list("host/")).collect::<Result<Vec<_>, _>>();
+            over.store(true, Ordering::Relaxed);
+            let lists = lists.unwrap();
+            for list in &lists {
+                assert_eq!(list[0].value, list[1202].value, "the first and the last page differ");
+            }
+            assert_ne!(lists[0][0].value, lists[39][0].value, "nothing was written meanwhile");
+        });
+    }
+}
+
+#[test]
+fn what_is_written_with_a_lease_ends_with_it() {
+    for kind in Kind::both() {
+        let client = kind.open();
+        let leased = Write::Put { key: "leased".into(), value: b"1".to_vec(), leased: true };
+        let twice = Write::Put { key: "kept".into(), value: b"1".to_vec(), leased: true };
+        done(&*client.store(), &when(&[], &[leased, twice, put("plain", "1")]));
+        // Written again without a lease, it stays.
+        done(&*client.store(), &when(&[], &[put("kept", "2")]));
+        let before = client.store().lease();
+        client.end();
+        let store = kind.open().store();
+        assert!(store.lease().is_some() && store.lease() != before);
+        wait("the end of the leased key", || store.get("leased").unwrap().is_none());
+        assert_eq!(store.get("plain").unwrap().unwrap().value, b"1");
+        assert_eq!(store.get("kept").unwrap().unwrap().value, b"2");
+    }
+}
+
+#[test]
+fn a_file_has_one_client_and_outlives_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fleet.redb");
+    let first = Local::open(&file).unwrap();
+    done(&first, &when(&[], &[put("a", "1")]));
+    assert!(matches!(Local::open(&file), Err(StoreError::Away(_))));
+    drop(first);
+    assert_eq!(Local::open(&file).unwrap().get("a").unwrap().unwrap().value, b"1");
+    std::fs::write(&file, b"no database").unwrap();
+    assert!(matches!(Local::open(&file), Err(StoreError::Away(_))));
+}
+
+#[test]
+fn a_cluster_that_is_not_there_is_said_to_be_away() {
+    let options = linerate_store::etcd::Options {
+        endpoints: vec!["http://127.0.0.1:9".into()],
+        lease: PATIENCE,
+        ..Default::default()
+    };
+    let store = linerate_store::etcd::Etcd::open(&options).unwrap();
+    assert!(matches!(store.get("a"), Err(StoreError::Away(_))));
+    assert!(store.lease().is_none());
+    let leased = Write::Put { key: "a".into(), value: Vec::new(), leased: true };
+    assert!(matches!(store.commit(&when(&[], &[leased])), Err(StoreError::Away(_))));
+}
