@@ -17,15 +17,27 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Seconds of user and system time of a process, and of its children that were waited for; None when it has ended.
 pub fn seconds(pid: u32) -> Option<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    parse(&text).map(|ticks| ticks as f64 / TICKS_PER_SECOND)
+    read(pid).map(|reading| reading.seconds)
 }
 
-fn parse(stat: &str) -> Option<u64> {
-    // The name may hold anything, so fields count from the last bracket; utime is the 14th of all, the 12th after it.
-    let rest = stat.rsplit_once(')')?.1;
-    let ticks = rest.split_whitespace().skip(11).take(4).map(|word| word.parse::<u64>().ok());
-    ticks.sum::<Option<u64>>()
+/// What `/proc/PID/stat` says of a process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Reading {
+    parent: u32,
+    /// With its children that were waited for.
+    seconds: f64,
+}
+
+fn read(pid: u32) -> Option<Reading> {
+    parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse(stat: &str) -> Option<Reading> {
+    // The name may hold anything, so fields count from the last bracket: the parent is the 4th of all, utime the 14th.
+    let mut rest = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
+    let parent = rest.next()?.parse().ok()?;
+    let ticks = rest.skip(9).take(4).map(|word| word.parse::<u64>().ok()).sum::<Option<u64>>()?;
+    Some(Reading { parent, seconds: ticks as f64 / TICKS_PER_SECOND })
 }
 
 /// Processes whose command line names the folder.
@@ -59,9 +71,12 @@ impl Meter {
     /// Begins. Of the processes in `whole` all CPU time counts, of others what they use from now on.
     pub fn start(folder: PathBuf, whole: &[u32]) -> Meter {
         let stop = Arc::new(AtomicBool::new(false));
-        let first: HashMap<u32, f64> = processes(&folder)
+        let first: HashMap<u32, Reading> = processes(&folder)
             .into_iter()
-            .map(|pid| (pid, if whole.contains(&pid) { 0.0 } else { seconds(pid).unwrap_or(0.0) }))
+            .filter_map(|pid| Some((pid, read(pid)?)))
+            .map(|(pid, reading)| {
+                (pid, if whole.contains(&pid) { Reading { seconds: 0.0, ..reading } } else { reading })
+            })
             .collect();
         let thread = {
             let stop = stop.clone();
@@ -83,7 +98,7 @@ impl Drop for Meter {
     }
 }
 
-fn watch(folder: &Path, first: &HashMap<u32, f64>, stop: &AtomicBool) -> HashMap<u32, f64> {
+fn watch(folder: &Path, first: &HashMap<u32, Reading>, stop: &AtomicBool) -> HashMap<u32, f64> {
     let mut last = first.clone();
     let mut looked = Instant::now();
     loop {
@@ -91,19 +106,48 @@ fn watch(folder: &Path, first: &HashMap<u32, f64>, stop: &AtomicBool) -> HashMap
         if ending || looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             for pid in processes(folder) {
-                last.entry(pid).or_insert(0.0);
+                if let Some(reading) = read(pid) {
+                    last.entry(pid).or_insert(reading);
+                }
             }
         }
-        for (pid, value) in &mut last {
-            // A process that ended keeps its last reading.
-            *value = seconds(*pid).unwrap_or(*value).max(*value);
-        }
+        // A process that ended keeps its last reading.
+        let ended = update(&mut last);
         if ending {
-            break;
+            // Once more, so that whoever waited for one that ended was read after it.
+            update(&mut last);
+            return used(first, &last, &ended);
         }
         std::thread::sleep(READ_EVERY);
     }
-    last.iter().map(|(pid, value)| (*pid, value - first.get(pid).unwrap_or(&0.0))).collect()
+}
+
+/// Reads all processes again, and returns which have ended.
+fn update(last: &mut HashMap<u32, Reading>) -> Vec<u32> {
+    let mut ended = Vec::new();
+    for (pid, reading) in last {
+        match read(*pid) {
+            Some(now) if now.seconds >= reading.seconds => *reading = now,
+            Some(_) => {}
+            None => ended.push(*pid),
+        }
+    }
+    ended
+}
+
+/// Seconds of each process since `first`. A process that has ended is in the account of the parent that waited for it
+/// too, with all that it ever used: an agent that ends a guest's QEMU would have the life of that guest.
+fn used(first: &HashMap<u32, Reading>, last: &HashMap<u32, Reading>, ended: &[u32]) -> HashMap<u32, f64> {
+    let mut used: HashMap<u32, f64> = last
+        .iter()
+        .map(|(pid, reading)| (*pid, reading.seconds - first.get(pid).map_or(0.0, |first| first.seconds)))
+        .collect();
+    for reading in ended.iter().filter_map(|pid| last.get(pid)) {
+        if let Some(parent) = used.get_mut(&reading.parent) {
+            *parent = (*parent - reading.seconds).max(0.0);
+        }
+    }
+    used
 }
 
 #[cfg(test)]
@@ -113,8 +157,20 @@ mod tests {
     #[test]
     fn fields_count_from_the_last_bracket() {
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 0 0";
-        assert_eq!(parse(stat), Some(127));
+        assert_eq!(parse(stat), Some(Reading { parent: 1, seconds: 1.27 }));
         assert_eq!(parse("7 (x"), None);
+    }
+
+    #[test]
+    fn a_process_that_was_waited_for_counts_once() {
+        let reading = |parent, seconds| Reading { parent, seconds };
+        let first = HashMap::from([(10, reading(1, 5.0)), (11, reading(10, 70.0))]);
+        // The guest's QEMU used half a second more and ended; so did a helper of a second that was never read.
+        let last = HashMap::from([(10, reading(1, 78.5)), (11, reading(10, 70.5))]);
+        assert_eq!(used(&first, &last, &[11]), HashMap::from([(10, 3.0), (11, 0.5)]));
+        // Nobody waited for it yet.
+        let waits = HashMap::from([(10, reading(1, 7.0)), (11, reading(10, 70.5))]);
+        assert_eq!(used(&first, &waits, &[]), HashMap::from([(10, 2.0), (11, 0.5)]));
     }
 
     #[test]
