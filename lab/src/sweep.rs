@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rustix::process::{Pid, test_kill_process};
-
 use crate::error::io_error;
 use crate::{LabError, device, huge, lab, netns, tool};
 
@@ -72,8 +70,13 @@ fn maker_is_alive(name: &str) -> bool {
     maker(name).is_some_and(is_alive)
 }
 
+/// A process that has ended and was not waited for does nothing any more.
 fn is_alive(pid: i32) -> bool {
-    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The name may hold anything, so the state is looked for behind the last bracket.
+    stat.is_ok_and(|stat| {
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    })
 }
 
 fn entries(directory: &Path) -> Vec<String> {
@@ -104,6 +107,8 @@ fn release_octet(name: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -133,5 +138,21 @@ mod tests {
         assert!(maker_is_alive(&format!("lr{}-0", std::process::id())));
         // Above the largest process id that Linux gives out.
         assert!(!maker_is_alive("lr4194305-0"));
+    }
+
+    #[test]
+    fn a_process_that_nobody_waits_for_is_not_alive() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        assert!(is_alive(pid));
+        child.kill().unwrap();
+        // It ends at some time after the signal.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_alive(pid) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let alive = is_alive(pid);
+        child.wait().unwrap();
+        assert!(!alive);
     }
 }

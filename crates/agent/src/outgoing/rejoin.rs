@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use linerate_api::EventKind;
 use linerate_core::Code;
 use linerate_core::source::Event;
 use linerate_net::tcp::connect::ConnectError;
 
 use super::{Input, Outgoing};
+use crate::faults::chain;
 use crate::session::contact::{join_any, keep};
 use crate::session::links::Session;
 
@@ -20,9 +22,19 @@ const RETRY: Duration = Duration::from_millis(250);
 pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
     let outgoing = shared.clone();
     let trying = move || {
+        let mut warned = false;
         while !outgoing.machine().is_ended() && outgoing.machine().paths() == 0 {
-            if try_once(&outgoing, &peers) {
-                return;
+            match try_once(&outgoing, &peers) {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::debug!(session = %outgoing.session, error, "the destination is not joined again");
+                    if !std::mem::replace(&mut warned, true) {
+                        let text = format!(
+                            "the control connection is lost and cannot be opened again so far: {error}"
+                        );
+                        outgoing.event_log.publish(EventKind::Warning { text });
+                    }
+                }
             }
             std::thread::sleep(RETRY);
         }
@@ -32,14 +44,18 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
     }
 }
 
-/// Whether there is nothing more to try.
-fn try_once(shared: &Outgoing, peers: &[SocketAddr]) -> bool {
+/// Ok when there is nothing more to try; otherwise why not.
+fn try_once(shared: &Outgoing, peers: &[SocketAddr]) -> Result<(), String> {
     match join_any(peers, &shared.dialler.identity) {
-        Ok(stream) => keep(stream).and_then(|control| shared.attach_path(control, None)).is_ok(),
+        Ok(stream) => {
+            let attached = keep(stream).and_then(|control| shared.attach_path(control, None));
+            attached.map(drop).map_err(|error| chain(&error))
+        }
         Err(Some(ConnectError::Refused { fault, .. })) if fault.code == Code::SessionUnknown => {
             let _ = shared.inbox.send(Input::Event(Event::Forgotten));
-            true
+            Ok(())
         }
-        Err(_) => false,
+        Err(Some(error)) => Err(chain(&error)),
+        Err(None) => Err("no address of the destination is known".to_owned()),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -142,7 +142,7 @@ impl Stage {
     /// Begins a move of a domain that is named like this.
     pub fn start_named(&self, from: usize, name: &str, more: &[&str]) -> Moving {
         let to = self.agents[1 - from].address(0).to_string();
-        Moving::new(self.asks(self.agents[from].client(), name, &to, more).spawn().unwrap())
+        self.moving(self.asks(self.agents[from].client(), name, &to, more))
     }
 
     fn asks(&self, mut command: Command, name: &str, to: &str, more: &[&str]) -> Command {
@@ -200,7 +200,14 @@ impl Stage {
 
     /// Begins a move with these flags and no others.
     pub fn start_bare(&self, from: usize, more: &[&str]) -> Moving {
-        Moving::new(self.command(from, more).spawn().unwrap())
+        self.moving(self.command(from, more))
+    }
+
+    fn moving(&self, mut command: Command) -> Moving {
+        Moving::new(
+            command.spawn().unwrap(),
+            self.agents.iter().map(|agent| agent.log().to_owned()).collect(),
+        )
     }
 
     pub fn state(&self, host: usize) -> Option<String> {
@@ -209,12 +216,6 @@ impl Stage {
 
     /// What each host's libvirt, QEMU, agent and guest wrote last, for a message.
     pub fn evidence(&self) -> String {
-        let last = |path: &std::path::Path, count: usize| {
-            let text = std::fs::read(path).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let lines: Vec<&str> = text.lines().collect();
-            lines[lines.len().saturating_sub(count)..].join("\n")
-        };
         let of_host = |host: usize| {
             let libvirt = &self.libvirts[host];
             let folder = libvirt.host().directory().join("libvirt");
@@ -258,7 +259,7 @@ impl Stage {
     pub fn attach(&self, host: usize, id: &str) -> Moving {
         let mut command = self.agents[host].client();
         command.args(["migration", "attach", id, "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Moving::new(command.spawn().unwrap())
+        self.moving(command)
     }
 
     /// It runs there and nowhere else, and goes on with whole memory and disk.
@@ -326,15 +327,25 @@ fn options(configuration: &str) -> AgentOptions {
     }
 }
 
+/// The last lines of a file.
+fn last(path: &Path, count: usize) -> String {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
 /// A running `linerate migrate`; killed when dropped.
 pub struct Moving {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,
     readers: Vec<JoinHandle<String>>,
+    /// Of both agents.
+    logs: Vec<PathBuf>,
 }
 
 impl Moving {
-    fn new(mut child: Child) -> Moving {
+    fn new(mut child: Child, logs: Vec<PathBuf>) -> Moving {
         let lines = Arc::<Mutex<Vec<Value>>>::default();
         let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let sink = lines.clone();
@@ -349,16 +360,28 @@ impl Moving {
             let _ = stderr.read_to_string(&mut text);
             text
         });
-        Moving { child, lines, readers: vec![out, errors] }
+        Moving { child, lines, readers: vec![out, errors], logs }
     }
 
     /// Waits for a line like this.
     pub fn wait(&self, what: &str, is: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + LONG;
-        while !self.lines.lock().unwrap().iter().any(&is) {
-            assert!(Instant::now() < deadline, "{what} never came: {:#?}", self.lines.lock().unwrap());
+        loop {
+            let over = self.readers[0].is_finished() || Instant::now() > deadline;
+            if self.lines.lock().unwrap().iter().any(&is) {
+                return;
+            }
+            assert!(!over, "{what} never came: {}", self.evidence());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What the command and both agents said.
+    fn evidence(&self) -> String {
+        let lines = self.lines.lock().unwrap();
+        let said = lines.iter().filter(|line| line["kind"] != "progress").map(Value::to_string);
+        let logs = self.logs.iter().map(|log| format!("{}:\n{}", log.display(), last(log, 80)));
+        said.chain(logs).collect::<Vec<_>>().join("\n")
     }
 
     /// Waits until libvirt's job has begun to move something.
