@@ -8,7 +8,7 @@ FLEET_HOSTS ?= 10000
 FLEET_MIXES ?= 1000
 DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
-.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
+.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench bench-tls soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -48,6 +48,9 @@ fuzz: ## fuzz what strangers send: make fuzz FUZZ_SECONDS=600
 
 bench: build ## interleaved comparison with QEMU's own migration; writes bench/out/
 	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out
+
+bench-tls: build ## TLS against plain text, Linerate's and QEMU's, interleaved; writes bench/out/tls/
+	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --methods linerate,linerate-tls,multifd,multifd-tls
 
 soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes
 	./target/release/linerate-bench soak --linerate ./target/release/linerate --out bench/out

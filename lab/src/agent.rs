@@ -150,6 +150,12 @@ impl Agent {
         self.wait_ready()
     }
 
+    /// The same with a new configuration file: with TLS if the host has a certificate by now, without if it has none.
+    pub fn reconfigure(&mut self) -> Result<(), LabError> {
+        write_configuration(&self.host, &self.options.configuration)?;
+        self.restart()
+    }
+
     /// Starts it again if it has ended.
     pub fn restart_if_dead(&mut self) -> Result<(), LabError> {
         if self.process.must_run().is_ok() { Ok(()) } else { self.restart() }

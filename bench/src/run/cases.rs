@@ -76,27 +76,47 @@ impl Case {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Linerate over all links, in the mode that the run is of.
+    /// Linerate over all links, in the mode that the run is of. Plain text.
     Linerate,
+    /// The same with TLS, as agents use it by default.
+    LinerateTls,
     /// QEMU's default: one TCP stream over one link.
     OneStream,
     /// QEMU multifd over one link.
     Multifd,
+    /// The same with QEMU's own TLS, both sides with certificates.
+    MultifdTls,
     /// QEMU multifd over MPTCP with all links as endpoints.
     Mptcp,
 }
 
 impl Method {
-    /// In the order of the interleaving.
-    pub const ALL: [Method; 4] = [Method::Linerate, Method::OneStream, Method::Multifd, Method::Mptcp];
+    /// In the order of tables.
+    pub const ALL: [Method; 6] = [
+        Method::Linerate,
+        Method::LinerateTls,
+        Method::OneStream,
+        Method::Multifd,
+        Method::MultifdTls,
+        Method::Mptcp,
+    ];
+    /// What runs where nothing else is said, in the order of the interleaving.
+    pub const USUAL: [Method; 4] = [Method::Linerate, Method::OneStream, Method::Multifd, Method::Mptcp];
 
     pub fn title(self) -> &'static str {
         match self {
             Method::Linerate => "linerate",
+            Method::LinerateTls => "linerate, TLS",
             Method::OneStream => "QEMU one stream",
             Method::Multifd => "QEMU multifd",
+            Method::MultifdTls => "QEMU multifd, TLS",
             Method::Mptcp => "QEMU multifd, MPTCP",
         }
+    }
+
+    /// Whether Linerate moves the guest, and not QEMU.
+    pub fn is_linerate(self) -> bool {
+        matches!(self, Method::Linerate | Method::LinerateTls)
     }
 }
 
@@ -104,6 +124,7 @@ impl Method {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Channels {
     pub multifd: u32,
+    pub multifd_tls: u32,
     pub mptcp: u32,
 }
 
@@ -112,8 +133,9 @@ impl Channels {
     pub fn of(&self, method: Method) -> Option<u32> {
         match method {
             Method::Multifd => Some(self.multifd),
+            Method::MultifdTls => Some(self.multifd_tls),
             Method::Mptcp => Some(self.mptcp),
-            Method::Linerate | Method::OneStream => None,
+            Method::Linerate | Method::LinerateTls | Method::OneStream => None,
         }
     }
 }

@@ -60,23 +60,29 @@ fn colour(method: Method) -> &'static str {
     // Distinct in lightness too, for readers who cannot distinguish colours.
     match method {
         Method::Linerate => "#0b6e4f",
+        Method::LinerateTls => "#57a98a",
         Method::OneStream => "#b8c4ce",
         Method::Multifd => "#7f9bb3",
+        Method::MultifdTls => "#9a86b8",
         Method::Mptcp => "#41617f",
     }
 }
 
 impl Chart {
     fn draw(&self, groups: &[&Group<'_>], version: &str) -> String {
-        let series =
-            Method::ALL.map(|method| Series { title: method.title().into(), colour: colour(method) });
+        let ran = |method: &Method| groups.iter().any(|group| group.of(*method).next().is_some());
+        let methods: Vec<Method> = Method::ALL.into_iter().filter(ran).collect();
+        let series: Vec<Series> = methods
+            .iter()
+            .map(|method| Series { title: method.title().into(), colour: colour(*method) })
+            .collect();
         let bar = |group: &Group<'_>, method| {
             let spread = group.spread(method, self.figure)?;
             Some(Bar { min: spread.min, median: spread.median, max: spread.max })
         };
         let row = |group: &&Group<'_>| Row {
             label: group.case.to_owned(),
-            bars: Method::ALL.map(|method| bar(group, method)).to_vec(),
+            bars: methods.iter().map(|method| bar(group, *method)).collect(),
         };
         let chart = Bars {
             title: format!("{} (QEMU {version})", self.title),

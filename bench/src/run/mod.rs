@@ -2,6 +2,7 @@
 
 mod cases;
 mod charts;
+mod credentials;
 mod figures;
 mod qemu;
 mod stage;
@@ -35,8 +36,8 @@ pub struct Flags {
     /// Versions of QEMU
     #[arg(long, value_name = "7.2,10.0", value_delimiter = ',', default_value = "7.2,10.0", value_parser = ["7.2", "10.0"])]
     qemu: Vec<String>,
-    /// Only these methods: linerate alone compares two builds, each by its own benchmark, in turns
-    #[arg(long, value_enum, value_name = "NAME,…", value_delimiter = ',', default_values_t = Method::ALL)]
+    /// Only these methods, in this order: linerate alone compares two builds, each by its own benchmark, in turns
+    #[arg(long, value_enum, value_name = "NAME,…", value_delimiter = ',', default_values_t = Method::USUAL)]
     methods: Vec<Method>,
     /// A small guest, channels not chosen by trying: shows that it works, figures mean little
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! QEMU's own migration, as its users run it: RAM is memory of the process, the destination waits with `-incoming`.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use linerate_lab::{GuestSpec, Qemu, QemuOptions, Qmp, Ram};
 use serde_json::{Value, json};
 
 use super::cases::Method;
+use super::credentials;
 use crate::interrupt;
 use crate::site::Site;
 use crate::transcript::Transcript;
@@ -26,6 +28,8 @@ pub struct Baseline {
     qemu: Qemu,
     pub at: usize,
     pub console: Transcript,
+    /// Folder of its certificates for TLS, if they were made.
+    credentials: Option<PathBuf>,
 }
 
 /// What QEMU reported of a migration.
@@ -48,7 +52,13 @@ impl Baseline {
         let qemu = Qemu::start(site.host(0)?, &spec, &options)?;
         let mut console = Transcript::new(spec.serial(site.host(0)?));
         console.wait_for("FILLED", FILL_WAIT)?;
-        Ok(Baseline { spec, qemu, at: 0, console })
+        Ok(Baseline { spec, qemu, at: 0, console, credentials: None })
+    }
+
+    /// What the methods with TLS need.
+    pub fn make_credentials(&mut self, site: &Site) -> anyhow::Result<()> {
+        self.credentials = Some(credentials::write(site.lab.directory())?);
+        Ok(())
     }
 
     /// Process of its QEMU.
@@ -80,9 +90,10 @@ impl Baseline {
         let mut other = Qemu::start(site.host(to)?, &self.spec, &options)?;
         let start = began.elapsed();
         let (mut here, mut there) = (self.qemu.qmp()?, other.qmp()?);
-        set_up(&mut there, channels)?;
+        let tls = self.credentials.clone().filter(|_| method == Method::MultifdTls);
+        set_up(&mut there, channels, tls.as_ref().map(|folder| (folder, "server")))?;
         there.execute("migrate-incoming", json!({ "uri": listen }))?;
-        set_up(&mut here, channels)?;
+        set_up(&mut here, channels, tls.as_ref().map(|folder| (folder, "client")))?;
         here.execute(
             "migrate-set-parameters",
             json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS }),
@@ -129,12 +140,27 @@ impl Baseline {
     }
 }
 
-fn set_up(qmp: &mut Qmp, channels: Option<u32>) -> anyhow::Result<()> {
+/// `tls`: folder of the certificates and which end this is; plain text if none.
+fn set_up(qmp: &mut Qmp, channels: Option<u32>, tls: Option<(&PathBuf, &str)>) -> anyhow::Result<()> {
     let capability = json!({ "capability": "multifd", "state": channels.is_some() });
     qmp.execute("migrate-set-capabilities", json!({ "capabilities": [capability] }))?;
     if let Some(channels) = channels {
         qmp.execute("migrate-set-parameters", json!({ "multifd-channels": channels }))?;
     }
+    let (id, name) = match tls {
+        Some((folder, end)) => {
+            let id = format!("tls-{end}");
+            // Left of a migration that failed.
+            let _ = qmp.execute("object-del", json!({ "id": id }));
+            let object = json!({
+                "qom-type": "tls-creds-x509", "id": id, "dir": folder, "endpoint": end, "verify-peer": true
+            });
+            qmp.execute("object-add", object)?;
+            (id, credentials::NAME)
+        }
+        None => (String::new(), ""),
+    };
+    qmp.execute("migrate-set-parameters", json!({ "tls-creds": id, "tls-hostname": name }))?;
     Ok(())
 }
 

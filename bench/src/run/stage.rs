@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use linerate_api::Step;
+use linerate_lab::trust::{self, Cluster};
 use linerate_lab::{GuestParameters, GuestSpec, Qemu, QemuVersion, guest};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -39,6 +40,8 @@ struct Stage<'a> {
     look: Duration,
     mode: String,
     populated: u64,
+    /// Whose members the hosts are when they speak TLS; none if all of the run is plain text.
+    cluster: Option<Cluster>,
     /// How long each method took without a cut, to know half of it.
     usual: HashMap<&'static str, Duration>,
 }
@@ -54,6 +57,7 @@ pub(super) fn run(book: &mut Book, case: &Case, version: QemuVersion) -> anyhow:
         for method in book.flags.methods.clone() {
             book.progress.doing(&format!("{} {} pair {pair} {}", case.name, stage.qemu, method.title()));
             let mut figures = stage.figures(method, pair);
+            stage.secure(method)?;
             stage.measure(&mut figures)?;
             round.push(figures);
         }
@@ -98,7 +102,14 @@ impl Stage<'_> {
             _ => (None, site.start_guest(0, &direct, None)?),
         };
         console.wait_for("FILLED", Duration::from_secs(180))?;
-        let baseline = Baseline::start(&site, spec(&site, case, 1, "plain", version))?;
+        let mut baseline = Baseline::start(&site, spec(&site, case, 1, "plain", version))?;
+        if book.flags.methods.contains(&Method::MultifdTls) {
+            baseline.make_credentials(&site)?;
+        }
+        let cluster = match book.flags.methods.contains(&Method::LinerateTls) {
+            true => Some(Cluster::new(&site.lab.directory().join("authority"))?),
+            false => None,
+        };
         Ok(Stage {
             case,
             baseline,
@@ -108,10 +119,11 @@ impl Stage<'_> {
             console,
             at: 0,
             qemu: version_name(version),
-            channels: Channels { multifd: 4, mptcp: 4 },
+            channels: Channels { multifd: 4, multifd_tls: 4, mptcp: 4 },
             look: Duration::from_millis(if book.flags.quick { 500 } else { 2000 }),
             mode: book.flags.mode.clone(),
             populated: case.filled_mb << 20,
+            cluster,
             usual: HashMap::new(),
         })
     }
@@ -122,7 +134,7 @@ impl Stage<'_> {
         let pid = self.site.pid(self.at, NAME)?;
         let _frozen = Frozen::new(pid);
         let counts: &[u32] = if book.flags.quick { &[] } else { &CHANNELS };
-        let tunable = [Method::Multifd, Method::Mptcp];
+        let tunable = [Method::Multifd, Method::MultifdTls, Method::Mptcp];
         for method in tunable.into_iter().filter(|method| book.flags.methods.contains(method)) {
             for channels in counts {
                 book.progress.doing(&format!(
@@ -142,7 +154,11 @@ impl Stage<'_> {
             let of = tried.iter().filter(|(one, _, _)| *one == method);
             of.min_by(|a, b| a.2.total_cmp(&b.2)).map_or(4, |(_, channels, _)| *channels)
         };
-        self.channels = Channels { multifd: best(Method::Multifd), mptcp: best(Method::Mptcp) };
+        self.channels = Channels {
+            multifd: best(Method::Multifd),
+            multifd_tls: best(Method::MultifdTls),
+            mptcp: best(Method::Mptcp),
+        };
         for (method, channels, seconds) in &tried {
             let usual = Duration::from_secs_f64(*seconds);
             if self.channels.of(*method) == Some(*channels) {
@@ -152,6 +168,20 @@ impl Stage<'_> {
         let (case, qemu, channels) = (self.case.name.clone(), self.qemu, self.channels);
         book.results.calibrations.push(Calibration { case, qemu, channels, tried });
         Ok(())
+    }
+
+    /// Agents that speak TLS or plain text, as the method says. Where a run has both, they are started again before each, so
+    /// that neither has more behind it.
+    fn secure(&mut self, method: Method) -> anyhow::Result<()> {
+        let Some(cluster) = self.cluster.as_mut().filter(|_| method.is_linerate()) else { return Ok(()) };
+        for agent in &mut self.site.agents {
+            match method {
+                Method::LinerateTls => cluster.join(agent.host())?,
+                _ => trust::leave(agent.host())?,
+            }
+            agent.reconfigure()?;
+        }
+        self.site.settle(Duration::from_secs(60))
     }
 
     fn figures(&self, method: Method, pair: usize) -> Figures {
@@ -188,16 +218,15 @@ impl Stage<'_> {
     fn measure(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
         let direct = self.site.pid(self.at, NAME)?;
         let plain = self.baseline.pid();
-        let (mine, other) =
-            if figures.method == Method::Linerate { (direct, plain) } else { (plain, direct) };
+        let (mine, other) = if figures.method.is_linerate() { (direct, plain) } else { (plain, direct) };
         let _frozen = Frozen::new(other);
         let (cpu, pace) = self.look_before(figures.method, mine);
         figures.guest_cpu = cpu;
-        let from = if figures.method == Method::Linerate { self.at } else { self.baseline.at };
+        let from = if figures.method.is_linerate() { self.at } else { self.baseline.at };
         let before = wire::sent(&self.site.lab, from)?;
         let lines = self.lines_so_far(figures.method);
         let since = self.site.observer.now();
-        if figures.method == Method::Linerate {
+        if figures.method.is_linerate() {
             self.move_direct(figures)?;
         } else {
             self.move_plain(figures)?;
@@ -220,7 +249,7 @@ impl Stage<'_> {
     }
 
     fn transcript(&mut self, method: Method) -> &mut Transcript {
-        if method == Method::Linerate { &mut self.console } else { &mut self.baseline.console }
+        if method.is_linerate() { &mut self.console } else { &mut self.baseline.console }
     }
 
     fn lines_so_far(&mut self, method: Method) -> usize {
@@ -237,7 +266,7 @@ impl Stage<'_> {
     }
 
     fn look_after(&self, figures: &mut Figures, since: Duration) -> anyhow::Result<()> {
-        let number = usize::from(figures.method != Method::Linerate);
+        let number = usize::from(!figures.method.is_linerate());
         let address = self.site.lab.guest_address(number);
         self.site.observer.wait_beats(address, 50, Duration::from_secs(30))?;
         let seen = self.site.observer.blackout(address, since);
@@ -251,7 +280,7 @@ impl Stage<'_> {
     fn move_direct(&mut self, figures: &mut Figures) -> anyhow::Result<()> {
         let to = 1 - self.at;
         let arrival = console_at(self.site.host(to)?, &self.spec);
-        let half = self.half(Method::Linerate);
+        let half = self.half(figures.method);
         let meter = Meter::start(self.site.lab.directory().to_owned(), &[]);
         let flags = ["--link-timeout", "20s", "--mode", &self.mode];
         let moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
@@ -306,7 +335,7 @@ impl Stage<'_> {
             figures.blackout_qemu_ms = blackout.qemu_downtime_us.map(|us| us as f64 / 1000.0);
         }
         if !self.case.cut && ending.completed() {
-            self.usual.insert(Method::Linerate.title(), ending.total);
+            self.usual.insert(figures.method.title(), ending.total);
         }
     }
 
@@ -340,7 +369,8 @@ impl Stage<'_> {
     }
 
     fn half(&self, method: Method) -> Duration {
-        let rate = if matches!(method, Method::Linerate | Method::Mptcp) { 5e9 } else { 2.5e9 };
+        let over_all = method.is_linerate() || method == Method::Mptcp;
+        let rate = if over_all { 5e9 } else { 2.5e9 };
         let guess = Duration::from_secs_f64(self.populated as f64 * 8.0 / rate + 0.2);
         self.usual.get(method.title()).copied().unwrap_or(guess) / 2
     }

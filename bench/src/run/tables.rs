@@ -1,7 +1,7 @@
 //! Results as Markdown.
 
 use super::Results;
-use super::cases::Method;
+use super::cases::{Channels, Method};
 use super::figures::Figures;
 use super::targets::{Best, Group, Target, blackout, groups, times_faster, total};
 use crate::statistics::Spread;
@@ -84,6 +84,9 @@ fn table(group: &Group<'_>) -> String {
     text.push_str(&format!("\n|{}\n", "---|".repeat(shown.len() + 2)));
     for method in Method::ALL {
         let (all, done) = (group.of(method).count(), group.of(method).filter(|run| run.completed).count());
+        if all == 0 {
+            continue;
+        }
         let channels = group.of(method).find_map(|run| run.channels);
         let channels = channels.map_or(String::new(), |channels| format!(" ({channels} channels)"));
         text.push_str(&format!("| {}{channels} | {done} of {all} |", method.title()));
@@ -98,7 +101,8 @@ fn table(group: &Group<'_>) -> String {
 }
 
 fn wire(group: &Group<'_>) -> Option<Spread> {
-    group.spread(Method::Linerate, |run| run.wire_gbps)
+    // Of the pair, whatever the method.
+    Method::ALL.into_iter().find_map(|method| group.spread(method, |run| run.wire_gbps))
 }
 
 fn notes(group: &Group<'_>) -> String {
@@ -127,23 +131,47 @@ fn ratios(group: &Group<'_>) -> String {
             ));
         }
     }
+    for (ours, theirs) in [
+        (Method::LinerateTls, Method::Linerate),
+        (Method::LinerateTls, Method::MultifdTls),
+        (Method::MultifdTls, Method::Multifd),
+    ] {
+        let ratio = |figure: fn(&Figures) -> Option<f64>, best| {
+            group.compare(ours, &[theirs], figure, best, |ours, theirs| ours / theirs)
+        };
+        let goodput = ratio(|run| run.goodput_gbps, Best::Largest);
+        if goodput.is_some() {
+            text.push_str(&format!(
+                "- {} against {}, pair by pair: {} times the goodput, {} times the CPU seconds per GB\n",
+                ours.title(),
+                theirs.title(),
+                cell(goodput, 3),
+                cell(ratio(|run| run.cpu_s_per_gb, Best::Smallest), 2)
+            ));
+        }
+    }
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 fn channels(results: &Results) -> String {
-    let mut text = "\n### Channels of multifd\n\n| case | QEMU | one link | MPTCP | tried: seconds |\n|---|---|---|---|---|\n".to_owned();
+    let mut text = "\n### Channels of multifd\n\n| case | QEMU | one link | one link, TLS | MPTCP | tried: seconds |\n|---|---|---|---|---|---|\n".to_owned();
     for one in &results.calibrations {
         let tried: Vec<String> = one
             .tried
             .iter()
             .map(|(method, channels, seconds)| {
-                let on = if *method == Method::Mptcp { "MPTCP" } else { "one link" };
+                let on = match method {
+                    Method::Mptcp => "MPTCP",
+                    Method::MultifdTls => "one link, TLS",
+                    _ => "one link",
+                };
                 format!("{on} {channels}: {seconds:.2}")
             })
             .collect();
         let tried = if tried.is_empty() { "none, 4 taken".to_owned() } else { tried.join(", ") };
         let (case, qemu, chosen) = (&one.case, one.qemu, one.channels);
-        text.push_str(&format!("| {case} | {qemu} | {} | {} | {tried} |\n", chosen.multifd, chosen.mptcp));
+        let Channels { multifd, multifd_tls, mptcp } = chosen;
+        text.push_str(&format!("| {case} | {qemu} | {multifd} | {multifd_tls} | {mptcp} | {tried} |\n"));
     }
     text
 }

@@ -60,7 +60,19 @@ impl<'a> Group<'a> {
         best: Best,
         join: fn(f64, f64) -> f64,
     ) -> Option<Spread> {
-        let pairs = self.of(Method::Linerate).filter_map(|ours| {
+        self.compare(Method::Linerate, others, figure, best, join)
+    }
+
+    /// The same of any method against others.
+    pub fn compare(
+        &self,
+        method: Method,
+        others: &[Method],
+        figure: Figure,
+        best: Best,
+        join: fn(f64, f64) -> f64,
+    ) -> Option<Spread> {
+        let pairs = self.of(method).filter_map(|ours| {
             let rivals = self.runs.iter().filter(|run| run.pair == ours.pair && others.contains(&run.method));
             let rivals = rivals.filter_map(|run| figure(run));
             let rival = match best {
@@ -109,6 +121,7 @@ fn judge_group(group: &Group<'_>) -> Vec<Target> {
     list.judge_rates();
     list.judge_times();
     list.judge_kind();
+    list.judge_tls();
     list.targets
 }
 
@@ -189,14 +202,45 @@ impl List<'_> {
             self.add("blackout at most half of QEMU's over both links (ratio)", part, |found| found <= 0.5);
         }
         if case.starts_with("cut") {
-            let share = |run: &Figures| Some(if run.completed { 1.0 } else { 0.0 });
-            let found = group.spread(Method::Linerate, share);
-            self.add("every migration survives the cut (share)", found, |found| found >= 1.0);
-            // The median hides single failures, and not one is allowed.
-            let lost = group.of(Method::Linerate).any(|run| !run.completed);
-            if let Some(last) = self.targets.last_mut().filter(|_| lost) {
-                last.met = Some(false);
+            self.judge_survival(Method::Linerate, "every migration survives the cut (share)");
+        }
+    }
+
+    /// TLS against plain text of the same pair.
+    fn judge_tls(&mut self) {
+        let (group, case) = (self.group, self.group.case);
+        if group.of(Method::LinerateTls).next().is_none() {
+            return;
+        }
+        let plain = |figure: Figure, best, join| {
+            group.compare(Method::LinerateTls, &[Method::Linerate], figure, best, join)
+        };
+        if case.starts_with("idle") {
+            let part = plain(|run| run.goodput_gbps, Best::Largest, |ours, theirs| ours / theirs);
+            match case.contains("unshaped") {
+                false => self
+                    .add("TLS: at least 99 % of plain text's goodput (ratio)", part, |found| found >= 0.99),
+                true => self
+                    .add("TLS: at least 75 % of plain text's goodput (ratio)", part, |found| found >= 0.75),
             }
+            let more = plain(blackout, Best::Smallest, |ours, theirs| ours - theirs);
+            self.add("TLS: blackout at most 3 ms longer than with plain text (ms more)", more, |found| {
+                found <= 3.0
+            });
+        }
+        if case.starts_with("cut") {
+            self.judge_survival(Method::LinerateTls, "TLS: every migration survives the cut (share)");
+        }
+    }
+
+    fn judge_survival(&mut self, method: Method, promise: &str) {
+        let share = |run: &Figures| Some(if run.completed { 1.0 } else { 0.0 });
+        let found = self.group.spread(method, share);
+        self.add(promise, found, |found| found >= 1.0);
+        // The median hides single failures, and not one is allowed.
+        let lost = self.group.of(method).any(|run| !run.completed);
+        if let Some(last) = self.targets.last_mut().filter(|_| lost) {
+            last.met = Some(false);
         }
     }
 }
@@ -261,6 +305,22 @@ pub mod tests {
         let all = groups(&runs);
         let found = all[0].against(&[Method::Mptcp], total, Best::Smallest, times_faster).unwrap();
         assert_eq!((found.min, found.max), (1.0, 2.0));
+    }
+
+    #[test]
+    fn tls_is_judged_against_plain_text_of_the_same_pair() {
+        let judged = |case: &str, tls: f64| {
+            let runs = [run(case, Method::Linerate, 1, 1.0), run(case, Method::LinerateTls, 1, tls)];
+            let all = judge(&runs);
+            let of_tls = all.iter().filter(|target| target.promise.starts_with("TLS"));
+            of_tls.map(|target| target.met).collect::<Vec<_>>()
+        };
+        assert_eq!(judged("idle-2x2500", 1.005), [Some(true); 2]);
+        // Goodput, and 10 ms more.
+        assert_eq!(judged("idle-2x2500", 11.0), [Some(false); 2]);
+        assert_eq!(judged("idle-2xunshaped", 1.3), [Some(true); 2]);
+        assert_eq!(judged("idle-2xunshaped", 1.4), [Some(false), Some(true)]);
+        assert_eq!(judged("cut-2x2500", 1.0), [Some(true)]);
     }
 
     #[test]
