@@ -5,12 +5,18 @@
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
 use crate::description::GuestDescription;
 use crate::incoming_qemu::IncomingQemu;
 use crate::shared::open_files::{self, OpenFile};
+
+/// A claim whose owner is not known must last so long.
+const CLAIM_LASTS: Duration = Duration::from_secs(1);
+/// Between two looks at it.
+const CLAIM_LOOK: Duration = Duration::from_millis(50);
 
 /// A process or kernel driver that uses an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,20 +94,33 @@ fn own_processes(guest: &GuestDescription) -> Vec<i32> {
 }
 
 /// Who has claimed a block device for itself, if there is a claim: a mount, swap, LVM, RAID, multipath. QEMU claims
-/// none.
+/// none. One whose owner is not known must last: this look claims the device for a moment as well, and so does a child
+/// that is begun in that moment.
 pub(crate) fn held_by(device: &Path) -> Option<String> {
     let facts = fs::metadata(device).ok().filter(|facts| facts.file_type().is_block_device())?;
+    let number = format!("{}:{}", rustix::fs::major(facts.rdev()), rustix::fs::minor(facts.rdev()));
+    let end = Instant::now() + CLAIM_LASTS;
+    while is_claimed(device) {
+        let mut by = mounts_of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &number);
+        let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders")).into_iter().flatten().flatten();
+        by.extend(holders.map(|holder| format!("part of {}", holder.file_name().display())));
+        if !by.is_empty() {
+            return Some(by.join(", "));
+        }
+        if Instant::now() >= end {
+            return Some("a program or the kernel has claimed it".into());
+        }
+        std::thread::sleep(CLAIM_LOOK);
+    }
+    None
+}
+
+/// Whether the kernel refuses to claim it for this process.
+fn is_claimed(device: &Path) -> bool {
     let exclusive = (OFlags::EXCL | OFlags::NONBLOCK).bits().cast_signed();
     let busy = rustix::io::Errno::BUSY.raw_os_error();
     let opened = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device);
-    if !opened.is_err_and(|error| error.raw_os_error() == Some(busy)) {
-        return None;
-    }
-    let number = format!("{}:{}", rustix::fs::major(facts.rdev()), rustix::fs::minor(facts.rdev()));
-    let mut by = mounts_of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &number);
-    let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders")).into_iter().flatten().flatten();
-    by.extend(holders.map(|holder| format!("part of {}", holder.file_name().display())));
-    Some(if by.is_empty() { "a program or the kernel has claimed it".into() } else { by.join(", ") })
+    opened.is_err_and(|error| error.raw_os_error() == Some(busy))
 }
 
 /// Where a device is mounted, by the lines of mountinfo (proc_pid_mountinfo(5)): the third field is its number.
@@ -239,8 +258,12 @@ mod tests {
         let exclusive = OFlags::EXCL.bits().cast_signed();
         let claimed = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device).unwrap();
         let held = held_by(device);
-        drop(claimed);
+        let let_go = std::thread::spawn(move || {
+            std::thread::sleep(CLAIM_LASTS / 4);
+            drop(claimed);
+        });
         let released = held_by(device);
+        let_go.join().unwrap();
         Command::new("losetup").arg("--detach").arg(device).status().unwrap();
         assert_eq!((merely_open, released), (None, None));
         assert!(held.is_some_and(|by| by.contains("claimed")));
