@@ -54,7 +54,12 @@ pub(super) fn run(book: &mut Book, case: &Case, version: QemuVersion) -> anyhow:
         interrupt::check()?;
         let before = wire::measure(&stage.site.lab, 0)?;
         let mut round = Vec::new();
-        for method in book.flags.methods.clone() {
+        let mut methods = book.flags.methods.clone();
+        // What came before may matter, and the direction does not change with the method alone.
+        if pair % 2 == 0 {
+            methods.reverse();
+        }
+        for method in methods {
             book.progress.doing(&format!("{} {} pair {pair} {}", case.name, stage.qemu, method.title()));
             let mut figures = stage.figures(method, pair);
             stage.secure(method)?;
