@@ -104,6 +104,11 @@ impl Agent {
         socket(&self.host)
     }
 
+    /// What it has in its environment beyond the usual.
+    pub fn environment(&self) -> &[(String, String)] {
+        &self.options.environment
+    }
+
     /// Its control and data address on a link.
     pub fn address(&self, link: usize) -> SocketAddr {
         (self.host.address(link), PORT).into()

@@ -25,6 +25,8 @@ fn linerate(agent: &Agent, words: &[&str], input: &str) -> (i32, String, String)
     let file = agent.host().directory().join("agent.toml");
     let mut command = agent.client();
     command.args(words).arg("--config").arg(file);
+    // A host's clock is that of its commands, too.
+    command.envs(agent.environment().iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // A command that reads nothing may have ended already.
@@ -81,7 +83,7 @@ fn log(agent: &Agent) -> String {
 struct Site {
     agents: Vec<Agent>,
     // Behind the agents: dropped after them.
-    _lab: Lab,
+    lab: Lab,
 }
 
 fn options(environment: Vec<(String, String)>) -> AgentOptions {
@@ -95,7 +97,7 @@ fn options(environment: Vec<(String, String)>) -> AgentOptions {
 fn site(hosts: usize) -> Site {
     let lab = Lab::builder().hosts(hosts).link(LinkSpec::shaped(1000)).build().unwrap();
     let agents = lab.hosts().iter().map(|host| Agent::start(host, options(Vec::new())).unwrap()).collect();
-    Site { agents, _lab: lab }
+    Site { agents, lab }
 }
 
 #[test]
@@ -136,6 +138,82 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
     let secret = &token[2][token[2].len() - 30..];
     for host in [0, 1] {
         assert!(!log(stage.agent_of(host)).contains(secret));
+    }
+}
+
+/// A host whose clock is so many seconds ahead of the others'. Time that only passes is as everywhere.
+fn clock(seconds: &str) -> Vec<(String, String)> {
+    let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+    assert!(std::path::Path::new(library).exists(), "{library} is missing: run lab/install.sh");
+    let set = [
+        ("LD_PRELOAD", library),
+        ("FAKETIME", seconds),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ("FAKETIME_SKIP_CMDS", "qemu-system-x86_64"),
+    ];
+    set.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
+/// Seconds by which two clocks differ that certificates are still good for.
+const APART: [&str; 2] = ["+3600", "-3600"];
+
+/// When an agent did things, by its own clock: seconds since 1970, of each line of its audit log.
+fn its_times(agent: &Agent) -> Vec<i64> {
+    let output = agent.client().args(["audit", "--json"]).output().unwrap();
+    let lines: Value = serde_json::from_slice(&output.stdout).unwrap();
+    lines.as_array().unwrap().iter().map(|line| line["unix_ms"].as_i64().unwrap() / 1000).collect()
+}
+
+#[test]
+fn hosts_whose_clocks_are_an_hour_apart_are_a_cluster_and_a_guest_moves_both_ways() {
+    for seconds in APART {
+        let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+        let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
+        stage.restart_agent_in(1, DEFAULT, clock(seconds));
+        done(stage.agent_of(0), &["cluster", "init"]);
+        let (exit, said) = join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]);
+        assert_eq!(exit, 0, "{seconds}: {said}");
+        for _ in 0..2 {
+            ended(&stage.migrate(&["--verify"]).finish()).completed();
+            stage.arrived();
+            stage.guest_goes_on();
+        }
+        // The clocks were what they should be.
+        let now = its_times(stage.agent_of(0)).into_iter().max().unwrap();
+        let wanted = now + seconds.parse::<i64>().unwrap();
+        let times = its_times(stage.agent_of(1));
+        assert!(times.iter().any(|time| (time - wanted).abs() < 600), "{seconds}: {now} {times:?}");
+    }
+}
+
+#[test]
+fn a_revocation_counts_whose_list_is_of_an_hour_that_has_not_come() {
+    for seconds in APART {
+        let mut site = site(3);
+        let host = site.lab.hosts()[1].clone();
+        site.agents[1].stop().unwrap();
+        site.agents[1] = Agent::start(&host, options(clock(seconds))).unwrap();
+        let [a, b, c] = site.agents.as_slice() else { panic!("three agents") };
+        done(a, &["cluster", "init"]);
+        for member in [b, c] {
+            assert_eq!(join(member, &line(a, &[]), &[]).0, 0, "{seconds}");
+        }
+        let look = |from: &Agent, at: &Agent| {
+            let address = at.address(0).to_string();
+            let output = from.client().args(["doctor", &address, "--quick", "--json"]).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let refused = "refused this host's certificate";
+        assert!(!look(c, b).contains(refused), "{seconds}");
+        done(a, &["host", "revoke", "c"]);
+        // The list goes with a connection of the authority's host, whatever that is for.
+        look(a, b);
+        let end = Instant::now() + LONG;
+        while !look(c, b).contains(refused) {
+            assert!(Instant::now() < end, "{seconds}: {}", look(c, b));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert!(!look(b, a).contains(refused), "{seconds}");
     }
 }
 

@@ -102,7 +102,8 @@ pub(crate) fn held_by(device: &Path) -> Option<String> {
     let end = Instant::now() + CLAIM_LASTS;
     while is_claimed(device) {
         let mut by = mounts_of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &number);
-        let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders")).into_iter().flatten().flatten();
+        let holders =
+            fs::read_dir(format!("/sys/dev/block/{number}/holders")).into_iter().flatten().flatten();
         by.extend(holders.map(|holder| format!("part of {}", holder.file_name().display())));
         if !by.is_empty() {
             return Some(by.join(", "));

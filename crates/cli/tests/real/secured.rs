@@ -1,7 +1,7 @@
 //! Hosts whose agents prove who they are.
 
 use linerate_lab::trust::Cluster;
-use linerate_lab::{Agent, GuestParameters, GuestSpec, Lab, QemuVersion};
+use linerate_lab::{Agent, AgentOptions, GuestParameters, GuestSpec, Lab, QemuVersion};
 
 use super::{Stage, hosts_of, options};
 
@@ -27,6 +27,22 @@ impl Stage {
     /// The agent of the first or the second host, wherever the guest is.
     pub fn agent_of(&self, host: usize) -> &Agent {
         &self.agents[host]
+    }
+
+    /// Starts a host's agent again with more environment.
+    #[allow(dead_code, reason = "not every test file needs it")]
+    pub fn restart_agent_in(
+        &mut self,
+        place: usize,
+        configuration: &str,
+        environment: Vec<(String, String)>,
+    ) {
+        let agent = &mut self.agents[place];
+        agent.stop().unwrap();
+        let plain = options(configuration);
+        let environment = [plain.environment.clone(), environment].concat();
+        let options = AgentOptions { environment, ..plain };
+        *agent = Agent::start(&self.lab.hosts()[place].clone(), options).unwrap();
     }
 
     /// Starts both agents again, with what the hosts have now, and more configuration: the source's, the destination's.
