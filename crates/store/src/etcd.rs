@@ -30,7 +30,7 @@ pub struct Options {
     pub endpoints: Vec<String>,
     /// What all keys begin with: `/linerate/CLUSTER/`.
     pub prefix: String,
-    /// For `https`.
+    /// What an `https` address needs; without it the system's authorities count.
     pub tls: Option<Tls>,
     /// Name and password, where the cluster wants them.
     pub user: Option<(String, String)>,
@@ -38,7 +38,7 @@ pub struct Options {
     pub lease: Duration,
 }
 
-/// PEM texts.
+/// Certificates and a key, each as the text of a PEM file.
 #[derive(Clone, Default)]
 pub struct Tls {
     /// Authorities that the members' certificates are checked with.
@@ -193,18 +193,13 @@ fn no_answer() -> String {
 
 /// What an error of etcd means for what was asked, if it changes nothing.
 fn failed(error: &Error) -> StoreError {
-    const NOT_FOUND: i32 = 5;
-    const OUT_OF_RANGE: i32 = 11;
     const REFUSALS: [i32; 5] = [3, 7, 8, 12, 16];
     let text = error.to_string();
     match error {
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::EndpointError(_) => StoreError::Refused(text),
         // Invalid argument, denied, exhausted (out of space), not implemented, unauthenticated.
         Error::GRpcStatus(status) if REFUSALS.contains(&(status.code() as i32)) => StoreError::Refused(text),
-        // A lease that has ended, and a revision that was compacted while its pages were read.
-        Error::GRpcStatus(status) if [NOT_FOUND, OUT_OF_RANGE].contains(&(status.code() as i32)) => {
-            StoreError::Away(text)
-        }
+        // Among them a revision that was compacted while its pages were read.
         _ => StoreError::Away(text),
     }
 }

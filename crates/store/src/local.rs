@@ -2,7 +2,8 @@
 //!
 //! A lease ends with the process: whoever opens the file removes what earlier ones wrote with theirs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 
@@ -17,7 +18,9 @@ const REVISION: &str = "revision";
 /// A store in a file.
 #[derive(Debug)]
 pub struct Local {
-    database: Database,
+    file: PathBuf,
+    /// `None` after a failure: redb refuses everything after an I/O error (a full disk) until it is opened again.
+    database: Mutex<Option<Arc<Database>>>,
     lease: Lease,
 }
 
@@ -40,22 +43,34 @@ impl Local {
             next_revision(&mut write.open_table(NUMBERS).map_err(failed)?)?
         };
         write.commit().map_err(failed)?;
-        Ok(Local { database, lease: Lease(revision.cast_signed()) })
+        let (file, lease) = (file.to_owned(), Lease(revision.cast_signed()));
+        Ok(Local { file, database: Mutex::new(Some(Arc::new(database))), lease })
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let slot = || self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match &mut *slot() {
+            Some(database) => database.clone(),
+            closed => closed.insert(Arc::new(Database::create(&self.file).map_err(failed)?)).clone(),
+        };
+        work(&database).inspect_err(|_| drop(slot().take_if(|open| Arc::ptr_eq(open, &database))))
     }
 
     fn read(&self, from: &str, wanted: impl Fn(&str) -> bool) -> Result<Vec<Entry>, StoreError> {
-        let read = self.database.begin_read().map_err(failed)?;
-        let entries = read.open_table(ENTRIES).map_err(failed)?;
-        let mut found = Vec::new();
-        for item in entries.range(from..).map_err(failed)? {
-            let (key, stored) = item.map_err(failed)?;
-            if !wanted(key.value()) {
-                break;
+        self.with(|database| {
+            let read = database.begin_read().map_err(failed)?;
+            let entries = read.open_table(ENTRIES).map_err(failed)?;
+            let mut found = Vec::new();
+            for item in entries.range(from..).map_err(failed)? {
+                let (key, stored) = item.map_err(failed)?;
+                if !wanted(key.value()) {
+                    break;
+                }
+                let (revision, made, _, value) = stored.value();
+                found.push(Entry { key: key.value().to_owned(), value: value.to_vec(), revision, made });
             }
-            let (revision, made, _, value) = stored.value();
-            found.push(Entry { key: key.value().to_owned(), value: value.to_vec(), revision, made });
-        }
-        Ok(found)
+            Ok(found)
+        })
     }
 }
 
@@ -104,21 +119,23 @@ impl Store for Local {
     }
 
     fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
-        let write = self.database.begin_write().map_err(failed)?;
-        let revision = {
-            let mut entries = write.open_table(ENTRIES).map_err(failed)?;
-            for condition in &transaction.conditions {
-                if !holds(&entries, condition)? {
-                    return Ok(Outcome::Refused);
+        self.with(|database| {
+            let write = database.begin_write().map_err(failed)?;
+            let revision = {
+                let mut entries = write.open_table(ENTRIES).map_err(failed)?;
+                for condition in &transaction.conditions {
+                    if !holds(&entries, condition)? {
+                        return Ok(Outcome::Refused);
+                    }
                 }
-            }
-            let revision = next_revision(&mut write.open_table(NUMBERS).map_err(failed)?)?;
-            transaction.writes.iter().try_for_each(|write| change(&mut entries, write, revision))?;
-            revision
-        };
-        // A commit that failed may be on the disk all the same.
-        write.commit().map_err(|error| StoreError::Unknown(redb::Error::from(error).to_string()))?;
-        Ok(Outcome::Done(revision))
+                let revision = next_revision(&mut write.open_table(NUMBERS).map_err(failed)?)?;
+                transaction.writes.iter().try_for_each(|write| change(&mut entries, write, revision))?;
+                revision
+            };
+            // A commit that failed may be on the disk all the same.
+            write.commit().map_err(|error| StoreError::Unknown(redb::Error::from(error).to_string()))?;
+            Ok(Outcome::Done(revision))
+        })
     }
 
     fn lease(&self) -> Option<Lease> {

@@ -2,14 +2,17 @@
 
 use super::records::{Cordon, DrainRecord, DrainState, OwnerRecord};
 use super::{Fleet, FleetError, check_name, put};
-use crate::{Condition, Lease, Transaction, Write};
+use crate::{Condition, Entry, Lease, StoreError, Transaction, Write};
 
 /// This agent owns a drain, until its lease ends or another one has taken it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     pub(super) drain: String,
+    /// The host that is drained.
+    host: String,
     /// Revision at which `owner/ID` was made.
     made: u64,
+    /// The lease that `owner/ID` vanishes with.
     lease: Lease,
 }
 
@@ -17,6 +20,11 @@ impl Ownership {
     /// Identity of the drain.
     pub fn drain(&self) -> &str {
         &self.drain
+    }
+
+    /// A record of this drain, whatever it says of its identity.
+    fn record(&self, record: &DrainRecord) -> DrainRecord {
+        DrainRecord { id: self.drain.clone(), host: self.host.clone(), ..record.clone() }
     }
 
     /// What every write of the owner needs.
@@ -45,7 +53,7 @@ impl Fleet {
         self.change(|| {
             if let (_, Some(drain)) = self.read::<String>(&open)? {
                 // Written by a try whose answer was lost.
-                let is_this = drain == record.id && self.owner_is_this(&record.id)?;
+                let is_this = drain == record.id && self.own_entry(&record.id)?.is_some();
                 return if is_this {
                     Ok(None)
                 } else {
@@ -59,7 +67,7 @@ impl Fleet {
             let mut writes = vec![
                 put(&open, &record.id, false)?,
                 put(&drain_key(&record.id), record, false)?,
-                put(&owner_key(&record.id), &self.owner(), true)?,
+                put(&owner_key(&record.id), &self.owner()?, true)?,
             ];
             if cordon.is_none() {
                 let (by, drain) = (record.by.clone(), Some(record.id.clone()));
@@ -73,10 +81,11 @@ impl Fleet {
             ];
             Ok(Some(Transaction { conditions, writes }))
         })?;
-        self.ownership(&record.id)
+        self.ownership(&record.id, &record.host)
     }
 
-    /// Takes an open drain that nobody owns, or returns that this agent owns it.
+    /// Takes an open drain that nobody owns, or returns that this agent owns it. What it owned with a lease that has ended
+    /// it owns with the present one then.
     ///
     /// # Errors
     /// [`FleetError::Owned`] by another agent; [`FleetError::NoDrain`], [`FleetError::HasEnded`]; those of the store.
@@ -89,23 +98,26 @@ impl Fleet {
             if record.state == DrainState::Ended {
                 return Err(FleetError::HasEnded(drain.to_owned()));
             }
-            let owner = self.read::<OwnerRecord>(&owner_key(drain))?.1;
+            let (owner_entry, owner) = self.read::<OwnerRecord>(&owner_key(drain))?;
+            let this = self.owner()?;
             taken = Some(record);
             match owner {
-                Some(owner) if owner == self.owner() => Ok(None),
-                Some(owner) => Err(FleetError::Owned { drain: drain.to_owned(), owner: owner.host }),
-                None => {
+                Some(owner) if owner == this => Ok(None),
+                Some(owner) if !self.is(&owner) => {
+                    Err(FleetError::Owned { drain: drain.to_owned(), owner: owner.host })
+                }
+                _ => {
                     let conditions = vec![
                         Condition::as_read(&drain_key(drain), entry.as_ref()),
-                        Condition::Absent(owner_key(drain)),
+                        Condition::as_read(&owner_key(drain), owner_entry.as_ref()),
                     ];
-                    let writes = vec![put(&owner_key(drain), &self.owner(), true)?];
+                    let writes = vec![put(&owner_key(drain), &this, true)?];
                     Ok(Some(Transaction { conditions, writes }))
                 }
             }
         })?;
         let record = taken.ok_or_else(|| FleetError::NoDrain(drain.to_owned()))?;
-        Ok((self.ownership(drain)?, record))
+        Ok((self.ownership(drain, &record.host)?, record))
     }
 
     /// A drain, open or ended.
@@ -122,12 +134,15 @@ impl Fleet {
         self.lease() == Some(owner.lease)
     }
 
-    /// Writes how far the drain is.
+    /// Writes how far the drain is; of one that has ended, its result ([`Fleet::end`]).
     ///
     /// # Errors
     /// [`FleetError::NotOwner`]; those of the store.
     pub fn update(&self, owner: &Ownership, record: &DrainRecord) -> Result<(), FleetError> {
-        let writes = vec![put(&drain_key(&owner.drain), record, false)?];
+        if record.state == DrainState::Ended {
+            return self.end(owner, record);
+        }
+        let writes = vec![put(&drain_key(&owner.drain), &owner.record(record), false)?];
         self.write_as(owner, || Ok((Vec::new(), writes.clone())))
     }
 
@@ -136,7 +151,7 @@ impl Fleet {
     /// # Errors
     /// [`FleetError::NotOwner`]; those of the store.
     pub fn end(&self, owner: &Ownership, record: &DrainRecord) -> Result<(), FleetError> {
-        let record = DrainRecord { state: DrainState::Ended, ..record.clone() };
+        let record = DrainRecord { state: DrainState::Ended, ..owner.record(record) };
         self.change(|| {
             let now = self.read::<DrainRecord>(&drain_key(&owner.drain))?.1;
             // Written by a try whose answer was lost.
@@ -146,7 +161,7 @@ impl Fleet {
             self.check_owner(owner)?;
             let writes = vec![
                 put(&drain_key(&owner.drain), &record, false)?,
-                Write::Delete(format!("open/{}", record.host)),
+                Write::Delete(format!("open/{}", owner.host)),
                 Write::Delete(owner_key(&owner.drain)),
             ];
             Ok(Some(Transaction { conditions: vec![owner.condition()], writes }))
@@ -195,20 +210,26 @@ impl Fleet {
         }
     }
 
-    fn owner(&self) -> OwnerRecord {
-        OwnerRecord { host: self.host.clone(), instance: self.instance.clone() }
+    /// This agent, with its present lease.
+    fn owner(&self) -> Result<OwnerRecord, FleetError> {
+        let lease = self.lease().ok_or_else(|| StoreError::Away("it gives no lease at present".into()))?;
+        Ok(OwnerRecord { host: self.host.clone(), instance: self.instance.clone(), lease: lease.0 })
     }
 
-    fn owner_is_this(&self, drain: &str) -> Result<bool, FleetError> {
-        Ok(self.read::<OwnerRecord>(&owner_key(drain))?.1 == Some(self.owner()))
+    /// Whether it is this start of this agent, with whatever lease.
+    fn is(&self, owner: &OwnerRecord) -> bool {
+        (&owner.host, &owner.instance) == (&self.host, &self.instance)
     }
 
-    fn ownership(&self, drain: &str) -> Result<Ownership, FleetError> {
-        let lost = || FleetError::NotOwner(drain.to_owned());
-        // Before the entry is read: an entry of this lease is gone, or this lease still lives.
-        let lease = self.lease().ok_or_else(lost)?;
+    /// The owner's entry and record, if this agent made it.
+    fn own_entry(&self, drain: &str) -> Result<Option<(Entry, OwnerRecord)>, FleetError> {
         let (entry, owner) = self.read::<OwnerRecord>(&owner_key(drain))?;
-        let entry = entry.filter(|_| owner == Some(self.owner())).ok_or_else(lost)?;
-        Ok(Ownership { drain: drain.to_owned(), made: entry.made, lease })
+        Ok(entry.zip(owner.filter(|owner| self.is(owner))))
+    }
+
+    fn ownership(&self, drain: &str, host: &str) -> Result<Ownership, FleetError> {
+        let (entry, owner) = self.own_entry(drain)?.ok_or_else(|| FleetError::NotOwner(drain.to_owned()))?;
+        let (drain, host) = (drain.to_owned(), host.to_owned());
+        Ok(Ownership { drain, host, made: entry.made, lease: Lease(owner.lease) })
     }
 }

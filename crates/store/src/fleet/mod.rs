@@ -320,16 +320,20 @@ impl Fleet {
         &self,
         mut plan: impl FnMut() -> Result<Option<Transaction>, FleetError>,
     ) -> Result<(), FleetError> {
+        let mut ended = FleetError::Contended;
         for _ in 0..TRIES {
             let Some(transaction) = plan()? else { return Ok(()) };
-            match self.store.commit(&transaction) {
+            ended = match self.store.commit(&transaction) {
                 Ok(Outcome::Done(_)) => return Ok(()),
-                Ok(Outcome::Refused) => {}
-                Err(StoreError::Unknown(why)) => tracing::debug!(why, "reading what the store has"),
+                Ok(Outcome::Refused) => FleetError::Contended,
+                Err(error @ StoreError::Unknown(_)) => {
+                    tracing::debug!(%error, "reading what the store has");
+                    error.into()
+                }
                 Err(error) => return Err(error.into()),
-            }
+            };
         }
-        Err(FleetError::Contended)
+        Err(ended)
     }
 }
 

@@ -124,10 +124,12 @@ pub struct DrainRecord {
 /// The agent that owns a drain; vanishes with its lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnerRecord {
-    /// Its host.
+    /// Host whose agent it is.
     pub host: String,
     /// Another one for each start of an agent.
     pub instance: String,
+    /// Number of the lease that the record vanishes with.
+    pub lease: i64,
 }
 
 /// Memory at a destination that is held for a guest.
