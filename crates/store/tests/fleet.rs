@@ -6,8 +6,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{GIB, Kind, Loss, Lossy, check, drain, fleet, host, wait, with_guests};
-use linerate_store::fleet::records::DrainState;
+use common::{GIB, Kind, Leased, Loss, Lossy, check, drain, fleet, host, wait, with_guests};
+use linerate_store::StoreError;
+use linerate_store::fleet::records::{DrainRecord, DrainState};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 fn hosts(fleet: &Fleet, names: &[&str]) {
@@ -69,15 +70,7 @@ fn a_host_has_one_open_drain_and_is_cordoned_until_it_is_released() {
         assert_eq!(view.hosts["a"].cordon.as_ref().unwrap().drain.as_deref(), Some("d1"));
         assert_eq!(view.drains["d1"].owner.as_ref().unwrap().host, "a");
 
-        fleet
-            .update(
-                &owner,
-                &linerate_store::fleet::records::DrainRecord {
-                    state: DrainState::Paused,
-                    ..drain("d1", "a")
-                },
-            )
-            .unwrap();
+        fleet.update(&owner, &DrainRecord { state: DrainState::Paused, ..drain("d1", "a") }).unwrap();
         assert_eq!(fleet.drain("d1").unwrap().unwrap().state, DrainState::Paused);
         fleet.end(&owner, &drain("d1", "a")).unwrap();
         let view = fleet.view().unwrap();
@@ -268,6 +261,61 @@ fn an_owner_that_has_lost_its_drain_writes_nothing_of_it() {
         }
         assert_eq!(two.view().unwrap().reservations.keys().collect::<Vec<_>>(), ["g2"]);
     }
+}
+
+/// etcd ends a lease later than its client does, and much later when another member leads by then.
+#[test]
+fn a_drain_that_is_owned_with_a_lease_that_has_ended_is_not_owned_until_it_is_taken_with_the_next() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let client = kind.open();
+    let leased = Leased::new(client.store());
+    let fleet = fleet(leased.clone(), "a");
+    hosts(&fleet, &["a"]);
+    let first = fleet.begin(&drain("d1", "a")).unwrap();
+    assert!(fleet.owns(&first));
+    let written = || client.store().get("owner/d1").unwrap().unwrap().revision;
+    let before = written();
+    leased.next();
+    assert!(!fleet.owns(&first));
+    let (second, _) = fleet.take_over("d1").unwrap();
+    assert!(fleet.owns(&second) && !fleet.owns(&first));
+    assert!(written() > before, "it would vanish with the lease that has ended");
+    let before = written();
+    assert_eq!(fleet.take_over("d1").unwrap().0, second);
+    assert_eq!(written(), before);
+    // It ends as soon as the owner is written.
+    hosts(&fleet, &["b"]);
+    leased.ends.store(true, std::sync::atomic::Ordering::Relaxed);
+    let third = fleet.begin(&drain("d2", "b")).unwrap();
+    assert!(!fleet.owns(&third));
+    let (fourth, _) = fleet.take_over("d2").unwrap();
+    assert!(fleet.owns(&fourth));
+}
+
+#[test]
+fn an_owner_writes_of_its_own_drain_and_host_whatever_its_record_says() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let fleet = kind.open().fleet("a");
+    hosts(&fleet, &["a", "b"]);
+    let (one, other) = (fleet.begin(&drain("d1", "a")).unwrap(), fleet.begin(&drain("d2", "b")).unwrap());
+    fleet.update(&one, &drain("d2", "b")).unwrap();
+    assert_eq!(fleet.drain("d1").unwrap(), Some(drain("d1", "a")));
+    // Said to have ended, it has ended.
+    fleet.update(&one, &DrainRecord { state: DrainState::Ended, ..drain("d2", "b") }).unwrap();
+    let view = fleet.view().unwrap();
+    assert_eq!((&view.hosts["a"].drain, view.hosts["b"].drain.as_deref()), (&None, Some("d2")));
+    assert_eq!(view.drains["d1"].record, DrainRecord { state: DrainState::Ended, ..drain("d1", "a") });
+    assert!(view.drains["d1"].owner.is_none() && fleet.uncordon("a").unwrap());
+    fleet.update(&other, &drain("d2", "b")).unwrap();
+}
+
+#[test]
+fn a_store_that_never_answers_is_said_to_be_that() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let client = kind.open();
+    let fleet: Fleet = fleet(Lossy::new(client.store(), |_| Loss::Question) as Arc<_>, "a");
+    let refused = fleet.register(&host("a", 8));
+    assert!(matches!(refused, Err(FleetError::Store(StoreError::Unknown(_)))), "{refused:?}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Kind, PATIENCE, wait};
@@ -137,6 +138,46 @@ fn a_file_has_one_client_and_outlives_it() {
     assert_eq!(Local::open(&file).unwrap().get("a").unwrap().unwrap().value, b"1");
     std::fs::write(&file, b"no database").unwrap();
     assert!(matches!(Local::open(&file), Err(StoreError::Away(_))));
+}
+
+/// A small file system in a folder; unmounted when dropped.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new() -> Small {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=8m", "linerate-store"]).arg(folder.path());
+        assert!(mount.status().unwrap().success(), "tests run as root");
+        Small(folder)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_file_on_a_full_disk_loses_nothing_and_takes_more_when_there_is_room() {
+    let disk = Small::new();
+    let store = Local::open(&disk.0.path().join("fleet.redb")).unwrap();
+    let leased = Write::Put { key: "leased".into(), value: b"1".to_vec(), leased: true };
+    done(&store, &when(&[], &[put("a", "1"), leased]));
+    let (lease, filler) = (store.lease(), disk.0.path().join("filler"));
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[7; 4096]).is_ok() {}
+    let large = when(&[], &[put("b", &"x".repeat(4 << 20))]);
+    for _ in 0..3 {
+        let refused = store.commit(&large);
+        assert!(matches!(refused, Err(StoreError::Away(_) | StoreError::Unknown(_))), "{refused:?}");
+    }
+    assert_eq!(store.get("a").unwrap().unwrap().value, b"1", "it is read all the same");
+    drop(file);
+    std::fs::remove_file(filler).unwrap();
+    done(&store, &when(&[Condition::Absent("b".into())], &[put("b", "2")]));
+    assert!(store.get("leased").unwrap().is_some() && store.lease() == lease, "its process has not ended");
 }
 
 #[test]

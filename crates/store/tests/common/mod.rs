@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -183,6 +183,46 @@ impl Store for Lossy {
 
     fn lease(&self) -> Option<Lease> {
         self.store.lease()
+    }
+}
+
+/// A client whose lease has ended and who has another one, while the store still has what the first wrote.
+pub struct Leased {
+    store: Arc<dyn Store>,
+    now: AtomicI64,
+    /// The lease ends behind the next write.
+    pub ends: AtomicBool,
+}
+
+impl Leased {
+    pub fn new(store: Arc<dyn Store>) -> Arc<Leased> {
+        Arc::new(Leased { store, now: AtomicI64::new(1), ends: AtomicBool::new(false) })
+    }
+
+    pub fn next(&self) {
+        self.now.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Store for Leased {
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.store.get(key)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+        self.store.list(prefix)
+    }
+
+    fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
+        let done = self.store.commit(transaction);
+        if self.ends.swap(false, Ordering::Relaxed) {
+            self.next();
+        }
+        done
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        Some(Lease(self.now.load(Ordering::Relaxed)))
     }
 }
 
