@@ -133,7 +133,7 @@ impl Cache {
         self.file("lldpd/usr/lib/x86_64-linux-gnu")
     }
 
-    /// The etcd server.
+    /// The etcd server of Debian, unpacked.
     pub fn etcd(&self) -> Result<PathBuf, LabError> {
         self.file("etcd/usr/bin/etcd")
     }

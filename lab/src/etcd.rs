@@ -14,7 +14,7 @@ use crate::{Cache, LabError, Process, wait};
 
 /// Until a member answers.
 const ANSWERS: Duration = Duration::from_secs(120);
-/// For one question.
+/// How long a member may take for one question.
 const QUESTION: Duration = Duration::from_secs(5);
 
 /// Members of one cluster; ended when dropped.
@@ -107,7 +107,7 @@ impl Cluster {
         self.signal(number, Signal::STOP)
     }
 
-    /// SIGCONT.
+    /// SIGCONT: it goes on where it was.
     pub fn thaw(&mut self, number: usize) -> Result<(), LabError> {
         self.signal(number, Signal::CONT)
     }

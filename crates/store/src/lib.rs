@@ -20,7 +20,7 @@ use thiserror::Error;
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The key.
+    /// Without the prefix that an etcd cluster has for all keys.
     pub key: String,
     /// What was written last.
     pub value: Vec<u8>,
@@ -51,14 +51,13 @@ impl Condition {
     }
 }
 
-/// One change.
+/// A change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variant says what its fields are")]
 pub enum Write {
-    /// Writes a value.
+    /// Makes the key, or gives it another value.
     Put {
-        /// The key.
         key: String,
-        /// The value.
         value: Vec<u8>,
         /// The key vanishes when the lease of this client ends.
         leased: bool,
@@ -70,7 +69,7 @@ pub enum Write {
 /// Changes that are made together or not at all. At most one for each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// All must hold.
+    /// What must hold, all of it.
     pub conditions: Vec<Condition>,
     /// What is changed then.
     pub writes: Vec<Write>,
@@ -92,7 +91,7 @@ pub struct Lease(pub i64);
 /// Why the store gave no answer.
 #[derive(Clone, Debug, Error)]
 pub enum StoreError {
-    /// Nothing was changed.
+    /// Nothing was changed, and it may answer later.
     #[error("the store does not answer: {0}")]
     Away(String),
     /// It may have been changed or not: read it again.

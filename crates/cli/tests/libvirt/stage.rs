@@ -340,7 +340,7 @@ pub struct Moving {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,
     readers: Vec<JoinHandle<String>>,
-    /// Of both agents.
+    /// Both agents', for a message.
     logs: Vec<PathBuf>,
 }
 

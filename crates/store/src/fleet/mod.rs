@@ -40,6 +40,7 @@ const NAME_MAX: usize = 253;
 
 /// Why an operation did not happen. Nothing was changed, unless the store itself does not know.
 #[derive(Clone, Debug, Error)]
+#[allow(missing_docs, reason = "the message says what its fields are")]
 pub enum FleetError {
     /// The store gave no answer.
     #[error(transparent)]
@@ -49,12 +50,7 @@ pub enum FleetError {
     Contended,
     /// A record cannot be read.
     #[error("the store's entry {key} cannot be read: {why}")]
-    Damaged {
-        /// Its key.
-        key: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Damaged { key: String, why: String },
     /// A name that no key can have.
     #[error("{0:?} is no name: 1 to {NAME_MAX} bytes without / and control characters")]
     Name(String),
@@ -69,28 +65,13 @@ pub enum FleetError {
     NoDrain(String),
     /// The host is cordoned.
     #[error("host {host} is cordoned by {}", cordon.by)]
-    Cordoned {
-        /// Its name.
-        host: String,
-        /// Since when and why.
-        cordon: Cordon,
-    },
+    Cordoned { host: String, cordon: Cordon },
     /// A drain of the host is open.
     #[error("host {host} is being drained: drain {drain}")]
-    Draining {
-        /// Its name.
-        host: String,
-        /// The open drain.
-        drain: String,
-    },
+    Draining { host: String, drain: String },
     /// Another agent owns the drain.
     #[error("drain {drain} is owned by the agent of host {owner}")]
-    Owned {
-        /// Its identity.
-        drain: String,
-        /// Host of the owner.
-        owner: String,
-    },
+    Owned { drain: String, owner: String },
     /// The agent does not own the drain any more.
     #[error("this agent does not own drain {0} any more")]
     NotOwner(String),
@@ -100,34 +81,15 @@ pub enum FleetError {
     /// The destination's agent does not run.
     #[error("the agent of host {0} does not answer the fleet's store")]
     Lost(String),
-    /// Too little memory.
+    /// The host has less memory free for guests than is to be reserved.
     #[error("host {host} has {free_bytes} bytes free for guests, and {bytes} are needed")]
-    NoRoom {
-        /// Its name.
-        host: String,
-        /// What was to be reserved.
-        bytes: u64,
-        /// What is free.
-        free_bytes: u64,
-    },
+    NoRoom { host: String, bytes: u64, free_bytes: u64 },
     /// The guest is at the destination, or the host does not list it there yet.
     #[error("guest {guest} is {} host {host}", if *is_there { "already at" } else { "not yet listed at" })]
-    Place {
-        /// Its UUID.
-        guest: String,
-        /// The destination.
-        host: String,
-        /// Whether it is there.
-        is_there: bool,
-    },
+    Place { guest: String, host: String, is_there: bool },
     /// Another drain, or this one elsewhere, has a reservation for the guest.
     #[error("guest {guest} has a reservation at host {} by drain {}", by.host, by.drain)]
-    Reserved {
-        /// Its UUID.
-        guest: String,
-        /// What there is.
-        by: Reservation,
-    },
+    Reserved { guest: String, by: Reservation },
 }
 
 /// A host, as the fleet sees it.
@@ -139,9 +101,9 @@ pub struct HostView {
     pub alive: bool,
     /// It takes no arrivals.
     pub cordon: Option<Cordon>,
-    /// Its open drain.
+    /// Identity of the drain that empties it.
     pub drain: Option<String>,
-    /// Bytes of reservations.
+    /// Bytes that drains have reserved there for guests on their way.
     pub reserved_bytes: u64,
 }
 
@@ -165,9 +127,9 @@ pub struct DrainView {
 /// Everything at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
-    /// By name.
+    /// Every host that was ever described, by its name.
     pub hosts: BTreeMap<String, HostView>,
-    /// By identity.
+    /// Open drains, and those that ended and were not forgotten, by identity.
     pub drains: BTreeMap<String, DrainView>,
     /// By the guest's UUID.
     pub reservations: BTreeMap<String, Reservation>,
@@ -196,7 +158,7 @@ impl Fleet {
     /// For the agent of `host`. `instance` is another one for each start of an agent, and never used twice.
     ///
     /// # Errors
-    /// [`FleetError::Name`].
+    /// [`FleetError::Name`] for a host name that no key can have.
     pub fn new(store: Arc<dyn Store>, host: &str, instance: &str) -> Result<Fleet, FleetError> {
         check_name(host)?;
         Ok(Fleet { store, host: host.to_owned(), instance: instance.to_owned() })

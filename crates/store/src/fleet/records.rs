@@ -13,7 +13,7 @@ pub struct HostRecord {
     pub addresses: Vec<String>,
     /// Release of its agent.
     pub agent: String,
-    /// Bytes of memory.
+    /// Bytes of memory that the host has.
     pub memory_bytes: u64,
     /// Bytes that stay free of guests.
     pub reserve_bytes: u64,
@@ -47,7 +47,7 @@ pub struct PortRecord {
 /// A guest of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GuestRecord {
-    /// Its name there.
+    /// What the guest is called on that host.
     pub name: String,
     /// Bytes that it takes from its host.
     pub memory_bytes: u64,
@@ -78,7 +78,7 @@ pub(super) struct AliveRecord {
 pub struct Cordon {
     /// Who asked for it.
     pub by: String,
-    /// Milliseconds since 1970.
+    /// When, in milliseconds since 1970.
     pub since_ms: u64,
     /// The drain that it belongs to; none: an operator's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,9 +89,9 @@ pub struct Cordon {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DrainState {
-    /// Guests move.
+    /// Guests are prepared, copied and moved.
     Running,
-    /// Nothing new starts.
+    /// Nothing new starts; what runs goes on.
     Paused,
     /// What runs is being cancelled.
     Aborting,
@@ -99,10 +99,10 @@ pub enum DrainState {
     Ended,
 }
 
-/// A drain.
+/// A drain as its owner last wrote it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrainRecord {
-    /// Its identity.
+    /// What names it in all keys and commands.
     pub id: String,
     /// The host that is emptied.
     pub host: String,
@@ -114,7 +114,7 @@ pub struct DrainRecord {
     pub settings: serde_json::Value,
     /// The guests that it began with, by their UUID, and what became of each; the agent's business.
     pub guests: BTreeMap<String, serde_json::Value>,
-    /// Milliseconds since 1970.
+    /// When it began, in milliseconds since 1970.
     pub begun_ms: u64,
     /// Milliseconds since 1970; none before its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,11 +135,11 @@ pub struct OwnerRecord {
 /// Memory at a destination that is held for a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// The destination.
+    /// The host whose memory is held.
     pub host: String,
     /// The drain that has it.
     pub drain: String,
-    /// Bytes.
+    /// How many bytes are held.
     pub bytes: u64,
 }
 

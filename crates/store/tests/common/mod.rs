@@ -150,9 +150,9 @@ pub struct Lossy {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     Nothing,
-    /// It was written.
+    /// It was written, and the answer was lost.
     Answer,
-    /// It was not.
+    /// It was not written, and nobody said so.
     Question,
 }
 
