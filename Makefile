@@ -50,7 +50,7 @@ bench: build ## interleaved comparison with QEMU's own migration; writes bench/o
 	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out
 
 bench-tls: build ## TLS against plain text, Linerate's and QEMU's, interleaved; writes bench/out/tls/
-	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --methods linerate,linerate-tls,multifd,multifd-tls
+	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --pairs 6 --methods linerate,multifd,linerate-tls,multifd-tls
 
 soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes
 	./target/release/linerate-bench soak --linerate ./target/release/linerate --out bench/out

@@ -197,6 +197,31 @@ fn a_migration_that_ends_early_leaves_the_disk_open_to_the_source_and_closed_in_
     ends(&stage);
 }
 
+/// It has nothing of the guest then but its journal and the record of what it opened. The guest runs at the other host.
+#[test]
+fn a_host_that_is_restarted_behind_commit_leaves_a_shared_disk_open() {
+    let guest = GuestSpec::new("g", busy()).qemu(QemuVersion::Ten);
+    let (mut stage, gates) = Stage::gated(&[1000, 1000], guest);
+    let disk = stage.image();
+    assert!(is_open(&disk));
+    let sent = gates[0].hold_after("source.commit_sent").unwrap();
+    let migration = stage.migrate(&[]);
+    sent.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(sent);
+    stage.kill_hypervisors(0);
+    std::fs::remove_dir_all(stage.lab.hosts()[0].run_directory().join("guests/g")).unwrap();
+    stage.agent(0).restart().unwrap();
+    assert!(is_open(&disk));
+    assert_eq!(ended(&migration.finish()).exit, Some(8));
+    stage.settles_at(1);
+    assert!(is_open(&disk), "the destination's QEMU has it");
+    has_no_record(&stage, 0);
+    let (exit, text) = stage.linerate_at(1, &["vm", "stop", "g", "--force"]);
+    assert_eq!(exit, 0, "{text}");
+    assert!(!is_open(&disk));
+}
+
 /// Disks that are copied: the one that is left is as before, the new one is open to its QEMU.
 #[test]
 fn a_copied_disk_is_open_where_the_guest_is_and_nowhere_else() {

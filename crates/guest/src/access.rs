@@ -208,13 +208,13 @@ impl Access {
     }
 
     /// The guest runs on another host with the files that hosts share: their entries go with it. `stays` says which files it
-    /// has not taken along. Devices' entries are this host's.
+    /// has not taken along. Devices' entries are this host's. What is not there may be a file that is mounted later.
     pub fn hand_over(&self, guest: &str, stays: &dyn Fn(&Path) -> bool) {
         let _changing = lock(&self.changing);
         let Some(mut record) = self.read(guest) else { return };
         record.files.retain(|file| {
-            let is_file = fs::metadata(&file.path).is_ok_and(|facts| facts.is_file());
-            !is_file || stays(&file.path)
+            let is_other = fs::metadata(&file.path).is_ok_and(|facts| !facts.is_file());
+            is_other || stays(&file.path)
         });
         self.keep(&record);
     }

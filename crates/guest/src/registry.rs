@@ -202,10 +202,14 @@ impl Registry {
         self.access.as_ref().map_or(Ok(()), |access| access.renew(guest))
     }
 
+    /// Whether there is anything of this guest here, be its QEMU alive or not.
+    pub fn has(&self, guest: &str) -> bool {
+        !matches!(self.get(guest), Err(RegistryError::Unknown(_)))
+    }
+
     /// Closes files to QEMU's user that were opened for guests which are not here any more.
     pub fn release_files_of_absent(&self) {
-        let is_here = |name: &str| !matches!(self.get(name), Err(RegistryError::Unknown(_)));
-        self.access.iter().for_each(|access| access.release_all_but(is_here));
+        self.access.iter().for_each(|access| access.release_all_but(|guest| self.has(guest)));
     }
 
     /// The guest that this name was reserved for is not started.

@@ -251,6 +251,8 @@ fn an_owner_that_has_lost_its_drain_writes_nothing_of_it() {
         let (next, record) = two.take_over("d1").unwrap();
         assert_eq!(record, drain("d1", "a"));
         assert_eq!(two.take_over("d1").unwrap().0, next, "asked again, it is the same");
+        let refused = one.take_over("d1");
+        assert!(matches!(&refused, Err(FleetError::Owned { owner, .. }) if owner == "c"), "{refused:?}");
         let before = two.view().unwrap();
         for answer in writes_of(&one, &owner) {
             assert!(matches!(answer, Err(FleetError::NotOwner(_))), "{answer:?}");

@@ -87,9 +87,10 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
         }
     }
     sessions.registry.free_ram_of_dead();
-    sessions.registry.release_files_of_absent();
     let mut found = sessions.journal.all()?;
     found.sort_by_key(|(_, record)| record.order);
+    found.iter().for_each(|(_, record)| hand_files_of_absent_over(sessions, record));
+    sessions.registry.release_files_of_absent();
     found.iter_mut().for_each(|(session, record)| name_process(sessions, *session, record));
     let entries: Vec<Entry> = found.iter().filter_map(|(session, record)| record.entry(*session)).collect();
     for (session, record) in found {
@@ -103,6 +104,16 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     let pruned = sessions.journal.prune()?;
     tracing::debug!(pruned, "old sessions forgotten");
     Ok(())
+}
+
+/// This host was restarted behind commit: the guest may run at the destination, whose QEMU may have the same user. So what
+/// both hosts share stays open to it.
+fn hand_files_of_absent_over(sessions: &Sessions, record: &Record) {
+    if let Role::Source { phase: SourcePhase::CommitSent, qemu, copied, .. } = &record.role
+        && !sessions.registry.has(&qemu.name)
+    {
+        sessions.registry.hand_files_over(&qemu.name, copied);
+    }
 }
 
 /// A QEMU that was started in the moment in which the agent ended is in no record of the journal yet: the guest's own

@@ -91,6 +91,20 @@ fn a_shared_disk_stays_open_to_whichever_host_has_the_guest() {
 }
 
 #[test]
+fn a_shared_disk_that_is_mounted_later_stays_open_to_the_other_host() {
+    let place = place();
+    let (disk, aside) = (place.file("disk"), place.dir.path().join("aside"));
+    place.access.grant("g", &user(), &[Wanted::new(&disk, true)], &[]).unwrap();
+    fs::rename(&disk, &aside).unwrap();
+    place.access.hand_over("g", &|_| false);
+    place.access.release("g");
+    fs::rename(&aside, &disk).unwrap();
+    // The agent's next start.
+    Access::new(place.dir.path().join("access")).release_all_but(|_| false);
+    assert!(opens(&disk), "the destination's QEMU uses it");
+}
+
+#[test]
 fn a_disk_that_was_copied_is_closed_at_the_source() {
     let place = place();
     let disk = place.file("disk");

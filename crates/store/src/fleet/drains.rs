@@ -99,22 +99,19 @@ impl Fleet {
                 return Err(FleetError::HasEnded(drain.to_owned()));
             }
             let (owner_entry, owner) = self.read::<OwnerRecord>(&owner_key(drain))?;
+            if let Some(other) = owner.as_ref().filter(|owner| !self.is(owner)) {
+                return Err(FleetError::Owned { drain: drain.to_owned(), owner: other.host.clone() });
+            }
             let this = self.owner()?;
             taken = Some(record);
-            match owner {
-                Some(owner) if owner == this => Ok(None),
-                Some(owner) if !self.is(&owner) => {
-                    Err(FleetError::Owned { drain: drain.to_owned(), owner: owner.host })
-                }
-                _ => {
-                    let conditions = vec![
-                        Condition::as_read(&drain_key(drain), entry.as_ref()),
-                        Condition::as_read(&owner_key(drain), owner_entry.as_ref()),
-                    ];
-                    let writes = vec![put(&owner_key(drain), &this, true)?];
-                    Ok(Some(Transaction { conditions, writes }))
-                }
+            if owner.as_ref() == Some(&this) {
+                return Ok(None);
             }
+            let conditions = vec![
+                Condition::as_read(&drain_key(drain), entry.as_ref()),
+                Condition::as_read(&owner_key(drain), owner_entry.as_ref()),
+            ];
+            Ok(Some(Transaction { conditions, writes: vec![put(&owner_key(drain), &this, true)?] }))
         })?;
         let record = taken.ok_or_else(|| FleetError::NoDrain(drain.to_owned()))?;
         Ok((self.ownership(drain, &record.host)?, record))
