@@ -93,12 +93,15 @@ fn a_shared_disk_stays_open_to_whichever_host_has_the_guest() {
 #[test]
 fn a_shared_disk_that_is_mounted_later_stays_open_to_the_other_host() {
     let place = place();
-    let (disk, aside) = (place.file("disk"), place.dir.path().join("aside"));
+    let (folder, aside) = (place.dir.path().join("mounted"), place.dir.path().join("aside"));
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let disk = place.file("mounted/disk");
     place.access.grant("g", &user(), &[Wanted::new(&disk, true)], &[]).unwrap();
-    fs::rename(&disk, &aside).unwrap();
+    fs::rename(&folder, &aside).unwrap();
     place.access.hand_over("g", &|_| false);
     place.access.release("g");
-    fs::rename(&aside, &disk).unwrap();
+    fs::rename(&aside, &folder).unwrap();
     // The agent's next start.
     Access::new(place.dir.path().join("access")).release_all_but(|_| false);
     assert!(opens(&disk), "the destination's QEMU uses it");
