@@ -22,6 +22,7 @@ use crate::audit::{self, Audit};
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
+use crate::fleet::HostInFleet;
 use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
@@ -38,6 +39,8 @@ pub struct Agent {
     pub config: Arc<Config>,
     /// Who this host is to other agents, and what they may do.
     pub security: Arc<Security>,
+    /// Whether this host takes guests from others.
+    pub(crate) fleet: Arc<HostInFleet>,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -80,6 +83,7 @@ impl Agent {
     ) -> Agent {
         let audit = Arc::new(audit);
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone(), security.clone()));
+        let fleet = Arc::new(HostInFleet::new(&config));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
         let (gates, arrivals) = (Arc::<StreamGates>::default(), Arc::<ArrivalCount>::default());
@@ -122,6 +126,7 @@ impl Agent {
         Agent {
             config,
             security,
+            fleet,
             audit,
             cluster,
             journal,
@@ -247,6 +252,7 @@ impl Agent {
             tunnels: self.tunnels.clone(),
             moves: self.moves.clone(),
             audit: self.audit.clone(),
+            security: self.security.clone(),
             begin_copy: Box::new(begin_copy),
         })
     }
@@ -268,6 +274,10 @@ impl Agent {
         let caller = audit::host(&name, peer, accepted.cipher());
         let needed = permission::of_purpose(hello.role);
         let permitted = needed.map_or(Ok(()), |needed| self.security.permit(&name, needed));
+        let permitted = permitted.and_then(|()| match hello.role {
+            Purpose::ControlNew | Purpose::Arrival => self.fleet.admit(),
+            _ => Ok(()),
+        });
         let handled = match hello.role {
             _ if permitted.is_err() => refuse(accepted, permitted),
             Purpose::Query => self.committed_again(accepted, &name, true),
@@ -282,6 +292,8 @@ impl Agent {
             Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, &name, |change| {
                 settings::asked_by_another(&self.trials, change, &name)
             }),
+            // Nothing forbids it.
+            Purpose::Arrival => welcome_once(accepted),
             Purpose::Membership => {
                 cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
             }
@@ -461,6 +473,16 @@ fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), String> 
     let message = fault.to_string();
     accepted.refuse(fault).map_err(|error| chain(&error))?;
     Err(message)
+}
+
+/// The answer is that there is one.
+fn welcome_once(accepted: Accepted) -> Result<(), String> {
+    let Hello { version_min, version_max, .. } = accepted.hello;
+    let Some(version) = negotiate(version_min, version_max) else {
+        return refuse(accepted, Err(refusal(Code::VersionMismatch, "update the older agent")));
+    };
+    let welcome = Welcome { version, control_received: 0 };
+    accepted.welcome(welcome).map(drop).map_err(|error| chain(&error))
 }
 
 /// One more connection of a tunnel.

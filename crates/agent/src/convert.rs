@@ -66,6 +66,7 @@ fn hint(code: Code) -> &'static str {
         Code::ChecksumMismatch | Code::VerifyMismatch => {
             "suspect a network card or a cable; try again over other links (--links)"
         }
+        Code::Cordoned => "release that host with `linerate uncordon` there, or choose another one",
         Code::GuestGone => "start the guest again",
         Code::ProtocolViolation | Code::Internal => "please report it with both agents' logs",
         Code::SessionUnknown

@@ -18,6 +18,7 @@
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
+//! | `fleet` | whether this host takes guests from others, by the store of its fleet |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
@@ -34,6 +35,7 @@ mod disks;
 mod doctor;
 mod event_log;
 mod faults;
+mod fleet;
 mod guests;
 mod incoming;
 pub mod journal;

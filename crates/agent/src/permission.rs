@@ -24,6 +24,7 @@ pub(crate) fn of_purpose(purpose: Purpose) -> Option<Permission> {
         | Purpose::Query
         | Purpose::CommitAgain
         | Purpose::RolledBack
+        | Purpose::Arrival
         | Purpose::Membership => None,
     }
 }
@@ -88,6 +89,8 @@ pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
         rule("POST", paths::TUNNELS, A::Tunnel, SetPorts),
         rule("POST", paths::QOS_APPLY, A::QosApply, SetPorts),
         rule("POST", paths::AUDIT, A::Look, SetPorts),
+        rule("POST", paths::CORDON, A::Cordon, Send),
+        rule("POST", paths::UNCORDON, A::Uncordon, Send),
     ]
 };
 

@@ -10,16 +10,17 @@ use anyhow::{Context, Result};
 use axum::Json;
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, AuditRequest, BenchEvent, BenchRequest, Decision, DoctorRequest, ErrorBody, LinkConfirm,
-    LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary, NDJSON, QosRequest,
-    ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
+    AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, Decision, DoctorRequest,
+    ErrorBody, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary,
+    NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
 };
+use linerate_store::fleet::FleetError;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -113,6 +114,8 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::TUNNELS, post(make_tunnel))
         .route(paths::QOS_APPLY, post(apply_qos))
         .route(paths::AUDIT, post(read_audit))
+        .route(paths::CORDON, post(cordon))
+        .route(paths::UNCORDON, post(uncordon))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
@@ -171,6 +174,8 @@ fn status_of(agent: &Agent) -> AgentStatus {
         identity: security.identity,
         identity_dir: agent.config.identity_folder().display().to_string(),
         join_listen: agent.cluster.joins_at().iter().map(ToString::to_string).collect(),
+        // Arrivals are refused with the reason if it cannot be read.
+        cordon: agent.fleet.cordon().ok().flatten(),
         guests: count(agent.names_here().len()),
         migrations: count(running),
         in_doubt: count(in_doubt),
@@ -333,6 +338,54 @@ async fn read_audit(State(agent): Shared, body: Bytes) -> Result<Response, Refus
         agent.audit.read(&request).map_err(failed)
     };
     Ok(Json(blocking(read).await?).into_response())
+}
+
+async fn cordon(
+    State(agent): Shared,
+    Extension(caller): Extension<AuditCaller>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let request = parse(&body)?;
+    let done = move || {
+        is_this_host(&agent, &request)?;
+        let who = match &caller {
+            AuditCaller::Local { user: Some(user), .. } => format!("{user}@{}", agent.config.name),
+            AuditCaller::Local { uid, .. } => format!("user {uid} of {}", agent.config.name),
+            _ => agent.config.name.clone(),
+        };
+        agent.fleet.set_cordon(&who).map_err(|error| fleet_error(&error))
+    };
+    Ok(Json(blocking(done).await?).into_response())
+}
+
+async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    let request = parse(&body)?;
+    let done = move || {
+        is_this_host(&agent, &request)?;
+        agent.fleet.lift_cordon().map_err(|error| fleet_error(&error))
+    };
+    Ok(Json(blocking(done).await?).into_response())
+}
+
+fn is_this_host(agent: &Agent, request: &CordonRequest) -> Result<(), ErrorBody> {
+    let own = &agent.config.name;
+    match &request.host {
+        Some(other) if other != own => {
+            let text =
+                format!("this is host {own}: its agent does not speak for host {other}; nothing was changed");
+            Err(ErrorBody::new(code::REFUSED, text).with_hint(format!("run the command on {other}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn fleet_error(error: &FleetError) -> ErrorBody {
+    let code = match error {
+        FleetError::Store(_) | FleetError::Damaged { .. } => "journal_failed",
+        _ => code::REFUSED,
+    };
+    ErrorBody::new(code, error.to_string())
+        .with_hint("see fleet.redb under state_dir: is its disk full or damaged?")
 }
 
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

@@ -79,6 +79,10 @@ pub enum AuditAction {
     LinkPutBack,
     /// Ports were set from an intent.
     QosApply,
+    /// A host takes no guests from others (`linerate cordon`).
+    Cordon,
+    /// A host takes guests again (`linerate uncordon`).
+    Uncordon,
     /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.
     Identity,
 }

@@ -94,7 +94,7 @@ impl ErrorBody {
             | code::LINK_BUSY
             | code::MIGRATION_UNDER_WAY => 409,
             "guest_gone" => 410,
-            "not_migratable" | "resource_missing" | "guest_differs" | code::REFUSED => 422,
+            "not_migratable" | "resource_missing" | "guest_differs" | code::REFUSED | "cordoned" => 422,
             "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" | code::ANSWER_LOST => 502,
             "memory_short" => 507,
             "timed_out" => 504,

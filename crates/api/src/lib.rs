@@ -17,6 +17,7 @@
 //! | [`LinkRequest`], [`LinkAnswer`] | settings of ports |
 //! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
 //! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
+//! | [`CordonRequest`], [`CordonAnswer`] | whether a host takes guests from others |
 //! | [`AuditRequest`], [`AuditEntry`] | who did what on a host, or tried to |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
@@ -24,6 +25,7 @@
 mod audit;
 mod bench;
 mod client;
+mod cordon;
 mod doctor;
 mod domain;
 mod error;
@@ -45,6 +47,7 @@ pub use bench::{
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
 };
 pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
+pub use cordon::{Cordon, CordonAnswer, CordonRequest};
 pub use doctor::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 pub use domain::{domain_socket, is_domain_socket};
 pub use error::{ErrorBody, code};

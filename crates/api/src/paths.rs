@@ -46,8 +46,13 @@ pub const TUNNELS: &str = "/v1/tunnels";
 /// `POST` [`AuditRequest`](crate::AuditRequest): 200, list of [`AuditEntry`](crate::AuditEntry), oldest first.
 pub const AUDIT: &str = "/v1/audit";
 
+/// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer). Guests that are arriving go on.
+pub const CORDON: &str = "/v1/cordon";
+/// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer).
+pub const UNCORDON: &str = "/v1/uncordon";
+
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 21] = [
+pub const TABLE: [(&str, &str); 23] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),
@@ -69,6 +74,8 @@ pub const TABLE: [(&str, &str); 21] = [
     ("POST", TUNNELS),
     ("POST", QOS_APPLY),
     ("POST", AUDIT),
+    ("POST", CORDON),
+    ("POST", UNCORDON),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

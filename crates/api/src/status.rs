@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Cordon;
+
 /// What an agent says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentStatus {
@@ -29,6 +31,9 @@ pub struct AgentStatus {
     /// used.
     #[serde(default)]
     pub join_listen: Vec<String>,
+    /// The host takes no guests from others; `null` if it does.
+    #[serde(default)]
+    pub cordon: Option<Cordon>,
     /// How many guests it knows.
     pub guests: u32,
     /// How many migrations are in progress, outgoing and incoming.

@@ -41,6 +41,7 @@ fn every_code_that_has_a_status_of_its_own_exists_on_the_wire() {
         "not_migratable",
         "resource_missing",
         "guest_differs",
+        "cordoned",
         "version_mismatch",
         "protocol_violation",
         "peer_lost",

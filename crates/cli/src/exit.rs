@@ -62,6 +62,7 @@ const REFUSALS: &[&str] = &[
     "memory_short",
     "resource_missing",
     "guest_differs",
+    "cordoned",
     "too_late",
     "bench_busy",
     "link_busy",

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use linerate_api::{
-    LibvirtRequest, LinkConfirm, LinkRequest, MigrateRequest, MigrationId, ModeChoice, Transport, TunnelPair,
-    TunnelRequest,
+    CordonRequest, LibvirtRequest, LinkConfirm, LinkRequest, MigrateRequest, MigrationId, ModeChoice,
+    Transport, TunnelPair, TunnelRequest,
 };
 
 use crate::units;
@@ -83,6 +83,10 @@ pub enum Command {
     Certificate(CertificateCommand),
     /// Show the state of the agent: its security, guests, migrations, kernel features
     Status,
+    /// Take no guests from other hosts. Guests that are arriving go on, and guests may leave
+    Cordon(CordonFlags),
+    /// Take guests from other hosts again
+    Uncordon(CordonFlags),
     /// Show who did what on this host, or tried to
     Audit(AuditFlags),
     /// Decide a session in doubt by hand, when the other host will never answer
@@ -98,6 +102,21 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+}
+
+/// `linerate cordon | uncordon`
+#[derive(Debug, Args)]
+pub struct CordonFlags {
+    /// Name of the host, which must be this one: guards against the wrong terminal
+    #[arg(value_name = "HOST")]
+    pub host: Option<String>,
+}
+
+impl CordonFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> CordonRequest {
+        CordonRequest { host: self.host.clone() }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -261,5 +261,11 @@ fn what_cannot_work_is_refused_before_anything_is_touched() {
     let (code, text) =
         run(&["--domain", "g", "--copy-storage", "all", "--libvirt-socket", "/run/other.sock"]);
     assert!(code == Some(1) && text.contains("tunnel_targets"), "{code:?} {text}");
+    // The other host takes no guests, whoever moves them.
+    assert_eq!(stage.asks_agent(1, &["cordon"]).0, Some(0));
+    for mode in ["auto", "stream"] {
+        let (code, text) = run(&["--domain", "g", "--copy-storage", "all", "--mode", mode]);
+        assert!(code == Some(4) && text.contains("cordoned by root@"), "{mode}: {code:?} {text}");
+    }
     stage.is_whole_at(0);
 }

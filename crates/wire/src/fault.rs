@@ -238,6 +238,8 @@ codes! {
     GuestGone = 24, retry: false, "the guest ended";
     /// A defect in Linerate.
     Internal = 25, retry: false, "a defect in linerate";
+    /// An operator or a drain has cordoned the destination.
+    Cordoned = 26, retry: false, "the destination takes no guests at present";
 }
 
 /// A fault, as it is reported to the peer, the journal and the operator.

@@ -120,6 +120,7 @@ fn codes() {
         (23, "AgentRestarted"),
         (24, "GuestGone"),
         (25, "Internal"),
+        (26, "Cordoned"),
     ];
     expect(table(Code::from_number), &golden);
     assert_eq!(
@@ -169,6 +170,7 @@ fn steps_sides_states_roles_outcomes() {
             (6, "TunnelNew"),
             (7, "ReverseData"),
             (8, "CommitAgain"),
+            (9, "Arrival"),
             (16, "Bench"),
             (17, "BenchData"),
             (18, "Doctor"),

@@ -48,6 +48,9 @@ use crate::config::Config;
 use crate::faults::chain;
 use crate::journal::{Journal, MovedDomain};
 use crate::outgoing::Outgoing;
+use crate::security::Security;
+use crate::session::address::resolve;
+use crate::session::contact::may_arrive;
 use crate::session::identity::random;
 use crate::{bench, convert, tunnel};
 
@@ -63,6 +66,7 @@ pub(crate) struct Needs {
     pub tunnels: Arc<tunnel::Sessions>,
     pub moves: Arc<Moves>,
     pub audit: Arc<Audit>,
+    pub security: Arc<Security>,
     /// Begins the copy of a domain's RAM.
     pub begin_copy: BeginCopy,
 }
@@ -107,6 +111,7 @@ async fn prepare(
     // Before it is asked whether libvirt moves it already: of two requests the second finds the first.
     let claim = needs.moves.claim(&found.0, &found.1)?;
     let domain = Target::check(found, &here).await?;
+    check_arrival(&needs, &request.to).await?;
     let persistent = here.is_persistent(&domain.uuid).await?;
     let key = SessionId(random().map_err(|fault| convert::error(&fault, None))?);
     let changes = Changes::write(&libvirt, &needs.config.state_dir, &key.to_string())
@@ -151,6 +156,16 @@ async fn prepare(
     let max_blackout_ms = request.max_blackout_ms;
     tokio::spawn(Job { needs, shared, here, domain, plan, changes, max_blackout_ms, kept, claim }.run());
     Ok(id)
+}
+
+/// libvirt's own migration goes through a tunnel, and the other agent cannot know that a guest comes.
+async fn check_arrival(needs: &Arc<Needs>, to: &str) -> Result<(), ErrorBody> {
+    let (security, to) = (needs.security.clone(), to.to_owned());
+    // A host that is not found is reported when the tunnel is made.
+    let asked = move || resolve(&to).map_or(Ok(()), |peers| may_arrive(&peers, &security));
+    let answer = tokio::task::spawn_blocking(asked).await;
+    let answer = answer.map_err(|error| internal(format!("a defect in the agent: {error}")))?;
+    answer.map_err(|fault| convert::error(&fault, None))
 }
 
 impl Job {

@@ -51,7 +51,7 @@ pub(crate) async fn supervise(
 ) -> Response {
     let rule = permission::of_request(request.method(), matched.as_str());
     let (caller, refusal) = look_up(&agent, peer, rule.needs).await;
-    let mut line = entry(rule.action, AuditResult::Done, caller);
+    let mut line = entry(rule.action, AuditResult::Done, caller.clone());
     for (key, value) in &parameters {
         let place = if key == "name" { &mut line.guest } else { &mut line.session };
         *place = Some(value.to_owned());
@@ -62,7 +62,7 @@ pub(crate) async fn supervise(
     if rule.action == AuditAction::Look {
         return next.run(request).await;
     }
-    let (request, more) = match about_request(request, &rule, &mut line).await {
+    let (mut request, more) = match about_request(request, &rule, &mut line).await {
         Ok(understood) => understood,
         Err(refused) => return refused,
     };
@@ -71,6 +71,7 @@ pub(crate) async fn supervise(
     {
         return refuse(&agent, line, with_way_out(&rule, body));
     }
+    request.extensions_mut().insert(caller);
     let answer = next.run(request).await;
     let answer = about_answer(answer, &mut line).await;
     agent.audit.record(line);

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_core::{Code, Fault, Outcome, Side, Step};
@@ -15,6 +16,7 @@ use linerate_wire::frame::Role;
 
 use super::identity::Identity;
 use crate::faults::{chain, fault};
+use crate::security::Security;
 
 /// Connection and handshake must be done within this, and a probe too. A far link has longer.
 pub(crate) const OPEN_WITHIN: Duration = Duration::from_secs(2);
@@ -51,6 +53,22 @@ pub(crate) fn open_session(
     Err(last.unwrap_or_else(|| {
         Fault::new(Code::NoLink, Step::Authorise, Side::Source, "the host has no address")
     }))
+}
+
+/// Asks a host whether it takes guests at present, at the first of its addresses that answers.
+///
+/// # Errors
+/// [`Code::Cordoned`]. A host that does not answer, or does not know the question, is found out by what follows.
+pub(crate) fn may_arrive(peers: &[SocketAddr], security: &Arc<Security>) -> Result<(), Fault> {
+    let identity = Identity::random(security)?;
+    for &remote in peers {
+        match connect(&route(remote), &identity.hello(Role::Arrival, 0, 0), &tcp_options(&identity)) {
+            Err(ConnectError::Refused { fault, .. }) if fault.code == Code::Cordoned => return Err(fault),
+            Ok(_) | Err(ConnectError::Refused { .. }) => return Ok(()),
+            Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
+        }
+    }
+    Ok(())
 }
 
 /// Joins the session again at the first of the addresses that takes it; otherwise the error of the last one.
@@ -120,7 +138,6 @@ mod tests {
     use rustls_pki_types::UnixTime;
 
     use super::*;
-    use crate::security::Security;
     use crate::security::tests::member;
 
     /// An agent that welcomes everybody who passes its TLS.

@@ -12,10 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, Decision, DoctorAnswer, DoctorRequest,
-    GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, QosAnswer, QosRequest, ResolveRequest, StartGuest,
-    StopGuest, TunnelRequest, paths,
+    AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
+    DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest,
+    MigrateRequest, MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, QosAnswer, QosRequest,
+    ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -132,6 +132,16 @@ impl Client {
     /// Sets ports as an intent says, on trial.
     pub async fn apply_qos(&self, request: &QosRequest) -> Result<QosAnswer, ClientError> {
         self.post(paths::QOS_APPLY, request).await
+    }
+
+    /// The host takes no guests from others from now on.
+    pub async fn cordon(&self, request: &CordonRequest) -> Result<CordonAnswer, ClientError> {
+        self.post(paths::CORDON, request).await
+    }
+
+    /// The host takes guests again.
+    pub async fn uncordon(&self, request: &CordonRequest) -> Result<CordonAnswer, ClientError> {
+        self.post(paths::UNCORDON, request).await
     }
 
     /// Lines of the audit log, oldest first.

@@ -5,6 +5,7 @@ mod audit;
 mod bench;
 mod cluster;
 mod completions;
+mod cordon;
 mod doctor;
 mod fix;
 mod link;
@@ -44,6 +45,8 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Bench(command) => bench::run(&command, context).await,
         Command::Vm(command) => vm::run(command, context).await,
         Command::Tunnel(flags) => tunnel::run(&flags, context).await,
+        Command::Cordon(flags) => cordon::run(&flags, context).await,
+        Command::Uncordon(flags) => cordon::lift(&flags, context).await,
         Command::Audit(flags) => audit::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Link(command) => link::run(command, context).await,

@@ -196,6 +196,14 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         row("Hosts join at", clean(&status.join_listen.join(", ")));
     }
     row("Protocol", versions.join(", "));
+    if let Some(cordon) = &status.cordon {
+        let since = linerate_agent::cluster::utc_of_ms(cordon.since_unix_ms);
+        let what = format!(
+            "none: cordoned by {} at {since}; release it with `linerate uncordon`",
+            clean(&cordon.by)
+        );
+        row("Arrivals", paint.yellow(&what));
+    }
     row("Guests", status.guests.to_string());
     row("Migrations", format!("{} in progress", status.migrations));
     if status.in_doubt > 0 {

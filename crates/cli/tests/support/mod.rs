@@ -82,6 +82,7 @@ async fn status() -> Json<AgentStatus> {
         needed_for: needed_for.into(),
     };
     Json(AgentStatus {
+        cordon: None,
         name: "alpha".into(),
         version: "0.1.0".into(),
         uptime_s: 93_784,

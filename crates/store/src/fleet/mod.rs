@@ -224,6 +224,15 @@ impl Fleet {
         Ok(view)
     }
 
+    /// Who cordoned the host; none if it takes arrivals.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn cordon_of(&self, host: &str) -> Result<Option<Cordon>, FleetError> {
+        check_name(host)?;
+        Ok(self.read(&format!("cordon/{host}"))?.1)
+    }
+
     /// The host takes no arrivals from now on. Returns whether that is new.
     ///
     /// # Errors

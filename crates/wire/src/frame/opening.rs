@@ -33,6 +33,9 @@ pub enum Role {
     /// The same from a source whose own hypervisor has ended: the guest cannot return to the source. Answered by an
     /// OUTCOME and closed.
     CommitAgain = 8,
+    /// A host that has a guest for this one asks whether it takes guests at present. Session and token say nothing. Answered
+    /// by WELCOME or REFUSE and closed.
+    Arrival = 9,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
     Bench = 16,
@@ -47,7 +50,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 12] = [
+    pub const ALL: [Role; 13] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -56,6 +59,7 @@ impl Role {
         Role::TunnelNew,
         Role::ReverseData,
         Role::CommitAgain,
+        Role::Arrival,
         Role::Bench,
         Role::BenchData,
         Role::Doctor,

@@ -1,0 +1,99 @@
+//! Hosts that take no guests. As root, with what lab/install.sh installs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "real/stage.rs"]
+#[allow(dead_code, reason = "shared with real_migration.rs")]
+mod stage;
+
+use std::time::Duration;
+
+use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
+use serde_json::Value;
+use stage::{Stage, ended, round_began};
+
+/// Only a hang meets it.
+const LONG: Duration = Duration::from_secs(120);
+/// Exit code where a host cannot take the guest.
+const REFUSED: i32 = 4;
+const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
+
+fn busy() -> GuestSpec {
+    let parameters = GuestParameters {
+        mem_mb: 64,
+        dirty_mbps: 2,
+        dirty_ws_mb: Some(2),
+        verify_mbps: 50,
+        ..GuestParameters::default()
+    };
+    GuestSpec::new("g", parameters).qemu(QemuVersion::Ten)
+}
+
+fn asks(stage: &Stage, host: usize, arguments: &[&str]) -> Value {
+    let (exit, text) = stage.linerate_at(host, &[arguments, &["--json"]].concat());
+    assert_eq!(exit, 0, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn is_refused(stage: &Stage, arguments: &[&str]) {
+    let to = stage.destination_address();
+    let (exit, text) =
+        stage.linerate_at(0, &[&["migrate", "g", "--to", &to, "--no-check", "--json"], arguments].concat());
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let error = &lines.next_back().unwrap_or_else(|| panic!("{text}"))["error"];
+    assert_eq!((exit, &error["code"]), (REFUSED, &Value::from("cordoned")), "{text}");
+    assert_eq!(error["side"], "destination", "{text}");
+    assert!(error["message"].as_str().unwrap().contains("cordoned by root@"), "{text}");
+    assert!(error["hint"].as_str().unwrap().contains("linerate uncordon"), "{text}");
+    stage.guest_goes_on();
+}
+
+#[test]
+fn a_cordoned_host_takes_no_guest_until_it_is_released() {
+    let (mut stage, _gates) = Stage::gated_without_disk(&[1000, 1000], busy());
+    let names: Vec<String> = [0, 1]
+        .into_iter()
+        .map(|host| asks(&stage, host, &["status"])["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(asks(&stage, 1, &["status"])["cordon"], Value::Null);
+    let (exit, text) = stage.linerate_at(1, &["cordon", &names[0]]);
+    assert_eq!(exit, REFUSED, "{text}");
+    assert!(text.contains(&format!("run the command on {}", names[0])), "{text}");
+
+    let answer = asks(&stage, 1, &["cordon", &names[1]]);
+    assert_eq!((&answer["host"], &answer["changed"]), (&Value::from(&*names[1]), &Value::from(true)));
+    assert_eq!(asks(&stage, 1, &["cordon"])["changed"], false);
+    let (_, text) = stage.linerate_at(1, &["status"]);
+    assert!(text.contains("none: cordoned by root@"), "{text}");
+    is_refused(&stage, &[]);
+    is_refused(&stage, &STREAM);
+    let host = stage.agent(1);
+    host.kill().unwrap();
+    host.restart().unwrap();
+    is_refused(&stage, &[]);
+    let audited = asks(&stage, 1, &["audit"]);
+    let actions: Vec<&str> =
+        audited.as_array().unwrap().iter().filter_map(|line| line["action"].as_str()).collect();
+    assert_eq!(actions.iter().filter(|action| **action == "cordon").count(), 3, "{actions:?}");
+
+    assert_eq!(asks(&stage, 1, &["uncordon"])["changed"], true);
+    stage.retry();
+    // A host that takes no guests may give them away.
+    asks(&stage, 1, &["cordon"]);
+    stage.retry();
+}
+
+#[test]
+fn a_guest_that_is_arriving_goes_on_where_its_host_is_cordoned() {
+    let (mut stage, _gates) = Stage::gated_without_disk(&[300, 300], busy());
+    let mut migration = stage.migrate(&["--bandwidth", "120M"]);
+    migration.wait(LONG, round_began);
+    asks(&stage, 1, &["cordon"]);
+    // Connections of its session are made anew.
+    stage.lab.cut(0).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    stage.lab.restore(0).unwrap();
+    ended(&migration.finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+}
