@@ -1,5 +1,5 @@
 /* Loaded before an agent and its QEMUs (LD_PRELOAD): stops the agent where its journal is written, lets a disk be full, or sets
- * the clock back.
+ * the clock.
  *
  * Files in $LINERATE_LAB_GATE name what is to happen:
  *   source.commit_sent.before   wait before the newest session's record of that side and phase is on disk, until the file is gone
@@ -8,7 +8,7 @@
  *   source.commit_sent.unsynced the same once it is written: fsync fails with EIO
  *   authority.register.before   wait before a certificate that was signed is in the authority's register on disk
  *   disk.full                   the disk is full for writes to disk.img
- *   clock.back                  the wall clock is so many seconds back (looked at when the program starts)
+ *   clock.ahead                 the wall clock is so many seconds ahead, back if negative; not in QEMU (looked at when the program starts)
  * Whoever waits makes a file of the same name and ".held"; a write to disk.img that was refused, one with ".met".
  */
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@
 static char pending[64];
 /* Of the session that began last; other leaves of the tree are written too. */
 static unsigned long newest;
-static long seconds_back;
+static long seconds_ahead;
 
 /* A file of the folder; 0 if there is none. */
 static int in_folder(const char *name, const char *how, char *path, size_t room) {
@@ -156,9 +156,11 @@ int fsync(int fd) { return synced(fd, "fsync"); }
 
 __attribute__((constructor)) static void set_clock(void) {
     char path[600];
-    if (!in_folder("clock", "back", path, sizeof path)) return;
+    /* QEMU has its time from other calls as well, and hangs if they differ. */
+    if (strncmp(program_invocation_short_name, "qemu", 4) == 0) return;
+    if (!in_folder("clock", "ahead", path, sizeof path)) return;
     FILE *file = fopen(path, "r");
-    if (file && fscanf(file, "%ld", &seconds_back) != 1) seconds_back = 0;
+    if (file && fscanf(file, "%ld", &seconds_ahead) != 1) seconds_ahead = 0;
     if (file) fclose(file);
 }
 
@@ -166,6 +168,6 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
     int done = real(clock, now);
-    if (!done && clock == CLOCK_REALTIME) now->tv_sec -= seconds_back;
+    if (!done && clock == CLOCK_REALTIME) now->tv_sec += seconds_ahead;
     return done;
 }

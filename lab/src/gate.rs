@@ -88,10 +88,10 @@ impl Gate {
         wait::until("a write that is refused", limit, String::new, || Ok(met.exists().then_some(())))
     }
 
-    /// The wall clock of agents that are started from now on is so far back.
-    pub fn set_clock_back(&self, by: Duration) -> Result<(), LabError> {
-        let path = self.folder.join("clock.back");
-        std::fs::write(&path, by.as_secs().to_string()).map_err(io_error("write", &path))
+    /// The wall clock of agents that are started from now on is so many seconds ahead; back if that is negative.
+    pub fn set_clock_ahead(&self, seconds: i64) -> Result<(), LabError> {
+        let path = self.folder.join("clock.ahead");
+        std::fs::write(&path, seconds.to_string()).map_err(io_error("write", &path))
     }
 }
 

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, GuestSpec, Lab, LinkSpec, QemuVersion};
+use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, GuestSpec, Host, Lab, LinkSpec, QemuVersion};
 use serde_json::Value;
 use stage::{Stage, ended, round_began};
 
@@ -142,20 +142,14 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
 }
 
 /// A host whose clock is so many seconds ahead of the others'. Time that only passes is as everywhere.
-fn clock(seconds: &str) -> Vec<(String, String)> {
-    let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
-    assert!(std::path::Path::new(library).exists(), "{library} is missing: run lab/install.sh");
-    let set = [
-        ("LD_PRELOAD", library),
-        ("FAKETIME", seconds),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ("FAKETIME_SKIP_CMDS", "qemu-system-x86_64"),
-    ];
-    set.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+fn clock(host: &Host, seconds: i64) -> Vec<(String, String)> {
+    let gate = Gate::new(host).unwrap();
+    gate.set_clock_ahead(seconds).unwrap();
+    gate.environment()
 }
 
 /// Seconds by which two clocks differ that certificates are still good for.
-const APART: [&str; 2] = ["+3600", "-3600"];
+const APART: [i64; 2] = [3600, -3600];
 
 /// When an agent did things, by its own clock: seconds since 1970, of each line of its audit log.
 fn its_times(agent: &Agent) -> Vec<i64> {
@@ -169,7 +163,8 @@ fn hosts_whose_clocks_are_an_hour_apart_are_a_cluster_and_a_guest_moves_both_way
     for seconds in APART {
         let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
         let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
-        stage.restart_agent_in(1, DEFAULT, clock(seconds));
+        let clock = clock(&stage.lab.hosts()[1], seconds);
+        stage.restart_agent_in(1, DEFAULT, clock);
         done(stage.agent_of(0), &["cluster", "init"]);
         let (exit, said) = join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]);
         assert_eq!(exit, 0, "{seconds}: {said}");
@@ -180,7 +175,7 @@ fn hosts_whose_clocks_are_an_hour_apart_are_a_cluster_and_a_guest_moves_both_way
         }
         // The clocks were what they should be.
         let now = its_times(stage.agent_of(0)).into_iter().max().unwrap();
-        let wanted = now + seconds.parse::<i64>().unwrap();
+        let wanted = now + seconds;
         let times = its_times(stage.agent_of(1));
         assert!(times.iter().any(|time| (time - wanted).abs() < 600), "{seconds}: {now} {times:?}");
     }
@@ -192,7 +187,7 @@ fn a_revocation_counts_whose_list_is_of_an_hour_that_has_not_come() {
         let mut site = site(3);
         let host = site.lab.hosts()[1].clone();
         site.agents[1].stop().unwrap();
-        site.agents[1] = Agent::start(&host, options(clock(seconds))).unwrap();
+        site.agents[1] = Agent::start(&host, options(clock(&host, seconds))).unwrap();
         let [a, b, c] = site.agents.as_slice() else { panic!("three agents") };
         done(a, &["cluster", "init"]);
         for member in [b, c] {
