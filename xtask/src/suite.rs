@@ -25,6 +25,7 @@ const LONG: &[&str] = &[
     "real_disks",
     "real_stream",
     "real_orders",
+    "real_drain",
     "real_user",
     "real_libvirt",
     "doctor",

@@ -99,6 +99,7 @@ impl Audit {
         let (result, reason) = match outcome {
             MigrationOutcome::Completed => (AuditResult::Done, None),
             MigrationOutcome::Cancelled => (AuditResult::Failed, Some("cancelled".to_owned())),
+            MigrationOutcome::Checked => (AuditResult::Done, Some("a dry run: it can move".to_owned())),
             MigrationOutcome::InDoubt => (AuditResult::Failed, Some("in doubt".to_owned())),
             MigrationOutcome::Failed => (
                 AuditResult::Failed,

@@ -70,6 +70,10 @@ pub struct MigrateRequest {
     /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_share_percent: Option<u8>,
+    /// Find out whether the guest can move, up to an incoming QEMU and links that carry, and leave it where it is. Nothing of
+    /// the guest is touched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// The guest is a domain of libvirt, which the agent has libvirt move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<LibvirtRequest>,
@@ -151,6 +155,7 @@ impl MigrateRequest {
             copy_disks: Vec::new(),
             shared_storage: Vec::new(),
             storage_share_percent: None,
+            dry_run: false,
             libvirt: None,
             domain: None,
         }
@@ -192,6 +197,8 @@ pub enum MigrationOutcome {
     Completed,
     /// It was stopped on request; the guest runs at the source.
     Cancelled,
+    /// A dry run: the guest can move, and runs at the source.
+    Checked,
     /// It did not work. The error says what the guest does now.
     Failed,
     /// Whether the destination took over is not known yet. The source is paused and goes on asking.
@@ -210,6 +217,8 @@ pub enum MigrationState {
     Completed,
     /// Stopped on request; the guest runs at the source.
     Cancelled,
+    /// A dry run: the guest can move, and runs at the source.
+    Checked,
     /// It did not work.
     Failed,
     /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination waits for

@@ -17,7 +17,7 @@ macro_rules! exits {
 }
 
 exits! {
-    Ok = 0, "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run";
+    Ok = 0, "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run; with `--dry-run`: it can move";
     Failed = 1, "failed; a guest that was to be moved runs at the source as before";
     /// What clap ends with as well.
     Usage = 2, "the command line is wrong; nothing was done";
@@ -99,7 +99,7 @@ pub fn of_client(error: &ClientError) -> Exit {
 /// How to end when a migration ended like this.
 pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Exit {
     match outcome {
-        MigrationOutcome::Completed => Exit::Ok,
+        MigrationOutcome::Completed | MigrationOutcome::Checked => Exit::Ok,
         MigrationOutcome::Cancelled => error.map_or(Exit::Cancelled, of_body),
         MigrationOutcome::InDoubt => Exit::InDoubt,
         MigrationOutcome::Failed => error.map_or(Exit::Failed, of_body),

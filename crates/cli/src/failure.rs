@@ -150,6 +150,7 @@ fn outcome_words(outcome: MigrationOutcome) -> &'static str {
     match outcome {
         MigrationOutcome::Completed => "the guest was moved",
         MigrationOutcome::Cancelled => "the migration was cancelled; the guest runs at the source as before",
+        MigrationOutcome::Checked => "the guest can move; it runs at the source as before",
         MigrationOutcome::Failed => "the migration failed; the guest runs at the source as before",
         MigrationOutcome::InDoubt => {
             "the guest is paused at the source, which asks the destination whether it took over"

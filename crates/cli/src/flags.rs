@@ -199,6 +199,10 @@ pub struct MigrateFlags {
     /// Socket of the destination's libvirt
     #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
     pub libvirt_socket: String,
+    /// Find out whether the guest can move: with a QEMU at the destination that waits, and links that carry. The guest is not
+    /// touched, and stays
+    #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks"])]
+    pub dry_run: bool,
     /// Start the migration, print its name and end
     #[arg(long, conflicts_with = "quiet")]
     pub detach: bool,
@@ -247,6 +251,7 @@ impl MigrateFlags {
             copy_disks: self.copy_disks.clone(),
             shared_storage: self.shared_storage.clone(),
             storage_share_percent: self.storage_share,
+            dry_run: self.dry_run,
             libvirt: None,
             domain: None,
         }

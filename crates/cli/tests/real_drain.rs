@@ -1,4 +1,4 @@
-//! Hosts that take no guests. As root, with what lab/install.sh installs.
+//! Hosts that take no guests, and guests that are asked whether they could move. As root, with what lab/install.sh installs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -9,7 +9,7 @@ mod stage;
 use std::time::Duration;
 
 use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
-use serde_json::Value;
+use serde_json::{Value, json};
 use stage::{Stage, ended, round_began};
 
 /// Only a hang meets it.
@@ -96,4 +96,78 @@ fn a_guest_that_is_arriving_goes_on_where_its_host_is_cordoned() {
     ended(&migration.finish()).completed();
     stage.arrived();
     stage.guest_goes_on();
+}
+
+/// Nothing of the guest is at a host: no QEMU, no files, nothing in progress.
+fn has_nothing(stage: &Stage, host: usize) {
+    stage.until("its QEMU ends", || stage.hypervisors(host).is_empty().then_some(()));
+    let folder = stage.lab.hosts()[host].run_directory().join("guests/g");
+    stage.until("its folder goes", || (!folder.exists()).then_some(()));
+    let going: Vec<Value> = asks(stage, host, &["migration", "list"]).as_array().unwrap().clone();
+    assert!(going.iter().all(|one| one["state"] != "running" && one["state"] != "in_doubt"), "{going:#?}");
+}
+
+#[test]
+fn a_dry_run_finds_out_whether_a_guest_can_move_and_touches_nothing() {
+    let (mut stage, _gates) = Stage::gated_without_disk(&[1000, 1000], busy());
+    for mode in ["direct", "stream"] {
+        let events = stage.migrate(&["--dry-run", "--mode", mode]).finish();
+        let end = ended(&events);
+        assert_eq!(end.exit, Some(0), "{mode}: {events:#?}");
+        assert!(events.iter().all(|event| event["kind"] != "link_lost"), "{mode}: {events:#?}");
+        let last = events.iter().rev().find(|event| event["kind"] == "finished").unwrap();
+        assert_eq!((&last["outcome"], &last["error"]), (&Value::from("checked"), &Value::Null), "{last:#}");
+        let report = &last["report"];
+        assert_eq!((&report["mode"], &report["blackout"]), (&Value::from(mode), &Value::Null), "{report:#}");
+        assert_eq!(report["links"].as_array().unwrap().len(), 2, "{report:#}");
+        assert_eq!(
+            (&report["ram"]["sent_bytes"], &report["pauses_us"]),
+            (&json!(0), &json!(0)),
+            "{report:#}"
+        );
+        let steps: Vec<&str> =
+            report["steps"].as_array().unwrap().iter().filter_map(|step| step["step"].as_str()).collect();
+        assert!(
+            steps.contains(&"prepare") && !steps.contains(&"track") && !steps.contains(&"copy"),
+            "{steps:?}"
+        );
+        stage.is_unprotected();
+        has_nothing(&stage, 1);
+        stage.guest_goes_on();
+    }
+    let (exit, text) = stage
+        .linerate_at(0, &["migrate", "g", "--to", &stage.destination_address(), "--dry-run", "--no-check"]);
+    assert!(exit == 0 && text.contains("nothing was moved"), "{text}");
+    assert!(text.contains("Links that carry") && !text.contains("LOST"), "{text}");
+    let listed = asks(&stage, 0, &["migration", "list"]);
+    assert!(listed.as_array().unwrap().iter().all(|one| one["state"] == "checked"), "{listed:#}");
+
+    // What the migration would say. The disks of a dry run are never written.
+    let copies = stage.linerate_at(0, &["migrate", "g", "--to", "b", "--dry-run", "--copy-storage", "all"]);
+    assert_eq!(copies.0, 2, "{}", copies.1);
+    asks(&stage, 1, &["cordon"]);
+    is_refused(&stage, &["--dry-run"]);
+    asks(&stage, 1, &["uncordon"]);
+    stage.retry();
+    stage.retry();
+}
+
+/// At every point of a dry run at which an agent writes its journal.
+#[test]
+fn a_dry_run_whose_agent_is_killed_leaves_the_guest_alone() {
+    for place in ["source.started", "source.rolled_back", "destination.started"] {
+        let (mut stage, gates) = Stage::gated_without_disk(&[1000, 1000], busy());
+        let host = usize::from(place.starts_with("destination"));
+        let held = gates[host].hold_after(place).unwrap();
+        let migration = stage.migrate(&["--dry-run"]);
+        held.wait(LONG).unwrap();
+        stage.agent(host).kill().unwrap();
+        drop(held);
+        assert_eq!(stage.state(0), "running", "{place}");
+        stage.agent(host).restart().unwrap();
+        drop(migration);
+        stage.settles_at(0);
+        has_nothing(&stage, 1);
+        stage.retry();
+    }
 }

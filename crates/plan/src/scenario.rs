@@ -43,6 +43,8 @@ pub struct Scenario {
     /// The destination has an image of the same name that is another one.
     pub stale: bool,
     pub faults: Vec<Fault>,
+    /// The copy waits for so long when all is prepared.
+    pub held: Option<Duration>,
 }
 
 impl Scenario {
@@ -69,6 +71,7 @@ impl Scenario {
             stale: random.percent(4),
             links,
             shape,
+            held: random.percent(15).then(|| Duration::from_millis(random.below(3_000))),
         }
     }
 
@@ -97,6 +100,7 @@ impl Scenario {
         config.link_timeout = self.link_timeout;
         config.step_timeout = 2 * self.link_timeout + Duration::from_secs(2);
         config.round_interval_min = self.round_interval;
+        config.hold = self.held.is_some();
         config.scheduler = scheduler::Config {
             write_bytes_max: 16 * PAGE_BYTES,
             write_bytes_min: 2 * PAGE_BYTES,

@@ -164,6 +164,11 @@ impl World {
                 self.guest.name(&also);
                 self.source_will(50, 3_000, SourceWork::Scans(last));
             }
+            Action::Ready => {
+                let held = self.scenario.held.unwrap_or_default();
+                let micros = u64::try_from(held.as_micros()).unwrap_or_default();
+                self.source_will(micros, micros + 1, SourceWork::Deliver(Event::Go));
+            }
             Action::Throttle(percent) => self.guest.throttle = percent,
             Action::SwitchOver => self.switch_over(),
             Action::BeginStreams(_) => self.begin_streams(),

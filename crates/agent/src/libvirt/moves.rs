@@ -230,6 +230,7 @@ impl Move {
             Some(EventKind::Finished { outcome, .. }) => match outcome {
                 MigrationOutcome::Completed => MigrationState::Completed,
                 MigrationOutcome::Cancelled => MigrationState::Cancelled,
+                MigrationOutcome::Checked => MigrationState::Checked,
                 MigrationOutcome::Failed => MigrationState::Failed,
                 MigrationOutcome::InDoubt => MigrationState::InDoubt,
             },

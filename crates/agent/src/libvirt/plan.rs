@@ -18,6 +18,7 @@ pub fn check(request: &MigrateRequest, libvirt: &LibvirtRequest) -> Result<(), E
     let direct = request.mode == ModeChoice::Direct;
     refuse(
         &[
+            (request.dry_run, "--dry-run"),
             (request.throttle, "--throttle"),
             (request.storage_share_percent.is_some(), "--storage-share"),
             (direct && request.copy_storage, "--copy-storage with --mode direct"),

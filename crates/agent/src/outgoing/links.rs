@@ -124,7 +124,8 @@ impl Session for Outgoing {
     }
 
     fn is_ending(&self) -> bool {
-        self.machine().is_leaving()
+        let machine = self.machine();
+        machine.is_leaving() || machine.is_rolling_back()
     }
 
     fn added(&self, link: &Link, rdma: Option<RdmaPort>) {

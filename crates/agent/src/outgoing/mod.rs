@@ -128,6 +128,8 @@ pub struct Outgoing {
     channel_source: Mutex<Option<ChannelSource>>,
     link_table: LinkTable,
     cancelling: AtomicBool,
+    /// All was prepared, and the copy could have begun.
+    was_ready: AtomicBool,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
 }

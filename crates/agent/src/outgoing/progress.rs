@@ -105,9 +105,15 @@ fn left_us(remaining: u64, rate: f64, dirty: f64) -> u64 {
     (remaining as f64 / rate / (1.0 - shrink) * 1e6) as u64
 }
 
-fn outcome(ending: &Ending) -> MigrationOutcome {
+fn outcome(shared: &Outgoing, ending: &Ending) -> MigrationOutcome {
+    let is_dry = shared.request.dry_run && shared.was_ready.load(Ordering::Relaxed);
     match &ending.fault {
         None => MigrationOutcome::Completed,
+        Some(fault)
+            if is_dry && fault.code == Code::Cancelled && ending.guest == GuestState::RunsAtSource =>
+        {
+            MigrationOutcome::Checked
+        }
         Some(fault)
             if fault.code == Code::Cancelled
                 && !matches!(ending.guest, GuestState::Gone | GuestState::Unknown) =>
@@ -124,9 +130,11 @@ pub(super) fn finished(
     cpu: CpuTime,
     downtime_ms: Option<u64>,
 ) -> EventKind {
-    let error = ending.fault.as_ref().map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
+    let outcome = outcome(shared, ending);
+    let fault = ending.fault.as_ref().filter(|_| outcome != MigrationOutcome::Checked);
+    let error = fault.map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
     let report = report(shared, ending, cpu, downtime_ms);
-    EventKind::Finished { outcome: outcome(ending), error, report: Some(Box::new(report)) }
+    EventKind::Finished { outcome, error, report: Some(Box::new(report)) }
 }
 
 fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<u64>) -> Report {
@@ -148,7 +156,7 @@ fn report(shared: &Outgoing, ending: &Ending, cpu: CpuTime, downtime_ms: Option<
         mode: convert::mode(shared.mode),
         mode_reason: shared.mode_reason.clone(),
         stream_channels,
-        outcome: outcome(ending),
+        outcome: outcome(shared, ending),
         arrived_paused: ending.guest == GuestState::PausedAtDestination,
         total_us: us(statistics.ended.unwrap_or(shared.clock.now()) - statistics.started)
             + us(shared.before_machine),
@@ -252,6 +260,7 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
             let state = match outcome {
                 MigrationOutcome::Completed => MigrationState::Completed,
                 MigrationOutcome::Cancelled => MigrationState::Cancelled,
+                MigrationOutcome::Checked => MigrationState::Checked,
                 MigrationOutcome::Failed => MigrationState::Failed,
                 MigrationOutcome::InDoubt => MigrationState::InDoubt,
             };

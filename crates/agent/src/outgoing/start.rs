@@ -148,6 +148,7 @@ pub(super) fn outgoing(
         channel_source: Mutex::default(),
         link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
+        was_ready: AtomicBool::new(false),
         not_asked: Mutex::default(),
         request,
     })
@@ -220,6 +221,10 @@ pub(super) fn run(
 pub(super) fn check_request(request: &MigrateRequest) -> Result<(), Fault> {
     let wrong = |detail: String| Fault::new(Code::NoLink, Step::Resolve, Side::Source, detail);
     parse_networks(&request.links.join(",")).map_err(|error| wrong(error.to_string()))?;
+    if request.dry_run && request.copies_disks() {
+        let detail = "a dry run copies no disk (--dry-run with --copy-storage or --copy-disks): images at the destination would be made, and those that are there overwritten";
+        return Err(Fault::new(Code::NotMigratable, Step::Resolve, Side::Source, detail));
+    }
     let share = request.storage_share_percent;
     if share.is_some_and(|percent| !(1..100).contains(&percent) || !request.copies_disks()) {
         let detail = "disks have a share of the links (--storage-share, 1 to 99 percent) where they are copied along (--copy-storage, --copy-disks)";
@@ -313,6 +318,7 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         throttle: request.throttle,
     };
     config.verify = request.verify;
+    config.hold = request.dry_run;
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)
 }

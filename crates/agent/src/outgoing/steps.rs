@@ -18,6 +18,7 @@
 //! | 10 | clean up | `driver/own_qemu`, `driver/handover`: nothing of the guest stays here | |
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -65,6 +66,11 @@ impl SessionLoop {
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
+            // That was all that a dry run is to find out.
+            Action::Ready => {
+                self.shared.was_ready.store(true, Ordering::Relaxed);
+                self.shared.cancel();
+            }
             // 6 track
             Action::Attach => self.worker.submit("attach", |guest| guest.attach()),
             Action::Protect => self.worker.submit("protect", |guest| guest.protect()),

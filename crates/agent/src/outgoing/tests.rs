@@ -56,6 +56,7 @@ pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         channel_source: Mutex::default(),
         link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
+        was_ready: AtomicBool::new(false),
         not_asked: Mutex::default(),
     };
     (Arc::new(outgoing), inputs)

@@ -91,6 +91,7 @@ fn ending(outcome: MigrationOutcome) -> &'static str {
     match outcome {
         MigrationOutcome::Completed => "completed: the guest runs at the destination",
         MigrationOutcome::Cancelled => "cancelled: the guest runs at the source as before",
+        MigrationOutcome::Checked => "checked: the guest can move, and runs at the source as before",
         MigrationOutcome::Failed => "failed",
         MigrationOutcome::InDoubt => "in doubt: the guest is paused at the source",
     }

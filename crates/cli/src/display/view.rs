@@ -107,7 +107,9 @@ impl View {
 
     fn finish(&mut self, outcome: MigrationOutcome) {
         for step in &mut self.steps {
-            if matches!(step, StepView::Running(_)) && outcome != MigrationOutcome::Completed {
+            if matches!(step, StepView::Running(_))
+                && !matches!(outcome, MigrationOutcome::Completed | MigrationOutcome::Checked)
+            {
                 *step = StepView::Failed;
             }
         }

@@ -171,6 +171,7 @@ fn migration_state(state: MigrationState, paint: Paint) -> String {
         MigrationState::Cancelling => paint.yellow("cancelling"),
         MigrationState::Completed => paint.green("completed"),
         MigrationState::Cancelled => paint.yellow("cancelled"),
+        MigrationState::Checked => paint.green("checked"),
         MigrationState::Failed => paint.red("failed"),
         MigrationState::InDoubt => paint.red("in doubt"),
         MigrationState::Recovering => paint.yellow("recovering"),

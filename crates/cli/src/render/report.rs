@@ -13,6 +13,10 @@ pub fn report(report: &Report, width: usize, paint: Paint) -> String {
     let room = width.saturating_sub(44).clamp(8, 40);
     let mut lines = headline(report, paint);
     lines.extend(steps(report, room, paint));
+    if report.outcome == MigrationOutcome::Checked {
+        lines.extend(checked(report, paint));
+        return lines.join("\n") + "\n";
+    }
     lines.extend(rounds(&report.rounds, paint));
     lines.extend(links(&report.links, paint));
     if let Some(split) = &report.blackout {
@@ -26,8 +30,11 @@ fn headline(report: &Report, paint: Paint) -> Vec<String> {
     let (guest, from, to) =
         (paint.bold(&clean(&report.guest)), clean(&report.from), paint.bold(&clean(&report.to)));
     let total = time_us(report.total_us);
-    let mark =
-        if report.outcome == MigrationOutcome::Completed { paint.green("✓") } else { paint.red("✗") };
+    let mark = if matches!(report.outcome, MigrationOutcome::Completed | MigrationOutcome::Checked) {
+        paint.green("✓")
+    } else {
+        paint.red("✗")
+    };
     let words = match (report.outcome, &report.blackout) {
         (MigrationOutcome::Completed, _) if report.arrived_paused => {
             format!(
@@ -40,6 +47,11 @@ fn headline(report: &Report, paint: Paint) -> Vec<String> {
         }
         (MigrationOutcome::Completed, None) => format!("{guest} moved from {from} to {to} in {total}"),
         (MigrationOutcome::Cancelled, _) => format!("{guest} was not moved to {to}: cancelled after {total}"),
+        (MigrationOutcome::Checked, _) => {
+            format!(
+                "{guest} can move from {from} to {to}; that took {total} to find out, and nothing was moved"
+            )
+        }
         (MigrationOutcome::Failed, _) => format!("the migration of {guest} to {to} failed after {total}"),
         (MigrationOutcome::InDoubt, _) => {
             format!("the migration of {guest} to {to} is in doubt after {total}; it is paused at {from}")
@@ -83,6 +95,33 @@ fn rounds(rounds: &[RoundTotals], paint: Paint) -> Vec<String> {
         ]);
     }
     if rounds.is_empty() { Vec::new() } else { with_title("Rounds", table.lines(4), paint) }
+}
+
+/// What a migration would use.
+fn checked(report: &Report, paint: Paint) -> Vec<String> {
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Right]);
+    table.row(heads(["", "", "port"], paint));
+    for link in &report.links {
+        let name = paint.bold(&(clean(&link.name) + if link.rdma { " (RDMA)" } else { "" }));
+        let addresses = format!("{} → {}", host_of(&link.local), host_of(&link.remote));
+        table.row([name, addresses, port_speed(link.speed_mbps)]);
+    }
+    let mut lines = with_title("Links that carry", table.lines(4), paint);
+    let mut table = Table::new(&[Align::Left, Align::Left]);
+    table.row([paint.bold("Memory"), bytes(report.ram.total_bytes)]);
+    let reason = report.mode_reason.as_ref().map(|reason| format!(": {}", clean(reason))).unwrap_or_default();
+    table.row([paint.bold("Mode"), format!("{}{reason}", mode_words(report))]);
+    lines.push(String::new());
+    lines.extend(table.lines(2));
+    lines
+}
+
+fn mode_words(report: &Report) -> String {
+    match (report.mode, report.stream_channels) {
+        (Mode::Direct, _) => "direct mode".to_owned(),
+        (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),
+        (Mode::Stream, Some(channels)) => format!("stream mode with {channels} parallel channels"),
+    }
 }
 
 fn links(links: &[LinkTotals], paint: Paint) -> Vec<String> {
@@ -197,11 +236,7 @@ fn totals(report: &Report, paint: Paint) -> Vec<String> {
         let named = clean(&report.shared_by_assertion.join(", "));
         row("Shared", format!("{named}: not proved, asserted by the operator (--shared-storage)"));
     }
-    let mode = match (report.mode, report.stream_channels) {
-        (Mode::Direct, _) => "direct mode".to_owned(),
-        (Mode::Stream, None | Some(0)) => "stream mode".to_owned(),
-        (Mode::Stream, Some(channels)) => format!("stream mode with {channels} parallel channels"),
-    };
+    let mode = mode_words(report);
     match report.goodput_bytes_per_s {
         // Ended before the copy had carried anything that counts.
         0 => row("Mode", mode),

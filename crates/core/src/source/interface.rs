@@ -33,6 +33,8 @@ pub struct Config {
     /// From the guest's stop to commit, beyond the blackout that was allowed; when it is over, the guest resumes at the
     /// source.
     pub blackout_timeout: Duration,
+    /// The copy begins when it is told to ([`Event::Go`]). Until then the guest is not touched.
+    pub hold: bool,
     /// A pause between rounds: scanning more often is felt by the guest.
     pub round_interval_min: Duration,
 }
@@ -50,6 +52,7 @@ impl Config {
             link_timeout: Duration::from_secs(30),
             step_timeout: Duration::from_secs(60),
             blackout_timeout: Duration::from_secs(10),
+            hold: false,
             round_interval_min: Duration::ZERO,
         }
     }
@@ -91,6 +94,8 @@ pub enum Event {
     },
     /// The guest's memory can be tracked now.
     Attached,
+    /// The copy need not wait any longer, see [`Config::hold`].
+    Go,
     /// All RAM is write-protected: later writes are seen.
     Protected {
         /// What was populated at that moment or later.
@@ -172,6 +177,9 @@ pub enum Action {
     OpenLinks(Vec<Endpoint>),
     /// Take hold of the guest's memory. Then [`Event::Attached`].
     Attach,
+    /// With [`Config::hold`]: the incoming QEMU waits, links carry, and the copy can begin. Then [`Event::Go`] or
+    /// [`Event::Cancel`], some time.
+    Ready,
     /// Write-protect everything, block I/O drained where rule 6 asks for it. Then [`Event::Protected`].
     Protect,
     /// Find and protect again what was written. `last`: the guest is stopped; also find what became a hole.

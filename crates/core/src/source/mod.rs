@@ -5,6 +5,8 @@
 //!   [*] --> Offered: Start / Send Offer
 //!   Offered --> Preparing: Admitted / Prepare, open links, attach
 //!   Preparing --> Protecting: Attached + a channel
+//!   Preparing --> Ready: the same and Prepared, if the copy is held
+//!   Ready --> Preparing: Go
 //!   Protecting --> Copying: Protected / round 0
 //!   Copying --> Scanning: drained, and Prepared has come
 //!   Preparing --> Streaming: StreamsPrepared + a channel / begin the hypervisor's streams
@@ -97,6 +99,8 @@ pub struct Source {
     step: Step,
     step_deadline: Option<Time>,
     preparation: Preparation,
+    /// The copy waits until it is told to begin.
+    holds: bool,
     /// How the hypervisors' streams are set, once that is known.
     streams: Option<StreamSettings>,
     /// The destination's end of one of those streams has gone.
@@ -142,6 +146,7 @@ impl Source {
             step: Step::Resolve,
             step_deadline: None,
             preparation: Preparation::NotBegun,
+            holds: config.hold,
             streams: None,
             peer_hung_up: false,
             disk_pass: None,
@@ -175,6 +180,7 @@ impl Source {
             Event::Received { path, sequence, message } => self.received(now, path, sequence, message),
             Event::ChannelUp { channel, link } => self.channel_up(now, channel, link),
             Event::Cancel => self.cancel(now),
+            Event::Go => self.go(now),
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::StreamsFailed(fault) => self.fail(now, fault),
             Event::RolledBack { guest, complete } => self.rolled_back(now, guest, complete),
@@ -423,6 +429,11 @@ impl Source {
     /// The guest is the destination's: links have nothing to carry any more but the last word.
     pub fn is_leaving(&self) -> bool {
         matches!(self.state, State::CleaningUp { .. } | State::Closing { .. } | State::Ended)
+    }
+
+    /// The guest stays: links are closed, and none is missed.
+    pub fn is_rolling_back(&self) -> bool {
+        matches!(self.state, State::RollingBack(_))
     }
 
     /// Whether it is over.

@@ -46,6 +46,7 @@ impl Source {
         self.statistics.end(now, Step::Prepare);
         self.preparation = Preparation::Done { touched };
         self.progress(now);
+        self.copy_when_ready(now);
     }
 
     /// Whether the extent is whole pages inside its region.
@@ -70,12 +71,34 @@ impl Source {
         if self.state != (State::Preparing { ready: true }) || self.scheduler.active_channels() == 0 {
             return;
         }
+        if self.holds {
+            return self.hold_when_prepared();
+        }
         if let Some(settings) = self.streams {
             self.begin_streams(now, settings);
         } else {
             self.enter_step(now, Step::Track, self.config.step_timeout);
             self.state = State::Protecting;
             self.actions.push_back(Action::Protect);
+        }
+    }
+
+    /// The copy begins, now or when all is prepared.
+    pub(super) fn go(&mut self, now: Time) {
+        self.holds = false;
+        if self.state == State::Ready {
+            self.state = State::Preparing { ready: true };
+        }
+        // If there is no channel now, it begins with the next one.
+        self.copy_when_ready(now);
+    }
+
+    /// Held however long: only lost links, a fault and the operator end it.
+    fn hold_when_prepared(&mut self) {
+        if matches!(self.preparation, Preparation::Done { .. }) {
+            self.step_deadline = None;
+            self.state = State::Ready;
+            self.actions.push_back(Action::Ready);
         }
     }
 }

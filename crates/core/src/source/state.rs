@@ -11,6 +11,8 @@ pub(super) enum State {
     Preparing {
         ready: bool,
     },
+    /// All is prepared, and the copy is held.
+    Ready,
     Protecting,
     Copying {
         began: Time,
@@ -60,6 +62,7 @@ impl State {
             State::Idle => "idle",
             State::Offered => "offered",
             State::Preparing { .. } => "preparing",
+            State::Ready => "ready",
             State::Protecting => "protecting",
             State::Copying { .. } => "copying",
             State::Scanning => "scanning",

@@ -4,6 +4,7 @@
 mod blackout;
 mod ends;
 mod handover;
+mod hold;
 mod rounds;
 
 use super::*;
