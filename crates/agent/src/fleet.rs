@@ -1,6 +1,7 @@
 //! This host in the store of its fleet: whether it takes guests from others. docs/drain.md has the rules.
 //!
-//! The store is opened when it is first asked: an agent whose disk is full must start, and bring to an end what is open.
+//! A store that cannot be opened is tried again each time that it is asked: an agent whose disk is full must start, and bring to
+//! an end what is open.
 
 use std::path::PathBuf;
 use std::sync::Arc;

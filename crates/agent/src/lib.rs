@@ -109,6 +109,9 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     session::pending_notice::send_all(&agent.config.state_dir, &agent.security);
     recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
     trial::recover(&agent.trials);
+    if let Err(error) = agent.fleet.cordon() {
+        tracing::error!(%error, "no guest can arrive here: whether this host is cordoned cannot be read");
+    }
     tunnel::clear_folders(&agent.config);
     warm_up(&agent);
     kernel::probe();
