@@ -21,6 +21,7 @@ use rustls_pki_types::UnixTime;
 use crate::audit::{self, Audit};
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
+use crate::drain::{Describer, Drains};
 use crate::faults::chain;
 use crate::fleet::HostInFleet;
 use crate::incoming::Incoming;
@@ -41,6 +42,10 @@ pub struct Agent {
     pub security: Arc<Security>,
     /// Whether this host takes guests from others.
     pub(crate) fleet: Arc<HostInFleet>,
+    /// What this host has, for others that ask.
+    pub(crate) describer: Arc<Describer>,
+    /// The drain of this host.
+    pub(crate) drains: Drains,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -113,20 +118,31 @@ impl Agent {
         let moves = Arc::<Moves>::default();
         let (leaving, arriving, domains) = (outgoing.clone(), incoming.clone(), moves.clone());
         let is_migrating = move || is_migrating(&leaving, &arriving, &domains);
+        let cluster = Arc::new(cluster::watch::Watch::new(config.clone(), security.clone()));
+        let describer = Arc::new(Describer::new(
+            config.clone(),
+            registry.clone(),
+            qemu_cache.clone(),
+            (outgoing.clone(), incoming.clone()),
+            cluster.clone(),
+            fleet.clone(),
+        ));
         let doctor = Arc::new(Doctor::new(
             config.clone(),
             qemu_cache.clone(),
             bench.clone(),
             security.clone(),
+            describer.clone(),
             is_migrating,
         ));
         let trials = Arc::new(Trials::new(doctor.clone()));
-        let cluster = Arc::new(cluster::watch::Watch::new(config.clone(), security.clone()));
         let (started, starting) = (Instant::now(), Mutex::default());
         Agent {
             config,
             security,
             fleet,
+            describer,
+            drains: Drains::default(),
             audit,
             cluster,
             journal,

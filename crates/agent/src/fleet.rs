@@ -79,6 +79,11 @@ impl HostInFleet {
         Ok(api::CordonAnswer { host: self.record.name.clone(), cordon: self.cordon()?, changed })
     }
 
+    /// The fleet as this agent sees and changes it. The store is opened if it is not.
+    pub fn fleet(&self) -> Result<Fleet, FleetError> {
+        self.with(|fleet| Ok(fleet.clone()))
+    }
+
     /// Asks the store, which is opened if it is not.
     fn with<T>(&self, ask: impl FnOnce(&Fleet) -> Result<T, FleetError>) -> Result<T, FleetError> {
         let opened = self.fleet.lock().clone();

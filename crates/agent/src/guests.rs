@@ -96,7 +96,7 @@ pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
 }
 
 /// What is known of a guest. A guest that is being migrated is not asked: its QMP socket is in use.
-fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDescription>) {
+pub(crate) fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDescription>) {
     let bare = |state, reason: String| GuestSummary {
         name: record.name.clone(),
         uuid: None,

@@ -19,6 +19,7 @@
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
 //! | `fleet` | whether this host takes guests from others, by the store of its fleet |
+//! | `drain` | all guests of this host leave it |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
@@ -33,6 +34,7 @@ mod device_state;
 mod digest;
 mod disks;
 mod doctor;
+mod drain;
 mod event_log;
 mod faults;
 mod fleet;
@@ -129,6 +131,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let _inside = runtime.enter();
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
+    drain::resume(&agent, runtime.handle().clone());
     let served = runtime.block_on(server::serve(&agent));
     agent.cluster.stop();
     agent.audit.agent(AuditAction::AgentStop);

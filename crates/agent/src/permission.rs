@@ -33,7 +33,7 @@ pub(crate) fn of_purpose(purpose: Purpose) -> Option<Permission> {
 /// host.
 pub(crate) fn of_question(question: &Question, migrating: bool) -> Permission {
     match question {
-        Question::Inventory { .. } | Question::Echo { .. } => Permission::Look,
+        Question::Inventory { .. } | Question::Echo { .. } | Question::Host => Permission::Look,
         Question::Probe { depth: Depth::Short, .. } => Permission::Look,
         Question::Probe { depth: Depth::Full | Depth::Load, .. } | Question::Sink => {
             if migrating {
@@ -91,6 +91,14 @@ pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
         rule("POST", paths::AUDIT, A::Look, SetPorts),
         rule("POST", paths::CORDON, A::Cordon, Send),
         rule("POST", paths::UNCORDON, A::Uncordon, Send),
+        rule("GET", paths::DRAINS, A::Look, Look),
+        rule("POST", paths::DRAINS, A::Drain, Send),
+        // It tries migrations.
+        rule("POST", paths::DRAIN_PLAN, A::Drain, Send),
+        rule("GET", paths::DRAIN, A::Look, Look),
+        rule("POST", paths::DRAIN, A::DrainSteer, Send),
+        rule("POST", paths::PLACE, A::Look, Look),
+        rule("GET", paths::FLEET_HOSTS, A::Look, Look),
     ]
 };
 
@@ -168,7 +176,8 @@ mod tests {
     fn a_viewer_changes_and_disturbs_nothing() {
         let viewer = |needs: Permission| Role::Viewer.has(needs);
         for rule in RULES.iter().filter(|rule| viewer(rule.needs)) {
-            let reads = rule.method == "GET" || [paths::BENCH, paths::DOCTOR].contains(&rule.path);
+            let reads =
+                rule.method == "GET" || [paths::BENCH, paths::DOCTOR, paths::PLACE].contains(&rule.path);
             assert!(reads, "{} {}", rule.method, rule.path);
         }
         let more = |path: &str, body: &str| (of_request(&Method::POST, path).more)(body.as_bytes());

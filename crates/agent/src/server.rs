@@ -17,8 +17,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, Decision, DoctorRequest,
-    ErrorBody, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationStarted, MigrationSummary,
-    NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest, code, paths,
+    DrainStarted, DrainSteer, ErrorBody, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
+    MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest, code,
+    paths,
 };
 use linerate_store::fleet::FleetError;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
@@ -31,7 +32,7 @@ use crate::bench;
 use crate::config::Config;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
-use crate::{convert, doctor, guests, libvirt, outgoing, settings, tunnel};
+use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
 use callers::{LocalPeer, supervise};
 use connections::Connections;
 
@@ -116,6 +117,11 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::AUDIT, post(read_audit))
         .route(paths::CORDON, post(cordon))
         .route(paths::UNCORDON, post(uncordon))
+        .route(paths::DRAINS, get(list_drains).post(begin_drain))
+        .route(paths::DRAIN_PLAN, post(plan_drain))
+        .route(paths::DRAIN, get(show_drain).post(steer_drain))
+        .route(paths::PLACE, post(place))
+        .route(paths::FLEET_HOSTS, get(fleet_hosts))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
@@ -348,14 +354,19 @@ async fn cordon(
     let request = parse(&body)?;
     let done = move || {
         is_this_host(&agent, &request)?;
-        let who = match &caller {
-            AuditCaller::Local { user: Some(user), .. } => format!("{user}@{}", agent.config.name),
-            AuditCaller::Local { uid, .. } => format!("user {uid} of {}", agent.config.name),
-            _ => agent.config.name.clone(),
-        };
+        let who = who(&agent, &caller);
         agent.fleet.set_cordon(&who).map_err(|error| fleet_error(&error))
     };
     Ok(Json(blocking(done).await?).into_response())
+}
+
+/// The user that asks, for other users.
+fn who(agent: &Agent, caller: &AuditCaller) -> String {
+    match caller {
+        AuditCaller::Local { user: Some(user), .. } => format!("{user}@{}", agent.config.name),
+        AuditCaller::Local { uid, .. } => format!("user {uid} of {}", agent.config.name),
+        _ => agent.config.name.clone(),
+    }
 }
 
 async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
@@ -365,6 +376,41 @@ async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal
         agent.fleet.lift_cordon().map_err(|error| fleet_error(&error))
     };
     Ok(Json(blocking(done).await?).into_response())
+}
+
+async fn list_drains(State(agent): Shared) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::list(&agent)).await?).into_response())
+}
+
+async fn begin_drain(
+    State(agent): Shared,
+    Extension(caller): Extension<AuditCaller>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let by = who(&agent, &caller);
+    let id = drain::begin(&agent, parse(&body)?, by).await.map_err(Refusal)?;
+    Ok((StatusCode::ACCEPTED, Json(DrainStarted { id })).into_response())
+}
+
+async fn plan_drain(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    Ok(Json(drain::plan(&agent, parse(&body)?).await.map_err(Refusal)?).into_response())
+}
+
+async fn show_drain(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::show(&agent, &id)).await?).into_response())
+}
+
+async fn steer_drain(State(agent): Shared, Path(id): Path<String>, body: Bytes) -> Result<Response, Refusal> {
+    let DrainSteer { order } = parse(&body)?;
+    Ok(Json(blocking(move || drain::steer(&agent, &id, order)).await?).into_response())
+}
+
+async fn place(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
+    Ok(Json(drain::explain(&agent, parse(&body)?).await.map_err(Refusal)?).into_response())
+}
+
+async fn fleet_hosts(State(agent): Shared) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::fleet_hosts(&agent)).await?).into_response())
 }
 
 fn is_this_host(agent: &Agent, request: &CordonRequest) -> Result<(), ErrorBody> {

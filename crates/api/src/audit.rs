@@ -83,6 +83,10 @@ pub enum AuditAction {
     Cordon,
     /// A host takes guests again (`linerate uncordon`).
     Uncordon,
+    /// A drain was begun, or has ended (`linerate drain`).
+    Drain,
+    /// A drain was paused, resumed or aborted.
+    DrainSteer,
     /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.
     Identity,
 }

@@ -12,6 +12,8 @@ pub mod code {
     pub const NOT_FOUND: &str = "not_found";
     /// No migration of that name.
     pub const MIGRATION_UNKNOWN: &str = "migration_unknown";
+    /// No drain of that name.
+    pub const DRAIN_UNKNOWN: &str = "drain_unknown";
     /// The migration is over, or beyond commit, and cannot be cancelled any more; or the session is decided already.
     pub const TOO_LATE: &str = "too_late";
     /// A measurement is in progress, here or on the other host; there is one at a time.

@@ -18,6 +18,7 @@
 //! | [`TunnelRequest`], [`TunnelEvent`] | sockets in here and out at another host |
 //! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
 //! | [`CordonRequest`], [`CordonAnswer`] | whether a host takes guests from others |
+//! | [`DrainRequest`], [`DrainDetail`] … | all guests of a host leave it |
 //! | [`AuditRequest`], [`AuditEntry`] | who did what on a host, or tried to |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
@@ -28,6 +29,7 @@ mod client;
 mod cordon;
 mod doctor;
 mod domain;
+mod drain;
 mod error;
 mod event;
 mod guest;
@@ -50,6 +52,10 @@ pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
 pub use cordon::{Cordon, CordonAnswer, CordonRequest};
 pub use doctor::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 pub use domain::{domain_socket, is_domain_socket};
+pub use drain::{
+    DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainStarted, DrainState,
+    DrainSteer, DrainTry, FleetHost, PlaceAnswer, PlaceHost, PlaceRequest,
+};
 pub use error::{ErrorBody, code};
 pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};
 pub use guest::{

@@ -51,8 +51,21 @@ pub const CORDON: &str = "/v1/cordon";
 /// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer).
 pub const UNCORDON: &str = "/v1/uncordon";
 
+/// `GET`: list of [`DrainDetail`](crate::DrainDetail), newest first. `POST` [`DrainRequest`](crate::DrainRequest): 202,
+/// [`DrainStarted`](crate::DrainStarted).
+pub const DRAINS: &str = "/v1/drains";
+/// `POST` [`DrainRequest`](crate::DrainRequest): 200, [`DrainDetail`](crate::DrainDetail) of what would be done. Each guest's
+/// migration is tried without copying. No drain can be called `plan`.
+pub const DRAIN_PLAN: &str = "/v1/drains/plan";
+/// `GET`: [`DrainDetail`](crate::DrainDetail). `POST` [`DrainSteer`](crate::DrainSteer): 200, the same.
+pub const DRAIN: &str = "/v1/drains/{id}";
+/// `POST` [`PlaceRequest`](crate::PlaceRequest): 200, [`PlaceAnswer`](crate::PlaceAnswer).
+pub const PLACE: &str = "/v1/place";
+/// `GET`: list of [`FleetHost`](crate::FleetHost), as this host's store has them.
+pub const FLEET_HOSTS: &str = "/v1/fleet/hosts";
+
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 23] = [
+pub const TABLE: [(&str, &str); 30] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),
@@ -76,6 +89,13 @@ pub const TABLE: [(&str, &str); 23] = [
     ("POST", AUDIT),
     ("POST", CORDON),
     ("POST", UNCORDON),
+    ("GET", DRAINS),
+    ("POST", DRAINS),
+    ("POST", DRAIN_PLAN),
+    ("GET", DRAIN),
+    ("POST", DRAIN),
+    ("POST", PLACE),
+    ("GET", FLEET_HOSTS),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

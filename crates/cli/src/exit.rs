@@ -56,6 +56,7 @@ const REFUSALS: &[&str] = &[
     "guest_unknown",
     "session_unknown",
     "migration_unknown",
+    "drain_unknown",
     "guest_exists",
     "guest_busy",
     "not_migratable",

@@ -16,6 +16,7 @@ mod bench;
 mod cluster;
 mod doctor;
 mod domain;
+mod drain;
 mod qos;
 
 pub use audit::AuditFlags;
@@ -26,6 +27,7 @@ pub use cluster::{
 };
 pub use doctor::DoctorFlags;
 pub use domain::Domain;
+pub use drain::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags};
 pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
@@ -87,6 +89,13 @@ pub enum Command {
     Cordon(CordonFlags),
     /// Take guests from other hosts again
     Uncordon(CordonFlags),
+    /// Move all guests of this host to other hosts, as fast as the links carry
+    Drain(DrainFlags),
+    /// Show where a guest can go, and what keeps it from other hosts
+    Place(PlaceFlags),
+    /// Show the hosts and drains that this host's store knows
+    #[command(subcommand)]
+    Fleet(FleetCommand),
     /// Show who did what on this host, or tried to
     Audit(AuditFlags),
     /// Decide a session in doubt by hand, when the other host will never answer

@@ -31,6 +31,7 @@ use linerate_net::lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;
+use crate::drain::Describer;
 use crate::security::Security;
 
 /// Counters are watched no longer, whatever is asked.
@@ -46,6 +47,7 @@ pub struct Doctor {
     qemu_cache: Arc<QemuCache>,
     bench: Arc<bench::Host>,
     pub(crate) security: Arc<Security>,
+    describer: Arc<Describer>,
     /// Guests are being moved from or to this host: it is left alone.
     is_migrating: Box<dyn Fn() -> bool + Send + Sync>,
     /// Probes are sent for one question at a time: two would measure each other.
@@ -66,6 +68,7 @@ impl Doctor {
         qemu_cache: Arc<QemuCache>,
         bench: Arc<bench::Host>,
         security: Arc<Security>,
+        describer: Arc<Describer>,
         is_migrating: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Doctor {
         Doctor {
@@ -73,6 +76,7 @@ impl Doctor {
             qemu_cache,
             bench,
             security,
+            describer,
             is_migrating: Box::new(is_migrating),
             probing: Mutex::default(),
             sinks: AtomicUsize::default(),

@@ -78,6 +78,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
             }
         }
         Question::Probe { targets, depth } => probe(doctor, &targets, depth),
+        Question::Host => doctor.describer.answer(),
         Question::Change { .. } => Answer::Refused { why: "a change needs a connection of its own".into() },
         Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
     }

@@ -14,11 +14,13 @@
 //! | `plan` | what is asked of libvirt and of the tunnel |
 //! | `xml` | the domain as it shall be at the destination, where that is different |
 //! | `target` | which domain is meant, and what it must be like |
+//! | `domains` | those that run here, for a drain |
 //! | `domain_tunnel` | the tunnel of a migration |
 
 mod alone;
 mod direct;
 mod domain_tunnel;
+pub(crate) mod domains;
 mod ending;
 mod moves;
 mod own;

@@ -46,7 +46,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
-use linerate_core::source::{Event, Source};
+use linerate_core::drain::Sample;
+use linerate_core::source::{Ending, Event, Source};
 use linerate_core::{ChannelId, LinkId, ModeTag, PathId, SessionId, Time};
 use linerate_guest::run_state::RunState;
 use linerate_net::channel::ChannelError;
@@ -65,6 +66,7 @@ use streams::MigrationStreams;
 
 pub use sessions::Sessions;
 pub use steps::start;
+pub(crate) use steps::start_observed;
 
 /// What the loop of a migration receives.
 pub(crate) enum Input {
@@ -90,6 +92,19 @@ pub(crate) enum Input {
     /// A channel of the streams cannot be used any more.
     ChannelLost(ChannelId, ChannelError),
 }
+
+/// What the one that had a migration begun is told at once, from the migration's own thread.
+pub(crate) enum News {
+    /// All is prepared, and the copy waits for [`Outgoing::go`].
+    Ready,
+    /// How far the copy is.
+    Sample(Sample),
+    /// It is over.
+    Ended(Ending),
+}
+
+/// Takes the news of a migration. Must not wait.
+pub(crate) type Observer = Box<dyn Fn(News) + Send + Sync>;
 
 /// What the channels of a migration send.
 #[derive(Clone)]
@@ -130,6 +145,8 @@ pub struct Outgoing {
     cancelling: AtomicBool,
     /// All was prepared, and the copy could have begun.
     was_ready: AtomicBool,
+    /// Who is told what happens; the copy waits for it then.
+    observer: Option<Observer>,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
 }
@@ -180,6 +197,11 @@ impl Outgoing {
         tracing::debug!(took = ?began.elapsed(), "memory freed");
     }
 
+    /// Size of the guest's RAM, in bytes.
+    pub(crate) fn ram_bytes(&self) -> u64 {
+        self.ram_bytes
+    }
+
     /// When it was asked for, milliseconds since 1970.
     pub fn started_unix_ms(&self) -> u64 {
         self.started_unix_ms
@@ -189,6 +211,17 @@ impl Outgoing {
     pub fn cancel(&self) {
         self.cancelling.store(true, Ordering::Relaxed);
         self.send(Event::Cancel);
+    }
+
+    /// The copy that waits begins.
+    pub(crate) fn go(&self) {
+        self.send(Event::Go);
+    }
+
+    fn notify(&self, news: News) {
+        if let Some(observer) = &self.observer {
+            observer(news);
+        }
     }
 
     /// The operator decides a session in doubt.

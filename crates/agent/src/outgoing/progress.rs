@@ -8,6 +8,7 @@ use linerate_api::{
     BlackoutSplit, CpuTime, DiskProgress, DiskTotals, EventKind, MigrationDetail, MigrationOutcome,
     MigrationState, MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
+use linerate_core::drain::Sample;
 use linerate_core::source::Ending;
 use linerate_core::statistics::{Blackout, Statistics};
 use linerate_core::{Code, GuestState, Step, Time};
@@ -97,6 +98,31 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         }),
         links,
     }
+}
+
+/// How far the copy of RAM is, for a drain; none before its first byte has arrived.
+pub(super) fn sample(shared: &Outgoing) -> Option<Sample> {
+    let machine = shared.machine();
+    let statistics = machine.statistics();
+    let scheduler = machine.scheduler();
+    let streams = shared.migration_streams();
+    let (copied_bytes, left_bytes, bytes_per_s) = match streams.as_ref().map(|own| &own.transport.streams) {
+        Some(streams) => {
+            (streams.acknowledged_bytes(), statistics.streamed.remaining_bytes, streams.bytes_per_s(None))
+        }
+        None => (
+            scheduler.acknowledged_bytes(),
+            scheduler.pending_bytes() + scheduler.in_flight_bytes(),
+            scheduler.bytes_per_s(),
+        ),
+    };
+    (copied_bytes > 0).then_some(Sample {
+        round: machine.round(),
+        copied_bytes,
+        left_bytes,
+        bytes_per_s,
+        write_bytes_per_s: statistics.dirty_bytes_per_s,
+    })
 }
 
 /// The rest at this rate, and the geometric series of rounds behind it: each leaves dirty/rate of the one before.

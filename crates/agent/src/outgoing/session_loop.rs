@@ -15,7 +15,7 @@ use super::links;
 use super::progress::{self, ReportedSteps};
 use super::rejoin::rejoin;
 use super::worker::Worker;
-use super::{Input, Outgoing, Sessions};
+use super::{Input, News, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
@@ -25,6 +25,9 @@ use crate::session::paths::Paths;
 
 /// Progress is published this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// A rate that was measured for a shorter time says little.
+const FIRST_SAMPLE: Duration = Duration::from_millis(250);
 
 /// Everything that the loop has of its own.
 pub(super) struct SessionLoop {
@@ -38,6 +41,8 @@ pub(super) struct SessionLoop {
     progress_at: Instant,
     cpu_before: Duration,
     pub ending: Option<Ending>,
+    /// When the first byte of RAM had arrived, and the round of the last sample for the observer.
+    sampled: Option<(Instant, u32)>,
     /// The destination is to be asked when it is known that the source's guest is intact.
     asks: bool,
 }
@@ -61,6 +66,7 @@ impl SessionLoop {
             progress_at: Instant::now(),
             cpu_before: cpu_time(),
             ending: None,
+            sampled: None,
             asks: false,
         }
     }
@@ -71,13 +77,33 @@ impl SessionLoop {
             self.wait(inbox);
             self.act();
             self.reported.publish(&self.shared);
-            if self.progress_at.elapsed() >= PROGRESS_EVERY {
+            let is_time = self.progress_at.elapsed() >= PROGRESS_EVERY;
+            self.sample(is_time);
+            if is_time {
                 self.progress_at = Instant::now();
                 let progress = progress::progress(&self.shared);
                 self.shared.event_log.publish(linerate_api::EventKind::Progress(Box::new(progress)));
             }
         }
         self.end();
+    }
+
+    /// Tells the observer how far the copy is: from a quarter of a second after its first byte on, and at the end of each
+    /// round.
+    fn sample(&mut self, is_time: bool) {
+        if self.shared.observer.is_none() {
+            return;
+        }
+        let round = self.shared.machine().round();
+        if !is_time && self.sampled.is_none_or(|(_, last)| last == round) {
+            return;
+        }
+        let Some(sample) = progress::sample(&self.shared) else { return };
+        let first = self.sampled.map_or_else(Instant::now, |(first, _)| first);
+        self.sampled = Some((first, round));
+        if first.elapsed() >= FIRST_SAMPLE {
+            self.shared.notify(News::Sample(sample));
+        }
     }
 
     /// Takes what is in the inbox, or lets time pass.
@@ -308,5 +334,6 @@ impl SessionLoop {
             );
         }
         self.shared.event_log.publish(finished);
+        self.shared.notify(News::Ended(ending));
     }
 }

@@ -29,7 +29,7 @@ use super::guest::Guest;
 use super::mode::{self, RamChoice};
 use super::session_loop::SessionLoop;
 use super::worker::Worker;
-use super::{Input, LinkTable, Outgoing, Sessions, domain, links, storage};
+use super::{Input, LinkTable, Observer, Outgoing, Sessions, domain, links, storage};
 use crate::clock::{Clock, unix_ms};
 use crate::disks;
 use crate::event_log::EventLog;
@@ -124,7 +124,10 @@ pub(super) fn outgoing(
     opened: &OpenedSession,
     before_machine: Duration,
     (inbox, door): (std::sync::mpsc::Sender<Input>, Door),
+    observer: Option<Observer>,
 ) -> Result<Outgoing, Fault> {
+    let mut config = source_config(&request, found)?;
+    config.hold = request.dry_run || observer.is_some();
     Ok(Outgoing {
         session: opened.identity.session,
         dialler: dialler(sessions, &request, found, opened.identity.clone())?,
@@ -136,7 +139,7 @@ pub(super) fn outgoing(
             ModeParts::Streams { .. } => found.description.memory_bytes,
         },
         clock: Clock::start(),
-        machine: Mutex::new(Source::new(source_config(&request, found)?)),
+        machine: Mutex::new(Source::new(config)),
         work: Condvar::new(),
         inbox,
         door,
@@ -149,6 +152,7 @@ pub(super) fn outgoing(
         link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
         was_ready: AtomicBool::new(false),
+        observer,
         not_asked: Mutex::default(),
         request,
     })
@@ -318,7 +322,6 @@ fn source_config(request: &MigrateRequest, found: &Found) -> Result<source::Conf
         throttle: request.throttle,
     };
     config.verify = request.verify;
-    config.hold = request.dry_run;
     config.link_timeout = Duration::from_secs(u64::from(request.link_timeout_s));
     Ok(config)
 }

@@ -28,13 +28,30 @@ use linerate_core::{Code, Fault, Side, Step};
 
 use super::session_loop::SessionLoop;
 use super::start::{authorise, check_request, outgoing, record, resolve, run, warn_of};
-use super::{Input, Outgoing, Sessions, links};
+use super::{Input, News, Observer, Outgoing, Sessions, links};
 use crate::faults::fault;
 use crate::session::paths::Door;
 
 /// Begins a migration. Returns when the destination's agent has answered; all else happens in threads of its own.
 /// On `Err` the guest was not touched.
 pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Outgoing>, Fault> {
+    begin(sessions, request, None)
+}
+
+/// The same, for one that is told what happens. The copy waits for [`Outgoing::go`].
+pub(crate) fn start_observed(
+    sessions: &Arc<Sessions>,
+    request: MigrateRequest,
+    observer: Observer,
+) -> Result<Arc<Outgoing>, Fault> {
+    begin(sessions, request, Some(observer))
+}
+
+fn begin(
+    sessions: &Arc<Sessions>,
+    request: MigrateRequest,
+    observer: Option<Observer>,
+) -> Result<Arc<Outgoing>, Fault> {
     let began = Instant::now();
     check_request(&request)?;
     // 1 resolve
@@ -47,7 +64,8 @@ pub fn start(sessions: &Arc<Sessions>, request: MigrateRequest) -> Result<Arc<Ou
         .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
     let record = record(sessions, &request, &found, &opened);
     let ends = (inbox, door);
-    let shared = Arc::new(outgoing(sessions, request, &found, &opened, began.elapsed(), ends)?);
+    let shared = outgoing(sessions, request, &found, &opened, began.elapsed(), ends, observer)?;
+    let shared = Arc::new(shared);
     warn_of(&shared, &found.description);
     // 3 to 10: the loop, by the core's actions
     run(sessions, &shared, found, opened.control, record, receiver)?;
@@ -66,10 +84,13 @@ impl SessionLoop {
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
-            // That was all that a dry run is to find out.
             Action::Ready => {
                 self.shared.was_ready.store(true, Ordering::Relaxed);
-                self.shared.cancel();
+                // That was all that a dry run is to find out.
+                if self.shared.request.dry_run {
+                    self.shared.cancel();
+                }
+                self.shared.notify(News::Ready);
             }
             // 6 track
             Action::Attach => self.worker.submit("attach", |guest| guest.attach()),

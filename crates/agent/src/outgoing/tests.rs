@@ -57,6 +57,7 @@ pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         link_table: LinkTable::default(),
         cancelling: AtomicBool::new(false),
         was_ready: AtomicBool::new(false),
+        observer: None,
         not_asked: Mutex::default(),
     };
     (Arc::new(outgoing), inputs)

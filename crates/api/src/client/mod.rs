@@ -13,8 +13,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
-    DoctorAnswer, DoctorRequest, GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest,
-    MigrateRequest, MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, QosAnswer, QosRequest,
+    DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
+    GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
+    MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer, QosRequest,
     ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
 };
 
@@ -142,6 +143,42 @@ impl Client {
     /// The host takes guests again.
     pub async fn uncordon(&self, request: &CordonRequest) -> Result<CordonAnswer, ClientError> {
         self.post(paths::UNCORDON, request).await
+    }
+
+    /// Begins to move all guests away, and returns the drain's name.
+    pub async fn drain(&self, request: &DrainRequest) -> Result<String, ClientError> {
+        let started: DrainStarted = self.post(paths::DRAINS, request).await?;
+        Ok(started.id)
+    }
+
+    /// What a drain would do. Each guest's migration is tried without copying.
+    pub async fn drain_plan(&self, request: &DrainRequest) -> Result<DrainDetail, ClientError> {
+        self.post(paths::DRAIN_PLAN, request).await
+    }
+
+    /// All drains of this host that are known, newest first.
+    pub async fn drains(&self) -> Result<Vec<DrainDetail>, ClientError> {
+        self.get(paths::DRAINS).await
+    }
+
+    /// State of one drain.
+    pub async fn drain_detail(&self, id: &str) -> Result<DrainDetail, ClientError> {
+        self.get(&paths::fill(paths::DRAIN, id)).await
+    }
+
+    /// Pauses, resumes or aborts a drain.
+    pub async fn steer_drain(&self, id: &str, order: DrainOrder) -> Result<DrainDetail, ClientError> {
+        self.post(&paths::fill(paths::DRAIN, id), &DrainSteer { order }).await
+    }
+
+    /// Where a guest can go.
+    pub async fn place(&self, request: &PlaceRequest) -> Result<PlaceAnswer, ClientError> {
+        self.post(paths::PLACE, request).await
+    }
+
+    /// Hosts that this host's store knows.
+    pub async fn fleet_hosts(&self) -> Result<Vec<FleetHost>, ClientError> {
+        self.get(paths::FLEET_HOSTS).await
     }
 
     /// Lines of the audit log, oldest first.

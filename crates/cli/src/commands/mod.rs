@@ -7,6 +7,7 @@ mod cluster;
 mod completions;
 mod cordon;
 mod doctor;
+mod drain;
 mod fix;
 mod link;
 mod man;
@@ -47,6 +48,9 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Tunnel(flags) => tunnel::run(&flags, context).await,
         Command::Cordon(flags) => cordon::run(&flags, context).await,
         Command::Uncordon(flags) => cordon::lift(&flags, context).await,
+        Command::Drain(flags) => drain::run(&flags, context).await,
+        Command::Place(flags) => drain::place(&flags, context).await,
+        Command::Fleet(command) => drain::fleet(&command, context).await,
         Command::Audit(flags) => audit::run(&flags, context).await,
         Command::Resolve(flags) => resolve::run(&flags, context).await,
         Command::Link(command) => link::run(command, context).await,

@@ -3,6 +3,7 @@
 pub mod bench;
 mod canvas;
 mod domain;
+pub mod drain;
 mod live;
 mod plain;
 pub mod view;

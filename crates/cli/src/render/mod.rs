@@ -6,6 +6,7 @@ pub mod bench;
 pub mod bench_charts;
 pub mod cluster;
 pub mod doctor;
+pub mod drain;
 pub mod fix;
 pub mod format;
 pub mod frame;

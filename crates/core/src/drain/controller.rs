@@ -155,6 +155,20 @@ impl Controller {
         Bound::of(&work, self.learned.carries(now), |host| rates.get(&host).copied().unwrap_or(1.0))
     }
 
+    /// Bytes per second that the links of the source carry: as its ports say, or less where that was measured lately.
+    pub fn carries(&self, now: Time) -> f64 {
+        self.learned.carries(now)
+    }
+
+    /// The driver could not find out in time where the guest is. Its part is over, and its reservation stays.
+    pub fn leave_in_doubt(&mut self, id: GuestId, fault: Fault, now: Time) {
+        if self.state(id).is_some_and(|state| !matches!(state, State::Ended(_))) {
+            let reason = Reason::Fault(fault);
+            self.note(id, &reason, now);
+            self.set(id, State::Ended(Outcome::Failed { reason, in_doubt: true }), now);
+        }
+    }
+
     pub(super) fn set(&mut self, id: GuestId, state: State, now: Time) {
         if let Some(guest) = self.guests.get_mut(&id) {
             (guest.state, guest.since) = (state, now);

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use linerate_api::{ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
+use linerate_api::{Cordon, ErrorBody, LinkAnswer, LinkConfirm, LinkRequest, QosAnswer, QosRequest};
 use linerate_net::bench::TestError;
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::Stream;
@@ -83,6 +83,8 @@ pub enum Question {
         /// How much the probes move.
         depth: Depth,
     },
+    /// What the host has for guests, and which ones are there: for a drain of another host.
+    Host,
     /// Take bytes on this connection and count them.
     Sink,
     /// Change settings of ports, if the host allows it.
@@ -159,6 +161,13 @@ pub enum Answer {
     Inventory(Box<Inventory>),
     /// Answer to [`Question::Echo`]: where datagrams are answered.
     Echo(Echoing),
+    /// Answer to [`Question::Host`].
+    Host {
+        /// As the store of a fleet keeps it (`HostRecord` of `linerate-store`).
+        record: Box<serde_json::Value>,
+        /// It takes no guests; `null` if it does.
+        cordon: Option<Cordon>,
+    },
     /// To [`Question::Probe`], in the order of targets.
     Probes {
         /// One result for each target.

@@ -188,6 +188,22 @@ impl Fleet {
         })
     }
 
+    /// A host that this agent registered does not answer: nothing is reserved there until it is registered again.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn withdraw(&self, host: &str) -> Result<(), FleetError> {
+        check_name(host)?;
+        let key = format!("alive/{host}");
+        self.change(|| {
+            let (entry, alive) = self.read::<AliveRecord>(&key)?;
+            let own = alive.is_some_and(|alive| alive.instance == self.instance);
+            let Some(entry) = entry.filter(|_| own) else { return Ok(None) };
+            let conditions = vec![Condition::as_read(&key, Some(&entry))];
+            Ok(Some(Transaction { conditions, writes: vec![Write::Delete(key.clone())] }))
+        })
+    }
+
     /// Everything at one moment.
     ///
     /// # Errors

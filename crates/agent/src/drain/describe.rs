@@ -1,0 +1,257 @@
+//! This host for a fleet: what it has for guests, and which ones are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_fabric::model::Network;
+use linerate_fabric::probe::Answer;
+use linerate_guest::host::{QemuCache, folder_available, memory_available};
+use linerate_guest::registry::{GuestRecord as Known, Registry};
+use linerate_guest::{process, read};
+use linerate_net::interfaces::{self, Interface};
+use linerate_net::lock::Mutex;
+use linerate_store::fleet::records::{GuestRecord, HostRecord, PortRecord};
+
+use crate::cluster::watch::Watch;
+use crate::config::Config;
+use crate::fleet::HostInFleet;
+use crate::{incoming, outgoing};
+
+const QMP_WAIT: Duration = Duration::from_secs(10);
+const QEMU_WAIT: Duration = Duration::from_secs(15);
+/// A port that does not say its speed, in bytes per second: one gigabit per second.
+const UNKNOWN_PORT: u64 = 125_000_000;
+/// Ports that a record has at most: a drain numbers them in 64 bits.
+const PORTS_MAX: usize = 64;
+
+/// Describes this host.
+pub(crate) struct Describer {
+    pub config: Arc<Config>,
+    pub registry: Registry,
+    pub qemu_cache: Arc<QemuCache>,
+    pub outgoing: Arc<outgoing::Sessions>,
+    pub incoming: Arc<incoming::Sessions>,
+    pub cluster: Arc<Watch>,
+    pub fleet: Arc<HostInFleet>,
+    /// By process and its start: a guest is asked once. One that migrates cannot be asked.
+    known: Mutex<BTreeMap<(i32, u64), (String, GuestRecord)>>,
+}
+
+impl Describer {
+    pub fn new(
+        config: Arc<Config>,
+        registry: Registry,
+        qemu_cache: Arc<QemuCache>,
+        sessions: (Arc<outgoing::Sessions>, Arc<incoming::Sessions>),
+        cluster: Arc<Watch>,
+        fleet: Arc<HostInFleet>,
+    ) -> Describer {
+        let (outgoing, incoming) = sessions;
+        Describer {
+            config,
+            registry,
+            qemu_cache,
+            outgoing,
+            incoming,
+            cluster,
+            fleet,
+            known: Mutex::default(),
+        }
+    }
+
+    /// The answer to another agent that asks.
+    pub fn answer(&self) -> Answer {
+        let refused = |why: String| Answer::Refused { why };
+        let cordon = match self.fleet.cordon() {
+            Ok(cordon) => cordon,
+            Err(error) => return refused(format!("whether this host is cordoned cannot be read: {error}")),
+        };
+        match serde_json::to_value(self.describe()) {
+            Ok(record) => Answer::Host { record: Box::new(record), cordon },
+            Err(error) => refused(format!("a defect in the agent: {error}")),
+        }
+    }
+
+    /// The record of this host, as it is now.
+    pub fn describe(&self) -> HostRecord {
+        let guests = self.guests();
+        let taken = guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add);
+        let (qemu, machines) = self.qemu();
+        HostRecord {
+            name: self.config.name.clone(),
+            addresses: self.cluster.listens_at().iter().map(ToString::to_string).collect(),
+            agent: env!("CARGO_PKG_VERSION").to_owned(),
+            memory_bytes: taken.saturating_add(self.free_bytes(taken)),
+            reserve_bytes: self.config.memory_reserve_mib << 20,
+            cpu_models: BTreeSet::new(),
+            cpu_features: own_cpu_features(),
+            qemu,
+            machines,
+            storage: BTreeSet::new(),
+            networks: BTreeSet::new(),
+            ports: self.ports(),
+            guests,
+        }
+    }
+
+    /// Bytes that are not taken by guests: by what the kernel says is available now, by what the host has, and by what the
+    /// folder for RAM can have. A guest may use less than its memory, and use all of it later.
+    fn free_bytes(&self, taken: u64) -> u64 {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = meminfo(&text, "MemTotal:").unwrap_or(0).saturating_sub(taken);
+        let available = memory_available().unwrap_or(total);
+        total.min(available).min(folder_available(&self.config.ram_dir).unwrap_or(u64::MAX))
+    }
+
+    fn qemu(&self) -> ((u16, u16), BTreeSet<String>) {
+        let (mut newest, mut machines) = ((0, 0), BTreeSet::new());
+        for qemu in &self.config.qemu {
+            let Ok(facts) = self.qemu_cache.facts(&qemu.program(), Instant::now() + QEMU_WAIT) else {
+                continue;
+            };
+            newest = newest.max(short(&facts.version));
+            machines.extend(facts.machines);
+        }
+        (newest, machines)
+    }
+
+    /// Ports that the agent listens at, by the network of each address.
+    pub fn ports(&self) -> Vec<PortRecord> {
+        ports(&interfaces::list().unwrap_or_default(), &self.cluster.listens_at())
+    }
+
+    /// The guests that are here, by UUID, or by name where a guest has none. One that is arriving is not here yet.
+    fn guests(&self) -> BTreeMap<String, GuestRecord> {
+        let alive: Vec<Known> =
+            self.registry.list().unwrap_or_default().into_iter().filter(Known::is_alive).collect();
+        let key = |guest: &Known| (guest.process.pid, guest.process.start_ticks);
+        let here: BTreeSet<_> = alive.iter().map(key).collect();
+        self.known.lock().retain(|process, _| here.contains(process));
+        alive
+            .iter()
+            .filter(|guest| !self.is_arriving(&guest.name))
+            .map(|guest| {
+                let known = self.known.lock().get(&key(guest)).cloned();
+                known.unwrap_or_else(|| self.look(guest))
+            })
+            .collect()
+    }
+
+    fn is_arriving(&self, guest: &str) -> bool {
+        let of_guest = self.incoming.all().into_iter().filter(|one| one.guest() == guest);
+        of_guest.into_iter().any(|one| one.outcome() != linerate_core::Outcome::Committed)
+    }
+
+    /// Asks a guest's QEMU, unless its QMP socket is in use.
+    fn look(&self, guest: &Known) -> (String, GuestRecord) {
+        let leaving =
+            self.outgoing.all().into_iter().find(|one| one.request.guest == guest.name && !one.is_over());
+        let bare = |bytes| (guest.name.clone(), record(&guest.name, bytes));
+        if let Some(leaving) = leaving {
+            return bare(leaving.ram_bytes());
+        }
+        let deadline = Instant::now() + QMP_WAIT;
+        let described = process::connect(guest, deadline)
+            .ok()
+            .and_then(|mut qmp| read::read(&mut qmp, guest.process.pid, deadline).ok());
+        let Some(described) = described else { return bare(files(guest)) };
+        let id = described.uuid.clone().unwrap_or_else(|| guest.name.clone());
+        let found = (id, record(&guest.name, described.memory_bytes));
+        self.known.lock().insert((guest.process.pid, guest.process.start_ticks), found.clone());
+        found
+    }
+}
+
+fn record(name: &str, memory_bytes: u64) -> GuestRecord {
+    GuestRecord { name: name.to_owned(), memory_bytes, ..GuestRecord::default() }
+}
+
+/// Lengths of the files that were made for its RAM.
+fn files(guest: &Known) -> u64 {
+    guest.ram_files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
+}
+
+/// Major and minor.
+pub(super) fn short(version: &linerate_guest::qmp::QemuVersion) -> (u16, u16) {
+    let number = |part| u16::try_from(part).unwrap_or(u16::MAX);
+    (number(version.major), number(version.minor))
+}
+
+fn meminfo(text: &str, field: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What this host's processor can.
+pub(super) fn own_cpu_features() -> BTreeSet<String> {
+    cpu_features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+/// The processor's maker and what it can, as the kernel names it.
+fn cpu_features(cpuinfo: &str) -> BTreeSet<String> {
+    let value = |name: &str| {
+        let line =
+            cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let maker = value("vendor_id").map(|maker| format!("maker {maker}"));
+    let flags = value("flags").unwrap_or_default();
+    flags.split_whitespace().map(str::to_owned).chain(maker).collect()
+}
+
+fn ports(interfaces: &[Interface], listens_at: &[std::net::SocketAddr]) -> Vec<PortRecord> {
+    let mut ports = Vec::new();
+    for port in interfaces.iter().filter(|port| port.usable()) {
+        let speed = u64::from(port.speed_mbps).saturating_mul(125_000);
+        let bytes_per_s = if speed == 0 { UNKNOWN_PORT } else { speed };
+        let addresses = port.addresses.iter();
+        let mut heard = addresses.filter(|own| listens_at.iter().any(|at| at.ip() == own.ip));
+        if let Some(own) = heard.next() {
+            ports.push(PortRecord { network: Network::of(own.ip, own.prefix).to_string(), bytes_per_s });
+        }
+    }
+    ports.truncate(PORTS_MAX);
+    ports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linerate_net::interfaces::InterfaceAddress;
+
+    #[test]
+    fn a_processor_is_known_by_its_maker_and_its_flags() {
+        let text = "processor\t: 0\nvendor_id\t: GenuineIntel\nvmx flags\t: ept\nflags\t\t: fpu avx2\n";
+        let found: Vec<String> = cpu_features(text).into_iter().collect();
+        assert_eq!(found, ["avx2", "fpu", "maker GenuineIntel"]);
+        assert!(cpu_features("").is_empty());
+    }
+
+    #[test]
+    fn ports_are_those_that_the_agent_listens_at() {
+        let address = |ip: &str| InterfaceAddress { ip: ip.parse().unwrap(), prefix: 24 };
+        let port = |name: &str, carrier, speed_mbps, ips: &[&str]| Interface {
+            name: name.into(),
+            index: 1,
+            up: true,
+            carrier,
+            loopback: false,
+            mtu: 1500,
+            speed_mbps,
+            numa: -1,
+            addresses: ips.iter().map(|ip| address(ip)).collect(),
+        };
+        let all = [
+            port("a", true, 1000, &["192.0.2.1", "198.51.100.1"]),
+            port("b", true, 0, &["10.0.0.1"]),
+            port("c", false, 1000, &["10.0.1.1"]),
+            port("d", true, 1000, &["10.0.2.1"]),
+        ];
+        let at = ["198.51.100.1:1", "10.0.0.1:1", "10.0.1.1:1"].map(|at| at.parse().unwrap());
+        let found: Vec<_> =
+            ports(&all, &at).into_iter().map(|port| (port.network, port.bytes_per_s)).collect();
+        let expected = [("198.51.100.0/24", 125_000_000), ("10.0.0.0/24", UNKNOWN_PORT)];
+        assert_eq!(found, expected.map(|(network, rate)| (network.to_owned(), rate)));
+    }
+}

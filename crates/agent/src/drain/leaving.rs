@@ -1,0 +1,167 @@
+//! The guests that a drain is about: those of this host's agent, and running domains of its libvirt.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use linerate_api::{GuestRunState, ModeChoice};
+use linerate_core::fleet::Needs;
+use linerate_guest::description::GuestDescription;
+use linerate_guest::registry::GuestRecord;
+use linerate_memory::{Mapping, RamBlock};
+
+use super::describe::short;
+use crate::agent::Agent;
+use crate::guests;
+use crate::libvirt::domains::{self, Domain};
+
+/// Domains are listed within this.
+const LIBVIRT_WAIT: Duration = Duration::from_secs(30);
+
+/// A guest of this host, for a drain.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leaving {
+    pub name: String,
+    /// Its UUID, or its name if it has none: what names it in the store.
+    pub key: String,
+    pub domain: bool,
+    pub memory_bytes: u64,
+    /// Memory that it uses.
+    pub copy_bytes: u64,
+    pub needs: Needs,
+    /// Why it cannot move at all, and what would help.
+    pub cannot: Option<(String, String)>,
+}
+
+/// What this host has.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub guests: Vec<Leaving>,
+    /// Guests of which nothing can be said yet: they arrive, are being migrated, or wait for recovery.
+    pub unsettled: BTreeSet<String>,
+    /// What could not be looked at.
+    pub warnings: Vec<String>,
+}
+
+/// All guests of this host but those whose names are in `known`, which are not looked at again.
+pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bool)>) -> Found {
+    let mut found = Found::default();
+    agent.registry.free_ram_of_dead();
+    let records = agent.registry.list().unwrap_or_else(|error| {
+        found.warnings.push(format!("the guests of this host cannot be listed: {error}"));
+        Vec::new()
+    });
+    let alive = records.iter().filter(|record| record.is_alive());
+    for record in alive.filter(|record| !known.contains(&(record.name.clone(), false))) {
+        match own(agent, record, mode) {
+            Some(guest) => found.guests.push(guest),
+            None => drop(found.unsettled.insert(record.name.clone())),
+        }
+    }
+    found.guests.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The same, with the running domains of libvirt. A host without libvirt has none.
+pub(super) async fn look_with_domains(agent: &std::sync::Arc<Agent>, mode: ModeChoice) -> Found {
+    let own = agent.clone();
+    let looked = tokio::task::spawn_blocking(move || look(&own, mode, &BTreeSet::new())).await;
+    let mut found = looked.unwrap_or_default();
+    match tokio::time::timeout(LIBVIRT_WAIT, domains::running()).await {
+        Ok(Ok(all)) => {
+            // One that the agent has adopted is moved by the agent.
+            let adopted: BTreeSet<String> = found.guests.iter().map(|guest| guest.key.clone()).collect();
+            let others = all.into_iter().filter(|domain| !adopted.contains(&domain.uuid));
+            found.guests.extend(others.map(of_domain));
+        }
+        Ok(Err(error)) => found.warnings.push(format!("domains of libvirt are not seen: {}", error.message)),
+        Err(_) => found.warnings.push("domains of libvirt are not seen: it does not answer".into()),
+    }
+    found
+}
+
+fn of_domain(domain: Domain) -> Leaving {
+    Leaving {
+        name: domain.name,
+        key: domain.uuid,
+        domain: true,
+        memory_bytes: domain.memory_bytes,
+        copy_bytes: domain.memory_bytes,
+        needs: Needs::default(),
+        cannot: None,
+    }
+}
+
+/// `None` while nothing can be said of it.
+fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Option<Leaving> {
+    let (summary, description) = guests::summary(agent, record);
+    let Some(description) = description else {
+        let unsettled = matches!(
+            summary.state,
+            GuestRunState::Migrating
+                | GuestRunState::Incoming
+                | GuestRunState::InDoubt
+                | GuestRunState::Recovering
+        );
+        let why = summary.direct.reasons.join("; ");
+        let hint = "see `linerate vm show`, and the log of its QEMU";
+        return (!unsettled).then(|| Leaving {
+            name: record.name.clone(),
+            key: record.name.clone(),
+            cannot: Some((format!("its QEMU does not answer: {why}"), hint.into())),
+            ..Leaving::default()
+        });
+    };
+    let verdicts: &[&linerate_api::Verdict] = match mode {
+        ModeChoice::Auto => &[&summary.direct, &summary.stream],
+        ModeChoice::Direct => &[&summary.direct],
+        ModeChoice::Stream => &[&summary.stream],
+    };
+    let cannot = verdicts.iter().all(|verdict| !verdict.possible).then(|| {
+        let reasons: BTreeSet<&str> =
+            verdicts.iter().flat_map(|verdict| &verdict.reasons).map(String::as_str).collect();
+        let why: Vec<&str> = reasons.into_iter().collect();
+        (why.join("; "), format!("see `linerate vm show {}` and docs/guests.md", record.name))
+    });
+    Some(Leaving {
+        name: record.name.clone(),
+        key: description.uuid.clone().unwrap_or_else(|| record.name.clone()),
+        domain: false,
+        memory_bytes: description.memory_bytes,
+        copy_bytes: used(record.process.pid, &description),
+        needs: needs(&description),
+        cannot,
+    })
+}
+
+/// What placement compares. Disks, bridges and the exact processor are compared when the guest is admitted: the destination
+/// looks at them itself.
+fn needs(guest: &GuestDescription) -> Needs {
+    let mut needs = Needs { qemu: short(&guest.qemu), machine: guest.machine.clone(), ..Needs::default() };
+    // The guest was given all that this host's processor can.
+    let model = guest.cpu.split(',').next().unwrap_or_default();
+    if guest.accelerator == "kvm" && ["host", "max"].contains(&model) {
+        needs.cpu_features = super::describe::own_cpu_features();
+    }
+    needs
+}
+
+/// Memory that the guest uses, in bytes: what a copy of it carries at first.
+fn used(pid: i32, guest: &GuestDescription) -> u64 {
+    let block = |block: &linerate_guest::description::RamBlock| {
+        let found = RamBlock::find(pid, &block.id, block.path.as_ref()?.as_ref()).ok()?;
+        Mapping::new(&found).ok()?.resident_bytes().ok()
+    };
+    guest.ram.iter().map(|one| block(one).unwrap_or(one.size)).sum()
+}
+
+/// Whether a guest of that name is here and can be moved again: nothing else has it.
+pub(super) fn is_settled(agent: &Agent, name: &str) -> bool {
+    let leaving = agent.outgoing().iter().any(|one| one.request.guest == name && !one.is_over());
+    let arriving = agent.incoming_live().iter().any(|one| one.guest() == name && !one.is_arrived());
+    !leaving && !arriving && agent.open_session_of_name(name).is_none()
+}
+
+/// Whether its QEMU is here.
+pub(super) fn is_here(agent: &Agent, name: &str) -> bool {
+    agent.registry.get(name).is_ok_and(|record| record.is_alive())
+}

@@ -1,0 +1,628 @@
+//! Drains: all guests of this host leave it. docs/drain.md has the reasons.
+//!
+//! `linerate-core` decides which guest copies, which are prepared and which wait ([`linerate_core::drain`]), and where they
+//! can go ([`linerate_core::fleet`]). Here its orders are carried out.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | here | drains are begun, planned, taken up after a restart, shown, steered |
+//! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
+//! | `sessions` | the migration of each guest, as the controller orders it |
+//! | `member` | a guest of a drain, as it is shown and kept |
+//! | `leaving` | the guests of this host |
+//! | `hosts` | the destinations, and the ledger of both |
+//! | `describe` | this host, for others that ask |
+
+mod describe;
+mod hosts;
+mod leaving;
+mod member;
+mod owner;
+mod sessions;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use linerate_api::{
+    DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState, ErrorBody,
+    FleetHost, MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, code,
+};
+use linerate_core::drain::bound::{Bound, Work};
+use linerate_core::fleet::{GuestId, HostId, Request};
+use linerate_net::lock::Mutex;
+use linerate_store::fleet::FleetError;
+use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
+use serde::{Deserialize, Serialize};
+
+use crate::agent::Agent;
+use crate::clock::unix_ms;
+use crate::libvirt::Move;
+use crate::outgoing::{self, News, Outgoing};
+use crate::{convert, faults};
+
+pub(crate) use describe::Describer;
+
+use hosts::{Destination, Place, SOURCE};
+use leaving::Found;
+use member::{Decided, Member};
+use owner::{Begin, Owner, PlaceResult, Whereabouts};
+
+/// Migrations that a plan tries at the same time.
+const TRIED_AT_ONCE: usize = 4;
+/// A migration that is tried without copying ends within this.
+const TRY_MAX: Duration = Duration::from_secs(120);
+/// An order to a drain is taken within this: its thread waits for the store at most.
+const STEER_MAX: Duration = Duration::from_secs(20);
+/// Drains that are shown, the open one included.
+const SHOWN: usize = 50;
+
+/// What the owner of a drain receives.
+enum Input {
+    /// What the operator wants; answered when it is written.
+    Steer(DrainOrder, Sender<()>),
+    Begun(GuestId, u64, Arc<Outgoing>),
+    DomainBegun(GuestId, u64, Arc<Move>),
+    /// Of the session with this number.
+    Session(GuestId, u64, sessions::Report),
+    Placed(Vec<Destination>, Vec<(GuestId, PlaceResult)>),
+    /// The destinations as they are with a guest that has arrived.
+    Arrived(GuestId, Vec<Destination>),
+    StoreFailed(String),
+    Found(GuestId, Whereabouts),
+}
+
+/// A drain that this agent owns.
+struct Drain {
+    inbox: Sender<Input>,
+    detail: Mutex<DrainDetail>,
+}
+
+/// What the store keeps of a drain besides its guests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    request: DrainRequest,
+    bound: DrainBound,
+    links_bytes_per_s: u64,
+}
+
+/// The drain of this host, if one is open.
+#[derive(Default)]
+pub(crate) struct Drains {
+    open: Mutex<Option<Arc<Drain>>>,
+}
+
+type Answer<T> = Result<T, ErrorBody>;
+
+fn refused(text: impl Into<String>, hint: impl Into<String>) -> ErrorBody {
+    ErrorBody::new(code::REFUSED, text).with_hint(hint)
+}
+
+fn sorted(mut guests: Vec<DrainGuest>) -> Vec<DrainGuest> {
+    guests.sort_by(|a, b| (&a.guest, &a.uuid).cmp(&(&b.guest, &b.uuid)));
+    guests
+}
+
+fn of_fleet(error: &FleetError) -> ErrorBody {
+    match error {
+        FleetError::Draining { .. } => refused(
+            format!("{error}; nothing was begun"),
+            "`linerate drain status` shows it, `linerate drain abort` ends it",
+        ),
+        FleetError::Store(_) | FleetError::Damaged { .. } => {
+            ErrorBody::new("journal_failed", format!("the drain cannot be kept: {error}; nothing was begun"))
+                .with_hint("see fleet.redb under state_dir: is its disk full or damaged?")
+        }
+        _ => refused(error.to_string(), ""),
+    }
+}
+
+// ---- begin and plan ----
+
+/// What a drain would begin with.
+struct Ready {
+    source: HostRecord,
+    members: Vec<Member>,
+    destinations: Vec<Destination>,
+    warnings: Vec<String>,
+}
+
+/// Looks at this host and asks the destinations. Nothing is changed.
+async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
+    let own = agent.config.name.clone();
+    if let Some(other) = request.host.as_ref().filter(|host| **host != own) {
+        let text = format!("this is host {own}: its agent does not drain host {other}; nothing was begun");
+        return Err(refused(text, format!("run the command on {other}")));
+    }
+    if request.to.is_empty() {
+        let text = "no destination is named, and this host has no list of hosts";
+        return Err(ErrorBody::new(code::USAGE, text).with_hint("name them: --to HOST,HOST"));
+    }
+    let Found { guests, unsettled, mut warnings } = leaving::look_with_domains(agent, request.mode).await;
+    let unknown: Vec<&str> = request
+        .keep
+        .iter()
+        .filter(|name| !unsettled.contains(*name) && guests.iter().all(|guest| guest.name != **name))
+        .map(String::as_str)
+        .collect();
+    if !unknown.is_empty() {
+        let text =
+            format!("--keep names guests that are not here: {}; nothing was begun", unknown.join(", "));
+        return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those that are"));
+    }
+    warnings.extend(unsettled.iter().map(|name| {
+        format!("{name} is being migrated, or waits for recovery: it is drained when that has ended")
+    }));
+    let (asking, to) = (agent.clone(), request.to.clone());
+    let asked = tokio::task::spawn_blocking(move || {
+        let mut destinations: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
+        hosts::ask(&mut destinations, &asking.security);
+        (asking.describer.describe(), destinations)
+    });
+    let (source, destinations) =
+        asked.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
+    let destinations = distinct(destinations, &own, &mut warnings)?;
+    let members = guests.into_iter().map(Member::new).collect();
+    Ok(Ready { source, members, destinations, warnings })
+}
+
+/// Each host once, and not this one. Hosts that do not answer stay, as long as one does.
+fn distinct(all: Vec<Destination>, own: &str, warnings: &mut Vec<String>) -> Answer<Vec<Destination>> {
+    let mut kept: Vec<Destination> = Vec::new();
+    for one in all {
+        if one.record.is_some() && one.name() == own {
+            let text = format!("{} is this host itself; nothing was begun", one.named);
+            return Err(ErrorBody::new(code::USAGE, text).with_hint("name other hosts with --to"));
+        }
+        if let Some(lost) = &one.lost {
+            warnings.push(format!("{} does not answer: {lost}", one.named));
+        }
+        if !kept.iter().any(|other| other.name() == one.name()) {
+            kept.push(one);
+        }
+    }
+    if kept.iter().all(|one| one.record.is_none()) {
+        return Err(refused(
+            format!("no destination answers, and nothing was begun: {}", warnings.join("; ")),
+            "`linerate doctor HOST` shows what is wrong with the links",
+        ));
+    }
+    Ok(kept)
+}
+
+/// Begins a drain. `by`: the operator. Returns its name.
+pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest, by: String) -> Answer<String> {
+    let ready = look(agent, &request).await?;
+    let runtime = tokio::runtime::Handle::current();
+    let agent = agent.clone();
+    let begun = tokio::task::spawn_blocking(move || begin_with(&agent, runtime, request, by, ready));
+    begun.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?
+}
+
+fn begin_with(
+    agent: &Arc<Agent>,
+    runtime: tokio::runtime::Handle,
+    request: DrainRequest,
+    by: String,
+    mut ready: Ready,
+) -> Answer<String> {
+    let planned = place(&mut ready, &request);
+    let leaves =
+        ready.members.iter().filter(|one| one.decided.is_none() && !request.keep.contains(&one.guest.name));
+    if leaves.count() > 0 && planned == 0 {
+        let why: Vec<String> = ready
+            .members
+            .iter()
+            .filter_map(|one| Some(format!("{}: {}", one.guest.name, one.nowhere.as_ref()?)))
+            .collect();
+        return Err(refused(
+            format!("no guest has a destination, and nothing was begun. {}", why.join(". ")),
+            "name other hosts with --to; `linerate place GUEST --to HOST` shows what each lacks",
+        ));
+    }
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
+    owner::register(&fleet, &ready.source, &ready.destinations).map_err(|error| of_fleet(&error))?;
+    let id = drain_id();
+    let kept = owner::kept(&request);
+    let record = DrainRecord {
+        id: id.clone(),
+        host: agent.config.name.clone(),
+        by,
+        state: Stored::Running,
+        settings: serde_json::to_value(&kept).unwrap_or_default(),
+        guests: ready
+            .members
+            .iter()
+            .map(|one| {
+                let shown = one.show(None, &ready.destinations);
+                (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
+            })
+            .collect(),
+        begun_ms: unix_ms(),
+        ended_ms: None,
+    };
+    let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error))?;
+    // What was found out for the refusal is found out again, with a reservation.
+    for member in &mut ready.members {
+        (member.to, member.nowhere) = (None, None);
+    }
+    let Ready { members, destinations, .. } = ready;
+    own(agent, runtime, |drain| Begin { drain, fleet, ownership, record, kept, members, destinations })?;
+    Ok(id)
+}
+
+/// Starts the thread that owns the drain.
+fn own(
+    agent: &Arc<Agent>,
+    runtime: tokio::runtime::Handle,
+    begin: impl FnOnce(Arc<Drain>) -> Begin,
+) -> Answer<()> {
+    let (inbox, receiver) = channel();
+    let drain = Arc::new(Drain { inbox: inbox.clone(), detail: Mutex::new(nothing()) });
+    let begin = begin(drain.clone());
+    *drain.detail.lock() = of_record(&begin.record);
+    *agent.drains.open.lock() = Some(drain);
+    let owning = agent.clone();
+    let run = move || Owner::new(owning, runtime, inbox, begin).run(&receiver);
+    let started = std::thread::Builder::new().name("drain".into()).spawn(run);
+    started.map(drop).map_err(|error| {
+        // The next start of the agent takes it up.
+        ErrorBody::new("internal", format!("the drain was begun, and its thread cannot be started: {error}"))
+            .with_hint("restart the agent: it takes the drain up")
+    })
+}
+
+/// Finds a destination for each member, and returns how many have one. Nothing is reserved.
+fn place(ready: &mut Ready, request: &DrainRequest) -> usize {
+    let kept = |member: &Member| request.keep.contains(&member.guest.name);
+    let guests: Vec<_> = ready.members.iter().map(|member| (member.guest.clone(), Place::Source)).collect();
+    let ledger = hosts::ledger(&ready.source, &ready.destinations, &guests);
+    let leave = ready.members.iter().zip(0..).filter(|(member, _)| member.decided.is_none() && !kept(member));
+    let request = Request { guests: leave.map(|(_, n)| GuestId(n)).collect(), ..Request::default() };
+    let mut placed = 0;
+    for (id, found) in ledger.place(&request) {
+        let Some(member) = ready.members.get_mut(id.0 as usize) else { continue };
+        match found {
+            Ok(host) => {
+                placed += 1;
+                let rate = ledger.links(SOURCE, host).1.max(1.0);
+                member.to = Some(host);
+                member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
+            }
+            Err(_) => member.nowhere = Some(owner::why_nowhere(&ledger, id, &ready.destinations, None)),
+        }
+    }
+    placed
+}
+
+fn drain_id() -> String {
+    let mut bytes = [0; 4];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        // A host begins at most one drain in a millisecond.
+        Err(_) => format!("{:x}", unix_ms()),
+    }
+}
+
+/// What a drain would do. Each guest that the agent moves by itself is tried: a QEMU at the destination is started that waits,
+/// and links are opened.
+pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<DrainDetail> {
+    let mut ready = look(agent, &request).await?;
+    place(&mut ready, &request);
+    let agent = agent.clone();
+    let planned = tokio::task::spawn_blocking(move || {
+        try_all(&agent, &request, &mut ready);
+        plan_detail(&agent, &request, &ready)
+    });
+    planned.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))
+}
+
+fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
+    let destinations = &ready.destinations;
+    let mut left: Vec<&mut Member> = ready
+        .members
+        .iter_mut()
+        .filter(|member| member.to.is_some() && member.decided.is_none() && !member.guest.domain)
+        .collect();
+    while !left.is_empty() {
+        let some = left.split_off(left.len().saturating_sub(TRIED_AT_ONCE));
+        std::thread::scope(|scope| {
+            for member in some {
+                scope.spawn(move || {
+                    let at = member.to.map_or(0, |host| host.0 as usize);
+                    let Some(to) = destinations.get(at.wrapping_sub(1)) else { return };
+                    let name = member.guest.name.clone();
+                    let asked = sessions::request(&name, false, &to.named, request);
+                    if let Err(error) =
+                        try_one(agent, linerate_api::MigrateRequest { dry_run: true, ..asked })
+                    {
+                        let reason = Some(error.message);
+                        member.decided =
+                            Some(Decided { state: DrainGuestState::Failed, reason, hint: error.hint });
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A dry run of one migration.
+fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<()> {
+    let (over, ended) = channel();
+    let observer: outgoing::Observer = Box::new(move |news| {
+        if let News::Ended(_) = news {
+            let _ = over.send(());
+        }
+    });
+    let guest = request.guest.clone();
+    let begun = agent
+        .begin_outgoing(&guest, || outgoing::start_observed(&agent.outgoing, request, observer))
+        .map_err(|fault| convert::error(&fault, None))?;
+    if ended.recv_timeout(TRY_MAX).is_err() {
+        begun.cancel();
+        return Err(refused("the try of its migration did not end", "see the agents' logs"));
+    }
+    match begun.event_log.finished() {
+        Some(linerate_api::EventKind::Finished { outcome: MigrationOutcome::Checked, .. }) => Ok(()),
+        Some(linerate_api::EventKind::Finished { error: Some(error), .. }) => Err(*error),
+        _ => Err(refused("the try of its migration was ended by somebody else", "try again")),
+    }
+}
+
+fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDetail {
+    let source: f64 = ready
+        .source
+        .ports
+        .iter()
+        .filter(|port| {
+            let mut there = ready.destinations.iter().filter_map(|one| one.record.as_ref());
+            there.any(|record| record.ports.iter().any(|other| other.network == port.network))
+        })
+        .map(|port| port.bytes_per_s as f64)
+        .sum();
+    let ledger = hosts::ledger(&ready.source, &ready.destinations, &[]);
+    let links = |host: HostId| ledger.links(SOURCE, host).1;
+    let work: Vec<Work> = ready
+        .members
+        .iter()
+        .filter(|member| member.decided.is_none())
+        .filter_map(|member| {
+            let host = member.to?;
+            let copy_bytes = member.guest.copy_bytes;
+            Some(Work { copy_bytes, write_bytes_per_s: 0.0, bytes_per_s: links(host).min(source), host })
+        })
+        .collect();
+    let bound = Bound::of(&work, source, links);
+    let ms = |seconds: f64| (seconds * 1e3).min(1e15) as u64;
+    let guests = ready.members.iter().map(|member| {
+        let mut shown = member.show(None, &ready.destinations);
+        if member.decided.is_none() {
+            shown.state = DrainGuestState::Waiting;
+        }
+        if request.keep.contains(&member.guest.name) {
+            (shown.state, shown.to) = (DrainGuestState::Kept, None);
+            (shown.reason, shown.hint) = (None, String::new());
+        } else if let Some(why) = member.nowhere.clone() {
+            (shown.state, shown.reason) = (DrainGuestState::Failed, Some(why));
+            shown.hint = "free memory there, or name more hosts with --to".into();
+        }
+        shown
+    });
+    DrainDetail {
+        host: agent.config.name.clone(),
+        state: DrainState::Planned,
+        begun_unix_ms: unix_ms(),
+        guests: sorted(guests.collect()),
+        links_bytes_per_s: source as u64,
+        left_ms: Some(ms(bound.source_s.max(bound.destination_s).max(bound.guest_s))),
+        bound: DrainBound {
+            source_ms: ms(bound.source_s),
+            destination_ms: ms(bound.destination_s),
+            guest_ms: ms(bound.guest_s),
+        },
+        warnings: ready.warnings.clone(),
+        ..nothing()
+    }
+}
+
+fn nothing() -> DrainDetail {
+    DrainDetail {
+        id: String::new(),
+        host: String::new(),
+        by: String::new(),
+        state: DrainState::Running,
+        begun_unix_ms: 0,
+        ended_unix_ms: None,
+        guests: Vec::new(),
+        rate_bytes_per_s: 0,
+        links_bytes_per_s: 0,
+        left_ms: None,
+        bound: DrainBound::default(),
+        warnings: Vec::new(),
+    }
+}
+
+// ---- after a restart ----
+
+/// Takes up the drain of this host that was open when the agent ended.
+pub(crate) fn resume(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) {
+    let resuming = agent.clone();
+    let run = move || match resume_now(&resuming, runtime) {
+        Ok(()) => {}
+        Err(error) => tracing::error!(error = error.message, "an open drain of this host was not taken up"),
+    };
+    let _ = std::thread::Builder::new().name("drain-resume".into()).spawn(run);
+}
+
+fn resume_now(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) -> Answer<()> {
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
+    let view = fleet.view().map_err(|error| of_fleet(&error))?;
+    let Some(id) = view.hosts.get(&agent.config.name).and_then(|host| host.drain.clone()) else {
+        return Ok(());
+    };
+    let (ownership, record) = fleet.take_over(&id).map_err(|error| of_fleet(&error))?;
+    let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
+        ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
+    })?;
+    let mut destinations: Vec<Destination> =
+        kept.request.to.iter().map(|name| Destination::new(name)).collect();
+    hosts::ask(&mut destinations, &agent.security);
+    let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
+    let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
+    tracing::info!(drain = id, "the drain goes on");
+    own(agent, runtime, |drain| Begin { drain, fleet, ownership, record, kept, members, destinations })
+}
+
+/// A guest as an earlier process of this agent has left it.
+fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
+    let at = destinations.iter().zip(1..).find(|(one, _)| Some(one.name()) == shown.to.as_deref());
+    let decided = (shown.state.is_over() && shown.state != DrainGuestState::Kept).then(|| Decided {
+        state: shown.state,
+        reason: shown.reason.clone(),
+        hint: shown.hint.clone(),
+    });
+    let guest = leaving::Leaving {
+        name: shown.guest,
+        key: shown.uuid,
+        domain: shown.domain,
+        memory_bytes: shown.memory_bytes,
+        copy_bytes: shown.copy_bytes,
+        ..leaving::Leaving::default()
+    };
+    Member {
+        decided,
+        to: at.map(|(_, host)| HostId(host)),
+        migration: shown.migration,
+        predicted_ms: shown.predicted_ms,
+        took_ms: shown.took_ms,
+        blackout_us: shown.blackout_us,
+        earlier: shown.tries,
+        ..Member::new(guest)
+    }
+}
+
+// ---- shown and steered ----
+
+/// A drain as the store has it.
+fn of_record(record: &DrainRecord) -> DrainDetail {
+    let kept = serde_json::from_value::<Kept>(record.settings.clone()).ok();
+    let guests = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
+    DrainDetail {
+        id: record.id.clone(),
+        host: record.host.clone(),
+        by: record.by.clone(),
+        state: owner::state(record.state),
+        begun_unix_ms: record.begun_ms,
+        ended_unix_ms: record.ended_ms,
+        guests: sorted(guests.collect()),
+        links_bytes_per_s: kept.as_ref().map_or(0, |kept| kept.links_bytes_per_s),
+        bound: kept.map(|kept| kept.bound).unwrap_or_default(),
+        ..nothing()
+    }
+}
+
+/// Drains that are known, newest first.
+pub(crate) fn list(agent: &Agent) -> Answer<Vec<DrainDetail>> {
+    let open = agent.drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
+    let view = agent.fleet.fleet().and_then(|fleet| fleet.view());
+    let mut all: Vec<DrainDetail> = match view {
+        Ok(view) => view.drains.values().map(|drain| of_record(&drain.record)).collect(),
+        // The one that runs is known without the store.
+        Err(_) if open.is_some() => Vec::new(),
+        Err(error) => return Err(of_fleet(&error)),
+    };
+    if let Some(open) = open {
+        all.retain(|one| one.id != open.id);
+        all.push(open);
+    }
+    all.sort_by_key(|one| std::cmp::Reverse(one.begun_unix_ms));
+    all.truncate(SHOWN);
+    Ok(all)
+}
+
+fn unknown(id: &str) -> ErrorBody {
+    ErrorBody::new(code::DRAIN_UNKNOWN, format!("there is no drain {id} on this host"))
+        .with_hint("`linerate drain status` shows the last one")
+}
+
+/// One of them.
+pub(crate) fn show(agent: &Agent, id: &str) -> Answer<DrainDetail> {
+    list(agent)?.into_iter().find(|one| one.id == id).ok_or_else(|| unknown(id))
+}
+
+/// Pauses, resumes or aborts a drain. Returns when that is written.
+pub(crate) fn steer(agent: &Agent, id: &str, order: DrainOrder) -> Answer<DrainDetail> {
+    let found = show(agent, id)?;
+    let open = agent.drains.open.lock().clone();
+    let open = open.filter(|drain| drain.detail.lock().id == id);
+    let Some(drain) = open.filter(|_| !found.is_over()) else {
+        return Err(ErrorBody::new(code::TOO_LATE, format!("drain {id} is over")));
+    };
+    let (done, answer) = channel();
+    let sent = drain.inbox.send(Input::Steer(order, done));
+    if sent.is_err() || answer.recv_timeout(STEER_MAX).is_err() {
+        let text = format!("drain {id} has not answered: it may have done what was asked");
+        return Err(ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`"));
+    }
+    show(agent, id)
+}
+
+/// Where a guest can go.
+pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer<PlaceAnswer> {
+    let asked = DrainRequest { to: request.to, ..DrainRequest::default() };
+    let Ready { source, members, destinations, .. } = look(agent, &asked).await?;
+    let guests: Vec<_> = members.iter().map(|member| (member.guest.clone(), Place::Source)).collect();
+    let at = guests.iter().position(|(guest, _)| guest.name == request.guest || guest.key == request.guest);
+    let Some(at) = at else {
+        let text = format!("no guest {} is here, or it is just being migrated", request.guest);
+        return Err(
+            ErrorBody::new("guest_unknown", text).with_hint("`linerate vm list` shows those that are")
+        );
+    };
+    let ledger = hosts::ledger(&source, &destinations, &guests);
+    let id = GuestId(u32::try_from(at).unwrap_or(u32::MAX));
+    let own = members.get(at).and_then(|member| member.guest.cannot.clone()).map(|(why, _)| why);
+    let placed = ledger
+        .place(&Request { guests: vec![id], ..Request::default() })
+        .pop()
+        .and_then(|(_, found)| found.ok());
+    let name =
+        |host: HostId| destinations.get((host.0 as usize).wrapping_sub(1)).map(|one| one.name().to_owned());
+    let hosts = destinations.iter().zip(1..).zip(hosts::why(&ledger, id, &destinations)).map(
+        |((one, n), obstacles)| PlaceHost {
+            host: one.name().to_owned(),
+            free_bytes: ledger.free_bytes(HostId(n)),
+            links_bytes_per_s: ledger.links(SOURCE, HostId(n)).1 as u64,
+            obstacles: own.iter().cloned().chain(obstacles).collect(),
+        },
+    );
+    Ok(PlaceAnswer {
+        guest: request.guest,
+        best: placed.filter(|_| own.is_none()).and_then(name),
+        hosts: hosts.collect(),
+    })
+}
+
+/// Hosts that this host's store knows.
+pub(crate) fn fleet_hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
+    // Others are as they were when a drain asked them last; this one is as it is.
+    fleet.register(&agent.describer.describe()).map_err(|error| of_fleet(&error))?;
+    let view = fleet.view().map_err(|error| of_fleet(&error))?;
+    let hosts = view.hosts.into_values().map(|host| FleetHost {
+        host: host.record.name.clone(),
+        addresses: host.record.addresses.clone(),
+        alive: host.alive,
+        cordon: host
+            .cordon
+            .clone()
+            .map(|cordon| linerate_api::Cordon { by: cordon.by, since_unix_ms: cordon.since_ms }),
+        drain: host.drain.clone(),
+        memory_bytes: host.record.memory_bytes,
+        free_bytes: host.free_bytes(),
+        reserved_bytes: host.reserved_bytes,
+        guests: u32::try_from(host.record.guests.len()).unwrap_or(u32::MAX),
+        ports_bytes_per_s: host.record.ports.iter().map(|port| port.bytes_per_s).sum(),
+    });
+    Ok(hosts.collect())
+}

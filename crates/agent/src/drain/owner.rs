@@ -1,0 +1,900 @@
+//! The owner of a drain: one thread that gives the controller its events, carries out its orders, and keeps the store and
+//! what is shown of the drain as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuestState, DrainOrder,
+    DrainRequest, DrainState,
+};
+use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
+use linerate_core::fleet::placement::Nowhere;
+use linerate_core::fleet::{GuestId, HostId, Request};
+use linerate_core::{Code, Fault, Side, Step, Time};
+use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
+use linerate_store::fleet::{Fleet, FleetError, Ownership};
+
+use super::hosts::{self, Destination, Place, SOURCE};
+use super::leaving::{self, Found};
+use super::member::{Decided, Member, ms};
+use super::sessions::{End, Line, Report, Session, request};
+use super::{Drain, Input, Kept};
+use crate::agent::Agent;
+use crate::audit;
+use crate::clock::{Clock, unix_ms};
+
+/// Guests that are copied, and guests that are prepared, at most. One host takes 16 arrivals of another.
+const COPIES_MAX: usize = 8;
+/// How often this host is looked at for new guests, changed ports, and guests that recovery has settled.
+const LOOK: Duration = Duration::from_secs(1);
+/// What is shown is renewed at most so often.
+const SHOW: Duration = Duration::from_millis(100);
+/// The store is asked again after so long.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
+/// Recovery settles a guest within this, or it is in doubt.
+const SETTLE_MAX: Duration = Duration::from_secs(120);
+
+/// A destination that was found, or why there is none.
+pub(super) type PlaceResult = Result<(HostId, u64, f64), (Nowhere, Option<String>)>;
+
+/// A guest of which it is not known whether it is here.
+struct Settling {
+    since: Time,
+    /// Why its migration failed, if it stays.
+    fault: Option<Fault>,
+    /// Its destination is being asked.
+    asked: bool,
+}
+
+/// What a drain begins with.
+pub(super) struct Begin {
+    pub drain: Arc<Drain>,
+    pub fleet: Fleet,
+    pub ownership: Ownership,
+    pub record: DrainRecord,
+    pub kept: Kept,
+    pub members: Vec<Member>,
+    pub destinations: Vec<Destination>,
+}
+
+pub(super) struct Owner {
+    agent: Arc<Agent>,
+    runtime: tokio::runtime::Handle,
+    drain: Arc<Drain>,
+    to_self: Sender<Input>,
+    fleet: Fleet,
+    ownership: Ownership,
+    record: DrainRecord,
+    kept: Kept,
+    clock: Clock,
+    controller: Controller,
+    /// By the number of the guest.
+    members: Vec<Member>,
+    destinations: Vec<Destination>,
+    /// This host, with the ports in the order of the controller's numbers.
+    source: HostRecord,
+    sessions: BTreeMap<GuestId, Session>,
+    settling: BTreeMap<GuestId, Settling>,
+    /// Guests that have moved, whose hosts do not list them yet.
+    arriving: BTreeSet<GuestId>,
+    next_number: u64,
+    /// Guests that were placed, until the store has given their reservation up.
+    reserved: BTreeMap<GuestId, HostId>,
+    warnings: BTreeSet<String>,
+    looked: Instant,
+    shown: Instant,
+    /// What the store has, and since when it does not answer.
+    saved: Option<DrainRecord>,
+    away: Option<Instant>,
+}
+
+impl Owner {
+    pub fn new(
+        agent: Arc<Agent>,
+        runtime: tokio::runtime::Handle,
+        to_self: Sender<Input>,
+        begin: Begin,
+    ) -> Owner {
+        let Begin { drain, fleet, ownership, record, kept, members, destinations } = begin;
+        let clock = Clock::start();
+        let source = agent.describer.describe();
+        let settings = Settings { copies_max: COPIES_MAX, prepared_max: COPIES_MAX, ..Settings::default() };
+        let ports = port_rates(&source, &destinations);
+        let mut controller = Controller::new(settings, ports, &[], clock.now());
+        match record.state {
+            Stored::Paused => drop(controller.handle(clock.now(), Event::Pause)),
+            Stored::Aborting => drop(controller.handle(clock.now(), Event::Abort)),
+            Stored::Running | Stored::Ended => {}
+        }
+        Owner {
+            agent,
+            runtime,
+            drain,
+            to_self,
+            fleet,
+            ownership,
+            record,
+            kept,
+            clock,
+            controller,
+            members: Vec::new(),
+            destinations,
+            source,
+            sessions: BTreeMap::new(),
+            settling: BTreeMap::new(),
+            arriving: BTreeSet::new(),
+            next_number: 0,
+            reserved: BTreeMap::new(),
+            warnings: BTreeSet::new(),
+            looked: Instant::now(),
+            shown: Instant::now(),
+            saved: None,
+            away: None,
+        }
+        .with(members)
+    }
+
+    fn with(mut self, members: Vec<Member>) -> Owner {
+        for member in members {
+            self.add(member);
+        }
+        self
+    }
+
+    /// Takes a guest into the drain. One whose place is not known waits until it is.
+    fn add(&mut self, member: Member) {
+        let id = GuestId(u32::try_from(self.members.len()).unwrap_or(u32::MAX));
+        let (here, known) = (member.guest.clone(), member.decided.is_some());
+        self.members.push(member);
+        if known {
+            return;
+        }
+        if !here.domain
+            && !(leaving::is_settled(&self.agent, &here.name) && leaving::is_here(&self.agent, &here.name))
+        {
+            let since = self.clock.now();
+            self.settling.insert(id, Settling { since, fault: None, asked: false });
+            return;
+        }
+        self.start(id);
+    }
+
+    /// The guest is here, and nothing else has it.
+    fn start(&mut self, id: GuestId) {
+        self.give_reservation_up(id);
+        let Some(member) = self.members.get(id.0 as usize) else { return };
+        let start = Start {
+            guest: id,
+            copy_bytes: member.guest.copy_bytes,
+            write_bytes_per_s: 0.0,
+            limit_bytes_per_s: None,
+            keep: self.kept.request.keep.contains(&member.guest.name),
+        };
+        self.handle(Event::Added(start));
+    }
+
+    /// Runs until the drain is over and the store has its result.
+    pub fn run(mut self, inbox: &Receiver<Input>) {
+        tracing::info!(
+            drain = self.record.id,
+            host = self.record.host,
+            guests = self.members.len(),
+            "drain begins"
+        );
+        self.handle(Event::Tick);
+        self.save();
+        self.show();
+        while !self.is_over() {
+            self.wait(inbox);
+            if self.looked.elapsed() >= LOOK {
+                self.look();
+            }
+            self.save();
+            if self.shown.elapsed() >= SHOW {
+                self.show();
+            }
+        }
+        self.end(inbox);
+    }
+
+    fn is_over(&self) -> bool {
+        // A guest that arrives is a guest of this drain. One that is held arrives only if somebody decides.
+        let arriving = |one: &Arc<crate::incoming::Incoming>| !one.is_arrived() && !one.is_held();
+        self.controller.is_over()
+            && self.sessions.is_empty()
+            && self.settling.is_empty()
+            && self.arriving.is_empty()
+            && (self.is_aborting() || !self.agent.incoming_live().iter().any(arriving))
+    }
+
+    fn is_aborting(&self) -> bool {
+        self.record.state == Stored::Aborting
+    }
+
+    fn wait(&mut self, inbox: &Receiver<Input>) {
+        let until = |at: Time| at.since(self.clock.now());
+        let timer = self.controller.next_timer().map_or(LOOK, until).min(LOOK);
+        match inbox.recv_timeout(timer.max(Duration::from_millis(1))) {
+            Ok(input) => self.take(input),
+            Err(RecvTimeoutError::Timeout) => self.handle(Event::Tick),
+            // Cannot be: we hold a sender.
+            Err(RecvTimeoutError::Disconnected) => {}
+        }
+        while let Ok(input) = inbox.try_recv() {
+            self.take(input);
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Steer(order, answer) => {
+                self.steer(order);
+                self.save();
+                self.show();
+                let _ = answer.send(());
+            }
+            Input::Begun(id, number, outgoing) => {
+                if let Some(session) = self.sessions.get_mut(&id).filter(|one| one.number == number) {
+                    let name = outgoing.session.to_string();
+                    session.begun(outgoing);
+                    self.members[id.0 as usize].migration = Some(name);
+                } else {
+                    outgoing.cancel();
+                }
+            }
+            Input::DomainBegun(id, number, moving) => {
+                if let Some(session) = self.sessions.get_mut(&id).filter(|one| one.number == number) {
+                    session.domain_begun(moving);
+                } else {
+                    let _ = moving.cancel();
+                }
+            }
+            Input::Session(id, number, report) => self.report(id, number, report),
+            Input::Placed(destinations, results) => {
+                self.destinations = destinations;
+                results.into_iter().for_each(|(id, result)| self.placed(id, result));
+            }
+            Input::Arrived(id, destinations) => {
+                self.destinations = destinations;
+                self.arriving.remove(&id);
+            }
+            Input::StoreFailed(why) => self.store_failed(why),
+            Input::Found(id, moved) => self.found(id, moved),
+        }
+    }
+
+    fn steer(&mut self, order: DrainOrder) {
+        let (state, event) = match (order, self.record.state) {
+            // An abort is not taken back.
+            (_, Stored::Aborting | Stored::Ended) => return,
+            (DrainOrder::Pause, _) => (Stored::Paused, Event::Pause),
+            (DrainOrder::Resume, _) => (Stored::Running, Event::Resume),
+            (DrainOrder::Abort, _) => (Stored::Aborting, Event::Abort),
+        };
+        tracing::info!(drain = self.record.id, ?order, "drain");
+        self.record.state = state;
+        self.handle(event);
+    }
+
+    /// Gives the controller an event, and has its orders carried out.
+    fn handle(&mut self, event: Event) {
+        let now = self.clock.now();
+        let orders = self.controller.handle(now, event);
+        for order in orders {
+            tracing::debug!(?order, "order");
+            self.order(order);
+        }
+    }
+
+    fn order(&mut self, order: Order) {
+        match order {
+            Order::Place(wanted) => self.place(wanted),
+            Order::Release { guest } => self.release(guest),
+            Order::Prepare { guest, host } => self.prepare(guest, host),
+            Order::Copy { guest, .. } => {
+                let (now, line) = (self.clock.now(), self.line(guest));
+                if let Some(member) = self.members.get_mut(guest.0 as usize) {
+                    member.begins(now);
+                }
+                if let (Some(session), Some(line)) = (self.sessions.get_mut(&guest), line) {
+                    session.copy(&self.agent, &self.runtime, line);
+                }
+            }
+            Order::Cancel { guest } => {
+                let line = self.line(guest);
+                if let (Some(session), Some(line)) = (self.sessions.get_mut(&guest), line) {
+                    session.cancel(&line);
+                }
+            }
+        }
+    }
+
+    fn line(&self, guest: GuestId) -> Option<Line> {
+        let number = self.sessions.get(&guest)?.number;
+        Some(Line { to: self.to_self.clone(), guest, number })
+    }
+
+    /// Finds destinations, in a thread: each host is asked first.
+    fn place(&mut self, wanted: Vec<(GuestId, Vec<HostId>)>) {
+        let (fleet, ownership, security) =
+            (self.fleet.clone(), self.ownership.clone(), self.agent.security.clone());
+        let (mut destinations, source, to_self) =
+            (self.destinations.clone(), self.source.clone(), self.to_self.clone());
+        let guests: Vec<_> = self
+            .members
+            .iter()
+            .zip(0..)
+            .map(|(member, n)| (member.guest.clone(), self.place_of(GuestId(n))))
+            .collect();
+        std::thread::spawn(move || {
+            hosts::ask(&mut destinations, &security);
+            if let Err(error) = register(&fleet, &source, &destinations) {
+                let _ = to_self.send(Input::StoreFailed(error.to_string()));
+            }
+            let results = find(&fleet, &ownership, &source, &destinations, &guests, &wanted);
+            let results = match results {
+                Ok(results) => results,
+                Err(error) => {
+                    let _ = to_self.send(Input::StoreFailed(error.to_string()));
+                    return;
+                }
+            };
+            let _ = to_self.send(Input::Placed(destinations, results));
+        });
+    }
+
+    fn place_of(&self, id: GuestId) -> Place {
+        let ended =
+            self.controller.guests().find(|(guest, ..)| *guest == id).map(|(_, state, _)| state.clone());
+        let member = self.members.get(id.0 as usize);
+        match (ended, member.and_then(|member| member.decided.as_ref()), member.and_then(|member| member.to))
+        {
+            (Some(State::Ended(Outcome::Moved(host))), _, _) => Place::At(host),
+            (Some(State::Ended(Outcome::Gone)), _, _) => Place::Gone,
+            (_, Some(Decided { state: DrainGuestState::Moved, .. }), Some(host)) => Place::At(host),
+            (_, Some(Decided { state: DrainGuestState::Gone | DrainGuestState::Moved, .. }), _) => {
+                Place::Gone
+            }
+            _ => self.reserved.get(&id).map_or(Place::Source, |host| Place::Reserved(*host)),
+        }
+    }
+
+    fn placed(&mut self, id: GuestId, result: PlaceResult) {
+        let links = self.controller_links();
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        match result {
+            Ok((host, ports, bytes_per_s)) => {
+                (member.to, member.nowhere) = (Some(host), None);
+                let rate = bytes_per_s.min(links).max(1.0);
+                member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
+                self.reserved.insert(id, host);
+                self.handle(Event::Placed { guest: id, host, ports, bytes_per_s });
+            }
+            Err((why, text)) => {
+                (member.to, member.nowhere) = (None, text);
+                self.handle(Event::NoPlace { guest: id, why });
+            }
+        }
+    }
+
+    fn controller_links(&self) -> f64 {
+        self.controller.carries(self.clock.now())
+    }
+
+    fn release(&mut self, id: GuestId) {
+        self.reserved.remove(&id);
+        self.give_reservation_up(id);
+    }
+
+    fn prepare(&mut self, id: GuestId, host: HostId) {
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
+        let Some(to) = self.destinations.get(at) else { return };
+        self.next_number += 1;
+        let line = Line { to: self.to_self.clone(), guest: id, number: self.next_number };
+        (member.to, member.sample, member.copy_began) = (Some(host), None, None);
+        let asked = request(&member.guest.name, member.guest.domain, &to.named, &self.kept.request);
+        self.sessions.insert(id, Session::prepare(&self.agent, line, asked));
+    }
+
+    fn report(&mut self, id: GuestId, number: u64, report: Report) {
+        if self.sessions.get(&id).is_none_or(|session| session.number != number) {
+            return;
+        }
+        let now = self.clock.now();
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        match report {
+            Report::Named(name) => member.migration = Some(name),
+            Report::Ready => self.handle(Event::Prepared { guest: id }),
+            Report::Sample(sample) => {
+                member.sample = Some(sample);
+                self.handle(Event::Progress { guest: id, sample });
+            }
+            Report::Ended(end) => {
+                let session = self.sessions.remove(&id);
+                self.ended(id, end, session.as_ref().and_then(Session::downtime_us), now);
+            }
+        }
+    }
+
+    fn ended(&mut self, id: GuestId, end: End, downtime_us: Option<u64>, now: Time) {
+        match end {
+            End::Moved => self.moved(id, downtime_us, now),
+            End::Gone => self.handle(Event::Gone { guest: id }),
+            End::Stays(fault) if fault.code == Code::Cancelled => {
+                let event = self.cancelled(id, fault);
+                self.handle(event);
+            }
+            End::Stays(fault) => self.handle(Event::Failed { guest: id, fault }),
+            End::Unknown(fault) => {
+                self.settling.insert(id, Settling { since: now, fault: Some(fault), asked: false });
+            }
+        }
+    }
+
+    /// A session that was cancelled by this drain, or by somebody else.
+    fn cancelled(&self, id: GuestId, fault: Fault) -> Event {
+        let state = self.controller.guests().find(|(guest, ..)| *guest == id).map(|(_, state, _)| state);
+        match state {
+            Some(State::Cancelling(_)) => Event::Cancelled { guest: id },
+            _ => Event::Failed { guest: id, fault },
+        }
+    }
+
+    fn moved(&mut self, id: GuestId, downtime_us: Option<u64>, now: Time) {
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        member.took_ms = member.copy_began.map(|began| ms(now - began));
+        member.blackout_us = downtime_us;
+        let key = member.guest.key.clone();
+        self.handle(Event::Moved { guest: id });
+        // Its memory is never free in between: the reservation stays until its host lists it.
+        let (fleet, ownership, security) =
+            (self.fleet.clone(), self.ownership.clone(), self.agent.security.clone());
+        let (mut destinations, source, to_self) =
+            (self.destinations.clone(), self.source.clone(), self.to_self.clone());
+        std::thread::spawn(move || {
+            for _ in 0..5 {
+                hosts::ask(&mut destinations, &security);
+                let done =
+                    register(&fleet, &source, &destinations).and_then(|()| fleet.arrived(&ownership, &key));
+                match done {
+                    Err(FleetError::Place { .. }) => std::thread::sleep(LOOK),
+                    Err(error) => {
+                        tracing::warn!(%error, guest = key, "its reservation stays for now");
+                        break;
+                    }
+                    Ok(()) => break,
+                }
+            }
+            let _ = to_self.send(Input::Arrived(id, destinations));
+        });
+        self.reserved.remove(&id);
+        self.arriving.insert(id);
+    }
+
+    /// What changes without a word: guests that are started here, ports, guests that recovery has settled.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        self.settle();
+        let over = |state: &DrainGuestState| matches!(state, DrainGuestState::Moved | DrainGuestState::Gone);
+        let guests = self.guests();
+        // One that has left and is here again is another one.
+        let known = guests.iter().filter(|guest| !over(&guest.state));
+        let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
+        let Found { guests, warnings, .. } = leaving::look(&self.agent, self.kept.request.mode, &known);
+        self.warnings.extend(warnings);
+        for guest in guests {
+            if !self.is_aborting() {
+                tracing::info!(guest = guest.name, "has come to this host, and is drained too");
+                self.add(Member::new(guest));
+            }
+        }
+        let ports = self.agent.describer.ports();
+        if self.update_ports(ports) {
+            let rates = port_rates(&self.source, &self.destinations);
+            self.handle(Event::Ports(rates));
+        }
+    }
+
+    /// Ports keep their numbers: one that is not there any more carries nothing.
+    fn update_ports(&mut self, now: Vec<linerate_store::fleet::records::PortRecord>) -> bool {
+        let before = self.source.ports.clone();
+        for port in &mut self.source.ports {
+            let found = now.iter().find(|one| one.network == port.network);
+            port.bytes_per_s = found.map_or(0, |one| one.bytes_per_s);
+        }
+        let new = now.into_iter().filter(|one| before.iter().all(|port| port.network != one.network));
+        self.source.ports.extend(new);
+        self.source.ports.truncate(64);
+        self.source.ports != before
+    }
+
+    fn settle(&mut self) {
+        let now = self.clock.now();
+        let mut done = Vec::new();
+        for (id, one) in &mut self.settling {
+            let Some(member) = self.members.get(id.0 as usize) else { continue };
+            let guest = &member.guest;
+            let here = !guest.domain && leaving::is_here(&self.agent, &guest.name);
+            if !guest.domain && !leaving::is_settled(&self.agent, &guest.name) {
+                if now - one.since >= SETTLE_MAX {
+                    done.push((*id, None));
+                }
+            } else if here {
+                done.push((*id, Some(())));
+            } else if !one.asked {
+                one.asked = true;
+                let (line, key) = (self.to_self.clone(), guest.key.clone());
+                let (mut to, security) = (self.destinations.clone(), self.agent.security.clone());
+                let (id, domain) = (*id, guest.domain);
+                let runtime = self.runtime.clone();
+                std::thread::spawn(move || {
+                    let is_here = domain && runtime.block_on(is_domain_here(&key));
+                    hosts::ask(&mut to, &security);
+                    let there = to
+                        .iter()
+                        .zip(1..)
+                        .find(|(one, _)| one.record.iter().any(|record| record.guests.contains_key(&key)));
+                    let all_answer = to.iter().all(|one| one.lost.is_none());
+                    let moved = match (is_here, there) {
+                        (true, _) => Whereabouts::Here,
+                        (_, Some((_, host))) => Whereabouts::At(HostId(host)),
+                        _ if domain || !all_answer => Whereabouts::Unknown,
+                        _ => Whereabouts::Gone,
+                    };
+                    let _ = line.send(Input::Found(id, moved));
+                });
+            } else if now - one.since >= SETTLE_MAX {
+                done.push((*id, None));
+            }
+        }
+        for (id, here) in done {
+            self.found(id, if here.is_some() { Whereabouts::Here } else { Whereabouts::Doubt });
+        }
+    }
+
+    fn found(&mut self, id: GuestId, at: Whereabouts) {
+        if at == Whereabouts::Unknown {
+            // Asked again with the next look.
+            self.settling.entry(id).and_modify(|one| one.asked = false);
+            return;
+        }
+        let Some(Settling { fault, .. }) = self.settling.remove(&id) else { return };
+        let in_controller = fault.is_some();
+        let decided = |state, reason: Option<&str>| {
+            let hint = "see `linerate migration list` and `linerate resolve` on both hosts".to_owned();
+            Some(Decided { state, reason: reason.map(str::to_owned), hint })
+        };
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        match (at, fault) {
+            (Whereabouts::Here, None) => self.start(id),
+            (Whereabouts::Here, Some(fault)) => self.handle(Event::Failed { guest: id, fault }),
+            (Whereabouts::At(host), _) => {
+                member.to = Some(host);
+                if in_controller {
+                    let now = self.clock.now();
+                    self.moved(id, None, now);
+                } else {
+                    member.decided = decided(DrainGuestState::Moved, None);
+                    self.give_reservation_up(id);
+                }
+            }
+            (Whereabouts::Gone, _) => {
+                if in_controller {
+                    self.handle(Event::Gone { guest: id });
+                } else {
+                    member.decided = decided(DrainGuestState::Gone, None);
+                    self.give_reservation_up(id);
+                }
+            }
+            (Whereabouts::Doubt | Whereabouts::Unknown, fault) => {
+                let text = fault.map_or_else(
+                    || "after a restart of the agent it is not known where the guest is to run".to_owned(),
+                    |fault| fault.to_string(),
+                );
+                member.decided = decided(DrainGuestState::InDoubt, Some(&text));
+                if in_controller {
+                    // Its part is over, and its reservation stays.
+                    let fault = Fault::new(Code::Internal, Step::Commit, Side::Source, text);
+                    self.reserved.remove(&id);
+                    self.controller.leave_in_doubt(id, fault, self.clock.now());
+                }
+            }
+        }
+    }
+
+    /// Without a reservation nothing happens. One of an earlier drain, which left the guest in doubt, goes too: it is known
+    /// where the guest is.
+    fn give_reservation_up(&mut self, id: GuestId) {
+        let Some(key) = self.members.get(id.0 as usize).map(|member| member.guest.key.clone()) else {
+            return;
+        };
+        let released = match self.fleet.release(&self.ownership, &key) {
+            Err(FleetError::Reserved { .. }) => self.fleet.settle(&key),
+            other => other,
+        };
+        match released {
+            Ok(()) => {}
+            Err(error @ FleetError::Draining { .. }) => {
+                tracing::warn!(%error, guest = key, "another drain has a reservation for it");
+            }
+            Err(error) => self.store_failed(error.to_string()),
+        }
+    }
+
+    fn guests(&self) -> Vec<linerate_api::DrainGuest> {
+        let states: BTreeMap<GuestId, (&State, &[Attempt])> =
+            self.controller.guests().map(|(id, state, attempts)| (id, (state, attempts))).collect();
+        let all = self.members.iter().zip(0..);
+        all.map(|(member, n)| member.show(states.get(&GuestId(n)).copied(), &self.destinations)).collect()
+    }
+
+    fn store_failed(&mut self, why: String) {
+        if self.away.is_none() {
+            tracing::error!(drain = self.record.id, why, "the store does not answer: nothing new is started");
+            self.away = Some(Instant::now());
+            self.warnings.insert(format!("the store does not answer, and nothing new is started: {why}"));
+            self.handle(Event::Store(false));
+        }
+    }
+
+    /// Writes how far the drain is, if that has changed.
+    fn save(&mut self) {
+        let guests = self.guests().into_iter().map(|mut guest| {
+            // No progress figures.
+            (guest.copied_bytes, guest.rate_bytes_per_s, guest.write_rate_bytes_per_s) = (0, 0, 0);
+            (guest.uuid.clone(), serde_json::to_value(&guest).unwrap_or_default())
+        });
+        self.record.guests = guests.collect();
+        self.record.settings = serde_json::to_value(&self.kept).unwrap_or_default();
+        if self.saved.as_ref() == Some(&self.record) && self.away.is_none() {
+            return;
+        }
+        if self.away.is_some_and(|since| since.elapsed() < STORE_AGAIN) {
+            return;
+        }
+        let written = self.fleet.update(&self.ownership, &self.record);
+        match written {
+            Ok(()) => {
+                self.saved = Some(self.record.clone());
+                if self.away.take().is_some() {
+                    tracing::info!(drain = self.record.id, "the store answers again");
+                    self.warnings.retain(|text| !text.starts_with("the store does not answer"));
+                    // What could not be given up meanwhile.
+                    self.handle(Event::Store(true));
+                }
+            }
+            Err(error) => {
+                let known = self.away.is_some();
+                self.store_failed(error.to_string());
+                if known {
+                    self.away = Some(Instant::now());
+                }
+            }
+        }
+    }
+
+    fn show(&mut self) {
+        self.shown = Instant::now();
+        let detail = self.detail();
+        *self.drain.detail.lock() = detail;
+    }
+
+    fn detail(&mut self) -> DrainDetail {
+        let now = self.clock.now();
+        let guests = self.guests();
+        let bound = self.controller.bound(now);
+        let links = self.controller.carries(now);
+        let left: u64 = guests
+            .iter()
+            .filter(|guest| !guest.state.is_over())
+            .map(|guest| guest.copy_bytes.saturating_sub(guest.copied_bytes))
+            .fold(0, u64::saturating_add);
+        let bound_ms = |seconds: f64| (seconds * 1e3).min(1e15) as u64;
+        let bound = DrainBound {
+            source_ms: bound_ms(bound.source_s),
+            destination_ms: bound_ms(bound.destination_s),
+            guest_ms: bound_ms(bound.guest_s),
+        };
+        // Guests that have ended leave the bound: the longest is what the whole drain is held against.
+        if bound.longest_ms() > self.kept.bound.longest_ms() {
+            self.kept.bound = bound;
+        }
+        self.kept.links_bytes_per_s = links as u64;
+        let mut warnings: Vec<String> = self.warnings.iter().cloned().collect();
+        for one in &self.destinations {
+            if let (Some(lost), Some(_)) = (&one.lost, &one.record) {
+                warnings.push(format!("{} does not answer: {lost}", one.name()));
+            }
+        }
+        DrainDetail {
+            id: self.record.id.clone(),
+            host: self.record.host.clone(),
+            by: self.record.by.clone(),
+            state: state(self.record.state),
+            begun_unix_ms: self.record.begun_ms,
+            ended_unix_ms: self.record.ended_ms,
+            rate_bytes_per_s: guests.iter().map(|guest| guest.rate_bytes_per_s).sum(),
+            guests: super::sorted(guests),
+            links_bytes_per_s: self.kept.links_bytes_per_s,
+            left_ms: (self.record.ended_ms.is_none() && links > 1.0)
+                .then(|| (left as f64 / links * 1e3) as u64),
+            bound: self.kept.bound,
+            warnings,
+        }
+    }
+
+    /// Writes the result. The store is asked until it takes it: what is shown says that it does not.
+    fn end(mut self, inbox: &Receiver<Input>) {
+        self.record.state = Stored::Ended;
+        self.record.ended_ms = Some(unix_ms());
+        let detail = self.detail();
+        let left = detail.guests.iter().filter(|guest| !is_well(guest.state)).count();
+        self.audit(left);
+        tracing::info!(drain = self.record.id, left, "drain ends");
+        loop {
+            self.save();
+            if self.away.is_none() {
+                break;
+            }
+            let mut detail = self.detail();
+            detail.state = DrainState::Running;
+            detail.ended_unix_ms = None;
+            *self.drain.detail.lock() = detail;
+            while let Ok(input) = inbox.recv_timeout(STORE_AGAIN) {
+                // Nothing of it changes anything now.
+                if let Input::Steer(_, answer) = input {
+                    let _ = answer.send(());
+                }
+            }
+        }
+        *self.drain.detail.lock() = detail;
+    }
+
+    fn audit(&self, left: usize) {
+        let result = if left == 0 { AuditResult::Done } else { AuditResult::Failed };
+        let reason = (left > 0).then(|| format!("{left} guests are left"));
+        self.agent.audit.record(AuditEntry {
+            session: Some(self.record.id.clone()),
+            reason,
+            ..audit::entry(AuditAction::Drain, result, AuditCaller::Agent)
+        });
+    }
+}
+
+/// Where a guest is that was not known to be here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whereabouts {
+    Here,
+    At(HostId),
+    /// Neither here nor at a destination, and all of them answered.
+    Gone,
+    /// Some host did not answer.
+    Unknown,
+    /// It was looked for long enough.
+    Doubt,
+}
+
+async fn is_domain_here(uuid: &str) -> bool {
+    let running = crate::libvirt::domains::running().await;
+    running.is_ok_and(|all| all.iter().any(|domain| domain.uuid == uuid))
+}
+
+/// The operator has nothing to do about it.
+fn is_well(state: DrainGuestState) -> bool {
+    matches!(state, DrainGuestState::Moved | DrainGuestState::Kept | DrainGuestState::Gone)
+}
+
+pub(super) fn state(stored: Stored) -> DrainState {
+    match stored {
+        Stored::Running => DrainState::Running,
+        Stored::Paused => DrainState::Paused,
+        Stored::Aborting => DrainState::Aborting,
+        Stored::Ended => DrainState::Ended,
+    }
+}
+
+/// What each port of the source carries to any of the destinations, in bytes per second.
+fn port_rates(source: &HostRecord, destinations: &[Destination]) -> Vec<f64> {
+    let there = |network: &str| {
+        let records = destinations.iter().filter_map(|one| one.record.as_ref());
+        records.flat_map(|record| &record.ports).any(|port| port.network == network)
+    };
+    let rate = |port: &linerate_store::fleet::records::PortRecord| {
+        if there(&port.network) { port.bytes_per_s as f64 } else { 0.0 }
+    };
+    source.ports.iter().map(rate).collect()
+}
+
+/// Writes what the hosts say into this host's store. One that does not answer is not there.
+pub(super) fn register(
+    fleet: &Fleet,
+    source: &HostRecord,
+    destinations: &[Destination],
+) -> Result<(), FleetError> {
+    fleet.register(source)?;
+    for one in destinations {
+        match (&one.record, &one.lost) {
+            (Some(record), None) => fleet.register(record)?,
+            (Some(record), Some(_)) => fleet.withdraw(&record.name)?,
+            (None, _) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Places guests and reserves their memory.
+fn find(
+    fleet: &Fleet,
+    ownership: &Ownership,
+    source: &HostRecord,
+    destinations: &[Destination],
+    guests: &[(leaving::Leaving, Place)],
+    wanted: &[(GuestId, Vec<HostId>)],
+) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
+    let ledger = hosts::ledger(source, destinations, guests);
+    let request = Request {
+        guests: wanted.iter().map(|(guest, _)| *guest).collect(),
+        only: None,
+        avoid: wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect())).collect(),
+    };
+    let mut results = Vec::new();
+    for (id, found) in ledger.place(&request) {
+        let Some((guest, _)) = guests.get(id.0 as usize) else { continue };
+        let name = |host: HostId| destinations.get((host.0 as usize).wrapping_sub(1)).map(Destination::name);
+        let result = match found {
+            Ok(host) => {
+                match fleet.reserve(ownership, &guest.key, guest.memory_bytes, name(host).unwrap_or_default())
+                {
+                    Ok(()) => {
+                        let (ports, bytes_per_s) = ledger.links(SOURCE, host);
+                        Ok((host, ports, bytes_per_s))
+                    }
+                    Err(
+                        error @ (FleetError::Store(_) | FleetError::NotOwner(_) | FleetError::Damaged { .. }),
+                    ) => {
+                        return Err(error);
+                    }
+                    Err(error) => Err((Nowhere::default(), Some(error.to_string()))),
+                }
+            }
+            Err(nowhere) => {
+                let avoid = request.avoid.get(&id);
+                let text = why_nowhere(&ledger, id, destinations, avoid);
+                Err((nowhere, Some(text)))
+            }
+        };
+        results.push((id, result));
+    }
+    Ok(results)
+}
+
+/// Each destination with what keeps the guest from it.
+pub(super) fn why_nowhere(
+    ledger: &linerate_core::fleet::Ledger,
+    id: GuestId,
+    destinations: &[Destination],
+    avoid: Option<&BTreeSet<HostId>>,
+) -> String {
+    let why = hosts::why(ledger, id, destinations);
+    let all = destinations.iter().zip(why).zip(1..).map(|((one, mut why), number)| {
+        if avoid.is_some_and(|avoid| avoid.contains(&HostId(number))) {
+            why.push("a try there failed".into());
+        }
+        let why = if why.is_empty() {
+            "its memory is needed by other guests of this drain".into()
+        } else {
+            why.join(", ")
+        };
+        format!("{}: {why}", one.name())
+    });
+    format!("no host can take it: {}", all.collect::<Vec<_>>().join("; "))
+}
+
+/// Kept in the store besides the guests.
+pub(super) fn kept(request: &DrainRequest) -> Kept {
+    Kept { request: request.clone(), bound: DrainBound::default(), links_bytes_per_s: 0 }
+}

@@ -1,0 +1,275 @@
+//! The migrations of a drain: each is prepared, copied or ended as the controller orders, and reports to the owner.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, EventKind, GuestState as ApiState,
+    LibvirtRequest, MigrateRequest, MigrationOutcome, Side as ApiSide,
+};
+use linerate_core::drain::Sample;
+use linerate_core::fleet::GuestId;
+use linerate_core::source::Ending;
+use linerate_core::{Code, Fault, GuestState, Side, Step};
+
+use super::Input;
+use crate::agent::Agent;
+use crate::audit;
+use crate::libvirt::{self, Move};
+use crate::outgoing::{self, News, Outgoing};
+
+/// How often the copy of a domain is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How a migration ended.
+pub(super) enum End {
+    Moved,
+    /// The guest is at the source.
+    Stays(Fault),
+    Gone,
+    /// Recovery, or libvirt, has not found out yet where the guest is.
+    Unknown(Fault),
+}
+
+/// What a migration of a drain reports.
+pub(super) enum Report {
+    /// It has this name.
+    Named(String),
+    /// Its incoming QEMU waits, and links carry.
+    Ready,
+    Sample(Sample),
+    /// It is over.
+    Ended(End),
+}
+
+enum Kind {
+    /// The destination is just being reached.
+    Starting,
+    Own(Arc<Outgoing>),
+    /// libvirt prepares and copies in one: nothing is begun before the copy.
+    DomainWaits,
+    DomainStarting,
+    Domain(Arc<Move>),
+}
+
+/// A migration of a drain, until it has reported its end.
+pub(super) struct Session {
+    /// Another one for each of a drain: late reports of an earlier one are known by it.
+    pub number: u64,
+    kind: Kind,
+    /// It is to end as soon as it can be told.
+    cancelled: bool,
+    /// It is to copy as soon as it can be told.
+    copies: bool,
+    request: MigrateRequest,
+}
+
+/// What a session needs to report.
+#[derive(Clone)]
+pub(super) struct Line {
+    pub to: Sender<Input>,
+    pub guest: GuestId,
+    pub number: u64,
+}
+
+impl Line {
+    fn report(&self, report: Report) {
+        // The drain may be over.
+        let _ = self.to.send(Input::Session(self.guest, self.number, report));
+    }
+}
+
+impl Session {
+    /// Reaches the destination and prepares; answered by [`Report::Ready`] or [`Report::Ended`].
+    pub fn prepare(agent: &Arc<Agent>, line: Line, request: MigrateRequest) -> Session {
+        let number = line.number;
+        if request.libvirt.is_some() {
+            line.report(Report::Ready);
+            return Session { number, kind: Kind::DomainWaits, cancelled: false, copies: false, request };
+        }
+        let (agent, asked) = (agent.clone(), request.clone());
+        std::thread::spawn(move || begin(&agent, &line, asked));
+        Session { number, kind: Kind::Starting, cancelled: false, copies: false, request }
+    }
+
+    /// The destination was reached.
+    pub fn begun(&mut self, outgoing: Arc<Outgoing>) {
+        if self.cancelled {
+            outgoing.cancel();
+        } else if self.copies {
+            outgoing.go();
+        }
+        self.kind = Kind::Own(outgoing);
+    }
+
+    /// libvirt was asked.
+    pub fn domain_begun(&mut self, moving: Arc<Move>) {
+        if self.cancelled {
+            let _ = moving.cancel();
+        }
+        self.kind = Kind::Domain(moving);
+    }
+
+    /// The copy begins.
+    pub fn copy(&mut self, agent: &Arc<Agent>, runtime: &tokio::runtime::Handle, line: Line) {
+        self.copies = true;
+        match &self.kind {
+            Kind::Own(outgoing) => outgoing.go(),
+            Kind::DomainWaits => {
+                self.kind = Kind::DomainStarting;
+                runtime.spawn(move_domain(agent.clone(), line, self.request.clone()));
+            }
+            Kind::Starting | Kind::DomainStarting | Kind::Domain(_) => {}
+        }
+    }
+
+    /// Has it end; answered by [`Report::Ended`].
+    pub fn cancel(&mut self, line: &Line) {
+        self.cancelled = true;
+        match &self.kind {
+            Kind::Own(outgoing) => outgoing.cancel(),
+            Kind::Domain(moving) => drop(moving.cancel()),
+            Kind::DomainWaits => line.report(Report::Ended(End::Stays(cancelled()))),
+            Kind::Starting | Kind::DomainStarting => {}
+        }
+    }
+
+    /// How long the guest was stopped, in microseconds, once its end was reported.
+    pub fn downtime_us(&self) -> Option<u64> {
+        let report = match &self.kind {
+            Kind::Own(outgoing) => outgoing.detail().report,
+            Kind::Domain(moving) => moving.detail().report,
+            Kind::Starting | Kind::DomainWaits | Kind::DomainStarting => None,
+        };
+        Some(report?.blackout?.total_us)
+    }
+}
+
+fn cancelled() -> Fault {
+    Fault::new(Code::Cancelled, Step::Prepare, Side::Source, "")
+}
+
+fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
+    let observing = line.clone();
+    let observer = move |news: News| {
+        observing.report(match news {
+            News::Ready => Report::Ready,
+            News::Sample(sample) => Report::Sample(sample),
+            News::Ended(ending) => Report::Ended(end(ending)),
+        });
+    };
+    let (guest, to) = (request.guest.clone(), request.to.clone());
+    let observer: outgoing::Observer = Box::new(observer);
+    let begun = agent.begin_outgoing(&guest, || outgoing::start_observed(&agent.outgoing, request, observer));
+    let line_of = |result, session, reason| AuditEntry {
+        guest: Some(guest.clone()),
+        to: Some(to.clone()),
+        session,
+        reason,
+        ..audit::entry(AuditAction::MigrationBegin, result, AuditCaller::Agent)
+    };
+    match begun {
+        Ok(outgoing) => {
+            agent.audit.record(line_of(AuditResult::Done, Some(outgoing.session.to_string()), None));
+            let _ = line.to.send(Input::Begun(line.guest, line.number, outgoing));
+        }
+        Err(fault) => {
+            agent.audit.record(line_of(AuditResult::Failed, None, Some(fault.to_string())));
+            let end = match fault.code {
+                Code::GuestGone | Code::GuestUnknown if fault.side == Side::Source => End::Gone,
+                _ => End::Stays(fault),
+            };
+            line.report(Report::Ended(end));
+        }
+    }
+}
+
+fn end(ending: Ending) -> End {
+    let Ending { fault, guest, unfinished } = ending;
+    let Some(fault) = fault else { return End::Moved };
+    match guest {
+        GuestState::RunsAtDestination | GuestState::PausedAtDestination => End::Moved,
+        GuestState::Gone => End::Gone,
+        _ if unfinished => End::Unknown(fault),
+        GuestState::RunsAtSource | GuestState::PausedAtSource => End::Stays(fault),
+        GuestState::InDoubt | GuestState::Unknown => End::Unknown(fault),
+    }
+}
+
+/// The request for one guest of a drain.
+pub(super) fn request(
+    name: &str,
+    domain: bool,
+    to: &str,
+    asked: &linerate_api::DrainRequest,
+) -> MigrateRequest {
+    MigrateRequest {
+        mode: asked.mode,
+        max_blackout_ms: asked.max_blackout_ms,
+        throttle: asked.throttle,
+        libvirt: domain.then(LibvirtRequest::default),
+        ..MigrateRequest::new(name, to)
+    }
+}
+
+/// Has libvirt move a domain, and follows it.
+async fn move_domain(agent: Arc<Agent>, line: Line, request: MigrateRequest) {
+    let asked = request.libvirt.clone().unwrap_or_default();
+    let begun = libvirt::begin(agent.libvirt(), request, asked).await;
+    let moving = match begun {
+        Ok(id) => agent.moves.by_id(&id.0),
+        Err(error) => return line.report(Report::Ended(of_error(&error))),
+    };
+    let Some(moving) = moving else {
+        return line.report(Report::Ended(End::Unknown(internal("a migration of a domain was lost"))));
+    };
+    let _ = line.to.send(Input::DomainBegun(line.guest, line.number, moving.clone()));
+    line.report(Report::Named(moving.id().0.clone()));
+    let mut before = (Instant::now(), 0u64);
+    while !moving.is_over() {
+        tokio::time::sleep(LOOK).await;
+        let sent = moving.summary().sent_bytes;
+        let (then, sent_then) = std::mem::replace(&mut before, (Instant::now(), sent));
+        let seconds = then.elapsed().as_secs_f64().max(0.001);
+        if sent > sent_then {
+            line.report(Report::Sample(Sample {
+                copied_bytes: sent,
+                bytes_per_s: (sent - sent_then) as f64 / seconds,
+                ..Sample::default()
+            }));
+        }
+    }
+    let Some(EventKind::Finished { outcome, error, .. }) = moving.event_log.finished() else { return };
+    let end = match (outcome, error) {
+        (MigrationOutcome::Completed, _) => End::Moved,
+        (MigrationOutcome::Cancelled, _) => End::Stays(cancelled()),
+        (_, Some(error)) => of_error(&error),
+        (_, None) => End::Unknown(internal("libvirt's migration ended without a reason")),
+    };
+    line.report(Report::Ended(end));
+}
+
+fn internal(text: &str) -> Fault {
+    Fault::new(Code::Internal, Step::Copy, Side::Source, text)
+}
+
+/// How a domain's migration ended, by the error.
+fn of_error(error: &ErrorBody) -> End {
+    let side = if error.side == Some(ApiSide::Destination) { Side::Destination } else { Side::Source };
+    let code = match error.code.as_str() {
+        "cordoned" => Code::Cordoned,
+        "guest_busy" => Code::GuestBusy,
+        "no_link" => Code::NoLink,
+        "not_converging" => Code::NotConverging,
+        _ if error.retry_can_help => Code::HypervisorFailed,
+        _ => Code::NotMigratable,
+    };
+    let fault = Fault::new(code, Step::Copy, side, error.message.clone());
+    match error.guest_state {
+        Some(ApiState::RunsAtDestination | ApiState::PausedAtDestination) => End::Moved,
+        Some(ApiState::Gone) => End::Gone,
+        Some(ApiState::InDoubt | ApiState::Unknown) => End::Unknown(fault),
+        Some(ApiState::RunsAtSource | ApiState::PausedAtSource) | None => End::Stays(fault),
+    }
+}

@@ -1,0 +1,285 @@
+//! Drains: all guests of a host leave it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ModeChoice;
+
+/// Asks the agent of a host to move all guests away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainRequest {
+    /// Name of the host; the agent's own if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The only destinations, `HOST` or `HOST:PORT`.
+    pub to: Vec<String>,
+    /// Names of guests that stay.
+    #[serde(default)]
+    pub keep: Vec<String>,
+    /// How guest RAM is moved.
+    #[serde(default)]
+    pub mode: ModeChoice,
+    /// Longest downtime of each guest; the default of migrations if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_blackout_ms: Option<u32>,
+    /// Slow the CPUs of guests that write faster than the links carry.
+    #[serde(default)]
+    pub throttle: bool,
+}
+
+/// A drain has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainStarted {
+    /// Its name from now on.
+    pub id: String,
+}
+
+/// How far a drain is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainState {
+    /// Not begun: this is what would be done.
+    Planned,
+    /// Guests are prepared, copied and moved.
+    Running,
+    /// Nothing new starts; what runs goes on.
+    Paused,
+    /// What runs is being cancelled.
+    Aborting,
+    /// Its result is known.
+    Ended,
+}
+
+/// What a guest of a drain does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainGuestState {
+    /// It waits for a destination, or for its turn.
+    Waiting,
+    /// Its incoming QEMU is being started.
+    Preparing,
+    /// It waits for its turn to copy.
+    Prepared,
+    /// It is copied.
+    Copying,
+    /// Its migration is being ended.
+    Cancelling,
+    /// Recovery is finding out where it is, after a restart of the agent.
+    Recovering,
+    /// It is at its destination.
+    Moved,
+    /// The operator keeps it here.
+    Kept,
+    /// The drain was aborted before it was moved. It is here.
+    Aborted,
+    /// It has ended, or left this host in another way.
+    Gone,
+    /// It could not be moved. It is here.
+    Failed,
+    /// Nobody knows yet where it is to run.
+    InDoubt,
+}
+
+impl DrainGuestState {
+    /// Whether nothing more happens to it.
+    pub fn is_over(self) -> bool {
+        use DrainGuestState as S;
+        matches!(self, S::Moved | S::Kept | S::Aborted | S::Gone | S::Failed | S::InDoubt)
+    }
+
+    /// Its name in JSON.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+}
+
+/// A guest of a drain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainGuest {
+    /// Its name on the host that is drained.
+    pub guest: String,
+    /// Its UUID, or its name if it has none.
+    pub uuid: String,
+    /// It is a domain of libvirt.
+    #[serde(default)]
+    pub domain: bool,
+    /// What it does.
+    pub state: DrainGuestState,
+    /// Its destination.
+    pub to: Option<String>,
+    /// Memory that it takes from its host, in bytes.
+    pub memory_bytes: u64,
+    /// Memory that it uses, in bytes: what is copied at first.
+    pub copy_bytes: u64,
+    /// Bytes of the present migration that have arrived.
+    pub copied_bytes: u64,
+    /// Bytes per second at which it is copied now.
+    pub rate_bytes_per_s: u64,
+    /// Bytes per second that it writes, as far as known.
+    pub write_rate_bytes_per_s: u64,
+    /// Time that its copy takes by what is known of the links, in milliseconds; `null` without a destination.
+    pub predicted_ms: Option<u64>,
+    /// Time that its copy took, in milliseconds; `null` unless it was moved.
+    pub took_ms: Option<u64>,
+    /// Downtime of the guest, in microseconds; `null` unless it was moved.
+    pub blackout_us: Option<u64>,
+    /// The present or last migration of it, as in `linerate migration list`.
+    pub migration: Option<String>,
+    /// Why it stays, or why the last try failed; `null` if all is well.
+    pub reason: Option<String>,
+    /// What would help.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hint: String,
+    /// Tries that did not succeed, oldest first.
+    pub tries: Vec<DrainTry>,
+}
+
+/// A try of a guest that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainTry {
+    /// When it ended, milliseconds since the drain began, or was taken up again.
+    pub at_ms: u64,
+    /// The destination, if there was one.
+    pub to: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The lower bound: no drain is faster than the longest of the three.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainBound {
+    /// All bytes over the links of the source, in milliseconds.
+    pub source_ms: u64,
+    /// The destination that receives longest, in milliseconds.
+    pub destination_ms: u64,
+    /// The guest that takes longest alone, with what it writes meanwhile, in milliseconds.
+    pub guest_ms: u64,
+}
+
+impl DrainBound {
+    /// The longest of the three, in milliseconds.
+    pub fn longest_ms(self) -> u64 {
+        self.source_ms.max(self.destination_ms).max(self.guest_ms)
+    }
+}
+
+/// All that is known of a drain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainDetail {
+    /// What names it in commands; empty for a plan.
+    pub id: String,
+    /// The host that is emptied.
+    pub host: String,
+    /// Who asked for it.
+    pub by: String,
+    /// How far it is.
+    pub state: DrainState,
+    /// When it began, milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// When it ended; `null` before.
+    pub ended_unix_ms: Option<u64>,
+    /// Its guests, in the order of their names.
+    pub guests: Vec<DrainGuest>,
+    /// Bytes per second of all copies together.
+    pub rate_bytes_per_s: u64,
+    /// What the links of the source carry together, in bytes per second: as the ports say, or less where that was
+    /// measured.
+    pub links_bytes_per_s: u64,
+    /// Time until all guests have left, in milliseconds, by what is known; `null` if nothing is known.
+    pub left_ms: Option<u64>,
+    /// The lower bound of those guests that have a destination.
+    pub bound: DrainBound,
+    /// What an operator should know: a destination that does not answer, a store that cannot be written.
+    pub warnings: Vec<String>,
+}
+
+impl DrainDetail {
+    /// Whether nothing more happens to it.
+    pub fn is_over(&self) -> bool {
+        self.state == DrainState::Ended
+    }
+
+    /// How many guests are in this state.
+    pub fn count(&self, state: DrainGuestState) -> usize {
+        self.guests.iter().filter(|guest| guest.state == state).count()
+    }
+}
+
+/// What an operator wants of a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainOrder {
+    /// Start nothing new; what runs goes on.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Cancel what runs, and start nothing any more.
+    Abort,
+}
+
+/// Asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainSteer {
+    /// What is wanted.
+    pub order: DrainOrder,
+}
+
+/// Asks where a guest can go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlaceRequest {
+    /// Name of the guest.
+    pub guest: String,
+    /// The hosts that are looked at, `HOST` or `HOST:PORT`.
+    pub to: Vec<String>,
+}
+
+/// Where a guest can go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceAnswer {
+    /// Name of the guest.
+    pub guest: String,
+    /// The host that a drain would take; `null` if there is none.
+    pub best: Option<String>,
+    /// Each host that was asked for.
+    pub hosts: Vec<PlaceHost>,
+}
+
+/// A host, for one guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceHost {
+    /// As it calls itself, or as it was named if it did not answer.
+    pub host: String,
+    /// Memory that is free for guests, in bytes.
+    pub free_bytes: u64,
+    /// What its links to the source carry together, in bytes per second.
+    pub links_bytes_per_s: u64,
+    /// Why the guest cannot go there; empty if it can.
+    pub obstacles: Vec<String>,
+}
+
+/// A host, as an agent describes it to the others of its fleet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetHost {
+    /// Its name.
+    pub host: String,
+    /// Where its agent is reached.
+    pub addresses: Vec<String>,
+    /// Its agent answered when it was asked last.
+    pub alive: bool,
+    /// It takes no guests; `null` if it does.
+    pub cordon: Option<crate::Cordon>,
+    /// The drain that empties it.
+    pub drain: Option<String>,
+    /// Memory for guests and for what stays free, in bytes.
+    pub memory_bytes: u64,
+    /// Memory that is free for guests, in bytes.
+    pub free_bytes: u64,
+    /// Memory that is reserved for guests on their way there, in bytes.
+    pub reserved_bytes: u64,
+    /// How many guests are there.
+    pub guests: u32,
+    /// What its ports for migrations carry together, in bytes per second.
+    pub ports_bytes_per_s: u64,
+}

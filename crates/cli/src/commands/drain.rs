@@ -1,0 +1,120 @@
+//! `linerate drain`, `linerate place`, `linerate fleet`
+
+use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted};
+
+use super::progress::with_progress;
+use crate::context::Context;
+use crate::display::drain::watch;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::flags::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags};
+use crate::render::drain;
+
+/// Begins a drain and watches it, or does something with one.
+pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
+    match &flags.command {
+        None if flags.dry_run => plan(flags, context).await,
+        None => begin(flags, context).await,
+        Some(DrainCommand::Status(which)) => status(which, context).await,
+        Some(DrainCommand::Attach(which)) => {
+            let id = find(which, context).await?.id;
+            watch(&id, false, context).await
+        }
+        Some(DrainCommand::Pause(which)) => steer(which, DrainOrder::Pause, context).await,
+        Some(DrainCommand::Resume(which)) => steer(which, DrainOrder::Resume, context).await,
+        Some(DrainCommand::Abort(which)) => abort(which, context).await,
+    }
+}
+
+async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
+    let what = "asking the destinations".to_owned();
+    let id = with_progress(what, context.err, context.client.drain(&flags.request())).await?;
+    match (context.json, flags.detach) {
+        (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
+        (false, true) => context.print(&format!("{id}\nwatch it with `linerate drain attach {id}`\n"))?,
+        (false, false) => {}
+    }
+    if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, context).await }
+}
+
+async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
+    let what = "trying each guest's migration without copying".to_owned();
+    let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await?;
+    context.answer(&plan, || drain::plan(&plan, context.out.width, context.out.paint))?;
+    Ok(if plan.count(DrainGuestState::Failed) == 0 { Exit::Ok } else { Exit::Failed })
+}
+
+async fn status(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
+    let found = find(which, context).await?;
+    context.answer(&found, || drain::detail(&found, context.out.width, context.out.paint))?;
+    Ok(Exit::Ok)
+}
+
+async fn steer(which: &DrainIdFlags, order: DrainOrder, context: &Context) -> Result<Exit, Failure> {
+    let id = find(which, context).await?.id;
+    let now = context.client.steer_drain(&id, order).await?;
+    context.answer(&now, || drain::detail(&now, context.out.width, context.out.paint))?;
+    Ok(Exit::Ok)
+}
+
+/// Waits for the end: until then guests may still arrive.
+async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
+    let id = find(which, context).await?.id;
+    context.client.steer_drain(&id, DrainOrder::Abort).await?;
+    match watch(&id, false, context).await {
+        // That is what was asked for.
+        Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
+        other => other,
+    }
+}
+
+/// The last one, or the one whose name begins so.
+async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Failure> {
+    let all = context.client.drains().await?;
+    let Some(prefix) = &which.id else {
+        return all.into_iter().next().ok_or_else(|| {
+            Failure::new(
+                Exit::Refused,
+                "no drain of this host is known",
+                "begin one with `linerate drain --to HOST`",
+            )
+        });
+    };
+    let mut found: Vec<DrainDetail> = all.into_iter().filter(|one| one.id.starts_with(prefix)).collect();
+    match (found.pop(), found.len()) {
+        (Some(only), 0) => Ok(only),
+        (None, _) => Err(Failure::new(
+            Exit::Refused,
+            format!("no drain whose name begins with `{prefix}`"),
+            "see `linerate fleet drains`",
+        )),
+        (Some(_), others) => Err(Failure::new(
+            Exit::Refused,
+            format!("the names of {} drains begin with `{prefix}`", others + 1),
+            "name more of it: see `linerate fleet drains`",
+        )),
+    }
+}
+
+/// Where a guest can go.
+pub async fn place(flags: &PlaceFlags, context: &Context) -> Result<Exit, Failure> {
+    let what = "asking the hosts".to_owned();
+    let answer = with_progress(what, context.err, context.client.place(&flags.request())).await?;
+    context.answer(&answer, || drain::place(&answer, flags.explain, context.out.paint))?;
+    Ok(if answer.best.is_some() { Exit::Ok } else { Exit::Refused })
+}
+
+/// The store's view.
+pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        FleetCommand::Hosts => {
+            let hosts = context.client.fleet_hosts().await?;
+            context.answer(&hosts, || drain::hosts(&hosts, context.out.paint))?;
+        }
+        FleetCommand::Drains => {
+            let drains = context.client.drains().await?;
+            context.answer(&drains, || drain::list(&drains, context.out.paint))?;
+        }
+    }
+    Ok(Exit::Ok)
+}

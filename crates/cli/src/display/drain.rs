@@ -1,0 +1,171 @@
+//! Follows a drain to its end: a picture on a terminal, lines elsewhere, or JSON.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use linerate_api::{ClientError, DrainDetail, DrainGuest, DrainGuestState};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::canvas::Canvas;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::render::drain;
+use crate::render::format::{bit_rate, clean, clock_us};
+
+/// How often the agent is asked.
+const LOOK: Duration = Duration::from_millis(250);
+/// How far apart lines of figures stand, and documents in which nothing but figures changed.
+const FIGURES: Duration = Duration::from_secs(2);
+/// Wider than this, lines are hard to follow with the eye.
+const WIDTH_MAX: usize = 110;
+
+enum Display {
+    Live(Canvas),
+    Plain(Lines),
+    Json(Option<DrainDetail>, Instant),
+    Quiet,
+}
+
+/// What has been said of each guest.
+#[derive(Default)]
+struct Lines {
+    states: BTreeMap<String, DrainGuestState>,
+    tries: BTreeMap<String, usize>,
+    figures: Option<Instant>,
+}
+
+/// Follows a drain to its end. Ctrl-C stops watching only.
+pub async fn watch(id: &str, quiet: bool, context: &Context) -> Result<Exit, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
+    let mut display = match (context.json, quiet, context.err.live) {
+        (true, _, _) => Display::Json(None, Instant::now()),
+        (false, true, _) => Display::Quiet,
+        (false, false, true) => Display::Live(Canvas::new()),
+        (false, false, false) => Display::Plain(Lines::default()),
+    };
+    let again = || format!("the drain goes on: watch it with `linerate drain attach {id}`");
+    loop {
+        let detail = match context.client.drain_detail(id).await {
+            Ok(detail) => detail,
+            Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
+            Err(error) => {
+                let text = format!("no longer watching: {error}");
+                let hint = "the agent takes the drain up when it runs again: `linerate drain attach`";
+                return Err(Failure::new(Exit::NotWatched, text, hint));
+            }
+        };
+        display.show(&detail, context)?;
+        if detail.is_over() {
+            return display.end(&detail, context);
+        }
+        tokio::select! {
+            _ = interrupts.recv() => {
+                return Err(Failure::new(Exit::NotWatched, "no longer watching", again()));
+            }
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+impl Display {
+    fn show(&mut self, detail: &DrainDetail, context: &Context) -> Result<(), Failure> {
+        match self {
+            Display::Live(canvas) => {
+                let width = canvas.width().saturating_sub(1).min(WIDTH_MAX);
+                canvas.draw(&drain::frame(detail, width, context.err.paint));
+            }
+            Display::Plain(lines) => {
+                lines.lines(detail).iter().for_each(|line| context.print_line(line));
+            }
+            Display::Json(before, written) => {
+                let news = before.as_ref().is_none_or(|before| says_more(before, detail));
+                if news || written.elapsed() >= FIGURES {
+                    context.print_json_line(detail)?;
+                    (*before, *written) = (Some(detail.clone()), Instant::now());
+                }
+            }
+            Display::Quiet => {}
+        }
+        Ok(())
+    }
+
+    fn end(self, detail: &DrainDetail, context: &Context) -> Result<Exit, Failure> {
+        let is_quiet = matches!(self, Display::Quiet);
+        if let Display::Live(mut canvas) = self {
+            canvas.clear();
+        }
+        if !context.json && !is_quiet {
+            context.print(&drain::detail(detail, context.out.width, context.out.paint))?;
+        }
+        ending(detail)
+    }
+}
+
+/// How the command ends for a drain that has ended like this.
+fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
+    use DrainGuestState as S;
+    let named = |state| {
+        let guests = detail.guests.iter().filter(|guest| guest.state == state);
+        guests.map(|guest| clean(&guest.guest)).collect::<Vec<_>>().join(", ")
+    };
+    let fail = |exit, text: String, hint: &str| Err(Failure::new(exit, text, hint));
+    if detail.count(S::InDoubt) > 0 {
+        let hint = "see `linerate migration list` and `linerate resolve` on both hosts";
+        return fail(Exit::InDoubt, format!("in doubt: {}", named(S::InDoubt)), hint);
+    }
+    if detail.count(S::Aborted) > 0 {
+        let text = format!("the drain was aborted; here as before: {}", named(S::Aborted));
+        return fail(Exit::Cancelled, text, "the host takes no guests until `linerate uncordon`");
+    }
+    if detail.count(S::Failed) > 0 {
+        let text = format!("not all guests could be moved; here as before: {}", named(S::Failed));
+        return fail(
+            Exit::Failed,
+            text,
+            "the reason of each is above; begin the drain again when it is mended",
+        );
+    }
+    Ok(Exit::Ok)
+}
+
+/// Anything but figures.
+fn says_more(before: &DrainDetail, now: &DrainDetail) -> bool {
+    let said = |guest: &DrainGuest| (guest.state, guest.to.clone(), guest.tries.len(), guest.reason.clone());
+    before.state != now.state
+        || before.warnings != now.warnings
+        || before.guests.iter().map(said).ne(now.guests.iter().map(said))
+}
+
+impl Lines {
+    fn lines(&mut self, detail: &DrainDetail) -> Vec<String> {
+        let mut lines = Vec::new();
+        let begun = detail.begun_unix_ms;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).saturating_sub(begun);
+        for guest in &detail.guests {
+            let tries = self.tries.insert(guest.uuid.clone(), guest.tries.len()).unwrap_or(0);
+            lines.extend(guest.tries.iter().skip(tries).map(|one| {
+                let to = one.to.as_ref().map(|to| format!(" to {}", clean(to))).unwrap_or_default();
+                format!("{}{to}: not moved: {}", clean(&guest.guest), clean(&one.reason))
+            }));
+            let before = self.states.insert(guest.uuid.clone(), guest.state);
+            if before != Some(guest.state) {
+                lines.extend(drain::sentence(guest));
+            }
+        }
+        let due = self.figures.is_none_or(|last| last.elapsed() >= FIGURES);
+        if due && detail.rate_bytes_per_s > 0 && !detail.is_over() {
+            self.figures = Some(Instant::now());
+            let moved = detail.count(DrainGuestState::Moved);
+            let left = detail.left_ms.map(|ms| format!(", {} left", clock_us(ms * 1000))).unwrap_or_default();
+            lines.push(format!(
+                "{moved} of {} moved, {}{left}",
+                detail.guests.len(),
+                bit_rate(detail.rate_bytes_per_s)
+            ));
+        }
+        lines.into_iter().map(|text| format!("{:>8}  {text}", clock_us(at_ms * 1000))).collect()
+    }
+}

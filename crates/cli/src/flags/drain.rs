@@ -1,0 +1,107 @@
+//! `linerate drain`, `linerate place`, `linerate fleet`
+
+use clap::{Args, Subcommand};
+use linerate_api::{DrainRequest, ModeChoice, PlaceRequest};
+
+use crate::units;
+
+/// `linerate drain`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DrainFlags {
+    #[command(subcommand)]
+    pub command: Option<DrainCommand>,
+    /// Name of the host, which must be this one: guards against the wrong terminal
+    #[arg(value_name = "HOST")]
+    pub host: Option<String>,
+    /// The destinations' agents. Each guest goes to the one that suits it
+    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
+    pub to: Vec<String>,
+    /// Guests that stay
+    #[arg(long, value_name = "GUEST,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub keep: Vec<String>,
+    /// How guest RAM is moved: auto (direct where a guest allows it), direct, stream (QEMU's own streams)
+    #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
+    pub mode: ModeChoice,
+    /// Longest downtime of each guest, such as 300ms; a bare number is milliseconds [default: 300ms]
+    #[arg(long, value_name = "TIME", value_parser = units::blackout_ms)]
+    pub max_blackout: Option<u32>,
+    /// Slow the CPUs of guests that write faster than the links carry
+    #[arg(long)]
+    pub throttle: bool,
+    /// Show where each guest would go, or why it cannot move. Each migration is tried without copying; nothing is changed
+    #[arg(long, conflicts_with_all = ["detach", "quiet"])]
+    pub dry_run: bool,
+    /// Begin, print the drain's name and end
+    #[arg(long, conflicts_with = "quiet")]
+    pub detach: bool,
+    /// Print nothing but errors
+    #[arg(long, short, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+impl DrainFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> DrainRequest {
+        DrainRequest {
+            host: self.host.clone(),
+            to: self.to.clone(),
+            keep: self.keep.clone(),
+            mode: self.mode,
+            max_blackout_ms: self.max_blackout,
+            throttle: self.throttle,
+        }
+    }
+}
+
+/// What is done with a drain that was begun.
+#[derive(Debug, Subcommand)]
+pub enum DrainCommand {
+    /// Show the drain of this host: the one that is open, or the last one
+    Status(DrainIdFlags),
+    /// Watch a drain to its end
+    Attach(DrainIdFlags),
+    /// Start nothing new; guests that are being moved arrive
+    Pause(DrainIdFlags),
+    /// Go on with a paused drain
+    Resume(DrainIdFlags),
+    /// Cancel what runs, and start nothing any more. Guests that have moved stay where they are
+    Abort(DrainIdFlags),
+}
+
+#[derive(Debug, Args)]
+pub struct DrainIdFlags {
+    /// Name of the drain, or how it begins [default: the last one of this host]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+}
+
+/// `linerate place`
+#[derive(Debug, Args)]
+pub struct PlaceFlags {
+    /// Name of a guest of this host
+    #[arg(value_name = "GUEST")]
+    pub guest: String,
+    /// The hosts to look at
+    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', required = true, value_parser = units::host)]
+    pub to: Vec<String>,
+    /// Show for each host what the guest lacks there
+    #[arg(long)]
+    pub explain: bool,
+}
+
+impl PlaceFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> PlaceRequest {
+        PlaceRequest { guest: self.guest.clone(), to: self.to.clone() }
+    }
+}
+
+/// `linerate fleet`
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Show the hosts that this host's store knows, as a drain asked them last
+    Hosts,
+    /// List the drains of this host, newest first
+    Drains,
+}

@@ -1,0 +1,287 @@
+//! Drains, placement and the hosts of a fleet, as text.
+
+use console::truncate_str;
+use linerate_api::{DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, PlaceAnswer};
+
+use super::bar::bar;
+use super::format::{bit_rate, bytes, clean, clock_us, percent, time_us};
+use super::paint::Paint;
+use super::table::{Align, Table, wrap};
+
+/// Width of a guest's bar.
+const BAR: usize = 16;
+
+/// The picture of a drain that goes on, none of its lines wider than `width`.
+pub fn frame(detail: &DrainDetail, width: usize, paint: Paint) -> Vec<String> {
+    let mut lines = vec![title(detail, paint), String::new()];
+    lines.extend(table(detail, paint));
+    lines.push(String::new());
+    lines.push(figures(detail, paint));
+    lines.extend(detail.warnings.iter().map(|text| format!("  {}", paint.yellow(&clean(text)))));
+    lines.into_iter().map(|line| truncate_str(&line, width, "…").into_owned()).collect()
+}
+
+/// All that is known of a drain.
+pub fn detail(detail: &DrainDetail, width: usize, paint: Paint) -> String {
+    let mut lines = vec![title(detail, paint), String::new()];
+    lines.extend(table(detail, paint));
+    lines.extend(reasons(detail, width, paint));
+    lines.push(String::new());
+    lines.push(figures(detail, paint));
+    lines.extend(warnings(detail, width, paint));
+    lines.join("\n") + "\n"
+}
+
+/// What a drain would do.
+pub fn plan(detail: &DrainDetail, width: usize, paint: Paint) -> String {
+    let host = clean(&detail.host);
+    let mut lines = vec![format!("  {} {}", paint.bold("plan for"), paint.bold(&host)), String::new()];
+    if detail.guests.is_empty() {
+        lines.push("  no guest is here".into());
+    }
+    let mut rows = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right]);
+    rows.row(["", "GUEST", "TO", "IN USE", "TIME"].map(|head| paint.dim(head)));
+    for guest in &detail.guests {
+        let (mark, to) = match guest.state {
+            DrainGuestState::Kept => (paint.dim("·"), paint.dim("stays, as asked")),
+            DrainGuestState::Failed => (paint.red("✗"), paint.red("cannot move")),
+            _ => (paint.green("✓"), clean(guest.to.as_deref().unwrap_or("?"))),
+        };
+        let moves = guest.state == DrainGuestState::Waiting;
+        let time = guest.predicted_ms.filter(|_| moves).map(|ms| time_us(ms * 1000)).unwrap_or_default();
+        rows.row([mark, paint.bold(&name(guest)), to, bytes(guest.copy_bytes), time]);
+    }
+    lines.extend(rows.lines(2));
+    lines.extend(reasons(detail, width, paint));
+    lines.push(String::new());
+    lines.push(format!(
+        "  at least {} over links of {}; nothing was moved",
+        time_us(detail.bound.longest_ms() * 1000),
+        bit_rate(detail.links_bytes_per_s)
+    ));
+    if detail.guests.iter().any(|guest| guest.domain) {
+        lines.push("  domains of libvirt were not tried: libvirt checks them when they are moved".into());
+    }
+    lines.extend(warnings(detail, width, paint));
+    lines.join("\n") + "\n"
+}
+
+fn warnings(detail: &DrainDetail, width: usize, paint: Paint) -> Vec<String> {
+    let texts = detail.warnings.iter().flat_map(|text| wrap(&clean(text), width.saturating_sub(2).max(20)));
+    texts.map(|line| format!("  {}", paint.yellow(&line))).collect()
+}
+
+/// Why guests stay, or tries failed, each with what would help.
+fn reasons(detail: &DrainDetail, width: usize, paint: Paint) -> Vec<String> {
+    let mut lines = Vec::new();
+    for guest in &detail.guests {
+        let Some(reason) = guest.reason.as_ref().filter(|_| guest.state != DrainGuestState::Kept) else {
+            continue;
+        };
+        lines.push(String::new());
+        let room = width.saturating_sub(6).max(20);
+        let mut text = wrap(&clean(reason), room).into_iter();
+        lines.push(format!("  {}: {}", paint.bold(&name(guest)), text.next().unwrap_or_default()));
+        lines.extend(text.map(|line| format!("      {line}")));
+        if !guest.hint.is_empty() {
+            lines.extend(
+                wrap(&format!("do: {}", clean(&guest.hint)), room)
+                    .into_iter()
+                    .map(|line| format!("      {line}")),
+            );
+        }
+    }
+    lines
+}
+
+fn title(detail: &DrainDetail, paint: Paint) -> String {
+    let state = match detail.state {
+        DrainState::Planned => "",
+        DrainState::Running => "running",
+        DrainState::Paused => "paused",
+        DrainState::Aborting => "aborting",
+        DrainState::Ended => "ended",
+    };
+    let took = detail.ended_unix_ms.map(|ended| {
+        format!(" in {}", time_us(ended.saturating_sub(detail.begun_unix_ms).saturating_mul(1000)))
+    });
+    format!(
+        "  {} {}  {}  {}{}",
+        paint.bold("drain of"),
+        paint.bold(&clean(&detail.host)),
+        paint.dim(&clean(&detail.id)),
+        paint.cyan(state),
+        took.unwrap_or_default()
+    )
+}
+
+fn name(guest: &DrainGuest) -> String {
+    let kind = if guest.domain { " (domain)" } else { "" };
+    format!("{}{kind}", clean(&guest.guest))
+}
+
+fn table(detail: &DrainDetail, paint: Paint) -> Vec<String> {
+    let mut rows =
+        Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Left, Align::Left]);
+    rows.row(["GUEST", "STATE", "TO", "IN USE", "", ""].map(|head| paint.dim(head)));
+    for guest in &detail.guests {
+        let (picture, text) = match guest.state {
+            DrainGuestState::Copying => {
+                let share = percent(guest.copied_bytes.min(guest.copy_bytes), guest.copy_bytes);
+                (bar(share / 100.0, BAR, paint), bit_rate(guest.rate_bytes_per_s))
+            }
+            DrainGuestState::Moved => (String::new(), moved(guest)),
+            _ => (String::new(), String::new()),
+        };
+        rows.row([
+            paint.bold(&name(guest)),
+            state(guest.state, paint),
+            guest.to.as_deref().map(clean).unwrap_or_default(),
+            bytes(guest.copy_bytes),
+            picture,
+            text,
+        ]);
+    }
+    rows.lines(2)
+}
+
+fn moved(guest: &DrainGuest) -> String {
+    let took = guest.took_ms.map(|ms| format!("copied in {}", time_us(ms * 1000)));
+    let predicted = guest.predicted_ms.map(|ms| format!("predicted {}", time_us(ms * 1000)));
+    let blackout = guest.blackout_us.map(|us| format!("blackout {}", time_us(us)));
+    [took, predicted, blackout].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn state(state: DrainGuestState, paint: Paint) -> String {
+    let text = state.name().replace('_', " ");
+    match state {
+        DrainGuestState::Moved => paint.green(&text),
+        DrainGuestState::Copying | DrainGuestState::Prepared | DrainGuestState::Preparing => {
+            paint.cyan(&text)
+        }
+        DrainGuestState::Failed | DrainGuestState::InDoubt => paint.red(&text),
+        DrainGuestState::Waiting | DrainGuestState::Kept => paint.dim(&text),
+        DrainGuestState::Cancelling
+        | DrainGuestState::Recovering
+        | DrainGuestState::Aborted
+        | DrainGuestState::Gone => paint.yellow(&text),
+    }
+}
+
+fn figures(detail: &DrainDetail, paint: Paint) -> String {
+    let moved = detail.count(DrainGuestState::Moved);
+    let mut parts = vec![paint.bold(&format!("{moved} of {} moved", detail.guests.len()))];
+    if !detail.is_over() {
+        parts.push(format!(
+            "{} of {}",
+            bit_rate(detail.rate_bytes_per_s),
+            bit_rate(detail.links_bytes_per_s)
+        ));
+        parts.extend(detail.left_ms.map(|ms| format!("{} left", clock_us(ms.saturating_mul(1000)))));
+    }
+    if detail.bound.longest_ms() > 0 {
+        let bound = time_us(detail.bound.longest_ms() * 1000);
+        parts.push(paint.dim(&format!("lower bound {bound}")));
+    }
+    format!("  {}", parts.join(", "))
+}
+
+/// What has just become of a guest; nothing while it waits.
+pub fn sentence(guest: &DrainGuest) -> Option<String> {
+    let (name, to) = (clean(&guest.guest), clean(guest.to.as_deref().unwrap_or_default()));
+    let reason = guest.reason.as_deref().map(clean).unwrap_or_default();
+    Some(match guest.state {
+        DrainGuestState::Waiting | DrainGuestState::Prepared => return None,
+        DrainGuestState::Preparing => format!("{name} to {to}: preparing"),
+        DrainGuestState::Copying => format!("{name} to {to}: copying"),
+        DrainGuestState::Cancelling => format!("{name} to {to}: its migration is being cancelled"),
+        DrainGuestState::Recovering => format!("{name}: recovery finds out where it is"),
+        DrainGuestState::Moved => format!("{name} to {to}: moved; {}", moved(guest)),
+        DrainGuestState::Kept => format!("{name}: stays, as asked"),
+        DrainGuestState::Aborted => format!("{name}: is here as before"),
+        DrainGuestState::Gone => format!("{name}: has ended, or left in another way"),
+        DrainGuestState::Failed => format!("{name}: is here as before, and cannot be moved: {reason}"),
+        DrainGuestState::InDoubt => format!("{name}: IN DOUBT: {reason}"),
+    })
+}
+
+/// Drains of a host.
+pub fn list(drains: &[DrainDetail], paint: Paint) -> String {
+    if drains.is_empty() {
+        return "no drain of this host is known; begin one with `linerate drain --to HOST`\n".into();
+    }
+    let mut rows = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Left]);
+    rows.row(["ID", "HOST", "STATE", "MOVED", "BY"].map(|head| paint.dim(head)));
+    for one in drains {
+        let moved = format!("{} of {}", one.count(DrainGuestState::Moved), one.guests.len());
+        let state = match one.state {
+            DrainState::Planned => "planned",
+            DrainState::Running => "running",
+            DrainState::Paused => "paused",
+            DrainState::Aborting => "aborting",
+            DrainState::Ended => "ended",
+        };
+        rows.row([paint.bold(&clean(&one.id)), clean(&one.host), state.to_owned(), moved, clean(&one.by)]);
+    }
+    rows.lines(0).join("\n") + "\n"
+}
+
+/// Where a guest can go.
+pub fn place(answer: &PlaceAnswer, explain: bool, paint: Paint) -> String {
+    let guest = clean(&answer.guest);
+    let mut lines = vec![match &answer.best {
+        Some(best) => format!("{guest} would go to {}", paint.bold(&clean(best))),
+        None => format!("{guest} has no destination"),
+    }];
+    if explain || answer.best.is_none() {
+        let mut rows = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Left]);
+        rows.row(["", "HOST", "FREE", "LINKS", ""].map(|head| paint.dim(head)));
+        for host in &answer.hosts {
+            let mark = if host.obstacles.is_empty() { paint.green("✓") } else { paint.red("✗") };
+            let obstacles = host.obstacles.iter().map(|text| clean(text)).collect::<Vec<_>>().join("; ");
+            rows.row([
+                mark,
+                clean(&host.host),
+                bytes(host.free_bytes),
+                bit_rate(host.links_bytes_per_s),
+                obstacles,
+            ]);
+        }
+        lines.extend(rows.lines(2));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Hosts that a store knows.
+pub fn hosts(hosts: &[FleetHost], paint: Paint) -> String {
+    let mut rows = Table::new(&[
+        Align::Left,
+        Align::Left,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Left,
+    ]);
+    rows.row(
+        ["HOST", "STATE", "GUESTS", "FREE", "RESERVED", "PORTS", "ARRIVALS"].map(|head| paint.dim(head)),
+    );
+    for host in hosts {
+        let state = if host.alive { paint.green("answers") } else { paint.red("lost") };
+        let arrivals = match (&host.cordon, &host.drain) {
+            (_, Some(drain)) => paint.yellow(&format!("none: drain {}", clean(drain))),
+            (Some(cordon), None) => paint.yellow(&format!("none: cordoned by {}", clean(&cordon.by))),
+            (None, None) => String::new(),
+        };
+        rows.row([
+            paint.bold(&clean(&host.host)),
+            state,
+            host.guests.to_string(),
+            bytes(host.free_bytes),
+            bytes(host.reserved_bytes),
+            bit_rate(host.ports_bytes_per_s),
+            arrivals,
+        ]);
+    }
+    rows.lines(0).join("\n") + "\n"
+}

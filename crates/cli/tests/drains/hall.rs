@@ -1,0 +1,241 @@
+//! Some hosts with agents, and guests on them.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use linerate_lab::{Agent, AgentOptions, Console, Gate, GuestParameters, GuestSpec, Lab, LinkSpec};
+use serde_json::Value;
+
+/// Only a hang meets it.
+pub const LONG: Duration = Duration::from_secs(240);
+
+/// One hall at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
+pub struct Hall {
+    pub agents: Vec<Agent>,
+    pub gates: Vec<Gate>,
+    guests: Mutex<Vec<GuestSpec>>,
+    // Behind the agents: dropped after them.
+    pub lab: Lab,
+    _one: MutexGuard<'static, ()>,
+}
+
+/// A guest that hardly writes.
+pub fn calm(name: &str) -> GuestSpec {
+    writes(name, 1)
+}
+
+/// A guest that writes so many MiB in a second.
+pub fn writes(name: &str, mbps: u32) -> GuestSpec {
+    let parameters = GuestParameters {
+        mem_mb: 24,
+        dirty_mbps: mbps.into(),
+        dirty_ws_mb: Some(8),
+        verify_mbps: 16,
+        ..GuestParameters::default()
+    };
+    GuestSpec::new(name, parameters)
+}
+
+impl Hall {
+    pub fn new(hosts: usize, links_mbps: &[u64]) -> Hall {
+        Hall::with(hosts, links_mbps, "")
+    }
+
+    /// With more lines for the configuration of all agents.
+    pub fn with(hosts: usize, links_mbps: &[u64], configuration: &str) -> Hall {
+        let one = linerate_lab::lock(&ONE);
+        let builder = links_mbps
+            .iter()
+            .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
+        let lab = builder.build().unwrap();
+        let hosts: Vec<_> = lab.hosts().iter().take(hosts).cloned().collect();
+        let gates: Vec<Gate> = hosts.iter().map(|host| Gate::new(host).unwrap()).collect();
+        let start = |(host, gate): (&linerate_lab::Host, &Gate)| {
+            let mut environment = gate.environment();
+            environment.push(("LINERATE_LOG".into(), "debug".into()));
+            let options = AgentOptions {
+                binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
+                configuration: configuration.into(),
+                environment,
+            };
+            Agent::start(host, options).unwrap()
+        };
+        let agents = hosts.iter().zip(&gates).map(start).collect();
+        Hall { agents, gates, guests: Mutex::default(), lab, _one: one }
+    }
+
+    pub fn name(&self, host: usize) -> String {
+        let (_, status) = self.json(host, &["status"]);
+        status["name"].as_str().unwrap().to_owned()
+    }
+
+    pub fn address(&self, host: usize) -> String {
+        self.agents[host].address(0).to_string()
+    }
+
+    /// Starts guests, and waits until each has checked its memory once.
+    pub fn start(&self, host: usize, guests: &[GuestSpec]) {
+        let place = &self.lab.hosts()[host];
+        for guest in guests {
+            let file = guest.write_toml(place).unwrap();
+            let (exit, text) = self.run(host, &["vm", "start", file.to_str().unwrap()]);
+            assert_eq!(exit, 0, "{text}");
+        }
+        for guest in guests {
+            Console::new([guest.serial(place)]).wait_passes(1, LONG).unwrap();
+        }
+        self.guests.lock().unwrap().extend(guests.iter().cloned());
+    }
+
+    /// Exit code and all output of a command at a host.
+    pub fn run(&self, host: usize, arguments: &[&str]) -> (i32, String) {
+        let output = self.agents[host].client().args(arguments).output().unwrap();
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code().unwrap_or(-1), text)
+    }
+
+    /// Exit code and the document of a command.
+    pub fn json(&self, host: usize, arguments: &[&str]) -> (i32, Value) {
+        let output = self.agents[host].client().args(arguments).arg("--json").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let document = serde_json::Deserializer::from_str(&text).into_iter().next();
+        let document = document.unwrap_or_else(|| panic!("{arguments:?}: {output:?}")).unwrap();
+        (output.status.code().unwrap_or(-1), document)
+    }
+
+    /// Exit code and each document of a command that prints many.
+    pub fn lines(&self, host: usize, arguments: &[&str]) -> (i32, Vec<Value>) {
+        let output = self.agents[host].client().args(arguments).arg("--json").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (output.status.code().unwrap_or(-1), lines)
+    }
+
+    /// A command that goes on while the test does something else.
+    pub fn begin(&self, host: usize, arguments: &[&str]) -> Going {
+        let mut command = self.agents[host].client();
+        command
+            .args(arguments)
+            .arg("--json")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::Null));
+            }
+        });
+        Going { child, lines, seen: Vec::new() }
+    }
+
+    /// Names of the guests of a host.
+    pub fn names(&self, host: usize) -> Vec<String> {
+        let (_, list) = self.json(host, &["vm", "list"]);
+        let mut names: Vec<String> =
+            list.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// The last drain of a host.
+    pub fn drain(&self, host: usize) -> Value {
+        self.json(host, &["drain", "status"]).1
+    }
+
+    /// Waits for something about the last drain of a host.
+    pub fn wait(&self, host: usize, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + LONG;
+        loop {
+            let now = self.drain(host);
+            if wanted(&now) {
+                return now;
+            }
+            assert!(Instant::now() < end, "{what}: {now:#}\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Every guest runs on exactly one host, checks its memory, and found nothing wrong in it.
+    pub fn all_go_on(&self) {
+        let guests = self.guests.lock().unwrap().clone();
+        for guest in &guests {
+            let hosts: Vec<usize> =
+                (0..self.agents.len()).filter(|host| self.runs(*host, &guest.name)).collect();
+            assert_eq!(hosts.len(), 1, "{} is on {hosts:?}\n{}", guest.name, self.logs());
+            let places = self.lab.hosts().iter().take(self.agents.len());
+            let files = places.flat_map(|place| [guest.serial(place), guest.arrived_serial(place)]);
+            let console = Console::new(files.filter(|file| file.exists()));
+            let before = console.last_pass();
+            console.wait_passes(before + 2, LONG).unwrap();
+            assert!(console.bad_lines().is_empty(), "{}: {:?}", guest.name, console.bad_lines());
+        }
+    }
+
+    fn runs(&self, host: usize, guest: &str) -> bool {
+        let (_, list) = self.json(host, &["vm", "list"]);
+        list.as_array().unwrap().iter().any(|one| one["name"] == guest && one["state"] == "running")
+    }
+
+    pub fn logs(&self) -> String {
+        let tail = |agent: &Agent| {
+            let text = std::fs::read_to_string(agent.log()).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(60)..].join("\n")
+        };
+        self.agents.iter().map(tail).collect::<Vec<_>>().join("\n---\n")
+    }
+}
+
+/// A running command.
+pub struct Going {
+    child: Child,
+    lines: Receiver<Value>,
+    pub seen: Vec<Value>,
+}
+
+impl Going {
+    /// Its exit code and what it printed.
+    pub fn finish(mut self) -> (i32, Vec<Value>) {
+        let end = Instant::now() + LONG;
+        while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            self.seen.push(line);
+        }
+        let status = self.child.wait().unwrap();
+        (status.code().unwrap_or(-1), std::mem::take(&mut self.seen))
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The guests of a drain.
+pub fn guests(drain: &Value) -> impl Iterator<Item = &Value> {
+    drain["guests"].as_array().unwrap().iter()
+}
+
+pub fn text<'a>(of: &'a Value, key: &str) -> &'a str {
+    of[key].as_str().unwrap_or_default()
+}
+
+/// How many guests of a drain are in this state.
+pub fn count(drain: &Value, state: &str) -> usize {
+    guests(drain).filter(|one| one["state"] == state).count()
+}
+
+/// Whether nothing more happens to a drain.
+pub fn ended_state(drain: &Value) -> bool {
+    drain["state"] == "ended"
+}
