@@ -62,3 +62,175 @@ fn all_guests_leave_but_those_that_are_kept() {
     assert_eq!(exit, 0, "{lines:#?}");
     let _ = LONG;
 }
+
+#[test]
+fn guests_go_to_several_hosts_and_the_plan_says_what_keeps_them_from_one() {
+    let hall = Hall::with(3, &[400, 400], "");
+    hall.start(0, &[calm("a1"), calm("a2"), calm("a3"), calm("a4")]);
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    // One of the two takes no guests, and this host itself is no destination.
+    assert_eq!(hall.json(1, &["cordon"]).0, 0);
+    let (exit, placed) = hall.json(0, &["place", "a1", "--to", &to, "--explain"]);
+    assert_eq!((exit, &placed["best"]), (0, &json!(hall.name(2))), "{placed:#}");
+    assert!(hall::text(&placed["hosts"][0]["obstacles"], "").is_empty());
+    assert!(placed["hosts"][0]["obstacles"][0].as_str().unwrap().contains("cordoned"), "{placed:#}");
+    assert_eq!(placed["hosts"][1]["obstacles"], json!([]), "{placed:#}");
+    let (exit, text) = hall.run(0, &["drain", "--to", &hall.address(1)]);
+    assert_eq!(exit, 4, "{text}");
+    assert!(text.contains("no guest has a destination") && text.contains("cordoned"), "{text}");
+    let (exit, text) = hall.run(0, &["drain", "--to", &hall.address(0)]);
+    assert!(exit == 2 && text.contains("is this host itself"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["drain", "--to", &to, "--keep", "a1,nobody"]);
+    assert!(exit == 2 && text.contains("nobody"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["drain"]);
+    assert!(exit == 2 && text.contains("--to"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["drain", "elsewhere", "--to", &to]);
+    assert!(exit == 4 && text.contains("run the command on elsewhere"), "{exit} {text}");
+    assert_eq!(hall.json(0, &["status"]).1["cordon"], Value::Null, "nothing was begun");
+    assert_eq!(hall.json(1, &["uncordon"]).0, 0);
+
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &to]);
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}");
+    assert_eq!(hall.names(0), [""; 0]);
+    assert_eq!((hall.names(1).len(), hall.names(2).len()), (2, 2), "half to each: {last:#}");
+    hall.all_go_on();
+}
+
+#[test]
+fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
+    let hall = Hall::new(2, &[100, 100]);
+    let guests: Vec<_> = (0..5).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
+    hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    // There is one for a host.
+    let (exit, text) = hall.run(0, &["drain", "--to", &hall.address(1)]);
+    assert!(exit == 4 && text.contains("is being drained"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["uncordon"]);
+    assert_eq!(exit, 4, "{text}");
+    let (exit, paused) = hall.json(0, &["drain", "pause"]);
+    assert_eq!((exit, &paused["state"]), (0, &json!("paused")));
+    let busy = |now: &Value| hall::count(now, "copying") + hall::count(now, "preparing");
+    let now = hall.wait(0, "what runs goes on", |now| busy(now) == 0);
+    assert!(hall::count(&now, "moved") >= 1 && hall::count(&now, "waiting") >= 1, "{now:#}");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(hall::count(&hall.drain(0), "moved"), hall::count(&now, "moved"), "nothing new is begun");
+    assert_eq!(hall.json(0, &["drain", "resume"]).1["state"], "running");
+    let before = hall::count(&now, "moved");
+    hall.wait(0, "one more moves", |now| {
+        hall::count(now, "moved") > before && hall::count(now, "copying") > 0
+    });
+    let (exit, lines) = hall.lines(0, &["drain", "abort"]);
+    let last = lines.last().unwrap();
+    let aborted = lines.iter().rev().find(|line| line["guests"].is_array()).unwrap();
+    assert_eq!(exit, 0, "{last:#}");
+    assert!(ended_state(aborted) && hall::count(aborted, "aborted") >= 1, "{aborted:#}");
+    assert_eq!(hall::count(aborted, "moved") + hall::count(aborted, "aborted"), 5, "{aborted:#}");
+    let (exit, _) = going.finish();
+    assert_eq!(exit, 5, "the first command says that it was aborted");
+    hall.all_go_on();
+    assert_eq!(hall.names(0).len() + hall.names(1).len(), 5);
+    // It can be begun again, and then the host is empty.
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &hall.address(1)]);
+    assert_eq!(exit, 0, "{:#?}", lines.last());
+    assert_eq!(hall.names(1).len(), 5);
+    hall.all_go_on();
+}
+
+/// The agent that owns the drain is killed, again and again, at any moment.
+#[test]
+fn a_drain_goes_on_when_its_agent_was_killed() {
+    let mut hall = Hall::new(2, &[100, 100]);
+    let guests: Vec<_> = (0..6).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let (exit, text) = hall.run(0, &["drain", "--to", &hall.address(1), "--detach"]);
+    assert_eq!(exit, 0, "{text}");
+    for round in 0..4u64 {
+        std::thread::sleep(Duration::from_millis(700 + 370 * round));
+        hall.agents[0].kill().unwrap();
+        hall.agents[0].restart().unwrap();
+    }
+    let now = hall.wait(0, "the drain ends", ended_state);
+    assert_eq!(hall::count(&now, "moved"), 6, "{now:#}\n{}", hall.logs());
+    assert_eq!((hall.names(0), hall.names(1).len()), (vec![], 6));
+    hall.all_go_on();
+    let (_, hosts) = hall.json(0, &["fleet", "hosts"]);
+    assert!(hosts.as_array().unwrap().iter().all(|host| host["reserved_bytes"] == 0), "{hosts:#}");
+}
+
+/// The destination's agent is killed during the drain: guests that were on their way go there later.
+#[test]
+fn a_drain_goes_on_when_the_agent_of_its_destination_was_killed() {
+    let mut hall = Hall::new(2, &[100, 100]);
+    let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
+    hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    hall.agents[1].kill().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    hall.agents[1].restart().unwrap();
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}\n{}", hall.logs());
+    hall.all_go_on();
+}
+
+#[test]
+fn a_lost_destination_gives_its_guests_to_another() {
+    let mut hall = Hall::new(3, &[100, 100]);
+    let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    let going = hall.begin(0, &["drain", "--to", &to]);
+    let now = hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    let copied = hall::guests(&now).find(|one| one["state"] == "copying").unwrap();
+    let lost = if copied["to"] == json!(hall.name(1)) { 1 } else { 2 };
+    hall.agents[lost].kill().unwrap();
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}\n{}", hall.logs());
+    hall.agents[lost].restart().unwrap();
+    hall.all_go_on();
+}
+
+#[test]
+fn a_link_that_is_cut_during_a_drain_costs_no_guest() {
+    let hall = Hall::new(2, &[100, 100]);
+    let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
+    hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    hall.lab.cut(1).unwrap();
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}\n{}", hall.logs());
+    hall.all_go_on();
+}
+
+#[test]
+fn guests_that_cannot_move_are_named_and_the_others_leave() {
+    let hall = Hall::new(2, &[400, 400]);
+    let on_bridge = calm("bridged").tap("only-here");
+    hall.lab.hosts()[0].add_tap("only-here").unwrap();
+    hall.start(0, &[calm("a1"), on_bridge]);
+    let (exit, plan) = hall.json(0, &["drain", "--to", &hall.address(1), "--dry-run"]);
+    assert_eq!(exit, 1, "{plan:#}");
+    let of =
+        |drain: &Value, name: &str| hall::guests(drain).find(|one| one["guest"] == name).unwrap().clone();
+    assert_eq!(of(&plan, "a1")["state"], "waiting");
+    let bridged = of(&plan, "bridged");
+    assert_eq!(bridged["state"], "failed", "{bridged:#}");
+    assert!(hall::text(&bridged, "reason").contains("only-here"), "{bridged:#}");
+    assert!(!hall::text(&bridged, "hint").is_empty(), "{bridged:#}");
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &hall.address(1)]);
+    let last = lines.iter().rev().find(|line| line["guests"].is_array()).unwrap();
+    assert_eq!(exit, 1, "{last:#}");
+    assert_eq!(of(last, "a1")["state"], "moved");
+    let bridged = of(last, "bridged");
+    assert_eq!(bridged["state"], "failed", "{bridged:#}");
+    assert!(hall::text(&bridged, "reason").contains("only-here"), "{bridged:#}");
+    assert_eq!(bridged["tries"].as_array().unwrap().len(), 1, "no retry can help: {bridged:#}");
+    hall.all_go_on();
+    assert_eq!(hall.names(0), ["bridged"]);
+}

@@ -247,7 +247,8 @@ fn begin_with(
         (member.to, member.nowhere) = (None, None);
     }
     let Ready { members, destinations, .. } = ready;
-    own(agent, runtime, |drain| Begin { drain, fleet, ownership, record, kept, members, destinations })?;
+    let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: false };
+    own(agent, runtime, members, begin)?;
     Ok(id)
 }
 
@@ -255,6 +256,7 @@ fn begin_with(
 fn own(
     agent: &Arc<Agent>,
     runtime: tokio::runtime::Handle,
+    members: Vec<Member>,
     begin: impl FnOnce(Arc<Drain>) -> Begin,
 ) -> Answer<()> {
     let (inbox, receiver) = channel();
@@ -263,7 +265,7 @@ fn own(
     *drain.detail.lock() = of_record(&begin.record);
     *agent.drains.open.lock() = Some(drain);
     let owning = agent.clone();
-    let run = move || Owner::new(owning, runtime, inbox, begin).run(&receiver);
+    let run = move || Owner::new(owning, runtime, inbox, begin).run(members, &receiver);
     let started = std::thread::Builder::new().name("drain".into()).spawn(run);
     started.map(drop).map_err(|error| {
         // The next start of the agent takes it up.
@@ -470,7 +472,8 @@ fn resume_now(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) -> Answer<()>
     let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
     tracing::info!(drain = id, "the drain goes on");
-    own(agent, runtime, |drain| Begin { drain, fleet, ownership, record, kept, members, destinations })
+    let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: true };
+    own(agent, runtime, members, begin)
 }
 
 /// A guest as an earlier process of this agent has left it.

@@ -56,8 +56,9 @@ pub(super) struct Begin {
     pub ownership: Ownership,
     pub record: DrainRecord,
     pub kept: Kept,
-    pub members: Vec<Member>,
     pub destinations: Vec<Destination>,
+    /// An earlier process of this agent began it.
+    pub is_again: bool,
 }
 
 pub(super) struct Owner {
@@ -78,6 +79,7 @@ pub(super) struct Owner {
     source: HostRecord,
     sessions: BTreeMap<GuestId, Session>,
     settling: BTreeMap<GuestId, Settling>,
+    is_again: bool,
     /// Guests that have moved, whose hosts do not list them yet.
     arriving: BTreeSet<GuestId>,
     next_number: u64,
@@ -98,17 +100,12 @@ impl Owner {
         to_self: Sender<Input>,
         begin: Begin,
     ) -> Owner {
-        let Begin { drain, fleet, ownership, record, kept, members, destinations } = begin;
+        let Begin { drain, fleet, ownership, record, kept, destinations, is_again } = begin;
         let clock = Clock::start();
         let source = agent.describer.describe();
         let settings = Settings { copies_max: COPIES_MAX, prepared_max: COPIES_MAX, ..Settings::default() };
         let ports = port_rates(&source, &destinations);
-        let mut controller = Controller::new(settings, ports, &[], clock.now());
-        match record.state {
-            Stored::Paused => drop(controller.handle(clock.now(), Event::Pause)),
-            Stored::Aborting => drop(controller.handle(clock.now(), Event::Abort)),
-            Stored::Running | Stored::Ended => {}
-        }
+        let controller = Controller::new(settings, ports, &[], clock.now());
         Owner {
             agent,
             runtime,
@@ -125,6 +122,7 @@ impl Owner {
             source,
             sessions: BTreeMap::new(),
             settling: BTreeMap::new(),
+            is_again,
             arriving: BTreeSet::new(),
             next_number: 0,
             reserved: BTreeMap::new(),
@@ -134,57 +132,66 @@ impl Owner {
             saved: None,
             away: None,
         }
-        .with(members)
     }
 
-    fn with(mut self, members: Vec<Member>) -> Owner {
-        for member in members {
-            self.add(member);
+    /// Begins with all guests together: they are placed together. One whose place is not known waits until it is.
+    fn begin(&mut self, members: Vec<Member>) {
+        let starts: Vec<Start> = members.into_iter().filter_map(|member| self.add(member)).collect();
+        let now = self.clock.now();
+        let settings = self.controller.settings().clone();
+        let ports = port_rates(&self.source, &self.destinations);
+        self.controller = Controller::new(settings, ports, &starts, now);
+        if self.away.is_some() {
+            self.handle(Event::Store(false));
         }
-        self
+        match self.record.state {
+            Stored::Paused => self.handle(Event::Pause),
+            Stored::Aborting => self.handle(Event::Abort),
+            Stored::Running | Stored::Ended => self.handle(Event::Tick),
+        }
     }
 
-    /// Takes a guest into the drain. One whose place is not known waits until it is.
-    fn add(&mut self, member: Member) {
+    /// Takes a guest into the drain; if it is here and nothing else has it, the controller is to have it.
+    fn add(&mut self, member: Member) -> Option<Start> {
         let id = GuestId(u32::try_from(self.members.len()).unwrap_or(u32::MAX));
-        let (here, known) = (member.guest.clone(), member.decided.is_some());
+        let (guest, known) = (member.guest.clone(), member.decided.is_some());
         self.members.push(member);
         if known {
-            return;
+            return None;
         }
-        if !here.domain
-            && !(leaving::is_settled(&self.agent, &here.name) && leaving::is_here(&self.agent, &here.name))
-        {
+        let here =
+            leaving::is_here(&self.agent, &guest.name) && leaving::is_settled(&self.agent, &guest.name);
+        // A domain of an earlier process of this agent may be anywhere.
+        let is_known = if guest.domain { !self.is_again } else { here };
+        if !is_known {
             let since = self.clock.now();
             self.settling.insert(id, Settling { since, fault: None, asked: false });
-            return;
+            return None;
         }
-        self.start(id);
+        Some(self.start(id, &guest))
     }
 
     /// The guest is here, and nothing else has it.
-    fn start(&mut self, id: GuestId) {
+    fn start(&mut self, id: GuestId, guest: &leaving::Leaving) -> Start {
         self.give_reservation_up(id);
-        let Some(member) = self.members.get(id.0 as usize) else { return };
-        let start = Start {
+        Start {
             guest: id,
-            copy_bytes: member.guest.copy_bytes,
+            copy_bytes: guest.copy_bytes,
             write_bytes_per_s: 0.0,
             limit_bytes_per_s: None,
-            keep: self.kept.request.keep.contains(&member.guest.name),
-        };
-        self.handle(Event::Added(start));
+            keep: self.kept.request.keep.contains(&guest.name),
+        }
     }
 
     /// Runs until the drain is over and the store has its result.
-    pub fn run(mut self, inbox: &Receiver<Input>) {
+    pub fn run(mut self, members: Vec<Member>, inbox: &Receiver<Input>) {
         tracing::info!(
             drain = self.record.id,
             host = self.record.host,
-            guests = self.members.len(),
+            guests = members.len(),
             "drain begins"
         );
-        self.handle(Event::Tick);
+        self.begin(members);
         self.save();
         self.show();
         while !self.is_over() {
@@ -489,7 +496,9 @@ impl Owner {
         for guest in guests {
             if !self.is_aborting() {
                 tracing::info!(guest = guest.name, "has come to this host, and is drained too");
-                self.add(Member::new(guest));
+                if let Some(start) = self.add(Member::new(guest)) {
+                    self.handle(Event::Added(start));
+                }
             }
         }
         let ports = self.agent.describer.ports();
@@ -570,7 +579,11 @@ impl Owner {
         };
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
         match (at, fault) {
-            (Whereabouts::Here, None) => self.start(id),
+            (Whereabouts::Here, None) => {
+                let guest = member.guest.clone();
+                let start = self.start(id, &guest);
+                self.handle(Event::Added(start));
+            }
             (Whereabouts::Here, Some(fault)) => self.handle(Event::Failed { guest: id, fault }),
             (Whereabouts::At(host), _) => {
                 member.to = Some(host);

@@ -6,7 +6,7 @@ use super::bound::{Bound, Work};
 use super::learned::Learned;
 use super::{Attempt, Event, Order, Outcome, Reason, Sample, Settings, Stage, Start, State, Then};
 use crate::fleet::placement::Nowhere;
-use crate::fleet::{GuestId, HostId};
+use crate::fleet::{GuestId, HostId, Obstacle};
 use crate::{Code, Fault, Side, Time};
 
 /// Where a guest goes.
@@ -35,7 +35,10 @@ pub(super) struct Guest {
     pub busy: Option<(Time, Time)>,
     pub tries: u32,
     pub placements: u32,
+    /// Hosts where a try failed that another one may not.
     pub avoid: BTreeSet<HostId>,
+    /// Hosts that lack what it needs: no retry there can help.
+    pub never: BTreeSet<HostId>,
     pub attempts: Vec<Attempt>,
 }
 
@@ -55,6 +58,7 @@ impl Guest {
             tries: 0,
             placements: 0,
             avoid: BTreeSet::new(),
+            never: BTreeSet::new(),
             attempts: Vec::new(),
         }
     }
@@ -128,6 +132,11 @@ impl Controller {
         std::mem::take(&mut self.orders)
     }
 
+    /// The limits that it keeps.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Whether every guest's part is over.
     pub fn is_over(&self) -> bool {
         self.guests.values().all(|guest| matches!(guest.state, State::Ended(_)))
@@ -186,7 +195,9 @@ impl Controller {
         for id in due {
             self.set(id, State::Placing, now);
             let Some(guest) = self.guests.get(&id) else { continue };
-            places.push((id, guest.avoid.union(&self.lost).copied().collect()));
+            let hosts: BTreeSet<HostId> =
+                guest.avoid.union(&guest.never).chain(&self.lost).copied().collect();
+            places.push((id, hosts.into_iter().collect()));
         }
         if !places.is_empty() {
             self.orders.push(Order::Place(places));
@@ -224,10 +235,21 @@ impl Controller {
         if self.state(id) != Some(&State::Placing) {
             return;
         }
-        // Hosts where a try failed are better than none.
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.avoid.clear();
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let tried = Obstacle::Forbidden.name();
+        let is_tried = |(what, _): &(&str, u32)| *what == tried || *what == Obstacle::IsThere.name();
+        if !guest.never.is_empty()
+            && guest.avoid.is_empty()
+            && self.lost.is_empty()
+            && why.0.iter().all(is_tried)
+        {
+            // Every host lacks something: what the last one lacks is the reason.
+            if let Some(Attempt { reason, .. }) = guest.attempts.last().cloned() {
+                return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
+            }
         }
+        // Hosts where a try failed are better than none.
+        guest.avoid.clear();
         self.try_failed(id, Reason::Nowhere(why), true, now);
     }
 
@@ -297,7 +319,11 @@ impl Controller {
         let elsewhere = fault.side == Side::Destination;
         let retry = fault.code != Code::Cancelled && (elsewhere || fault.code.retry_can_help());
         if let Some(guest) = self.guests.get_mut(&id).filter(|_| elsewhere) {
-            guest.avoid.extend(guest.destination.map(|to| to.host));
+            let hosts = if fault.code.retry_can_help() { &mut guest.avoid } else { &mut guest.never };
+            hosts.extend(guest.destination.map(|to| to.host));
+            if !fault.code.retry_can_help() {
+                return self.lacks(id, Reason::Fault(fault), now);
+            }
         }
         self.try_failed(id, Reason::Fault(fault), retry, now);
     }
@@ -399,6 +425,18 @@ impl Controller {
         self.give_up_destination(id);
         let wait = self.settings.retry_after * (1 << (tries - 1).min(10));
         self.set(id, State::Unplaced { from: now + wait }, now);
+    }
+
+    /// The destination lacks something that the guest needs, and no session is left: another one at once, if there is one.
+    fn lacks(&mut self, id: GuestId, reason: Reason, now: Time) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.tries += 1;
+        }
+        if self.aborted {
+            self.note(id, &reason, now);
+            return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
+        }
+        self.another_destination(id, reason, now);
     }
 
     /// The destination is lost and no session is left: another one at once.
