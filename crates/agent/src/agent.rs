@@ -21,9 +21,9 @@ use rustls_pki_types::UnixTime;
 use crate::audit::{self, Audit};
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
-use crate::drain::{Describer, Drains};
 use crate::faults::chain;
 use crate::fleet::HostInFleet;
+use crate::host_record::Describer;
 use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
@@ -44,8 +44,6 @@ pub struct Agent {
     pub(crate) fleet: Arc<HostInFleet>,
     /// What this host has, for others that ask.
     pub(crate) describer: Arc<Describer>,
-    /// The drain of this host.
-    pub(crate) drains: Drains,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -142,7 +140,6 @@ impl Agent {
             security,
             fleet,
             describer,
-            drains: Drains::default(),
             audit,
             cluster,
             journal,

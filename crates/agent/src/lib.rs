@@ -19,6 +19,7 @@
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
 //! | `fleet` | whether this host takes guests from others, by the store of its fleet |
+//! | `host_record` | this host for a fleet: what it has, and which guests are there |
 //! | `drain` | all guests of this host leave it |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
@@ -39,6 +40,7 @@ mod event_log;
 mod faults;
 mod fleet;
 mod guests;
+mod host_record;
 mod incoming;
 pub mod journal;
 mod kernel;
@@ -131,8 +133,9 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         let _inside = runtime.enter();
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
-    drain::resume(&agent, runtime.handle().clone());
-    let served = runtime.block_on(server::serve(&agent));
+    let drains = Arc::default();
+    drain::resume(&agent, &drains, runtime.handle().clone());
+    let served = runtime.block_on(server::serve(&agent, &drains));
     agent.cluster.stop();
     agent.audit.agent(AuditAction::AgentStop);
     served?;

@@ -30,6 +30,7 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::bench;
 use crate::config::Config;
+use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
@@ -37,6 +38,7 @@ use callers::{LocalPeer, supervise};
 use connections::Connections;
 
 type Shared = State<Arc<Agent>>;
+type OfDrains = Extension<Arc<Drains>>;
 
 struct Refusal(ErrorBody);
 
@@ -48,14 +50,14 @@ impl IntoResponse for Refusal {
 }
 
 /// Serves until SIGTERM or SIGINT.
-pub async fn serve(agent: &Arc<Agent>) -> Result<()> {
+pub async fn serve(agent: &Arc<Agent>, drains: &Arc<Drains>) -> Result<()> {
     let listener = listen(&agent.config)?;
     let socket = &agent.config.socket;
     tracing::info!(socket = %socket.display(), listen = ?agent.config.listen, name = agent.config.name, "the agent is ready");
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        done = answer(agent, listener) => done?,
+        done = answer(agent, drains, listener) => done?,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
@@ -76,8 +78,8 @@ fn listen(config: &Config) -> Result<UnixListener> {
     Ok(listener)
 }
 
-async fn answer(agent: &Arc<Agent>, listener: UnixListener) -> std::io::Result<()> {
-    let routes = routes(agent.clone()).into_make_service_with_connect_info::<LocalPeer>();
+async fn answer(agent: &Arc<Agent>, drains: &Arc<Drains>, listener: UnixListener) -> std::io::Result<()> {
+    let routes = routes(agent.clone(), drains.clone()).into_make_service_with_connect_info::<LocalPeer>();
     axum::serve(Connections::new(listener), routes).await
 }
 
@@ -95,7 +97,7 @@ fn open_to_users(config: &Config) -> std::io::Result<()> {
     mode(&config.socket, 0o666)
 }
 
-fn routes(agent: Arc<Agent>) -> Router {
+fn routes(agent: Arc<Agent>, drains: Arc<Drains>) -> Router {
     Router::new()
         .route(paths::STATUS, get(status))
         .route(paths::IDENTITY, post(look_at_identity))
@@ -123,6 +125,7 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(paths::PLACE, post(place))
         .route(paths::FLEET_HOSTS, get(fleet_hosts))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
+        .layer(Extension(drains))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
         .with_state(agent)
 }
@@ -378,17 +381,18 @@ async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal
     Ok(Json(blocking(done).await?).into_response())
 }
 
-async fn list_drains(State(agent): Shared) -> Result<Response, Refusal> {
-    Ok(Json(blocking(move || drain::list(&agent)).await?).into_response())
+async fn list_drains(State(agent): Shared, Extension(drains): OfDrains) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::list(&agent, &drains)).await?).into_response())
 }
 
 async fn begin_drain(
     State(agent): Shared,
+    Extension(drains): OfDrains,
     Extension(caller): Extension<AuditCaller>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let by = who(&agent, &caller);
-    let id = drain::begin(&agent, parse(&body)?, by).await.map_err(Refusal)?;
+    let id = drain::begin(&agent, drains, parse(&body)?, by).await.map_err(Refusal)?;
     Ok((StatusCode::ACCEPTED, Json(DrainStarted { id })).into_response())
 }
 
@@ -396,13 +400,22 @@ async fn plan_drain(State(agent): Shared, body: Bytes) -> Result<Response, Refus
     Ok(Json(drain::plan(&agent, parse(&body)?).await.map_err(Refusal)?).into_response())
 }
 
-async fn show_drain(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
-    Ok(Json(blocking(move || drain::show(&agent, &id)).await?).into_response())
+async fn show_drain(
+    State(agent): Shared,
+    Extension(drains): OfDrains,
+    Path(id): Path<String>,
+) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::show(&agent, &drains, &id)).await?).into_response())
 }
 
-async fn steer_drain(State(agent): Shared, Path(id): Path<String>, body: Bytes) -> Result<Response, Refusal> {
+async fn steer_drain(
+    State(agent): Shared,
+    Extension(drains): OfDrains,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
     let DrainSteer { order } = parse(&body)?;
-    Ok(Json(blocking(move || drain::steer(&agent, &id, order)).await?).into_response())
+    Ok(Json(blocking(move || drain::steer(&agent, &drains, &id, order)).await?).into_response())
 }
 
 async fn place(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

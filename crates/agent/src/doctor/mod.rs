@@ -31,7 +31,7 @@ use linerate_net::lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;
-use crate::drain::Describer;
+use crate::host_record::Describer;
 use crate::security::Security;
 
 /// Counters are watched no longer, whatever is asked.

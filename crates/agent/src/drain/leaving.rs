@@ -9,9 +9,9 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::registry::GuestRecord;
 use linerate_memory::{Mapping, RamBlock};
 
-use super::describe::short;
 use crate::agent::Agent;
 use crate::guests;
+use crate::host_record::{self, short};
 use crate::libvirt::domains::{self, Domain};
 
 /// Domains are listed within this.
@@ -140,7 +140,7 @@ fn needs(guest: &GuestDescription) -> Needs {
     // The guest was given all that this host's processor can.
     let model = guest.cpu.split(',').next().unwrap_or_default();
     if guest.accelerator == "kvm" && ["host", "max"].contains(&model) {
-        needs.cpu_features = super::describe::own_cpu_features();
+        needs.cpu_features = host_record::own_cpu_features();
     }
     needs
 }

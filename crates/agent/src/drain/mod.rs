@@ -11,9 +11,7 @@
 //! | `member` | a guest of a drain, as it is shown and kept |
 //! | `leaving` | the guests of this host |
 //! | `hosts` | the destinations, and the ledger of both |
-//! | `describe` | this host, for others that ask |
 
-mod describe;
 mod hosts;
 mod leaving;
 mod member;
@@ -40,8 +38,6 @@ use crate::clock::unix_ms;
 use crate::libvirt::Move;
 use crate::outgoing::{self, News, Outgoing};
 use crate::{convert, faults};
-
-pub(crate) use describe::Describer;
 
 use hosts::{Destination, Place, SOURCE};
 use leaving::Found;
@@ -191,16 +187,22 @@ fn distinct(all: Vec<Destination>, own: &str, warnings: &mut Vec<String>) -> Ans
 }
 
 /// Begins a drain. `by`: the operator. Returns its name.
-pub(crate) async fn begin(agent: &Arc<Agent>, request: DrainRequest, by: String) -> Answer<String> {
+pub(crate) async fn begin(
+    agent: &Arc<Agent>,
+    drains: Arc<Drains>,
+    request: DrainRequest,
+    by: String,
+) -> Answer<String> {
     let ready = look(agent, &request).await?;
     let runtime = tokio::runtime::Handle::current();
     let agent = agent.clone();
-    let begun = tokio::task::spawn_blocking(move || begin_with(&agent, runtime, request, by, ready));
+    let begun = tokio::task::spawn_blocking(move || begin_with(&agent, &drains, runtime, request, by, ready));
     begun.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?
 }
 
 fn begin_with(
     agent: &Arc<Agent>,
+    drains: &Drains,
     runtime: tokio::runtime::Handle,
     request: DrainRequest,
     by: String,
@@ -248,13 +250,14 @@ fn begin_with(
     }
     let Ready { members, destinations, .. } = ready;
     let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: false };
-    own(agent, runtime, members, begin)?;
+    own(agent, drains, runtime, members, begin)?;
     Ok(id)
 }
 
 /// Starts the thread that owns the drain.
 fn own(
     agent: &Arc<Agent>,
+    drains: &Drains,
     runtime: tokio::runtime::Handle,
     members: Vec<Member>,
     begin: impl FnOnce(Arc<Drain>) -> Begin,
@@ -263,7 +266,7 @@ fn own(
     let drain = Arc::new(Drain { inbox: inbox.clone(), detail: Mutex::new(nothing()) });
     let begin = begin(drain.clone());
     *drain.detail.lock() = of_record(&begin.record);
-    *agent.drains.open.lock() = Some(drain);
+    *drains.open.lock() = Some(drain);
     let owning = agent.clone();
     let run = move || Owner::new(owning, runtime, inbox, begin).run(members, &receiver);
     let started = std::thread::Builder::new().name("drain".into()).spawn(run);
@@ -447,16 +450,16 @@ fn nothing() -> DrainDetail {
 // ---- after a restart ----
 
 /// Takes up the drain of this host that was open when the agent ended.
-pub(crate) fn resume(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) {
-    let resuming = agent.clone();
-    let run = move || match resume_now(&resuming, runtime) {
+pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle) {
+    let (resuming, drains) = (agent.clone(), drains.clone());
+    let run = move || match resume_now(&resuming, &drains, runtime) {
         Ok(()) => {}
         Err(error) => tracing::error!(error = error.message, "an open drain of this host was not taken up"),
     };
     let _ = std::thread::Builder::new().name("drain-resume".into()).spawn(run);
 }
 
-fn resume_now(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) -> Answer<()> {
+fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle) -> Answer<()> {
     let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
     let view = fleet.view().map_err(|error| of_fleet(&error))?;
     let Some(id) = view.hosts.get(&agent.config.name).and_then(|host| host.drain.clone()) else {
@@ -473,7 +476,7 @@ fn resume_now(agent: &Arc<Agent>, runtime: tokio::runtime::Handle) -> Answer<()>
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
     tracing::info!(drain = id, "the drain goes on");
     let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: true };
-    own(agent, runtime, members, begin)
+    own(agent, drains, runtime, members, begin)
 }
 
 /// A guest as an earlier process of this agent has left it.
@@ -525,8 +528,8 @@ fn of_record(record: &DrainRecord) -> DrainDetail {
 }
 
 /// Drains that are known, newest first.
-pub(crate) fn list(agent: &Agent) -> Answer<Vec<DrainDetail>> {
-    let open = agent.drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
+pub(crate) fn list(agent: &Agent, drains: &Drains) -> Answer<Vec<DrainDetail>> {
+    let open = drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
     let view = agent.fleet.fleet().and_then(|fleet| fleet.view());
     let mut all: Vec<DrainDetail> = match view {
         Ok(view) => view.drains.values().map(|drain| of_record(&drain.record)).collect(),
@@ -549,14 +552,14 @@ fn unknown(id: &str) -> ErrorBody {
 }
 
 /// One of them.
-pub(crate) fn show(agent: &Agent, id: &str) -> Answer<DrainDetail> {
-    list(agent)?.into_iter().find(|one| one.id == id).ok_or_else(|| unknown(id))
+pub(crate) fn show(agent: &Agent, drains: &Drains, id: &str) -> Answer<DrainDetail> {
+    list(agent, drains)?.into_iter().find(|one| one.id == id).ok_or_else(|| unknown(id))
 }
 
 /// Pauses, resumes or aborts a drain. Returns when that is written.
-pub(crate) fn steer(agent: &Agent, id: &str, order: DrainOrder) -> Answer<DrainDetail> {
-    let found = show(agent, id)?;
-    let open = agent.drains.open.lock().clone();
+pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder) -> Answer<DrainDetail> {
+    let found = show(agent, drains, id)?;
+    let open = drains.open.lock().clone();
     let open = open.filter(|drain| drain.detail.lock().id == id);
     let Some(drain) = open.filter(|_| !found.is_over()) else {
         return Err(ErrorBody::new(code::TOO_LATE, format!("drain {id} is over")));
@@ -567,7 +570,7 @@ pub(crate) fn steer(agent: &Agent, id: &str, order: DrainOrder) -> Answer<DrainD
         let text = format!("drain {id} has not answered: it may have done what was asked");
         return Err(ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`"));
     }
-    show(agent, id)
+    show(agent, drains, id)
 }
 
 /// Where a guest can go.

@@ -61,7 +61,7 @@ fn serving(agent: &Arc<Agent>) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let inside = runtime.enter();
     let (agent, listener) = (agent.clone(), listen(&agent.config).unwrap());
-    runtime.spawn(async move { answer(&agent, listener).await });
+    runtime.spawn(async move { answer(&agent, &Arc::default(), listener).await });
     drop(inside);
     runtime
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use linerate_lab::{Agent, AgentOptions, Console, Gate, GuestParameters, GuestSpec, Lab, LinkSpec};
+use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab, LinkSpec};
 use serde_json::Value;
 
 /// Only a hang meets it.
@@ -17,7 +17,6 @@ static ONE: Mutex<()> = Mutex::new(());
 
 pub struct Hall {
     pub agents: Vec<Agent>,
-    pub gates: Vec<Gate>,
     guests: Mutex<Vec<GuestSpec>>,
     // Behind the agents: dropped after them.
     pub lab: Lab,
@@ -55,19 +54,16 @@ impl Hall {
             .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
         let lab = builder.build().unwrap();
         let hosts: Vec<_> = lab.hosts().iter().take(hosts).cloned().collect();
-        let gates: Vec<Gate> = hosts.iter().map(|host| Gate::new(host).unwrap()).collect();
-        let start = |(host, gate): (&linerate_lab::Host, &Gate)| {
-            let mut environment = gate.environment();
-            environment.push(("LINERATE_LOG".into(), "debug".into()));
+        let start = |host: &linerate_lab::Host| {
             let options = AgentOptions {
                 binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
                 configuration: configuration.into(),
-                environment,
+                environment: vec![("LINERATE_LOG".into(), "debug".into())],
             };
             Agent::start(host, options).unwrap()
         };
-        let agents = hosts.iter().zip(&gates).map(start).collect();
-        Hall { agents, gates, guests: Mutex::default(), lab, _one: one }
+        let agents = hosts.iter().map(start).collect();
+        Hall { agents, guests: Mutex::default(), lab, _one: one }
     }
 
     pub fn name(&self, host: usize) -> String {

@@ -173,7 +173,7 @@ fn files(guest: &Known) -> u64 {
 }
 
 /// Major and minor.
-pub(super) fn short(version: &linerate_guest::qmp::QemuVersion) -> (u16, u16) {
+pub(crate) fn short(version: &linerate_guest::qmp::QemuVersion) -> (u16, u16) {
     let number = |part| u16::try_from(part).unwrap_or(u16::MAX);
     (number(version.major), number(version.minor))
 }
@@ -184,7 +184,7 @@ fn meminfo(text: &str, field: &str) -> Option<u64> {
 }
 
 /// What this host's processor can.
-pub(super) fn own_cpu_features() -> BTreeSet<String> {
+pub(crate) fn own_cpu_features() -> BTreeSet<String> {
     cpu_features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
 }
 
