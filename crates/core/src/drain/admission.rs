@@ -122,7 +122,8 @@ impl Controller {
             going.iter().filter(|copy| copy.host == candidate.to.host).map(|copy| copy.bytes_per_s).sum();
         let takes = self.learned.takes(candidate.to.host, candidate.to.bytes_per_s, now);
         let uses = (takes - there).min(self.ports_spare(candidate.to.ports, &going));
-        going.is_empty() || (spare >= SPARE * carries && uses >= USES * carries)
+        let fits = spare >= SPARE * carries && uses >= USES * carries;
+        going.is_empty() || (fits && self.learned.may_begin(copies, now))
     }
 
     /// What the ports of the mask still carry. A copy uses its ports in proportion to what they carry.

@@ -429,9 +429,6 @@ impl Controller {
 
     /// The destination lacks something that the guest needs, and no session is left: another one at once, if there is one.
     fn lacks(&mut self, id: GuestId, reason: Reason, now: Time) {
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.tries += 1;
-        }
         if self.aborted {
             self.note(id, &reason, now);
             return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);

@@ -1,6 +1,6 @@
 //! What a drain has measured: what the links carry, what a destination takes, what one guest can be copied at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::Time;
@@ -8,24 +8,23 @@ use crate::fleet::{GuestId, HostId};
 
 /// A copy's goodput is used when it has lasted so long.
 pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(250);
-/// One more copy is judged when it has lasted so long.
-const JUDGED_AFTER: Duration = Duration::from_secs(2);
+/// More copies are judged when they have lasted so long.
+const JUDGED_AFTER: Duration = Duration::from_millis(750);
 /// A ceiling is believed so long: the load of others changes.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// One more copy is worth it if goodput rises by this part.
+/// More copies are worth it if goodput rises by this part.
 const WORTH: f64 = 0.05;
 /// A guest that reaches less than this part of what the links carry is limited by something else.
 const REACHES: f64 = 0.9;
 
-/// A copy that was begun beside others, to be judged.
+/// Copies that were begun beside others, to be judged together.
 #[derive(Clone, Debug)]
 struct Trial {
-    guest: GuestId,
-    host: HostId,
+    begun: Vec<(GuestId, HostId)>,
     /// The copies that went on then.
     beside: Vec<GuestId>,
     total_before: f64,
-    host_before: Option<f64>,
+    before: BTreeMap<HostId, f64>,
 }
 
 /// One copy, for judging.
@@ -49,6 +48,8 @@ pub(super) struct Learned {
     /// What one guest reached where nothing else limited it.
     pub guest_limit: Option<f64>,
     trial: Option<Trial>,
+    /// So many copies at once carried more than fewer did.
+    proven: Option<(usize, Time)>,
     /// Time to prepare a guest, in seconds.
     pub prepare_s: f64,
     /// Time from the order to copy to the first byte, in seconds.
@@ -92,19 +93,37 @@ impl Learned {
         self.prepare_s += 0.3 * (time.as_secs_f64() - self.prepare_s);
     }
 
+    /// Whether one more copy may begin beside these. What the ports say may be wrong, and what a copy is limited by is not
+    /// known from one copy: until it is judged whether more copies carry more, there are at most twice as many.
+    pub fn may_begin(&self, copies: &[Copy], now: Time) -> bool {
+        let going = copies.iter().filter(|copy| !copy.finishing);
+        let (settled, fresh): (Vec<&Copy>, Vec<&Copy>) = going.partition(|copy| {
+            copy.measured && !self.trial.as_ref().is_some_and(|trial| trial.has_begun(copy.guest))
+        });
+        let all = settled.len() + fresh.len();
+        let proven = believed(self.proven.as_ref(), now).unwrap_or(0);
+        all == 0 || all < proven || fresh.len() < settled.len()
+    }
+
     /// `guest` is begun beside these copies.
     pub fn begun(&mut self, guest: GuestId, host: HostId, copies: &[Copy]) {
+        if let Some(trial) = &mut self.trial {
+            trial.begun.push((guest, host));
+            return;
+        }
         let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();
-        let there: Vec<&&Copy> = going.iter().filter(|copy| copy.host == host).collect();
         if going.is_empty() || going.iter().any(|copy| !copy.measured) {
             return;
         }
+        let mut before: BTreeMap<HostId, f64> = BTreeMap::new();
+        for copy in &going {
+            *before.entry(copy.host).or_default() += copy.bytes_per_s;
+        }
         self.trial = Some(Trial {
-            guest,
-            host,
+            begun: vec![(guest, host)],
             beside: going.iter().map(|copy| copy.guest).collect(),
-            total_before: going.iter().map(|copy| copy.bytes_per_s).sum(),
-            host_before: (!there.is_empty()).then(|| there.iter().map(|copy| copy.bytes_per_s).sum()),
+            total_before: before.values().sum(),
+            before,
         });
     }
 
@@ -136,16 +155,16 @@ impl Learned {
         Some(copy.bytes_per_s)
     }
 
-    /// Whether the last copy that was begun beside others was worth it. If not, the sum is what the links carry, or the
+    /// Whether the copies that were begun beside others were worth it. If not, the sum is what the links carry, or the
     /// destination takes.
     fn judge(&mut self, now: Time, copies: &[Copy]) {
         let Some(trial) = self.trial.take() else { return };
-        let alike = |guest: &GuestId| copies.iter().any(|copy| copy.guest == *guest && !copy.finishing);
-        if !alike(&trial.guest) || !trial.beside.iter().all(alike) {
+        let going = |guest: &GuestId| copies.iter().find(|copy| copy.guest == *guest && !copy.finishing);
+        let begun: Option<Vec<&Copy>> = trial.begun.iter().map(|(guest, _)| going(guest)).collect();
+        let Some(begun) = begun.filter(|_| trial.beside.iter().all(|guest| going(guest).is_some())) else {
             return;
-        }
-        let judged = |copy: &Copy| copy.guest == trial.guest && now - copy.since >= JUDGED_AFTER;
-        if !copies.iter().any(judged) {
+        };
+        if begun.iter().any(|copy| !copy.measured || now - copy.since < JUDGED_AFTER) {
             self.trial = Some(trial);
             return;
         }
@@ -153,18 +172,33 @@ impl Learned {
             let counted = copies.iter().filter(|copy| only.is_none_or(|host| copy.host == host));
             counted.map(|copy| copy.bytes_per_s).sum()
         };
-        match trial.host_before {
-            Some(before) if sum(Some(trial.host)) < before * (1.0 + WORTH) => {
-                self.takes.insert(trial.host, (sum(Some(trial.host)).max(before), now + BELIEVED));
+        let mut worth = true;
+        for host in trial.begun.iter().map(|(_, host)| *host).collect::<BTreeSet<_>>() {
+            match trial.before.get(&host) {
+                Some(before) if sum(Some(host)) < before * (1.0 + WORTH) => {
+                    worth = false;
+                    self.takes.insert(host, (sum(Some(host)).max(*before), now + BELIEVED));
+                }
+                None if sum(None) < trial.total_before * (1.0 + WORTH) => {
+                    worth = false;
+                    self.carries = Some((sum(None).max(trial.total_before), now + BELIEVED));
+                }
+                _ => {}
             }
-            None if sum(None) < trial.total_before * (1.0 + WORTH) => {
-                self.carries = Some((sum(None).max(trial.total_before), now + BELIEVED));
-            }
-            _ => {}
+        }
+        if worth {
+            let known = believed(self.proven.as_ref(), now).unwrap_or(0);
+            self.proven = Some((copies.len().max(known), now + BELIEVED));
         }
     }
 }
 
-fn believed(value: Option<&(f64, Time)>, now: Time) -> Option<f64> {
-    value.filter(|(_, until)| now < *until).map(|(rate, _)| *rate)
+impl Trial {
+    fn has_begun(&self, guest: GuestId) -> bool {
+        self.begun.iter().any(|(begun, _)| *begun == guest)
+    }
+}
+
+fn believed<T: std::marker::Copy>(value: Option<&(T, Time)>, now: Time) -> Option<T> {
+    value.filter(|(_, until)| now < *until).map(|(value, _)| *value)
 }

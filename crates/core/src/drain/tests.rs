@@ -177,6 +177,28 @@ fn one_more_that_brings_nothing_is_the_last_one() {
 }
 
 #[test]
+fn ports_that_say_too_much_let_no_more_than_twice_as_many_begin_before_it_is_judged() {
+    let guests: Vec<Start> = (0..6).map(|n| start(n, 60)).collect();
+    let mut hand = Hand::ready(&guests, &[1; 6]);
+    hand.after(1.0);
+    // The ports say 2 GB/s. One guest is copied at a hundredth of that: by what is it limited?
+    assert_eq!(copies(&hand.measured(0, 0, 59 * GIB, 2e7, 0.0)), [1]);
+    (2..6).for_each(|n| drop(hand.prepared(n)));
+    hand.after(0.5);
+    assert_eq!(copies(&hand.measured(1, 0, 59 * GIB, 2e7, 0.0)), [], "not judged yet");
+    hand.after(0.5);
+    // They do not take from each other: two more.
+    let orders = hand.measured(1, 0, 59 * GIB, 2e7, 0.0);
+    assert_eq!(copies(&orders), [2, 3], "{orders:?}");
+    hand.after(1.0);
+    (0..3).for_each(|n| assert_eq!(copies(&hand.measured(n, 0, 59 * GIB, 1e7, 0.0)), []));
+    // All four together have what two had: the links were full.
+    assert_eq!(copies(&hand.measured(3, 0, 59 * GIB, 1e7, 0.0)), []);
+    assert_eq!(copies(&hand.after(5.0)), []);
+    assert_eq!(copies(&hand.orders), [0, 1, 2, 3]);
+}
+
+#[test]
 fn a_guest_that_writes_fast_is_copied_alone() {
     let fast = Start { write_bytes_per_s: 0.8e9, ..start(1, 20) };
     let mut hand = Hand::ready(&[start(0, 60), fast, start(2, 40)], &[1, 2, 3]);
@@ -219,6 +241,54 @@ fn what_no_retry_can_help_is_not_tried_again() {
     let mut hand = Hand::ready(&[start(0, 8)], &[1]);
     hand.failed(0, Code::GuestGone, Side::Source);
     assert_eq!(hand.state(0), State::Ended(Outcome::Gone));
+}
+
+#[test]
+fn a_host_that_lacks_something_is_left_at_once_and_never_tried_again() {
+    let mut hand = Hand::ready(&[start(0, 8)], &[1]);
+    let orders = hand.failed(0, Code::NotMigratable, Side::Destination);
+    let place = |hosts: &[u32]| Order::Place(vec![(guest(0), hosts.iter().copied().map(HostId).collect())]);
+    assert_eq!(orders, [Order::Release { guest: guest(0) }, place(&[1])], "another host at once");
+    hand.placed(0, 2, 2e9);
+    hand.prepared(0);
+    assert_eq!(
+        hand.failed(0, Code::HypervisorFailed, Side::Destination),
+        [Order::Release { guest: guest(0) }]
+    );
+    assert_eq!(hand.after(10.0), [place(&[1, 2])]);
+    // No other host is there: what failed by chance is tried again, and what it lacks is not.
+    hand.tell(Event::NoPlace {
+        guest: guest(0),
+        why: Nowhere(vec![(crate::fleet::Obstacle::Forbidden.name(), 2)]),
+    });
+    assert_eq!(hand.after(20.0), [place(&[1])]);
+}
+
+#[test]
+fn where_every_host_lacks_something_the_last_reason_is_the_guests() {
+    let mut hand = Hand::ready(&[start(0, 8)], &[1]);
+    hand.failed(0, Code::NotMigratable, Side::Destination);
+    let forbidden = crate::fleet::Obstacle::Forbidden.name();
+    hand.tell(Event::NoPlace { guest: guest(0), why: Nowhere(vec![(forbidden, 1)]) });
+    let State::Ended(Outcome::Failed { reason: Reason::Fault(fault), in_doubt: false }) = hand.state(0)
+    else {
+        panic!("{:?}", hand.state(0));
+    };
+    assert_eq!((fault.code, fault.side), (Code::NotMigratable, Side::Destination));
+}
+
+#[test]
+fn a_guest_that_was_left_in_doubt_keeps_its_reservation_and_does_not_hold_the_drain() {
+    let mut hand = Hand::ready(&[start(0, 8), start(1, 4)], &[1, 1]);
+    let fault = Fault::new(Code::Internal, Step::Commit, Side::Source, "");
+    hand.controller.leave_in_doubt(guest(0), fault, hand.now);
+    assert!(matches!(hand.state(0), State::Ended(Outcome::Failed { in_doubt: true, .. })));
+    let orders = hand.after(1.0);
+    assert_eq!(copies(&orders), [1], "others go on");
+    assert!(!orders.contains(&Order::Release { guest: guest(0) }));
+    assert_eq!(copies(&hand.after(100.0)), [], "it is started nowhere else");
+    hand.tell(Event::Moved { guest: guest(1) });
+    assert!(hand.controller.is_over());
 }
 
 #[test]
