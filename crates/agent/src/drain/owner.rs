@@ -388,7 +388,7 @@ impl Owner {
     }
 
     fn controller_links(&self) -> f64 {
-        self.controller.carries(self.clock.now())
+        self.controller.carries()
     }
 
     fn release(&mut self, id: GuestId) {
@@ -700,7 +700,7 @@ impl Owner {
         let now = self.clock.now();
         let guests = self.guests();
         let bound = self.controller.bound(now);
-        let links = self.controller.carries(now);
+        let links = self.controller.carries();
         let left: u64 = guests
             .iter()
             .filter(|guest| !guest.state.is_over())
@@ -712,8 +712,8 @@ impl Owner {
             destination_ms: bound_ms(bound.destination_s),
             guest_ms: bound_ms(bound.guest_s),
         };
-        // Guests that have ended leave the bound: the longest is what the whole drain is held against.
-        if bound.longest_ms() > self.kept.bound.longest_ms() {
+        // A guest that stays leaves the bound. One that has moved does not, but after a restart of the agent.
+        if bound.longest_ms() > 0 && (!self.is_again || bound.longest_ms() > self.kept.bound.longest_ms()) {
             self.kept.bound = bound;
         }
         self.kept.links_bytes_per_s = links as u64;

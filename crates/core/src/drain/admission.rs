@@ -71,7 +71,8 @@ impl Controller {
                 let last_rounds = guest.sample.is_some_and(|sample| {
                     sample.round > 0 && (sample.left_bytes as f64) < LAST_ROUNDS * guest.copy_bytes as f64
                 });
-                let finishing = last_rounds || self.gap_at(guest) <= now;
+                let known = guest.sample.is_some() || self.learned.has_measured;
+                let finishing = last_rounds || (known && self.gap_at(guest) <= now);
                 Some(Copy {
                     guest: *id,
                     host: guest.destination?.host,

@@ -147,7 +147,7 @@ impl Controller {
         self.guests.iter().map(|(id, guest)| (*id, &guest.state, guest.attempts.as_slice()))
     }
 
-    /// The lower bound of the guests that have a destination, by what has been measured.
+    /// The lower bound of the guests that have a destination, by what was measured last.
     pub fn bound(&self, now: Time) -> Bound {
         let mut rates: BTreeMap<HostId, f64> = BTreeMap::new();
         let work: Vec<Work> = self
@@ -155,18 +155,27 @@ impl Controller {
             .values()
             .filter_map(|guest| {
                 let to = guest.destination?;
-                rates.insert(to.host, to.bytes_per_s);
+                rates.insert(to.host, self.learned.last(to.host, to.bytes_per_s).1);
                 let (copy_bytes, write_bytes_per_s) = (guest.copy_bytes, guest.write_bytes_per_s);
                 let bytes_per_s = self.reaches(guest, now);
                 Some(Work { copy_bytes, write_bytes_per_s, bytes_per_s, host: to.host })
             })
             .collect();
-        Bound::of(&work, self.learned.carries(now), |host| rates.get(&host).copied().unwrap_or(1.0))
+        Bound::of(&work, self.carries(), |host| rates.get(&host).copied().unwrap_or(1.0))
     }
 
-    /// Bytes per second that the links of the source carry: as its ports say, or less where that was measured lately.
-    pub fn carries(&self, now: Time) -> f64 {
-        self.learned.carries(now)
+    /// Bytes per second that the links carry: as the ports of the source and of the destinations say, or less where that
+    /// was measured.
+    pub fn carries(&self) -> f64 {
+        let mut at: BTreeMap<HostId, f64> = BTreeMap::new();
+        let mut carries = self.learned.last(HostId(0), 0.0).0;
+        for to in self.guests.values().filter_map(|guest| guest.destination) {
+            at.insert(to.host, self.learned.last(to.host, to.bytes_per_s).1);
+        }
+        if !at.is_empty() {
+            carries = carries.min(at.values().sum());
+        }
+        carries
     }
 
     /// The driver could not find out in time where the guest is. Its part is over, and its reservation stays.

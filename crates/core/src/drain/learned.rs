@@ -12,8 +12,10 @@ pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(250);
 const JUDGED_AFTER: Duration = Duration::from_millis(750);
 /// A ceiling is believed so long: the load of others changes.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// More copies are worth it if goodput rises by this part.
-const WORTH: f64 = 0.05;
+/// More copies are worth it if goodput rises by this part of what it would if nothing but the copies limited it, and at
+/// least by [`WORTH_LEAST`]. If it rises by less, the links are full now.
+const WORTH: f64 = 0.25;
+const WORTH_LEAST: f64 = 0.05;
 /// A guest that reaches less than this part of what the links carry is limited by something else.
 const REACHES: f64 = 0.9;
 
@@ -47,6 +49,8 @@ pub(super) struct Learned {
     takes: BTreeMap<HostId, (f64, Time)>,
     /// What one guest reached where nothing else limited it.
     pub guest_limit: Option<f64>,
+    /// Some copy's goodput is known: before that there is only what the ports say.
+    pub has_measured: bool,
     trial: Option<Trial>,
     /// So many copies at once carried more than fewer did.
     proven: Option<(usize, Time)>,
@@ -70,6 +74,13 @@ impl Learned {
     /// Bytes per second that a destination takes; `links` is what the links there carry.
     pub fn takes(&self, host: HostId, links: f64, now: Time) -> f64 {
         believed(self.takes.get(&host), now).map_or(links, |measured| measured.min(links))
+    }
+
+    /// What the source's links carry and what this destination takes, as last measured, however long ago: for estimates.
+    pub fn last(&self, host: HostId, links: f64) -> (f64, f64) {
+        let carries = self.carries.map_or(f64::INFINITY, |(rate, _)| rate);
+        let takes = self.takes.get(&host).map_or(f64::INFINITY, |(rate, _)| *rate);
+        (carries.min(self.ports.iter().sum()).max(1.0), takes.min(links).max(1.0))
     }
 
     /// Bytes per second of all ports in the mask.
@@ -137,6 +148,7 @@ impl Learned {
         copies: &[Copy],
     ) -> Option<f64> {
         self.judge(now, copies);
+        self.has_measured |= copies.iter().any(|copy| copy.guest == of && copy.measured);
         let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();
         let total: f64 = going.iter().map(|copy| copy.bytes_per_s).sum();
         let copy = going.iter().find(|copy| copy.guest == of && copy.measured)?;
@@ -172,14 +184,15 @@ impl Learned {
             let counted = copies.iter().filter(|copy| only.is_none_or(|host| copy.host == host));
             counted.map(|copy| copy.bytes_per_s).sum()
         };
+        let rise = (WORTH * trial.begun.len() as f64 / trial.beside.len().max(1) as f64).max(WORTH_LEAST);
         let mut worth = true;
         for host in trial.begun.iter().map(|(_, host)| *host).collect::<BTreeSet<_>>() {
             match trial.before.get(&host) {
-                Some(before) if sum(Some(host)) < before * (1.0 + WORTH) => {
+                Some(before) if sum(Some(host)) < before * (1.0 + rise) => {
                     worth = false;
                     self.takes.insert(host, (sum(Some(host)).max(*before), now + BELIEVED));
                 }
-                None if sum(None) < trial.total_before * (1.0 + WORTH) => {
+                None if sum(None) < trial.total_before * (1.0 + rise) => {
                     worth = false;
                     self.carries = Some((sum(None).max(trial.total_before), now + BELIEVED));
                 }

@@ -199,6 +199,36 @@ fn ports_that_say_too_much_let_no_more_than_twice_as_many_begin_before_it_is_jud
 }
 
 #[test]
+fn before_any_goodput_was_measured_no_copy_counts_as_nearly_done() {
+    let mut hand = Hand::ready(&[start(0, 1), start(1, 1), start(2, 1)], &[1, 1, 1]);
+    (1..3).for_each(|n| drop(hand.prepared(n)));
+    // By what the ports say, the first one is done after half a second.
+    assert_eq!(copies(&hand.after(5.0)), []);
+    assert_eq!(copies(&hand.orders), [0]);
+    hand.measured(0, 0, GIB / 2, 1.95e9, 0.0);
+    hand.tell(Event::Moved { guest: guest(0) });
+    (1..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(1.0);
+    assert_eq!(copies(&hand.orders), [0, 1, 2], "now it is known how long one takes");
+}
+
+#[test]
+fn the_bound_and_what_is_shown_follow_what_was_measured() {
+    let mut hand = Hand::ready(&[start(0, 60), start(1, 50)], &[1, 1]);
+    assert_eq!(hand.controller.carries(), 2e9);
+    hand.after(1.0);
+    assert_eq!(copies(&hand.measured(0, 0, 59 * GIB, 1e8, 0.0)), [1]);
+    hand.after(1.0);
+    (0..2).for_each(|n| drop(hand.measured(n, 0, 59 * GIB, 0.5e8, 0.0)));
+    hand.measured(1, 0, 59 * GIB, 0.5e8, 0.0);
+    assert_eq!(hand.controller.carries(), 1e8, "two had what one had");
+    let bound = hand.controller.bound(hand.now);
+    assert!((bound.destination_s - 110.0 * GIB as f64 / 1e8).abs() < 1.0, "{bound:?}");
+    hand.after(1000.0);
+    assert_eq!(hand.controller.carries(), 1e8, "for estimates it is believed for longer");
+}
+
+#[test]
 fn a_guest_that_writes_fast_is_copied_alone() {
     let fast = Start { write_bytes_per_s: 0.8e9, ..start(1, 20) };
     let mut hand = Hand::ready(&[start(0, 60), fast, start(2, 40)], &[1, 2, 3]);
