@@ -8,7 +8,7 @@ FLEET_HOSTS ?= 10000
 FLEET_MIXES ?= 1000
 DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
-.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench bench-tls soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
+.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench bench-tls bench-drain soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -78,6 +78,9 @@ rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by R
 rdma-moves: install ## 200 moves of a guest between two machines by RDMA, a cable pulled in 20 of them; RDMA_MOVES=, RDMA_CUTS=, RDMA_KERNEL=6.1, RDMA_LOG=; an hour
 	$(CARGO) build --locked -p linerate -p linerate-lab
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_moves_by_rdma_many_times --nocapture
+
+bench-drain: build ## a host that is emptied: `linerate drain` against fixed numbers of migrations at once; writes bench/out/
+	./target/release/linerate-bench drains --linerate ./target/release/linerate --out bench/out
 
 far: build ## migrations beside a link that is far away or loses packets, against the good link alone; writes bench/out/
 	./target/release/linerate-bench far --linerate ./target/release/linerate --out bench/out

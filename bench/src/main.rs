@@ -13,6 +13,7 @@
 //! | [`storage_share`] | how memory and disks share the links |
 //! | [`tunnel`] | a tunnel against socat and plain TCP |
 //! | [`doctor`] | how long the doctor takes; migrations over a path that passes less than its ends |
+//! | [`drains`] | a host that is emptied, against fixed numbers of migrations at once |
 //! | [`far`] | migrations beside a link that is far away or loses packets |
 //! | [`wires`], [`rdma_wires`] | the ping-pong against one in plain C; RDMA against perftest |
 //! | [`adapter`] | a first look at an RDMA adapter between two real hosts |
@@ -28,6 +29,7 @@ mod alone;
 mod cpu;
 mod disks;
 mod doctor;
+mod drains;
 mod far;
 mod faults;
 mod interrupt;
@@ -82,6 +84,8 @@ enum Command {
     Tunnel(tunnel::Flags),
     /// Time the doctor, and migrations without and with its advice
     Doctor(doctor::Flags),
+    /// Empty a host: `linerate drain` against fixed numbers of migrations at once, interleaved
+    Drains(drains::Flags),
     /// Move a guest beside a link that is far away or loses packets, and over the good link alone
     Far(far::Flags),
     /// Hold `linerate bench pingpong` against a plain C ping-pong
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Command::Disks(flags) => disks::run(&flags, arguments.json),
         Command::StorageShare(flags) => storage_share::run(&flags, arguments.json),
         Command::Tunnel(flags) => tunnel::run(flags, arguments.json),
+        Command::Drains(flags) => drains::run(&flags, arguments.json),
         Command::Far(flags) => far::run(&flags, arguments.json),
         Command::Doctor(flags) => doctor::run(flags, arguments.json),
         Command::Wires(flags) => wires::run(flags, arguments.json),
