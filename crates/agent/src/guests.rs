@@ -29,6 +29,8 @@ use crate::faults::chain;
 use crate::kernel;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
+/// After so long it is looked whether something else has the guest.
+const QMP_TRY: Duration = Duration::from_secs(2);
 const START_WAIT: Duration = Duration::from_secs(60);
 /// A guest shuts down by itself before it is killed.
 const STOP_WAIT: Duration = Duration::from_secs(30);
@@ -97,7 +99,26 @@ pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
 
 /// What is known of a guest. A guest that is being migrated is not asked: its QMP socket is in use.
 pub(crate) fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Option<GuestDescription>) {
-    let bare = |state, reason: String| GuestSummary {
+    let end = Instant::now() + QMP_WAIT;
+    loop {
+        if let Some(engaged) = engaged(agent, record) {
+            return (engaged, None);
+        }
+        let until = end.min(Instant::now() + QMP_TRY);
+        match read_now(record, until) {
+            Ok((description, disks)) => return (described(record, &description, disks), Some(description)),
+            // A migration that has just begun may have its QMP socket.
+            Err(_) if (until..end).contains(&Instant::now()) => {}
+            Err(error) => {
+                let paused = || bare(record, GuestRunState::Paused, error);
+                return (engaged(agent, record).unwrap_or_else(paused), None);
+            }
+        }
+    }
+}
+
+fn bare(record: &GuestRecord, state: GuestRunState, reason: String) -> GuestSummary {
+    GuestSummary {
         name: record.name.clone(),
         uuid: None,
         state,
@@ -107,30 +128,31 @@ pub(crate) fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Opt
         pid: u32::try_from(record.process.pid).ok(),
         direct: api::Verdict { possible: false, reasons: vec![reason.clone()] },
         stream: api::Verdict { possible: false, reasons: vec![reason] },
-    };
-    if let Some(open) = agent.open_session_of(record) {
-        let state = if open.in_doubt { GuestRunState::InDoubt } else { GuestRunState::Recovering };
-        return (bare(state, open.to_string()), None);
-    }
-    if !record.is_alive() {
-        return (bare(GuestRunState::Stopped, "its QEMU has ended".into()), None);
-    }
-    if agent.outgoing().iter().any(|one| one.request.guest == record.name && !one.is_over()) {
-        return (bare(GuestRunState::Migrating, "it is being migrated".into()), None);
-    }
-    let incoming = agent.incoming_live().into_iter().find(|one| one.guest() == record.name);
-    if incoming.is_some_and(|one| one.outcome() != linerate_core::Outcome::Committed) {
-        return (bare(GuestRunState::Incoming, "it is just arriving".into()), None);
-    }
-    match read_now(record) {
-        Ok((description, disks)) => (described(record, &description, disks), Some(description)),
-        Err(error) => (bare(GuestRunState::Paused, error), None),
     }
 }
 
+/// A guest that cannot be asked now, because something else has it, or because it has ended.
+fn engaged(agent: &Agent, record: &GuestRecord) -> Option<GuestSummary> {
+    let bare = |state, reason: String| Some(bare(record, state, reason));
+    if let Some(open) = agent.open_session_of(record) {
+        let state = if open.in_doubt { GuestRunState::InDoubt } else { GuestRunState::Recovering };
+        return bare(state, open.to_string());
+    }
+    if !record.is_alive() {
+        return bare(GuestRunState::Stopped, "its QEMU has ended".into());
+    }
+    if agent.outgoing().iter().any(|one| one.request.guest == record.name && !one.is_over()) {
+        return bare(GuestRunState::Migrating, "it is being migrated".into());
+    }
+    let incoming = agent.incoming_live().into_iter().find(|one| one.guest() == record.name)?;
+    if incoming.outcome() != linerate_core::Outcome::Committed {
+        return bare(GuestRunState::Incoming, "it is just arriving".into());
+    }
+    None
+}
+
 /// The guest as a migration would find it, and its warnings about the disks.
-fn read_now(record: &GuestRecord) -> Result<(GuestDescription, Option<Reason>), String> {
-    let deadline = Instant::now() + QMP_WAIT;
+fn read_now(record: &GuestRecord, deadline: Instant) -> Result<(GuestDescription, Option<Reason>), String> {
     let mut qmp = process::connect(record, deadline).map_err(|error| chain(&error))?;
     let mut description =
         read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error))?;

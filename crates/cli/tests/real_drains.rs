@@ -7,10 +7,8 @@ mod hall;
 
 use std::time::Duration;
 
-use hall::{Hall, calm, ended_state, writes};
+use hall::{Hall, LONG, calm, ended_state, writes};
 use serde_json::{Value, json};
-
-const LONG: Duration = Duration::from_secs(240);
 
 #[test]
 fn all_guests_leave_but_those_that_are_kept() {
@@ -60,7 +58,6 @@ fn all_guests_leave_but_those_that_are_kept() {
     // An empty host is drained at once.
     let (exit, lines) = hall.lines(0, &["drain", "--to", &hall.address(1), "--keep", "stays"]);
     assert_eq!(exit, 0, "{lines:#?}");
-    let _ = LONG;
 }
 
 #[test]
@@ -99,7 +96,7 @@ fn guests_go_to_several_hosts_and_the_plan_says_what_keeps_them_from_one() {
 
 #[test]
 fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
-    let hall = Hall::new(2, &[100, 100]);
+    let hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..5).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
     let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
@@ -142,7 +139,7 @@ fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
 /// The agent that owns the drain is killed, again and again, at any moment.
 #[test]
 fn a_drain_goes_on_when_its_agent_was_killed() {
-    let mut hall = Hall::new(2, &[100, 100]);
+    let mut hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..6).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
     let (exit, text) = hall.run(0, &["drain", "--to", &hall.address(1), "--detach"]);
@@ -163,7 +160,7 @@ fn a_drain_goes_on_when_its_agent_was_killed() {
 /// The destination's agent is killed during the drain: guests that were on their way go there later.
 #[test]
 fn a_drain_goes_on_when_the_agent_of_its_destination_was_killed() {
-    let mut hall = Hall::new(2, &[100, 100]);
+    let mut hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
     let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
@@ -179,7 +176,7 @@ fn a_drain_goes_on_when_the_agent_of_its_destination_was_killed() {
 
 #[test]
 fn a_lost_destination_gives_its_guests_to_another() {
-    let mut hall = Hall::new(3, &[100, 100]);
+    let mut hall = Hall::new(3, &[200, 200]);
     let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
     let to = format!("{},{}", hall.address(1), hall.address(2));
@@ -197,7 +194,7 @@ fn a_lost_destination_gives_its_guests_to_another() {
 
 #[test]
 fn a_link_that_is_cut_during_a_drain_costs_no_guest() {
-    let hall = Hall::new(2, &[100, 100]);
+    let hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
     let going = hall.begin(0, &["drain", "--to", &hall.address(1)]);
@@ -234,4 +231,48 @@ fn guests_that_cannot_move_are_named_and_the_others_leave() {
     assert_eq!(bridged["tries"].as_array().unwrap().len(), 1, "no retry can help: {bridged:#}");
     hall.all_go_on();
     assert_eq!(hall.names(0), ["bridged"]);
+}
+
+/// Another migration has the guest: it is waited for, and then the guest is this drain's, or is not here any more.
+#[test]
+fn a_guest_that_something_else_moves_is_waited_for() {
+    let hall = Hall::new(3, &[100, 100]);
+    hall.start(0, &[calm("a0"), calm("a1")]);
+    let moving = hall.begin(0, &["migrate", "a0", "--to", &hall.address(1)]);
+    hall.until("it is being moved", || hall.guest_state(0, "a0") == json!("migrating"));
+    let going = hall.begin(0, &["drain", "--to", &hall.address(2)]);
+    let now = hall.wait(0, "it is known", |now| hall::guests(now).count() == 2);
+    let other = hall::guests(&now).find(|one| one["guest"] == "a0").unwrap();
+    assert!(other["state"] == "recovering" || other["state"] == "gone", "{other:#}");
+    assert_eq!(moving.finish().0, 0);
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved"), hall::count(last, "gone")), (0, 1, 1), "{last:#}");
+    assert_eq!((hall.names(0).len(), hall.names(1).len(), hall.names(2).len()), (0, 1, 1));
+    hall.all_go_on();
+}
+
+/// It is not known where a guest is to run: the drain does not end as if the host were empty.
+#[test]
+fn a_guest_in_doubt_is_waited_for() {
+    let mut hall = Hall::new(3, &[200, 200]);
+    hall.start(0, &[calm("a0"), calm("a1")]);
+    let sent = hall.gates[0].hold_after("source.commit_sent").unwrap();
+    let moving = hall.begin(0, &["migrate", "a0", "--to", &hall.address(1)]);
+    sent.wait(LONG).unwrap();
+    hall.agents[1].kill().unwrap();
+    drop(sent);
+    assert_eq!(moving.finish().0, 6);
+    assert_eq!(hall.guest_state(0, "a0"), json!("in_doubt"));
+    let going = hall.begin(0, &["drain", "--to", &hall.address(2)]);
+    let now = hall.wait(0, "the other one has left", |now| hall::count(now, "moved") == 1);
+    assert_eq!((hall::count(&now, "recovering"), &now["state"]), (1, &json!("running")), "{now:#}");
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!ended_state(&hall.drain(0)), "{:#}", hall.drain(0));
+    hall.agents[1].restart().unwrap();
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "in_doubt")), (0, 0), "{last:#}");
+    assert_eq!(hall.names(0), [""; 0], "{last:#}");
+    hall.all_go_on();
 }

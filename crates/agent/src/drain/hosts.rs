@@ -7,7 +7,7 @@ use std::time::Duration;
 use linerate_api::Cordon;
 use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Offer, Port};
 use linerate_fabric::probe::{Answer, Question};
-use linerate_store::fleet::records::HostRecord;
+use linerate_store::fleet::records::{HostRecord, PortRecord};
 
 use super::leaving::Leaving;
 use crate::doctor::sides::find;
@@ -18,6 +18,11 @@ use crate::security::Security;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// The host that is drained.
 pub(super) const SOURCE: HostId = HostId(0);
+/// The network of hosts that have none in common: migrations between them go by routers. It is the source's first port, so that
+/// the others keep their numbers when some are added.
+const ROUTED: &str = "by routers";
+/// What it carries where no port says more, in bytes per second: one gigabit per second.
+const ROUTED_LEAST: u64 = 125_000_000;
 /// The only drain of a ledger.
 const DRAIN: DrainId = DrainId(0);
 
@@ -83,9 +88,10 @@ pub(super) fn ledger(
     guests: &[(Leaving, Place)],
 ) -> Ledger {
     let mut ledger = Ledger::new();
-    ledger.add_host(host(source));
+    ledger.add_host(host(source, &source_ports(source)));
     for one in destinations {
-        let id = ledger.add_host(one.record.as_ref().map_or_else(nothing, host));
+        let there = |record| host(record, &destination_ports(source, record));
+        let id = ledger.add_host(one.record.as_ref().map_or_else(nothing, there));
         ledger.cordon(id, one.cordon.is_some());
         ledger.lose(id, one.lost.is_some());
     }
@@ -135,11 +141,39 @@ fn nothing() -> Host {
     Host { offer: Offer::default(), memory_bytes: 0, reserve_bytes: 0 }
 }
 
-fn host(record: &HostRecord) -> Host {
-    let port = |port: &linerate_store::fleet::records::PortRecord| Port {
-        network: port.network.clone(),
-        bytes_per_s: port.bytes_per_s as f64,
-    };
+/// In the order of the controller's numbers.
+fn source_ports(source: &HostRecord) -> Vec<PortRecord> {
+    [routed(source)].into_iter().chain(source.ports.iter().cloned()).collect()
+}
+
+/// Those on networks of the source; without any, what routers carry.
+fn destination_ports(source: &HostRecord, record: &HostRecord) -> Vec<PortRecord> {
+    let common = |port: &&PortRecord| source.ports.iter().any(|own| own.network == port.network);
+    let ports: Vec<PortRecord> = record.ports.iter().filter(common).cloned().collect();
+    if ports.is_empty() { vec![routed(record)] } else { ports }
+}
+
+/// Nobody knows by which port routers are reached: by the fastest.
+fn routed(record: &HostRecord) -> PortRecord {
+    let fastest = record.ports.iter().map(|port| port.bytes_per_s).max();
+    PortRecord { network: ROUTED.into(), bytes_per_s: fastest.unwrap_or_default().max(ROUTED_LEAST) }
+}
+
+/// What each port of the source carries to any of the destinations, in bytes per second.
+pub(super) fn port_rates(source: &HostRecord, destinations: &[Destination]) -> Vec<f64> {
+    let there: BTreeSet<String> = destinations
+        .iter()
+        .filter_map(|one| one.record.as_ref())
+        .flat_map(|record| destination_ports(source, record))
+        .map(|port| port.network)
+        .collect();
+    let rate = |port: PortRecord| if there.contains(&port.network) { port.bytes_per_s as f64 } else { 0.0 };
+    source_ports(source).into_iter().map(rate).collect()
+}
+
+fn host(record: &HostRecord, ports: &[PortRecord]) -> Host {
+    let port =
+        |port: &PortRecord| Port { network: port.network.clone(), bytes_per_s: port.bytes_per_s as f64 };
     let offer = Offer {
         cpu_models: record.cpu_models.clone(),
         cpu_features: record.cpu_features.clone(),
@@ -147,7 +181,7 @@ fn host(record: &HostRecord) -> Host {
         machines: record.machines.clone(),
         storage: record.storage.clone(),
         networks: record.networks.clone(),
-        ports: record.ports.iter().map(port).collect(),
+        ports: ports.iter().map(port).collect(),
     };
     Host { offer, memory_bytes: record.memory_bytes, reserve_bytes: record.reserve_bytes }
 }
@@ -163,4 +197,39 @@ pub(super) fn why(ledger: &Ledger, guest: GuestId, destinations: &[Destination])
         }
     };
     (1..).zip(destinations).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(name: &str, ports: &[(&str, u64)]) -> HostRecord {
+        let port = |(network, bytes_per_s): &(&str, u64)| PortRecord {
+            network: (*network).to_owned(),
+            bytes_per_s: *bytes_per_s,
+        };
+        HostRecord {
+            name: name.into(),
+            memory_bytes: 1 << 30,
+            ports: ports.iter().map(port).collect(),
+            ..HostRecord::default()
+        }
+    }
+
+    fn answered(record: HostRecord) -> Destination {
+        Destination { record: Some(record), lost: None, ..Destination::new("it") }
+    }
+
+    #[test]
+    fn hosts_without_a_network_in_common_are_reached_by_routers() {
+        let source = at("a", &[("10.0.0.0/24", 200_000_000), ("10.0.1.0/24", 300_000_000)]);
+        let near = answered(at("b", &[("10.0.1.0/24", 250_000_000), ("10.9.0.0/24", 1)]));
+        let far = answered(at("c", &[("192.0.2.0/24", 150_000_000)]));
+        let all = [near.clone(), far];
+        assert_eq!(port_rates(&source, &all), [300_000_000.0, 0.0, 300_000_000.0]);
+        assert_eq!(port_rates(&source, &[near]), [0.0, 0.0, 300_000_000.0], "no routers");
+        let ledger = ledger(&source, &all, &[]);
+        assert_eq!(ledger.links(SOURCE, HostId(1)), (0b100, 250_000_000.0));
+        assert_eq!(ledger.links(SOURCE, HostId(2)), (0b001, 150_000_000.0));
+    }
 }

@@ -30,14 +30,25 @@ pub(super) struct Leaving {
     pub needs: Needs,
     /// Why it cannot move at all, and what would help.
     pub cannot: Option<(String, String)>,
+    /// It was looked at: otherwise only its name and key are known.
+    pub looked: bool,
+}
+
+impl Leaving {
+    /// A guest that could not be looked at.
+    pub fn unknown(name: &str) -> Leaving {
+        Leaving { name: name.to_owned(), key: name.to_owned(), ..Leaving::default() }
+    }
 }
 
 /// What this host has.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub guests: Vec<Leaving>,
-    /// Guests of which nothing can be said yet: they arrive, are being migrated, or wait for recovery.
+    /// Guests of which nothing can be said yet: they are being migrated, or wait for recovery or an operator.
     pub unsettled: BTreeSet<String>,
+    /// Guests that arrive.
+    pub arriving: BTreeSet<String>,
     /// What could not be looked at.
     pub warnings: Vec<String>,
 }
@@ -53,8 +64,9 @@ pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bo
     let alive = records.iter().filter(|record| record.is_alive());
     for record in alive.filter(|record| !known.contains(&(record.name.clone(), false))) {
         match own(agent, record, mode) {
-            Some(guest) => found.guests.push(guest),
-            None => drop(found.unsettled.insert(record.name.clone())),
+            Ok(guest) => found.guests.push(guest),
+            Err(GuestRunState::Incoming) => drop(found.arriving.insert(record.name.clone())),
+            Err(_) => drop(found.unsettled.insert(record.name.clone())),
         }
     }
     found.guests.sort_by(|a, b| a.name.cmp(&b.name));
@@ -88,11 +100,18 @@ fn of_domain(domain: Domain) -> Leaving {
         copy_bytes: domain.memory_bytes,
         needs: Needs::default(),
         cannot: None,
+        looked: true,
     }
 }
 
-/// `None` while nothing can be said of it.
-fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Option<Leaving> {
+/// The guest of this name as it is now, if it is here and nothing else has it.
+pub(super) fn look_at(agent: &Agent, name: &str, mode: ModeChoice) -> Option<Leaving> {
+    let record = agent.registry.get(name).ok().filter(GuestRecord::is_alive)?;
+    own(agent, &record, mode).ok()
+}
+
+/// The error is what it does while nothing else can be said of it.
+fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving, GuestRunState> {
     let (summary, description) = guests::summary(agent, record);
     let Some(description) = description else {
         let unsettled = matches!(
@@ -104,11 +123,13 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Option<Leaving>
         );
         let why = summary.direct.reasons.join("; ");
         let hint = "see `linerate vm show`, and the log of its QEMU";
-        return (!unsettled).then(|| Leaving {
-            name: record.name.clone(),
-            key: record.name.clone(),
+        if unsettled {
+            return Err(summary.state);
+        }
+        return Ok(Leaving {
             cannot: Some((format!("its QEMU does not answer: {why}"), hint.into())),
-            ..Leaving::default()
+            looked: true,
+            ..Leaving::unknown(&record.name)
         });
     };
     let verdicts: &[&linerate_api::Verdict] = match mode {
@@ -122,7 +143,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Option<Leaving>
         let why: Vec<&str> = reasons.into_iter().collect();
         (why.join("; "), format!("see `linerate vm show {}` and docs/guests.md", record.name))
     });
-    Some(Leaving {
+    Ok(Leaving {
         name: record.name.clone(),
         key: description.uuid.clone().unwrap_or_else(|| record.name.clone()),
         domain: false,
@@ -130,6 +151,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Option<Leaving>
         copy_bytes: used(record.process.pid, &description),
         needs: needs(&description),
         cannot,
+        looked: true,
     })
 }
 
@@ -159,6 +181,14 @@ pub(super) fn is_settled(agent: &Agent, name: &str) -> bool {
     let leaving = agent.outgoing().iter().any(|one| one.request.guest == name && !one.is_over());
     let arriving = agent.incoming_live().iter().any(|one| one.guest() == name && !one.is_arrived());
     !leaving && !arriving && agent.open_session_of_name(name).is_none()
+}
+
+/// Whether a migration moves it away that is neither ended nor in doubt.
+pub(super) fn is_being_moved(agent: &Agent, name: &str) -> bool {
+    let of_it = |one: &std::sync::Arc<crate::outgoing::Outgoing>| {
+        one.request.guest == name && !one.is_over() && !one.is_in_doubt()
+    };
+    agent.outgoing().iter().any(of_it)
 }
 
 /// Whether its QEMU is here.

@@ -18,6 +18,7 @@ mod member;
 mod owner;
 mod sessions;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -120,6 +121,8 @@ struct Ready {
     source: HostRecord,
     members: Vec<Member>,
     destinations: Vec<Destination>,
+    /// Guests that are being migrated, or wait for recovery or an operator.
+    unsettled: BTreeSet<String>,
     warnings: Vec<String>,
 }
 
@@ -134,11 +137,13 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         let text = "no destination is named, and this host has no list of hosts";
         return Err(ErrorBody::new(code::USAGE, text).with_hint("name them: --to HOST,HOST"));
     }
-    let Found { guests, unsettled, mut warnings } = leaving::look_with_domains(agent, request.mode).await;
+    let Found { guests, unsettled, arriving, mut warnings } =
+        leaving::look_with_domains(agent, request.mode).await;
     let unknown: Vec<&str> = request
         .keep
         .iter()
-        .filter(|name| !unsettled.contains(*name) && guests.iter().all(|guest| guest.name != **name))
+        .filter(|name| !unsettled.contains(*name) && !arriving.contains(*name))
+        .filter(|name| guests.iter().all(|guest| guest.name != **name))
         .map(String::as_str)
         .collect();
     if !unknown.is_empty() {
@@ -146,9 +151,6 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
             format!("--keep names guests that are not here: {}; nothing was begun", unknown.join(", "));
         return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those that are"));
     }
-    warnings.extend(unsettled.iter().map(|name| {
-        format!("{name} is being migrated, or waits for recovery: it is drained when that has ended")
-    }));
     let (asking, to) = (agent.clone(), request.to.clone());
     let asked = tokio::task::spawn_blocking(move || {
         let mut destinations: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
@@ -159,7 +161,7 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         asked.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
     let destinations = distinct(destinations, &own, &mut warnings)?;
     let members = guests.into_iter().map(Member::new).collect();
-    Ok(Ready { source, members, destinations, warnings })
+    Ok(Ready { source, members, destinations, unsettled, warnings })
 }
 
 /// Each host once, and not this one. Hosts that do not answer stay, as long as one does.
@@ -248,8 +250,11 @@ fn begin_with(
     for member in &mut ready.members {
         (member.to, member.nowhere) = (None, None);
     }
-    let Ready { members, destinations, .. } = ready;
-    let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: false };
+    let Ready { mut members, destinations, unsettled, warnings, .. } = ready;
+    // They are waited for.
+    members.extend(unsettled.iter().map(|name| Member::new(leaving::Leaving::unknown(name))));
+    let begin =
+        |drain| Begin { drain, fleet, ownership, record, kept, destinations, warnings, is_again: false };
     own(agent, drains, runtime, members, begin)?;
     Ok(id)
 }
@@ -375,16 +380,7 @@ fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<
 }
 
 fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDetail {
-    let source: f64 = ready
-        .source
-        .ports
-        .iter()
-        .filter(|port| {
-            let mut there = ready.destinations.iter().filter_map(|one| one.record.as_ref());
-            there.any(|record| record.ports.iter().any(|other| other.network == port.network))
-        })
-        .map(|port| port.bytes_per_s as f64)
-        .sum();
+    let source: f64 = hosts::port_rates(&ready.source, &ready.destinations).iter().sum();
     let ledger = hosts::ledger(&ready.source, &ready.destinations, &[]);
     let links = |host: HostId| ledger.links(SOURCE, host).1;
     let work: Vec<Work> = ready
@@ -413,6 +409,9 @@ fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDet
         }
         shown
     });
+    let waited = ready.unsettled.iter().map(|name| {
+        format!("{name} is being migrated, or waits for recovery or an operator: it is drained when that has ended")
+    });
     DrainDetail {
         host: agent.config.name.clone(),
         state: DrainState::Planned,
@@ -425,7 +424,7 @@ fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDet
             destination_ms: ms(bound.destination_s),
             guest_ms: ms(bound.guest_s),
         },
-        warnings: ready.warnings.clone(),
+        warnings: ready.warnings.iter().cloned().chain(waited).collect(),
         ..nothing()
     }
 }
@@ -475,7 +474,16 @@ fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Hand
     let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
     tracing::info!(drain = id, "the drain goes on");
-    let begin = |drain| Begin { drain, fleet, ownership, record, kept, destinations, is_again: true };
+    let begin = |drain| Begin {
+        drain,
+        fleet,
+        ownership,
+        record,
+        kept,
+        destinations,
+        warnings: Vec::new(),
+        is_again: true,
+    };
     own(agent, drains, runtime, members, begin)
 }
 

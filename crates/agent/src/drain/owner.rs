@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuestState, DrainOrder,
-    DrainRequest, DrainState,
+    DrainRequest, DrainState, EventKind, MigrationOutcome,
 };
 use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
 use linerate_core::fleet::placement::Nowhere;
@@ -18,7 +18,7 @@ use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostReco
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 use super::hosts::{self, Destination, Place, SOURCE};
-use super::leaving::{self, Found};
+use super::leaving::{self, Found, Leaving};
 use super::member::{Decided, Member, ms};
 use super::sessions::{End, Line, Report, Session, request};
 use super::{Drain, Input, Kept};
@@ -28,6 +28,8 @@ use crate::clock::{Clock, unix_ms};
 
 /// Guests that are copied, and guests that are prepared, at most. One host takes 16 arrivals of another.
 const COPIES_MAX: usize = 8;
+/// Ports that the source has, beside its routers: they are numbered in 64 bits.
+const PORTS_MAX: usize = 63;
 /// How often this host is looked at for new guests, changed ports, and guests that recovery has settled.
 const LOOK: Duration = Duration::from_secs(1);
 /// What is shown is renewed at most so often.
@@ -36,6 +38,9 @@ const SHOW: Duration = Duration::from_millis(100);
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Recovery settles a guest within this, or it is in doubt.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
+/// So often, and with this pause, a destination is asked whether it lists a guest that has moved there.
+const ARRIVAL_ASKS: u32 = 50;
+const ARRIVAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A destination that was found, or why there is none.
 pub(super) type PlaceResult = Result<(HostId, u64, f64), (Nowhere, Option<String>)>;
@@ -57,6 +62,8 @@ pub(super) struct Begin {
     pub record: DrainRecord,
     pub kept: Kept,
     pub destinations: Vec<Destination>,
+    /// What could not be looked at.
+    pub warnings: Vec<String>,
     /// An earlier process of this agent began it.
     pub is_again: bool,
 }
@@ -100,11 +107,11 @@ impl Owner {
         to_self: Sender<Input>,
         begin: Begin,
     ) -> Owner {
-        let Begin { drain, fleet, ownership, record, kept, destinations, is_again } = begin;
+        let Begin { drain, fleet, ownership, record, kept, destinations, warnings, is_again } = begin;
         let clock = Clock::start();
         let source = agent.describer.describe();
         let settings = Settings { copies_max: COPIES_MAX, prepared_max: COPIES_MAX, ..Settings::default() };
-        let ports = port_rates(&source, &destinations);
+        let ports = hosts::port_rates(&source, &destinations);
         let controller = Controller::new(settings, ports, &[], clock.now());
         Owner {
             agent,
@@ -126,7 +133,7 @@ impl Owner {
             arriving: BTreeSet::new(),
             next_number: 0,
             reserved: BTreeMap::new(),
-            warnings: BTreeSet::new(),
+            warnings: warnings.into_iter().collect(),
             looked: Instant::now(),
             shown: Instant::now(),
             saved: None,
@@ -139,7 +146,7 @@ impl Owner {
         let starts: Vec<Start> = members.into_iter().filter_map(|member| self.add(member)).collect();
         let now = self.clock.now();
         let settings = self.controller.settings().clone();
-        let ports = port_rates(&self.source, &self.destinations);
+        let ports = hosts::port_rates(&self.source, &self.destinations);
         self.controller = Controller::new(settings, ports, &starts, now);
         if self.away.is_some() {
             self.handle(Event::Store(false));
@@ -159,28 +166,54 @@ impl Owner {
         if known {
             return None;
         }
-        let here =
-            leaving::is_here(&self.agent, &guest.name) && leaving::is_settled(&self.agent, &guest.name);
         // A domain of an earlier process of this agent may be anywhere.
-        let is_known = if guest.domain { !self.is_again } else { here };
-        if !is_known {
+        let is_known = if guest.domain { !self.is_again } else { self.is_free(&guest.name) };
+        if !is_known || !self.look_at(id) {
+            if self.kept.request.keep.contains(&guest.name) {
+                // It stays, wherever its other migration leaves it.
+                let kept = Decided { state: DrainGuestState::Kept, reason: None, hint: String::new() };
+                self.members[id.0 as usize].decided = Some(kept);
+                return None;
+            }
             let since = self.clock.now();
             self.settling.insert(id, Settling { since, fault: None, asked: false });
             return None;
         }
-        Some(self.start(id, &guest))
+        self.start(id)
+    }
+
+    /// Whether a guest of the agent is here, and nothing else has it.
+    fn is_free(&self, name: &str) -> bool {
+        leaving::is_here(&self.agent, name) && leaving::is_settled(&self.agent, name)
+    }
+
+    /// Looks at a guest of which only the name is known. False if it cannot be looked at now.
+    fn look_at(&mut self, id: GuestId) -> bool {
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return false };
+        if member.guest.looked || member.guest.domain {
+            return true;
+        }
+        let Some(found) = leaving::look_at(&self.agent, &member.guest.name, self.kept.request.mode) else {
+            return false;
+        };
+        let earlier = Member::new(found);
+        (member.guest, member.decided) = (earlier.guest, earlier.decided);
+        true
     }
 
     /// The guest is here, and nothing else has it.
-    fn start(&mut self, id: GuestId, guest: &leaving::Leaving) -> Start {
+    ///
+    /// `None` if it cannot move.
+    fn start(&mut self, id: GuestId) -> Option<Start> {
         self.give_reservation_up(id);
-        Start {
+        let Member { guest, decided, .. } = self.members.get(id.0 as usize)?;
+        decided.is_none().then(|| Start {
             guest: id,
             copy_bytes: guest.copy_bytes,
             write_bytes_per_s: 0.0,
             limit_bytes_per_s: None,
             keep: self.kept.request.keep.contains(&guest.name),
-        }
+        })
     }
 
     /// Runs until the drain is over and the store has its result.
@@ -192,9 +225,16 @@ impl Owner {
             "drain begins"
         );
         self.begin(members);
+        self.settle();
         self.save();
         self.show();
-        while !self.is_over() {
+        loop {
+            if self.is_over() {
+                self.look_once_more();
+                if self.is_over() {
+                    break;
+                }
+            }
             self.wait(inbox);
             if self.looked.elapsed() >= LOOK {
                 self.look();
@@ -463,12 +503,12 @@ impl Owner {
         let (mut destinations, source, to_self) =
             (self.destinations.clone(), self.source.clone(), self.to_self.clone());
         std::thread::spawn(move || {
-            for _ in 0..5 {
+            for _ in 0..ARRIVAL_ASKS {
                 hosts::ask(&mut destinations, &security);
                 let done =
                     register(&fleet, &source, &destinations).and_then(|()| fleet.arrived(&ownership, &key));
                 match done {
-                    Err(FleetError::Place { .. }) => std::thread::sleep(LOOK),
+                    Err(FleetError::Place { .. }) => std::thread::sleep(ARRIVAL_PAUSE),
                     Err(error) => {
                         tracing::warn!(%error, guest = key, "its reservation stays for now");
                         break;
@@ -491,21 +531,42 @@ impl Owner {
         // One that has left and is here again is another one.
         let known = guests.iter().filter(|guest| !over(&guest.state));
         let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
-        let Found { guests, warnings, .. } = leaving::look(&self.agent, self.kept.request.mode, &known);
-        self.warnings.extend(warnings);
-        for guest in guests {
-            if !self.is_aborting() {
-                tracing::info!(guest = guest.name, "has come to this host, and is drained too");
-                if let Some(start) = self.add(Member::new(guest)) {
-                    self.handle(Event::Added(start));
-                }
-            }
-        }
+        let found = leaving::look(&self.agent, self.kept.request.mode, &known);
+        self.take_up(found);
         let ports = self.agent.describer.ports();
         if self.update_ports(ports) {
-            let rates = port_rates(&self.source, &self.destinations);
+            let rates = hosts::port_rates(&self.source, &self.destinations);
             self.handle(Event::Ports(rates));
         }
+    }
+
+    /// Guests that were not here before.
+    fn take_up(&mut self, found: Found) {
+        let Found { guests, unsettled, warnings, .. } = found;
+        self.warnings.extend(warnings);
+        if self.is_aborting() {
+            return;
+        }
+        let unsettled = unsettled.iter().map(|name| Leaving::unknown(name));
+        for guest in guests.into_iter().chain(unsettled) {
+            tracing::info!(guest = guest.name, "was not here before, and is drained too");
+            if let Some(start) = self.add(Member::new(guest)) {
+                self.handle(Event::Added(start));
+            }
+        }
+    }
+
+    /// The last look, with libvirt's domains: some may have been started meanwhile.
+    fn look_once_more(&mut self) {
+        let members = self.members.iter();
+        let known: BTreeSet<(String, bool)> =
+            members.map(|member| (member.guest.name.clone(), member.guest.domain)).collect();
+        let mode = self.kept.request.mode;
+        let mut found = self.runtime.block_on(leaving::look_with_domains(&self.agent, mode));
+        let over = |name: &String, domain| known.contains(&(name.clone(), domain));
+        found.guests.retain(|guest| guest.domain && !over(&guest.name, true));
+        found.unsettled.clear();
+        self.take_up(found);
     }
 
     /// Ports keep their numbers: one that is not there any more carries nothing.
@@ -517,7 +578,7 @@ impl Owner {
         }
         let new = now.into_iter().filter(|one| before.iter().all(|port| port.network != one.network));
         self.source.ports.extend(new);
-        self.source.ports.truncate(64);
+        self.source.ports.truncate(PORTS_MAX);
         self.source.ports != before
     }
 
@@ -529,16 +590,23 @@ impl Owner {
             let guest = &member.guest;
             let here = !guest.domain && leaving::is_here(&self.agent, &guest.name);
             if !guest.domain && !leaving::is_settled(&self.agent, &guest.name) {
-                if now - one.since >= SETTLE_MAX {
-                    done.push((*id, None));
+                // Another migration of it may take as long as it likes.
+                let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, &guest.name);
+                if is_moved && self.record.state == Stored::Aborting {
+                    done.push((*id, Whereabouts::Leaving));
+                } else if is_moved {
+                    one.since = now;
+                } else if now - one.since >= SETTLE_MAX {
+                    done.push((*id, Whereabouts::Doubt));
                 }
             } else if here {
-                done.push((*id, Some(())));
+                done.push((*id, Whereabouts::Here));
             } else if !one.asked {
                 one.asked = true;
                 let (line, key) = (self.to_self.clone(), guest.key.clone());
                 let (mut to, security) = (self.destinations.clone(), self.agent.security.clone());
                 let (id, domain) = (*id, guest.domain);
+                let came = guest.domain.then(|| came(&self.agent, member)).flatten();
                 let runtime = self.runtime.clone();
                 std::thread::spawn(move || {
                     let is_here = domain && runtime.block_on(is_domain_here(&key));
@@ -551,17 +619,20 @@ impl Owner {
                     let moved = match (is_here, there) {
                         (true, _) => Whereabouts::Here,
                         (_, Some((_, host))) => Whereabouts::At(HostId(host)),
+                        _ if came.is_some() => came.map_or(Whereabouts::Unknown, Whereabouts::At),
                         _ if domain || !all_answer => Whereabouts::Unknown,
                         _ => Whereabouts::Gone,
                     };
                     let _ = line.send(Input::Found(id, moved));
                 });
             } else if now - one.since >= SETTLE_MAX {
-                done.push((*id, None));
+                done.push((*id, Whereabouts::Doubt));
             }
         }
-        for (id, here) in done {
-            self.found(id, if here.is_some() { Whereabouts::Here } else { Whereabouts::Doubt });
+        for (id, at) in done {
+            if at != Whereabouts::Here || self.look_at(id) {
+                self.found(id, at);
+            }
         }
     }
 
@@ -580,9 +651,9 @@ impl Owner {
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
         match (at, fault) {
             (Whereabouts::Here, None) => {
-                let guest = member.guest.clone();
-                let start = self.start(id, &guest);
-                self.handle(Event::Added(start));
+                if let Some(start) = self.start(id) {
+                    self.handle(Event::Added(start));
+                }
             }
             (Whereabouts::Here, Some(fault)) => self.handle(Event::Failed { guest: id, fault }),
             (Whereabouts::At(host), _) => {
@@ -603,9 +674,18 @@ impl Owner {
                     self.give_reservation_up(id);
                 }
             }
+            (Whereabouts::Leaving, _) => {
+                member.decided = decided(
+                    DrainGuestState::Aborted,
+                    Some("a migration that is not of this drain moves it, and goes on"),
+                );
+            }
             (Whereabouts::Doubt | Whereabouts::Unknown, fault) => {
                 let text = fault.map_or_else(
-                    || "after a restart of the agent it is not known where the guest is to run".to_owned(),
+                    || {
+                        "an earlier migration of it has not ended: it is not known where it is to run"
+                            .to_owned()
+                    },
                     |fault| fault.to_string(),
                 );
                 member.decided = decided(DrainGuestState::InDoubt, Some(&text));
@@ -719,7 +799,7 @@ impl Owner {
         self.kept.links_bytes_per_s = links as u64;
         let mut warnings: Vec<String> = self.warnings.iter().cloned().collect();
         for one in &self.destinations {
-            if let (Some(lost), Some(_)) = (&one.lost, &one.record) {
+            if let Some(lost) = &one.lost {
                 warnings.push(format!("{} does not answer: {lost}", one.name()));
             }
         }
@@ -782,6 +862,8 @@ impl Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts {
     Here,
+    /// A migration that is not of the drain moves it, and the drain is aborted.
+    Leaving,
     At(HostId),
     /// Neither here nor at a destination, and all of them answered.
     Gone,
@@ -789,6 +871,15 @@ pub(super) enum Whereabouts {
     Unknown,
     /// It was looked for long enough.
     Doubt,
+}
+
+/// Where a domain went whose migration an earlier process of the agent began, once it is known that it is there.
+fn came(agent: &Agent, member: &Member) -> Option<HostId> {
+    let moving = agent.moves.by_id(member.migration.as_ref()?)?;
+    match moving.event_log.finished()? {
+        EventKind::Finished { outcome: MigrationOutcome::Completed, .. } => member.to,
+        _ => None,
+    }
 }
 
 async fn is_domain_here(uuid: &str) -> bool {
@@ -808,18 +899,6 @@ pub(super) fn state(stored: Stored) -> DrainState {
         Stored::Aborting => DrainState::Aborting,
         Stored::Ended => DrainState::Ended,
     }
-}
-
-/// What each port of the source carries to any of the destinations, in bytes per second.
-fn port_rates(source: &HostRecord, destinations: &[Destination]) -> Vec<f64> {
-    let there = |network: &str| {
-        let records = destinations.iter().filter_map(|one| one.record.as_ref());
-        records.flat_map(|record| &record.ports).any(|port| port.network == network)
-    };
-    let rate = |port: &linerate_store::fleet::records::PortRecord| {
-        if there(&port.network) { port.bytes_per_s as f64 } else { 0.0 }
-    };
-    source.ports.iter().map(rate).collect()
 }
 
 /// Writes what the hosts say into this host's store. One that does not answer is not there.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use linerate_lab::{Agent, AgentOptions, Console, GuestParameters, GuestSpec, Lab, LinkSpec};
+use linerate_lab::{Agent, AgentOptions, Console, Gate, GuestParameters, GuestSpec, Lab, LinkSpec};
 use serde_json::Value;
 
 /// Only a hang meets it.
@@ -17,6 +17,8 @@ static ONE: Mutex<()> = Mutex::new(());
 
 pub struct Hall {
     pub agents: Vec<Agent>,
+    /// They stop an agent where its journal is written.
+    pub gates: Vec<Gate>,
     guests: Mutex<Vec<GuestSpec>>,
     // Behind the agents: dropped after them.
     pub lab: Lab,
@@ -54,16 +56,19 @@ impl Hall {
             .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
         let lab = builder.build().unwrap();
         let hosts: Vec<_> = lab.hosts().iter().take(hosts).cloned().collect();
-        let start = |host: &linerate_lab::Host| {
+        let gates: Vec<Gate> = hosts.iter().map(|host| Gate::new(host).unwrap()).collect();
+        let start = |(host, gate): (&linerate_lab::Host, &Gate)| {
+            let mut environment = gate.environment();
+            environment.push(("LINERATE_LOG".into(), "debug".into()));
             let options = AgentOptions {
                 binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
                 configuration: configuration.into(),
-                environment: vec![("LINERATE_LOG".into(), "debug".into())],
+                environment,
             };
             Agent::start(host, options).unwrap()
         };
-        let agents = hosts.iter().map(start).collect();
-        Hall { agents, guests: Mutex::default(), lab, _one: one }
+        let agents = hosts.iter().zip(&gates).map(start).collect();
+        Hall { agents, gates, guests: Mutex::default(), lab, _one: one }
     }
 
     pub fn name(&self, host: usize) -> String {
@@ -160,6 +165,22 @@ impl Hall {
             assert!(Instant::now() < end, "{what}: {now:#}\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Waits for anything else.
+    pub fn until(&self, what: &str, wanted: impl Fn() -> bool) {
+        let end = Instant::now() + LONG;
+        while !wanted() {
+            assert!(Instant::now() < end, "{what}\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What `linerate vm list` says of a guest.
+    pub fn guest_state(&self, host: usize, guest: &str) -> Value {
+        let (_, list) = self.json(host, &["vm", "list"]);
+        let found = list.as_array().unwrap().iter().find(|one| one["name"] == guest);
+        found.map_or(Value::Null, |one| one["state"].clone())
     }
 
     /// Every guest runs on exactly one host, checks its memory, and found nothing wrong in it.
