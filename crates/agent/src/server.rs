@@ -146,8 +146,9 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-async fn status(State(agent): Shared) -> Json<AgentStatus> {
-    Json(status_of(&agent))
+/// Reads the store of the fleet.
+async fn status(State(agent): Shared) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || Ok(status_of(&agent))).await?).into_response())
 }
 
 /// Commands write to the identity's folder and ask for this behind it.

@@ -142,6 +142,14 @@ fn a_dry_run_finds_out_whether_a_guest_can_move_and_touches_nothing() {
     let listed = asks(&stage, 0, &["migration", "list"]);
     assert!(listed.as_array().unwrap().iter().all(|one| one["state"] == "checked"), "{listed:#}");
 
+    // One that its operator has paused can move as well, and stays as it is.
+    stage.command(0, "stop");
+    let (exit, text) =
+        stage.linerate_at(0, &["migrate", "g", "--to", &stage.destination_address(), "--dry-run"]);
+    assert!(exit == 0 && text.contains("nothing was moved"), "{exit} {text}");
+    stage.stays(0, "paused");
+    stage.command(0, "cont");
+
     // What the migration would say. The disks of a dry run are never written.
     let copies = stage.linerate_at(0, &["migrate", "g", "--to", "b", "--dry-run", "--copy-storage", "all"]);
     assert_eq!(copies.0, 2, "{}", copies.1);

@@ -163,8 +163,7 @@ async fn prepare(
 /// libvirt's own migration goes through a tunnel, and the other agent cannot know that a guest comes.
 async fn check_arrival(needs: &Arc<Needs>, to: &str) -> Result<(), ErrorBody> {
     let (security, to) = (needs.security.clone(), to.to_owned());
-    // A host that is not found is reported when the tunnel is made.
-    let asked = move || resolve(&to).map_or(Ok(()), |peers| may_arrive(&peers, &security));
+    let asked = move || may_arrive(&resolve(&to)?, &security);
     let answer = tokio::task::spawn_blocking(asked).await;
     let answer = answer.map_err(|error| internal(format!("a defect in the agent: {error}")))?;
     answer.map_err(|fault| convert::error(&fault, None))

@@ -133,13 +133,11 @@ fn left_us(remaining: u64, rate: f64, dirty: f64) -> u64 {
 
 fn outcome(shared: &Outgoing, ending: &Ending) -> MigrationOutcome {
     let is_dry = shared.request.dry_run && shared.was_ready.load(Ordering::Relaxed);
+    // Where it was, as it was.
+    let stays = matches!(ending.guest, GuestState::RunsAtSource | GuestState::PausedAtSource);
     match &ending.fault {
         None => MigrationOutcome::Completed,
-        Some(fault)
-            if is_dry && fault.code == Code::Cancelled && ending.guest == GuestState::RunsAtSource =>
-        {
-            MigrationOutcome::Checked
-        }
+        Some(fault) if is_dry && fault.code == Code::Cancelled && stays => MigrationOutcome::Checked,
         Some(fault)
             if fault.code == Code::Cancelled
                 && !matches!(ending.guest, GuestState::Gone | GuestState::Unknown) =>

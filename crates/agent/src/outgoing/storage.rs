@@ -14,6 +14,8 @@ use crate::faults::fault;
 
 /// A process ends after it has closed its files.
 const END_WAIT: Duration = Duration::from_millis(100);
+/// The same where its QMP socket is closed: on a busy machine that takes longer, and a QEMU that runs has it open.
+const CLOSED_END_WAIT: Duration = Duration::from_secs(5);
 
 /// Puts into the description which disks are copied and what the others are stored on. The marks stay until they are
 /// dropped.
@@ -58,10 +60,28 @@ pub(super) fn caution(request: &MigrateRequest) -> Option<String> {
 /// connections a moment before it counts as ended.
 pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
     let suspected = matches!(fault.code, Code::HypervisorFailed | Code::TrackingFailed | Code::MemoryFailed);
-    if !suspected || !record.process.wait_end(Instant::now() + END_WAIT) {
+    if !suspected || !has_ended(record) {
         return fault;
     }
     let detail =
         format!("the QEMU of {} (process {}) has ended: {}", record.name, record.process.pid, fault.detail);
     Fault { code: Code::GuestGone, detail, ..fault }
+}
+
+fn has_ended(record: &GuestRecord) -> bool {
+    let began = Instant::now();
+    while record.can_run() {
+        let limit = if is_closed(record) { CLOSED_END_WAIT } else { END_WAIT };
+        if began.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Whether nothing listens at its QMP socket any more.
+fn is_closed(record: &GuestRecord) -> bool {
+    let refused = std::os::unix::net::UnixStream::connect(&record.qmp).err().map(|error| error.kind());
+    matches!(refused, Some(std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound))
 }

@@ -58,17 +58,21 @@ pub(crate) fn open_session(
 /// Asks a host whether it takes guests at present, at the first of its addresses that answers.
 ///
 /// # Errors
-/// [`Code::Cordoned`]. A host that does not answer, or does not know the question, is found out by what follows.
+/// [`Code::Cordoned`]; whatever else the host refuses it with. [`Code::NoLink`] if it does not answer at any address, and if
+/// something answers that does not know the question: it has not said that it takes guests.
 pub(crate) fn may_arrive(peers: &[SocketAddr], security: &Arc<Security>) -> Result<(), Fault> {
     let identity = Identity::random(security)?;
+    let mut last = None;
     for &remote in peers {
         match connect(&route(remote), &identity.hello(Role::Arrival, 0, 0), &tcp_options(&identity)) {
-            Err(ConnectError::Refused { fault, .. }) if fault.code == Code::Cordoned => return Err(fault),
-            Ok(_) | Err(ConnectError::Refused { .. }) => return Ok(()),
-            Err(error) => tracing::debug!(%remote, error = chain(&error), "no answer"),
+            Ok(_) => return Ok(()),
+            Err(ConnectError::Refused { fault, .. }) => return Err(fault),
+            Err(error) => last = Some(format!("{remote}: {}", chain(&error))),
         }
     }
-    Ok(())
+    let why = last.unwrap_or_else(|| "it has no address".into());
+    let detail = format!("the destination has not said that it takes guests: {why}");
+    Err(Fault::new(Code::NoLink, Step::Connect, Side::Source, detail))
 }
 
 /// Joins the session again at the first of the addresses that takes it; otherwise the error of the last one.
@@ -181,5 +185,19 @@ mod tests {
         let refused = open_session(one.addresses(), Role::ControlNew, &identity).err().unwrap();
         assert_eq!((refused.code, refused.side), (Code::NotAuthorised, Side::Source));
         open_session(one.addresses(), Role::TunnelNew, &identity).map_err(|fault| fault.detail).unwrap();
+    }
+
+    #[test]
+    fn a_domain_goes_to_no_host_that_does_not_say_that_it_takes_guests() {
+        let security = Security::insecure();
+        assert_eq!(may_arrive(&[], &security).unwrap_err().code, Code::NoLink);
+        // It takes connections, and closes them without a word.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let closing = std::thread::spawn(move || drop(silent.accept().unwrap()));
+        let fault = may_arrive(&[address], &security).unwrap_err();
+        assert_eq!((fault.code, fault.side), (Code::NoLink, Side::Source), "{fault}");
+        assert!(fault.to_string().contains(&address.to_string()), "{fault}");
+        closing.join().unwrap();
     }
 }
