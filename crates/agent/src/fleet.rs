@@ -62,10 +62,7 @@ impl HostInFleet {
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted: the
     /// first one's reason stands.
     pub fn set_cordon(&self, by: &str) -> Result<api::CordonAnswer, FleetError> {
-        let changed = match self.cordon()? {
-            Some(_) => false,
-            None => self.with(|fleet| fleet.cordon(&self.record.name, by, unix_ms()))?,
-        };
+        let changed = self.with(|fleet| fleet.cordon(&self.record.name, by, unix_ms()))?;
         self.answer(changed)
     }
 
@@ -104,6 +101,8 @@ impl HostInFleet {
         let instance = format!("{}-{}", unix_ms(), std::process::id());
         let fleet = Fleet::new(Arc::new(store), &self.record.name, &instance)?;
         fleet.register(&self.record)?;
+        // In this store no other host is cordoned.
+        fleet.renamed(&self.record.name)?;
         Ok(slot.insert(fleet).clone())
     }
 }
@@ -135,6 +134,20 @@ mod tests {
         assert!(answer.changed && answer.cordon.is_none());
         next.admit().unwrap();
         assert!(!next.lift_cordon().unwrap().changed);
+    }
+
+    #[test]
+    fn a_cordon_goes_along_when_the_host_is_renamed() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let host = HostInFleet::new(&agent.config);
+        host.set_cordon("anna").unwrap();
+        drop(host);
+        let renamed = HostInFleet::new(&Config { name: "another".into(), ..(*agent.config).clone() });
+        assert_eq!(renamed.admit().unwrap_err().code, Code::Cordoned);
+        assert!(renamed.lift_cordon().unwrap().changed);
+        drop(renamed);
+        HostInFleet::new(&agent.config).admit().unwrap();
     }
 
     #[test]

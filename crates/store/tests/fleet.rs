@@ -96,8 +96,17 @@ fn a_cordon_of_the_operator_stays_the_operators() {
     assert!(!fleet.cordon("a", "bert@desk", 8).unwrap());
     let owner = fleet.begin(&drain("d1", "a")).unwrap();
     let cordon = fleet.view().unwrap().hosts["a"].cordon.clone().unwrap();
-    assert_eq!((cordon.by.as_str(), cordon.drain), ("bert@desk", None));
+    assert_eq!((cordon.by.as_str(), cordon.since_ms, cordon.drain), ("anna@desk", 7, None), "the first one");
     fleet.end(&owner, &drain("d1", "a")).unwrap();
+    // The cordon of a drain becomes that of an operator who asks for one.
+    assert!(fleet.uncordon("a").unwrap());
+    let owner = fleet.begin(&drain("d2", "a")).unwrap();
+    let of_drain = fleet.view().unwrap().hosts["a"].cordon.clone().unwrap();
+    assert!(!fleet.cordon("a", "bert@desk", 9).unwrap());
+    let cordon = fleet.view().unwrap().hosts["a"].cordon.clone().unwrap();
+    assert_eq!((of_drain.drain.as_deref(), cordon.drain), (Some("d2"), None));
+    assert_eq!((cordon.by.as_str(), cordon.since_ms), ("bert@desk", of_drain.since_ms));
+    fleet.end(&owner, &drain("d2", "a")).unwrap();
     assert!(matches!(fleet.cordon("b", "anna@desk", 7), Err(FleetError::NoHost(_))));
     assert!(matches!(fleet.uncordon("b"), Err(FleetError::NoHost(_))));
 }

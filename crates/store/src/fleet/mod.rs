@@ -249,7 +249,8 @@ impl Fleet {
         Ok(self.read(&format!("cordon/{host}"))?.1)
     }
 
-    /// The host takes no arrivals from now on. Returns whether that is new.
+    /// The host takes no arrivals from now on. Returns whether that is new. The first operator's cordon stays; that of a
+    /// drain becomes the operator's own.
     ///
     /// # Errors
     /// [`FleetError::NoHost`]; those of the store.
@@ -263,12 +264,38 @@ impl Fleet {
             }
             let (entry, cordon) = self.read::<Cordon>(&key)?;
             is_new = cordon.is_none();
-            // The cordon of a drain becomes the operator's own: it stays when the drain is undone.
-            let cordon = Cordon { by: by.to_owned(), since_ms: now_ms, drain: None };
+            if cordon.as_ref().is_some_and(|cordon| cordon.drain.is_none()) {
+                return Ok(None);
+            }
+            // That of a drain stays now when the drain is undone.
+            let since_ms = cordon.map_or(now_ms, |cordon| cordon.since_ms);
+            let cordon = Cordon { by: by.to_owned(), since_ms, drain: None };
             let conditions = vec![Condition::as_read(&key, entry.as_ref())];
             Ok(Some(Transaction { conditions, writes: vec![put(&key, &cordon, false)?] }))
         })?;
         Ok(is_new)
+    }
+
+    /// The only host of this store that is ever cordoned in it has a new name: its cordon goes along.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn renamed(&self, host: &str) -> Result<(), FleetError> {
+        check_name(host)?;
+        let key = format!("cordon/{host}");
+        self.change(|| {
+            let mut others = self.store.list("cordon/")?.into_iter().filter(|entry| entry.key != key);
+            let Some(old) = others.next_back() else { return Ok(None) };
+            let (own, cordon) = self.read::<Cordon>(&key)?;
+            let (_, earlier) = self.read::<Cordon>(&old.key)?;
+            let mut writes = vec![Write::Delete(old.key.clone())];
+            if let Some(earlier) = earlier.filter(|_| cordon.is_none()) {
+                writes.push(put(&key, &earlier, false)?);
+            }
+            let conditions =
+                vec![Condition::as_read(&old.key, Some(&old)), Condition::as_read(&key, own.as_ref())];
+            Ok(Some(Transaction { conditions, writes }))
+        })
     }
 
     /// The host takes arrivals again. Returns whether it took none before.
