@@ -64,7 +64,7 @@ pub enum DrainGuestState {
     Copying,
     /// Its migration is being ended.
     Cancelling,
-    /// Recovery is finding out where it is, after a restart of the agent.
+    /// Another migration has it, or recovery is finding out where it is.
     Recovering,
     /// It is at its destination.
     Moved,
