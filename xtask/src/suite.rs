@@ -20,6 +20,7 @@ use serde_json::Value;
 const LONG: &[&str] = &[
     "real_migration",
     "real_recovery",
+    "real_drains",
     "real_libvirt_direct",
     "rdma",
     "real_disks",

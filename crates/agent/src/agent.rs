@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, MigrateRequest, MigrationSummary};
 use linerate_core::{Code, Fault, SessionId, Side, Step};
+use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
@@ -30,6 +31,7 @@ use crate::libvirt::Moves;
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
 use crate::security::{Caller, PeerName, Security};
+use crate::send_back::SentGuests;
 use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
@@ -44,6 +46,8 @@ pub struct Agent {
     pub(crate) fleet: Arc<HostInFleet>,
     /// What this host has, for others that ask.
     pub(crate) describer: Arc<Describer>,
+    /// Guests that other hosts wanted back.
+    sent_guests: SentGuests,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -140,6 +144,7 @@ impl Agent {
             security,
             fleet,
             describer,
+            sent_guests: SentGuests::default(),
             audit,
             cluster,
             journal,
@@ -302,9 +307,15 @@ impl Agent {
                 bench::accept(&self.bench, accepted, terms);
                 Ok(())
             }
-            Purpose::Doctor => doctor::serve::serve(&self.doctor, accepted, &name, |change| {
-                settings::asked_by_another(&self.trials, change, &name)
-            }),
+            Purpose::Doctor => {
+                let doing = doctor::serve::Doing {
+                    change: |change| settings::asked_by_another(&self.trials, change, &name),
+                    send_back: |session: &str, port| {
+                        self.send_back(session, SocketAddr::new(peer.ip(), port), &name, &caller)
+                    },
+                };
+                doctor::serve::serve(&self.doctor, accepted, &name, doing)
+            }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
             Purpose::Membership => {
@@ -324,6 +335,27 @@ impl Agent {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
         self.note(&hello, caller, handled.err());
+    }
+
+    /// Moves a guest back to the host that asks for it.
+    fn send_back(&self, session: &str, to: SocketAddr, asker: &PeerName, caller: &AuditCaller) -> SentBack {
+        let begin = |request: MigrateRequest| {
+            let guest = request.guest.clone();
+            let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
+            let (result, reason) = match &begun {
+                Ok(_) => (AuditResult::Done, None),
+                Err(fault) => (AuditResult::Failed, Some(fault.to_string())),
+            };
+            self.audit.record(AuditEntry {
+                guest: Some(guest),
+                to: Some(to.to_string()),
+                session: begun.as_ref().ok().map(|outgoing| outgoing.session.to_string()),
+                reason,
+                ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
+            });
+            begun
+        };
+        self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
     }
 
     /// What another host's agent began here, and what was refused to it.

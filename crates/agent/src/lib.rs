@@ -20,6 +20,7 @@
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
 //! | `fleet` | whether this host takes guests from others, by the store of its fleet |
 //! | `host_record` | this host for a fleet: what it has, and which guests are there |
+//! | `send_back` | guests that another host wants back, from which they came |
 //! | `drain` | all guests of this host leave it |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
@@ -56,6 +57,7 @@ mod ram;
 mod rdma_ports;
 mod recovery;
 mod security;
+mod send_back;
 mod server;
 mod session;
 mod settings;

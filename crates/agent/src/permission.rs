@@ -42,6 +42,8 @@ pub(crate) fn of_question(question: &Question, migrating: bool) -> Permission {
                 Permission::Look
             }
         }
+        // It sent the guest here. That it may receive guests is looked at by the migration itself.
+        Question::SendBack { .. } => Permission::Send,
         Question::Change { .. } => Permission::SetPorts,
     }
 }
@@ -97,6 +99,8 @@ pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
         rule("POST", paths::DRAIN_PLAN, A::Drain, Send),
         rule("GET", paths::DRAIN, A::Look, Look),
         rule("POST", paths::DRAIN, A::DrainSteer, Send),
+        rule("GET", paths::UNDRAIN, A::Look, Look),
+        rule("POST", paths::UNDRAIN, A::Undrain, Send),
         rule("POST", paths::PLACE, A::Look, Look),
         rule("GET", paths::FLEET_HOSTS, A::Look, Look),
     ]

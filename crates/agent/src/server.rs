@@ -18,8 +18,8 @@ use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, Decision, DoctorRequest,
     DrainStarted, DrainSteer, ErrorBody, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
-    MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest, code,
-    paths,
+    MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest,
+    UndrainRequest, code, paths,
 };
 use linerate_store::fleet::FleetError;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
@@ -122,6 +122,7 @@ fn routes(agent: Arc<Agent>, drains: Arc<Drains>) -> Router {
         .route(paths::DRAINS, get(list_drains).post(begin_drain))
         .route(paths::DRAIN_PLAN, post(plan_drain))
         .route(paths::DRAIN, get(show_drain).post(steer_drain))
+        .route(paths::UNDRAIN, get(show_undrain).post(undrain))
         .route(paths::PLACE, post(place))
         .route(paths::FLEET_HOSTS, get(fleet_hosts))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
@@ -417,6 +418,20 @@ async fn steer_drain(
 ) -> Result<Response, Refusal> {
     let DrainSteer { order } = parse(&body)?;
     Ok(Json(blocking(move || drain::steer(&agent, &drains, &id, order)).await?).into_response())
+}
+
+async fn undrain(
+    State(agent): Shared,
+    Extension(drains): OfDrains,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let request: UndrainRequest = parse(&body)?;
+    let begun = blocking(move || drain::undrain::begin(&agent, &drains, request.host.as_deref())).await?;
+    Ok((StatusCode::ACCEPTED, Json(begun)).into_response())
+}
+
+async fn show_undrain(Extension(drains): OfDrains) -> Result<Response, Refusal> {
+    Ok(Json(drain::undrain::show(&drains).map_err(Refusal)?).into_response())
 }
 
 async fn place(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

@@ -85,6 +85,8 @@ pub enum AuditAction {
     Uncordon,
     /// A drain was begun, or has ended (`linerate drain`).
     Drain,
+    /// The guests of a drain are brought back (`linerate undrain`).
+    Undrain,
     /// A drain was paused, resumed or aborted.
     DrainSteer,
     /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.

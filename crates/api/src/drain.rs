@@ -225,6 +225,72 @@ pub struct DrainSteer {
     pub order: DrainOrder,
 }
 
+/// Asks for the guests that the last drain of this host has moved, and those before it since the host was cordoned.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndrainRequest {
+    /// Name of the host; the agent's own if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+}
+
+/// Guests that come back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndrainDetail {
+    /// The last of the drains that are undone.
+    pub drain: String,
+    /// The host that they come back to.
+    pub host: String,
+    /// In the order of their names.
+    pub guests: Vec<UndrainGuest>,
+    /// Nothing more happens.
+    pub over: bool,
+}
+
+impl UndrainDetail {
+    /// How many guests are in this state.
+    pub fn count(&self, state: UndrainGuestState) -> usize {
+        self.guests.iter().filter(|guest| guest.state == state).count()
+    }
+}
+
+/// A guest that comes back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndrainGuest {
+    /// Its name.
+    pub guest: String,
+    /// The host that it was moved to.
+    pub from: String,
+    /// How far it is.
+    pub state: UndrainGuestState,
+    /// Why it does not come; `null` if all is well.
+    pub reason: Option<String>,
+    /// What would help.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hint: String,
+}
+
+/// How far a guest is on its way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UndrainGuestState {
+    /// It waits for its turn.
+    Waiting,
+    /// It is being moved.
+    Moving,
+    /// It is here.
+    Back,
+    /// It could not be moved back.
+    Failed,
+}
+
+impl UndrainGuestState {
+    /// Its name in JSON.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+}
+
 /// Asks where a guest can go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

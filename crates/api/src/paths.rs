@@ -59,13 +59,16 @@ pub const DRAINS: &str = "/v1/drains";
 pub const DRAIN_PLAN: &str = "/v1/drains/plan";
 /// `GET`: [`DrainDetail`](crate::DrainDetail). `POST` [`DrainSteer`](crate::DrainSteer): 200, the same.
 pub const DRAIN: &str = "/v1/drains/{id}";
+/// `GET`: [`UndrainDetail`](crate::UndrainDetail) of the last one since the agent was started. `POST`
+/// [`UndrainRequest`](crate::UndrainRequest): 202, the same of the one that has begun.
+pub const UNDRAIN: &str = "/v1/undrain";
 /// `POST` [`PlaceRequest`](crate::PlaceRequest): 200, [`PlaceAnswer`](crate::PlaceAnswer).
 pub const PLACE: &str = "/v1/place";
 /// `GET`: list of [`FleetHost`](crate::FleetHost), as this host's store has them.
 pub const FLEET_HOSTS: &str = "/v1/fleet/hosts";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 30] = [
+pub const TABLE: [(&str, &str); 32] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),
@@ -94,6 +97,8 @@ pub const TABLE: [(&str, &str); 30] = [
     ("POST", DRAIN_PLAN),
     ("GET", DRAIN),
     ("POST", DRAIN),
+    ("GET", UNDRAIN),
+    ("POST", UNDRAIN),
     ("POST", PLACE),
     ("GET", FLEET_HOSTS),
 ];

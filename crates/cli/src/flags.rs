@@ -27,7 +27,7 @@ pub use cluster::{
 };
 pub use doctor::DoctorFlags;
 pub use domain::Domain;
-pub use drain::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags};
+pub use drain::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags, UndrainFlags};
 pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 
 /// Moves running virtual machines between KVM hosts over every link they share.
@@ -91,6 +91,8 @@ pub enum Command {
     Uncordon(CordonFlags),
     /// Move all guests of this host to other hosts, as fast as the links carry
     Drain(DrainFlags),
+    /// Take guests again, and bring back those that the last drain has moved
+    Undrain(UndrainFlags),
     /// Show where a guest can go, and what keeps it from other hosts
     Place(PlaceFlags),
     /// Show the hosts and drains that this host's store knows

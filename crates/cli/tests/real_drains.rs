@@ -276,3 +276,42 @@ fn a_guest_in_doubt_is_waited_for() {
     assert_eq!(hall.names(0), [""; 0], "{last:#}");
     hall.all_go_on();
 }
+
+#[test]
+fn an_undrain_brings_the_same_guests_back() {
+    let mut hall = Hall::new(3, &[400, 400]);
+    hall.start(0, &[calm("a1"), calm("a2"), calm("a3"), calm("stays")]);
+    hall.start(1, &[calm("other")]);
+    let (exit, text) = hall.run(0, &["undrain"]);
+    assert!(exit == 4 && text.contains("no drain of this host is known"), "{exit} {text}");
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    // In two attempts: the first one keeps one of them.
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &to, "--keep", "stays,a3"]);
+    assert_eq!(exit, 0, "{lines:#?}");
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &hall.address(2), "--keep", "stays"]);
+    assert_eq!(exit, 0, "{lines:#?}");
+    assert_eq!(hall.names(0), ["stays"]);
+    // One has been moved on by hand, and one agent was started anew.
+    let at = if hall.names(1).contains(&"a1".to_owned()) { 1 } else { 2 };
+    let (exit, text) = hall.run(at, &["migrate", "a1", "--to", &hall.address(3 - at)]);
+    assert_eq!(exit, 0, "{text}");
+    hall.agents[2].kill().unwrap();
+    hall.agents[2].restart().unwrap();
+    let (exit, lines) = hall.lines(0, &["undrain"]);
+    let last = lines.iter().rev().find(|line| line["guests"].is_array()).unwrap();
+    assert_eq!((exit, last["over"].as_bool()), (1, Some(true)), "{lines:#?}");
+    let of = |name: &str| hall::guests(last).find(|one| one["guest"] == name).unwrap().clone();
+    assert_eq!([of("a2")["state"].clone(), of("a3")["state"].clone()], ["back", "back"], "{last:#}");
+    assert_eq!(of("a1")["state"], "failed", "{last:#}");
+    assert!(hall::text(&of("a1"), "reason").contains("not here any more"), "{last:#}");
+    assert_eq!(hall::guests(last).count(), 3, "{last:#}");
+    assert_eq!(hall.json(0, &["status"]).1["cordon"], Value::Null, "it takes guests again");
+    // By hand, as the hint says; then there is nothing left to do.
+    let (exit, text) = hall.run(3 - at, &["migrate", "a1", "--to", &hall.address(0)]);
+    assert_eq!(exit, 0, "{text}");
+    let (exit, lines) = hall.lines(0, &["undrain"]);
+    assert_eq!(exit, 0, "{lines:#?}");
+    assert_eq!(hall.names(0), ["a1", "a2", "a3", "stays"]);
+    assert_eq!((hall.names(1), hall.names(2).len()), (vec!["other".to_owned()], 0));
+    hall.all_go_on();
+}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use linerate_fabric::model::Network;
 use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, receive, send};
-use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, Target, load, run};
+use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, SentBack, Target, load, run};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::Welcome;
@@ -29,37 +29,57 @@ const AT_ONCE: usize = 16;
 const SINKS_MAX: usize = 64;
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
-/// Takes the connection, answers its one question. `change` does what the other host wants changed here. The error is a
-/// sentence for the log.
-pub fn serve(
+/// What others want that is not the doctor's to do.
+pub struct Doing<C, S> {
+    /// Does what the other host wants changed here.
+    pub change: C,
+    /// Moves a guest back: its session, and the port of the other host's agent.
+    pub send_back: S,
+}
+
+/// Takes the connection, answers its one question. The error is a sentence for the log.
+pub fn serve<C, S>(
     doctor: &Doctor,
     accepted: Accepted,
     asker: &PeerName,
-    change: impl FnOnce(Change) -> Changed,
-) -> Result<(), String> {
+    doing: Doing<C, S>,
+) -> Result<(), String>
+where
+    C: FnOnce(Change) -> Changed,
+    S: FnOnce(&str, u16) -> SentBack,
+{
     let hello = &accepted.hello;
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
         return Err(format!("no common version in {VERSION_MIN} to {VERSION_MAX}"));
     };
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    serve_question(doctor, &stream, (peer, asker), change).map_err(|error| chain(&error))
+    serve_question(doctor, &stream, (peer, asker), doing).map_err(|error| chain(&error))
 }
 
-fn serve_question(
+fn serve_question<C, S>(
     doctor: &Doctor,
     stream: &Stream,
     (peer, asker): (std::net::SocketAddr, &PeerName),
-    change: impl FnOnce(Change) -> Changed,
-) -> Result<(), AskError> {
+    doing: Doing<C, S>,
+) -> Result<(), AskError>
+where
+    C: FnOnce(Change) -> Changed,
+    S: FnOnce(&str, u16) -> SentBack,
+{
     let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
     let needed = permission::of_question(&question, doctor.is_migrating());
     let permitted = doctor.security.permit(asker, needed);
     let answer = match (question, permitted) {
         // It looks at the permission itself, and answers in the form of changes.
-        (Question::Change { change: wanted }, _) => Answer::Changed { changed: Box::new(change(*wanted)) },
+        (Question::Change { change: wanted }, _) => {
+            Answer::Changed { changed: Box::new((doing.change)(*wanted)) }
+        }
         (_, Err(denied)) => Answer::Refused { why: denied.detail },
         (Question::Sink, Ok(())) => return take_load(doctor, stream, peer),
+        (Question::SendBack { session, port }, Ok(())) => {
+            Answer::SendBack { state: (doing.send_back)(&session, port) }
+        }
         (question, Ok(())) => answer(doctor, question),
     };
     send(stream, &answer, peer, Instant::now() + ANSWER_WAIT)
@@ -81,6 +101,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
         Question::Host => doctor.describer.answer(),
         Question::Change { .. } => Answer::Refused { why: "a change needs a connection of its own".into() },
         Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
+        Question::SendBack { .. } => Answer::Refused { why: "this host asks others for its guests".into() },
     }
 }
 

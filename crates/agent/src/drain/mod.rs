@@ -7,6 +7,7 @@
 //! |---|---|
 //! | here | drains are begun, planned, taken up after a restart, shown, steered |
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
+//! | `undrain` | the guests of the last drain come back |
 //! | `sessions` | the migration of each guest, as the controller orders it |
 //! | `member` | a guest of a drain, as it is shown and kept |
 //! | `leaving` | the guests of this host |
@@ -17,6 +18,7 @@ mod leaving;
 mod member;
 mod owner;
 mod sessions;
+pub(crate) mod undrain;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use std::time::Duration;
 
 use linerate_api::{
     DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState, ErrorBody,
-    FleetHost, MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, code,
+    FleetHost, MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
 };
 use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::{GuestId, HostId, Request};
@@ -87,6 +89,8 @@ struct Kept {
 #[derive(Default)]
 pub(crate) struct Drains {
     open: Mutex<Option<Arc<Drain>>>,
+    /// Guests that come back, or came.
+    undrain: Mutex<Option<UndrainDetail>>,
 }
 
 type Answer<T> = Result<T, ErrorBody>;

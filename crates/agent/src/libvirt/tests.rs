@@ -2,13 +2,28 @@
 
 use linerate_api::{MigrationState, ModeChoice};
 
+use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
+use linerate_wire::VERSION_MAX;
+use linerate_wire::frame::{Role as Purpose, Welcome};
+
 use super::testing::{FakeLibvirt, LONG, request, target, wait};
 use super::*;
 use crate::journal::Role;
 
+/// A host that says that it takes guests, and does nothing more.
+fn willing() -> Listener {
+    let welcome = |accepted: Accepted| {
+        if accepted.hello.role == Purpose::Arrival {
+            let _ = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
+        }
+    };
+    Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), welcome).unwrap()
+}
+
 async fn ask(needs: &Arc<Needs>, here: &FakeLibvirt) -> Result<MigrationId, ErrorBody> {
-    let (request, libvirt) = request();
-    let request = MigrateRequest { mode: ModeChoice::Stream, ..request };
+    let (there, (request, libvirt)) = (willing(), request());
+    let to = there.addresses()[0].to_string();
+    let request = MigrateRequest { mode: ModeChoice::Stream, to, ..request };
     tokio::time::timeout(LONG, prepare(needs.clone(), request, libvirt, here.virsh())).await.expect("it ends")
 }
 
@@ -21,7 +36,7 @@ async fn nothing_is_begun_that_is_not_in_the_journal() {
     assert_eq!(ask(&needs, &here).await.unwrap_err().code, "journal_failed");
     assert!(needs.moves.all().is_empty() && here.asked("migrate") == 0);
     agent.journal.mend_disk();
-    // The domain is free again. The next one ends too, as the other host cannot be reached, and frees it as well.
+    // The domain is free again. The next one ends too, as the other host takes no tunnel, and frees it as well.
     let id = ask(&needs, &here).await.map_err(|error| error.message).unwrap();
     let one = needs.moves.by_id(&id.0).unwrap();
     wait("it is over", || one.is_over()).await;
@@ -31,6 +46,22 @@ async fn nothing_is_begun_that_is_not_in_the_journal() {
     for (_, record) in records {
         assert!(matches!(record.role, Role::Libvirt { over: true, .. }), "{record:?}");
     }
+    assert!(needs.moves.claim(&target().uuid, "web").is_ok());
+}
+
+#[tokio::test]
+async fn nothing_is_begun_to_a_host_that_does_not_say_that_it_takes_guests() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (request, libvirt) = request();
+    let to = silent.local_addr().unwrap().to_string();
+    drop(silent);
+    let request = MigrateRequest { to, ..request };
+    let refused = prepare(needs.clone(), request, libvirt, here.virsh()).await.unwrap_err();
+    assert_eq!(refused.code, "no_link", "{refused:?}");
+    assert!(agent.journal.all().unwrap().is_empty() && here.asked("migrate") == 0);
     assert!(needs.moves.claim(&target().uuid, "web").is_ok());
 }
 

@@ -16,7 +16,7 @@ use crate::{
     DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
     GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
     MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer, QosRequest,
-    ResolveRequest, StartGuest, StopGuest, TunnelRequest, paths,
+    ResolveRequest, StartGuest, StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -169,6 +169,16 @@ impl Client {
     /// Pauses, resumes or aborts a drain.
     pub async fn steer_drain(&self, id: &str, order: DrainOrder) -> Result<DrainDetail, ClientError> {
         self.post(&paths::fill(paths::DRAIN, id), &DrainSteer { order }).await
+    }
+
+    /// Has the guests come back that the last drain moved.
+    pub async fn undrain(&self, request: &UndrainRequest) -> Result<UndrainDetail, ClientError> {
+        self.post(paths::UNDRAIN, request).await
+    }
+
+    /// How far that is.
+    pub async fn undrain_detail(&self) -> Result<UndrainDetail, ClientError> {
+        self.get(paths::UNDRAIN).await
     }
 
     /// Where a guest can go.

@@ -1,13 +1,14 @@
-//! `linerate drain`, `linerate place`, `linerate fleet`
+//! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
 use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted};
 
 use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::drain::watch;
+use crate::display::undrain::watch as watch_undrain;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::flags::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags};
+use crate::flags::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags, UndrainFlags};
 use crate::render::drain;
 
 /// Begins a drain and watches it, or does something with one.
@@ -94,6 +95,16 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
             "name more of it: see `linerate fleet drains`",
         )),
     }
+}
+
+/// Has the guests come back that the last drain moved, and watches that.
+pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Failure> {
+    let begun = context.client.undrain(&flags.request()).await?;
+    if flags.detach {
+        context.answer(&begun, || drain::undrained(&begun, context.out.width, context.out.paint))?;
+        return Ok(Exit::Ok);
+    }
+    watch_undrain(begun, context).await
 }
 
 /// Where a guest can go.

@@ -49,6 +49,7 @@ async fn ask(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Cordon(flags) => cordon::run(&flags, context).await,
         Command::Uncordon(flags) => cordon::lift(&flags, context).await,
         Command::Drain(flags) => drain::run(&flags, context).await,
+        Command::Undrain(flags) => drain::undrain(&flags, context).await,
         Command::Place(flags) => drain::place(&flags, context).await,
         Command::Fleet(command) => drain::fleet(&command, context).await,
         Command::Audit(flags) => audit::run(&flags, context).await,

@@ -6,6 +6,7 @@ mod domain;
 pub mod drain;
 mod live;
 mod plain;
+pub mod undrain;
 pub mod view;
 mod watch;
 

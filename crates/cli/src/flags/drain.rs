@@ -1,7 +1,7 @@
-//! `linerate drain`, `linerate place`, `linerate fleet`
+//! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
 use clap::{Args, Subcommand};
-use linerate_api::{DrainRequest, ModeChoice, PlaceRequest};
+use linerate_api::{DrainRequest, ModeChoice, PlaceRequest, UndrainRequest};
 
 use crate::units;
 
@@ -74,6 +74,24 @@ pub struct DrainIdFlags {
     /// Name of the drain, or how it begins [default: the last one of this host]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
+}
+
+/// `linerate undrain`
+#[derive(Debug, Args)]
+pub struct UndrainFlags {
+    /// Name of the host, which must be this one: guards against the wrong terminal
+    #[arg(value_name = "HOST")]
+    pub host: Option<String>,
+    /// Begin and end; the agent goes on
+    #[arg(long)]
+    pub detach: bool,
+}
+
+impl UndrainFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> UndrainRequest {
+        UndrainRequest { host: self.host.clone() }
+    }
 }
 
 /// `linerate place`

@@ -1,7 +1,10 @@
 //! Drains, placement and the hosts of a fleet, as text.
 
 use console::truncate_str;
-use linerate_api::{DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, PlaceAnswer};
+use linerate_api::{
+    DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, PlaceAnswer, UndrainDetail,
+    UndrainGuest, UndrainGuestState,
+};
 
 use super::bar::bar;
 use super::format::{bit_rate, bytes, clean, clock_us, percent, time_us};
@@ -64,6 +67,56 @@ pub fn plan(detail: &DrainDetail, width: usize, paint: Paint) -> String {
     }
     lines.extend(warnings(detail, width, paint));
     lines.join("\n") + "\n"
+}
+
+/// Guests that come back, none of the lines wider than `width`.
+pub fn undrain_frame(detail: &UndrainDetail, width: usize, paint: Paint) -> Vec<String> {
+    let head = format!("  {} {}", paint.bold("guests come back to"), paint.bold(&clean(&detail.host)));
+    let mut lines = vec![head, String::new()];
+    let mut rows = Table::new(&[Align::Left; 4]);
+    for guest in &detail.guests {
+        let mark = match guest.state {
+            UndrainGuestState::Waiting => paint.dim("·"),
+            UndrainGuestState::Moving => paint.dim("→"),
+            UndrainGuestState::Back => paint.green("✓"),
+            UndrainGuestState::Failed => paint.red("✗"),
+        };
+        let from = format!("from {}", clean(&guest.from));
+        rows.row([mark, paint.bold(&clean(&guest.guest)), guest.state.name(), paint.dim(&from)]);
+    }
+    lines.extend(rows.lines(2));
+    lines.push(String::new());
+    let back = detail.count(UndrainGuestState::Back);
+    lines.push(match detail.guests.len() {
+        0 => "  the drain had moved no guest".to_owned(),
+        all => format!("  {back} of {all} are back"),
+    });
+    lines.into_iter().map(|line| truncate_str(&line, width, "…").into_owned()).collect()
+}
+
+/// The same at the end, with reasons.
+pub fn undrained(detail: &UndrainDetail, width: usize, paint: Paint) -> String {
+    let mut lines = undrain_frame(detail, width, paint);
+    for guest in &detail.guests {
+        let Some(reason) = &guest.reason else { continue };
+        let text = format!("{}: {}", clean(&guest.guest), clean(reason));
+        lines
+            .extend(wrap(&text, width.saturating_sub(2).max(20)).into_iter().map(|line| format!("  {line}")));
+        if !guest.hint.is_empty() {
+            lines.push(paint.dim(&format!("      do: {}", clean(&guest.hint))));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// A guest whose state has changed, in a line.
+pub fn undrain_line(guest: &UndrainGuest) -> String {
+    let (name, from) = (clean(&guest.guest), clean(&guest.from));
+    match (guest.state, &guest.reason) {
+        (UndrainGuestState::Back, _) => format!("{name}: is back from {from}"),
+        (UndrainGuestState::Failed, Some(reason)) => format!("{name}: does not come back: {}", clean(reason)),
+        (state, _) => format!("{name}: {} from {from}", state.name()),
+    }
 }
 
 fn warnings(detail: &DrainDetail, width: usize, paint: Paint) -> Vec<String> {

@@ -85,6 +85,13 @@ pub enum Question {
     },
     /// What the host has for guests, and which ones are there: for a drain of another host.
     Host,
+    /// Move a guest back to the asker's host, from which it came. Asked again, it says how far that is.
+    SendBack {
+        /// The session in which it came, in hexadecimal digits.
+        session: String,
+        /// Where the asker's agent listens, on the host of this connection.
+        port: u16,
+    },
     /// Take bytes on this connection and count them.
     Sink,
     /// Change settings of ports, if the host allows it.
@@ -120,6 +127,18 @@ pub enum Changed {
     Done,
     /// It was not done.
     Failed(ErrorBody),
+}
+
+/// How far a guest is on its way back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SentBack {
+    /// It is being moved.
+    Moving,
+    /// It was moved.
+    Moved,
+    /// It was not moved, and nothing is under way. The next such question begins anew.
+    Failed(Box<ErrorBody>),
 }
 
 /// Requests that came from an address.
@@ -167,6 +186,11 @@ pub enum Answer {
         record: Box<serde_json::Value>,
         /// It takes no guests; `null` if it does.
         cordon: Option<Cordon>,
+    },
+    /// Answer to [`Question::SendBack`].
+    SendBack {
+        /// How far it is.
+        state: SentBack,
     },
     /// To [`Question::Probe`], in the order of targets.
     Probes {

@@ -21,4 +21,4 @@ pub mod mtu;
 pub mod run;
 pub mod sender;
 
-pub use ask::{Answer, AskError, Change, Changed, Depth, Echoing, Question, Target};
+pub use ask::{Answer, AskError, Change, Changed, Depth, Echoing, Question, SentBack, Target};

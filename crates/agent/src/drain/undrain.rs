@@ -1,0 +1,214 @@
+//! The guests that a drain has moved come back: those of the last drain, and of those before it since this host was cordoned.
+//!
+//! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not asked
+//! for again, so an undrain that was cut off is begun once more.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linerate_api::{
+    DrainGuest, DrainGuestState, ErrorBody, UndrainDetail, UndrainGuest, UndrainGuestState as State, code,
+};
+use linerate_fabric::probe::{Answer as Told, Question, SentBack};
+use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
+
+use super::hosts::{self, Destination};
+use super::{Answer, Drains, Kept, leaving, of_fleet, refused};
+use crate::agent::Agent;
+use crate::doctor::sides::{FindError, find};
+use crate::faults::chain;
+
+/// Only for the answer: the other host goes on by itself.
+const ASK_WAIT: Duration = Duration::from_secs(30);
+const ASK_AGAIN: Duration = Duration::from_millis(300);
+/// A host that does not answer for so long is given up.
+const SILENT_MAX: Duration = Duration::from_secs(60);
+/// A guest that was moved is here, and free, within this.
+const ARRIVE_MAX: Duration = Duration::from_secs(30);
+
+/// Begins. Returns what is to come.
+pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>) -> Answer<UndrainDetail> {
+    let own = &agent.config.name;
+    if let Some(other) = host.filter(|host| host != own) {
+        let text = format!("this is host {own}: its agent does not undrain host {other}; nothing was begun");
+        return Err(refused(text, format!("run the command on {other}")));
+    }
+    let mut slot = drains.undrain.lock();
+    if slot.as_ref().is_some_and(|one| !one.over) {
+        return Err(refused(
+            "guests are coming back already; nothing was begun",
+            "`linerate undrain` shows it",
+        ));
+    }
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
+    let view = fleet.view().map_err(|error| of_fleet(&error))?;
+    let mut known: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
+    known.retain(|drain| drain.host == *own);
+    known.sort_by_key(|drain| Reverse(drain.begun_ms));
+    let Some(last) = known.first().copied() else {
+        let text = "no drain of this host is known; nothing was begun";
+        return Err(ErrorBody::new(code::DRAIN_UNKNOWN, text).with_hint("see `linerate fleet drains`"));
+    };
+    if last.state != Stored::Ended {
+        let text = format!("drain {} is not over; nothing was begun", last.id);
+        return Err(refused(text, "`linerate drain abort` ends it"));
+    }
+    let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
+    let (mut moved, mut to) = (BTreeMap::new(), BTreeSet::new());
+    // A host that was drained in several attempts was cordoned all the time.
+    for drain in
+        known.iter().filter(|one| one.id == last.id || cordoned.is_some_and(|since| one.begun_ms >= since))
+    {
+        let damaged = |error| {
+            let text = format!("drain {} cannot be read: {}; nothing was begun", drain.id, chain(&error));
+            ErrorBody::new("journal_failed", text)
+        };
+        to.extend(serde_json::from_value::<Kept>(drain.settings.clone()).map_err(damaged)?.request.to);
+        for value in drain.guests.values() {
+            let guest: DrainGuest = serde_json::from_value(value.clone()).map_err(damaged)?;
+            if guest.state == DrainGuestState::Moved {
+                moved.entry(guest.guest.clone()).or_insert(guest);
+            }
+        }
+    }
+    let (moved, to): (Vec<DrainGuest>, Vec<String>) =
+        (moved.into_values().collect(), to.into_iter().collect());
+    // It refuses while a drain is open.
+    agent.fleet.lift_cordon().map_err(|error| of_fleet(&error))?;
+    let shown = |guest: &DrainGuest| UndrainGuest {
+        guest: guest.guest.clone(),
+        from: guest.to.clone().unwrap_or_default(),
+        state: State::Waiting,
+        reason: None,
+        hint: String::new(),
+    };
+    let detail = UndrainDetail {
+        drain: last.id.clone(),
+        host: own.clone(),
+        guests: moved.iter().map(shown).collect(),
+        over: false,
+    };
+    tracing::info!(drain = last.id, guests = moved.len(), "guests are brought back");
+    *slot = Some(detail.clone());
+    let (agent, drains) = (agent.clone(), drains.clone());
+    let run = move || all(&agent, &drains, &moved, &to);
+    let started = std::thread::Builder::new().name("undrain".into()).spawn(run);
+    if let Err(error) = started {
+        *slot = None;
+        return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
+    }
+    Ok(detail)
+}
+
+/// The last one since the agent was started.
+pub(crate) fn show(drains: &Drains) -> Answer<UndrainDetail> {
+    drains.undrain.lock().clone().ok_or_else(|| {
+        ErrorBody::new(code::DRAIN_UNKNOWN, "nothing was undrained since the agent was started")
+            .with_hint("`linerate undrain` begins: guests that are here already are left as they are")
+    })
+}
+
+fn all(agent: &Arc<Agent>, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
+    let mut hosts: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
+    hosts::ask(&mut hosts, &agent.security);
+    let mut of_host: BTreeMap<&str, Vec<(usize, &DrainGuest)>> = BTreeMap::new();
+    for (at, guest) in moved.iter().enumerate() {
+        of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
+    }
+    std::thread::scope(|scope| {
+        for (name, guests) in of_host {
+            let host = hosts.iter().find(|host| host.name() == name);
+            scope.spawn(move || {
+                for (at, guest) in guests {
+                    note(drains, at, State::Moving, None);
+                    match one(agent, guest, host) {
+                        Ok(()) => note(drains, at, State::Back, None),
+                        Err(error) => {
+                            tracing::warn!(
+                                guest = guest.guest,
+                                error = error.message,
+                                "it does not come back"
+                            );
+                            note(drains, at, State::Failed, Some(error));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    if let Some(detail) = drains.undrain.lock().as_mut() {
+        detail.over = true;
+        tracing::info!(drain = detail.drain, back = detail.count(State::Back), "undrain ends");
+    }
+}
+
+fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
+    if let Some(guest) = drains.undrain.lock().as_mut().and_then(|detail| detail.guests.get_mut(at)) {
+        guest.state = state;
+        (guest.reason, guest.hint) =
+            error.map_or_else(Default::default, |error| (Some(error.message), error.hint));
+    }
+}
+
+/// Brings one guest back.
+fn one(agent: &Agent, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
+    let name = &guest.guest;
+    let by_hand = "move it by hand from where it is: `linerate migrate` there";
+    if is_back(agent, guest) {
+        return Ok(());
+    }
+    if guest.domain {
+        return Err(refused("it is a domain of libvirt, and those are not brought back", by_hand));
+    }
+    let Some(session) = guest.migration.clone() else {
+        return Err(refused("it is not known in which migration it left", by_hand));
+    };
+    let Some(host) = host else {
+        return Err(refused(
+            format!("{} does not answer", guest.to.as_deref().unwrap_or("its host")),
+            by_hand,
+        ));
+    };
+    let port = agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
+    let question = Question::SendBack { session, port };
+    let mut answered = Instant::now();
+    loop {
+        match find(&host.named, &question, ASK_WAIT, &agent.security) {
+            Ok((_, Told::SendBack { state: SentBack::Moving })) => answered = Instant::now(),
+            Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
+            // It may have arrived before the other host's agent forgot about it.
+            Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
+                return if is_back(agent, guest) { Ok(()) } else { Err(*error) };
+            }
+            Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
+            Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
+            Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
+            Err(_) if is_back(agent, guest) => return Ok(()),
+            Err(_) => {}
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
+    let end = Instant::now() + ARRIVE_MAX;
+    while !is_back(agent, guest) {
+        if Instant::now() >= end {
+            return Err(refused(format!("{name} was moved, and is not here"), "see `linerate vm list` here"));
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
+    Ok(())
+}
+
+/// It is here, and nothing else has it.
+fn is_back(agent: &Agent, guest: &DrainGuest) -> bool {
+    !guest.domain && leaving::is_here(agent, &guest.guest) && leaving::is_settled(agent, &guest.guest)
+}
+
+fn silent(error: &FindError) -> ErrorBody {
+    refused(
+        format!("its host does not answer, and may have moved it: {}", chain(error)),
+        "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again",
+    )
+}

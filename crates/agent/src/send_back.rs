@@ -1,0 +1,196 @@
+//! Guests that another host wants back: they came from it, and a drain of it is undone.
+//!
+//! The other host names the session in which a guest came. The journal has the host that opened that session, and the
+//! process that arrived: no other host gets a guest, and no guest that has become another one.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use linerate_api::{ErrorBody, EventKind, MigrateRequest, MigrationOutcome, code};
+use linerate_core::journal::DestinationPhase as Phase;
+use linerate_core::{Fault, SessionId};
+use linerate_fabric::probe::SentBack;
+use linerate_guest::registry::Registry;
+use linerate_net::lock::Mutex;
+
+use crate::convert;
+use crate::faults::chain;
+use crate::journal::{Journal, Role, process};
+use crate::outgoing::Outgoing;
+use crate::security::PeerName;
+
+/// Ended ones that are remembered: whoever asked may not have heard the end yet.
+const KEPT: usize = 1024;
+
+/// Guests on their way back, by the session in which they came.
+#[derive(Default)]
+pub(crate) struct SentGuests {
+    known: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
+}
+
+impl SentGuests {
+    /// Begins to move a guest to `to`, the asker's host, or says how far that is.
+    pub fn answer(
+        &self,
+        (journal, registry): (&Journal, &Registry),
+        asker: &PeerName,
+        (session, to): (&str, SocketAddr),
+        begin: impl FnOnce(MigrateRequest) -> Result<Arc<Outgoing>, Fault>,
+    ) -> SentBack {
+        let Some(session) = parse(session) else { return refused("the session has no such name") };
+        if let Some(state) = self.state(session) {
+            return state;
+        }
+        let guest = match arrived(journal, registry, session, asker) {
+            Ok(guest) => guest,
+            Err(why) => return refused(&why),
+        };
+        match begin(MigrateRequest::new(&guest, to.to_string())) {
+            Ok(outgoing) => {
+                self.keep(session, outgoing);
+                SentBack::Moving
+            }
+            Err(fault) => SentBack::Failed(Box::new(convert::error(&fault, None))),
+        }
+    }
+
+    fn state(&self, session: SessionId) -> Option<SentBack> {
+        let mut known = self.known.lock();
+        let finished = known.get(&session)?.event_log.finished();
+        Some(match finished {
+            None => SentBack::Moving,
+            Some(EventKind::Finished { outcome: MigrationOutcome::Completed, .. }) => SentBack::Moved,
+            Some(other) => {
+                known.remove(&session);
+                let EventKind::Finished { error: Some(error), .. } = other else {
+                    return Some(refused("its migration was ended"));
+                };
+                SentBack::Failed(error)
+            }
+        })
+    }
+
+    fn keep(&self, session: SessionId, outgoing: Arc<Outgoing>) {
+        let mut known = self.known.lock();
+        if known.len() >= KEPT {
+            known.retain(|_, one| !one.is_over());
+        }
+        known.insert(session, outgoing);
+    }
+}
+
+/// Name of the guest that came in this session, if it came from the asker and is still here.
+fn arrived(
+    journal: &Journal,
+    registry: &Registry,
+    session: SessionId,
+    asker: &PeerName,
+) -> Result<String, String> {
+    let record = journal.get(session).map_err(|error| chain(&error))?;
+    let unknown = || "no guest is known here that came from there in this session".to_owned();
+    let record = record.ok_or_else(unknown)?;
+    let Role::Destination { phase, incoming } = &record.role else { return Err(unknown()) };
+    if incoming.peer != *asker || !matches!(phase, Phase::Running | Phase::Finished) {
+        return Err(unknown());
+    }
+    let here = registry.get(&record.guest).ok().filter(linerate_guest::registry::GuestRecord::is_alive);
+    let is_same =
+        here.as_ref().zip(incoming.qemu.as_ref()).is_some_and(|(here, came)| process(here) == process(came));
+    if !is_same {
+        return Err(format!("{} is not here any more: it has ended, or was moved on", record.guest));
+    }
+    Ok(record.guest)
+}
+
+fn parse(text: &str) -> Option<SessionId> {
+    let mut bytes = [0; 16];
+    if text.len() != 32 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(SessionId(bytes))
+}
+
+fn refused(why: &str) -> SentBack {
+    let hint = "see `linerate vm list` on that host; move the guest by hand from where it is";
+    SentBack::Failed(Box::new(ErrorBody::new(code::REFUSED, why).with_hint(hint)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use linerate_core::Code;
+    use linerate_core::{Side, Step};
+
+    use super::*;
+    use crate::journal::{IncomingRecord, Record};
+    use crate::testing::{agent, arrived as record_of};
+
+    #[test]
+    fn a_guest_goes_back_to_the_host_that_sent_it_and_to_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut another = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = |child: &std::process::Child| i32::try_from(child.id()).unwrap();
+        let guest = record_of(&agent, pid(&process));
+        agent.registry.put(&guest).unwrap();
+        let sender: PeerName = Some("alpha".parse().unwrap());
+        let put = |session: u8, phase, qemu: &linerate_guest::registry::GuestRecord| {
+            let incoming = IncomingRecord {
+                peer: sender.clone(),
+                qemu: Some(qemu.clone()),
+                ..IncomingRecord::default()
+            };
+            let record = Record::new("g", u64::from(session), Role::Destination { phase, incoming });
+            agent.journal.put(SessionId([session; 16]), &record).unwrap();
+        };
+        put(1, Phase::Finished, &guest);
+        put(2, Phase::Loaded, &guest);
+        put(3, Phase::Returned, &guest);
+        put(4, Phase::Finished, &record_of(&agent, pid(&another)));
+        put(5, Phase::Running, &guest);
+        let sent = SentGuests::default();
+        let ask = |session: u8, asker: &PeerName| {
+            let mut begun = None;
+            let to = "192.0.2.1:7979".parse().unwrap();
+            let name = SessionId([session; 16]).to_string();
+            let answer = sent.answer((&agent.journal, &agent.registry), asker, (&name, to), |request| {
+                begun = Some((request.guest, request.to));
+                Err(Fault::new(Code::NoLink, Step::Authorise, Side::Source, "nobody is there"))
+            });
+            let SentBack::Failed(error) = answer else { panic!("{answer:?}") };
+            (begun, error.message)
+        };
+        let expected = Some(("g".to_owned(), "192.0.2.1:7979".to_owned()));
+        assert_eq!(ask(1, &sender).0, expected);
+        assert_eq!(ask(5, &sender).0, expected);
+        for other in [None, Some("beta".parse().unwrap())] {
+            assert_eq!(ask(1, &other).0, None, "{other:?} did not send it");
+        }
+        for never_arrived in [2, 3, 9] {
+            let (begun, why) = ask(never_arrived, &sender);
+            assert!(begun.is_none() && why.contains("no guest is known"), "{never_arrived}: {why}");
+        }
+        let (begun, why) = ask(4, &sender);
+        assert!(begun.is_none() && why.contains("not here any more"), "another process: {why}");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(ask(1, &sender).0, None, "it has ended");
+        another.kill().unwrap();
+        another.wait().unwrap();
+    }
+
+    #[test]
+    fn a_session_is_read_as_it_is_shown() {
+        let session = SessionId([0xa7; 16]);
+        assert_eq!(parse(&session.to_string()), Some(session));
+        for wrong in ["", "a7", &"g7".repeat(16), &"a7".repeat(17), &"\u{e9}".repeat(16)] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Follows guests that come back after a drain: a picture on a terminal, lines elsewhere, or JSON.
+
+use std::time::Duration;
+
+use linerate_api::{ClientError, UndrainDetail, UndrainGuestState};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::canvas::Canvas;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::render::drain;
+
+/// How often the agent is asked.
+const LOOK: Duration = Duration::from_millis(250);
+/// Wider than this, lines are hard to follow with the eye.
+const WIDTH_MAX: usize = 110;
+
+/// Follows it to its end. Ctrl-C stops watching only.
+pub async fn watch(begun: UndrainDetail, context: &Context) -> Result<Exit, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
+    let mut canvas = (!context.json && context.err.live).then(Canvas::new);
+    let (mut before, mut now): (Option<UndrainDetail>, _) = (None, begun);
+    loop {
+        if before.as_ref() != Some(&now) {
+            show(before.as_ref(), &now, canvas.as_mut(), context)?;
+        }
+        if now.over {
+            break;
+        }
+        before = Some(now);
+        tokio::select! {
+            _ = interrupts.recv() => {
+                let hint = "guests go on coming back: see `linerate vm list`";
+                return Err(Failure::new(Exit::NotWatched, "no longer watching", hint));
+            }
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        now = match context.client.undrain_detail().await {
+            Ok(detail) => detail,
+            Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
+            Err(error) => {
+                let hint = "`linerate undrain` again, when the agent runs: what is back is left as it is";
+                return Err(Failure::new(Exit::NotWatched, format!("no longer watching: {error}"), hint));
+            }
+        };
+    }
+    if let Some(mut canvas) = canvas {
+        canvas.clear();
+    }
+    if !context.json {
+        context.print(&drain::undrained(&now, context.out.width, context.out.paint))?;
+    }
+    match now.count(UndrainGuestState::Failed) {
+        0 => Ok(Exit::Ok),
+        left => {
+            let text = format!("{left} of {} guests did not come back", now.guests.len());
+            Err(Failure::new(
+                Exit::Failed,
+                text,
+                "the reason of each is above; `linerate undrain` tries again",
+            ))
+        }
+    }
+}
+
+fn show(
+    before: Option<&UndrainDetail>,
+    now: &UndrainDetail,
+    canvas: Option<&mut Canvas>,
+    context: &Context,
+) -> Result<(), Failure> {
+    if context.json {
+        return context.print_json_line(now);
+    }
+    if let Some(canvas) = canvas {
+        let width = canvas.width().saturating_sub(1).min(WIDTH_MAX);
+        canvas.draw(&drain::undrain_frame(now, width, context.err.paint));
+        return Ok(());
+    }
+    for (at, guest) in now.guests.iter().enumerate() {
+        let earlier = before.and_then(|before| before.guests.get(at)).map(|guest| guest.state);
+        if guest.state != UndrainGuestState::Waiting && earlier != Some(guest.state) {
+            context.print_line(&drain::undrain_line(guest));
+        }
+    }
+    Ok(())
+}
