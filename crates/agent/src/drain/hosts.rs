@@ -34,6 +34,8 @@ pub(super) struct Destination {
     /// What it said last; none if it has never answered.
     pub record: Option<HostRecord>,
     pub cordon: Option<Cordon>,
+    /// Bytes per second that it takes, where an earlier drain has measured less than its ports say.
+    pub measured: Option<u64>,
     /// Why it did not answer the last time.
     pub lost: Option<String>,
 }
@@ -44,6 +46,7 @@ impl Destination {
             named: named.to_owned(),
             record: None,
             cordon: None,
+            measured: None,
             lost: Some("it was not asked yet".into()),
         }
     }
@@ -77,6 +80,14 @@ fn ask_one(one: &mut Destination, security: &Arc<Security>) {
         Err(error) => Some(chain(&error)),
     };
     one.lost = lost;
+}
+
+/// What a destination takes, in bytes per second: as the ports say, or less where that was measured.
+pub(super) fn takes(ledger: &Ledger, destinations: &[Destination], host: HostId) -> f64 {
+    let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
+    let measured =
+        destinations.get(at).and_then(|one| one.measured).map_or(f64::INFINITY, |rate| rate as f64);
+    ledger.links(SOURCE, host).1.min(measured).max(1.0)
 }
 
 /// The ledger of a drain, and who is who in it: the guests of the drain come first, in their order.

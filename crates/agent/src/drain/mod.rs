@@ -20,7 +20,7 @@ mod owner;
 mod sessions;
 pub(crate) mod undrain;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -83,6 +83,9 @@ struct Kept {
     request: DrainRequest,
     bound: DrainBound,
     links_bytes_per_s: u64,
+    /// Bytes per second that destinations take, by name, where that was measured.
+    #[serde(default)]
+    takes: BTreeMap<String, u64>,
 }
 
 /// The drain of this host, if one is open.
@@ -163,9 +166,21 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     });
     let (source, destinations) =
         asked.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
-    let destinations = distinct(destinations, &own, &mut warnings)?;
+    let mut destinations = distinct(destinations, &own, &mut warnings)?;
+    let known = measured_before(agent);
+    destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
     let members = guests.into_iter().map(Member::new).collect();
     Ok(Ready { source, members, destinations, unsettled, warnings })
+}
+
+/// What earlier drains of this host have measured of each destination; nothing where the store cannot be read.
+fn measured_before(agent: &Agent) -> BTreeMap<String, u64> {
+    let view = agent.fleet.fleet().and_then(|fleet| fleet.view()).unwrap_or_default();
+    let mut drains: Vec<DrainRecord> = view.drains.into_values().map(|drain| drain.record).collect();
+    drains.retain(|drain| drain.host == agent.config.name);
+    drains.sort_by_key(|drain| drain.begun_ms);
+    let kept = drains.into_iter().filter_map(|drain| serde_json::from_value::<Kept>(drain.settings).ok());
+    kept.flat_map(|kept| kept.takes).collect()
 }
 
 /// Each host once, and not this one. Hosts that do not answer stay, as long as one does.
@@ -299,7 +314,7 @@ fn place(ready: &mut Ready, request: &DrainRequest) -> usize {
         match found {
             Ok(host) => {
                 placed += 1;
-                let rate = ledger.links(SOURCE, host).1.max(1.0);
+                let rate = hosts::takes(&ledger, &ready.destinations, host);
                 member.to = Some(host);
                 member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
             }
@@ -386,7 +401,7 @@ fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<
 fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDetail {
     let source: f64 = hosts::port_rates(&ready.source, &ready.destinations).iter().sum();
     let ledger = hosts::ledger(&ready.source, &ready.destinations, &[]);
-    let links = |host: HostId| ledger.links(SOURCE, host).1;
+    let links = |host: HostId| hosts::takes(&ledger, &ready.destinations, host);
     let work: Vec<Work> = ready
         .members
         .iter()
@@ -475,6 +490,7 @@ fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Hand
     let mut destinations: Vec<Destination> =
         kept.request.to.iter().map(|name| Destination::new(name)).collect();
     hosts::ask(&mut destinations, &agent.security);
+    destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
     let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
     tracing::info!(drain = id, "the drain goes on");

@@ -148,6 +148,11 @@ impl Owner {
         let settings = self.controller.settings().clone();
         let ports = hosts::port_rates(&self.source, &self.destinations);
         self.controller = Controller::new(settings, ports, &starts, now);
+        for (number, one) in (1..).zip(&self.destinations) {
+            if let Some(rate) = one.measured {
+                self.controller.remember(HostId(number), rate as f64, now);
+            }
+        }
         if self.away.is_some() {
             self.handle(Event::Store(false));
         }
@@ -797,6 +802,15 @@ impl Owner {
             self.kept.bound = bound;
         }
         self.kept.links_bytes_per_s = links as u64;
+        for (host, rate) in self.controller.measured_takes() {
+            let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
+            let Some(one) = self.destinations.get(at) else { continue };
+            let known = self.kept.takes.entry(one.name().to_owned()).or_default();
+            // Not a write for each sample.
+            if (rate - *known as f64).abs() > 0.05 * rate {
+                *known = rate as u64;
+            }
+        }
         let mut warnings: Vec<String> = self.warnings.iter().cloned().collect();
         for one in &self.destinations {
             if let Some(lost) = &one.lost {
@@ -988,5 +1002,10 @@ pub(super) fn why_nowhere(
 
 /// Kept in the store besides the guests.
 pub(super) fn kept(request: &DrainRequest) -> Kept {
-    Kept { request: request.clone(), bound: DrainBound::default(), links_bytes_per_s: 0 }
+    Kept {
+        request: request.clone(),
+        bound: DrainBound::default(),
+        links_bytes_per_s: 0,
+        takes: BTreeMap::new(),
+    }
 }

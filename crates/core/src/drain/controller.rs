@@ -178,6 +178,16 @@ impl Controller {
         carries
     }
 
+    /// An earlier drain found that this destination takes so many bytes per second, less than its ports say.
+    pub fn remember(&mut self, host: HostId, bytes_per_s: f64, now: Time) {
+        self.learned.remember(host, bytes_per_s, now);
+    }
+
+    /// What destinations take, in bytes per second, where it was found that that is less than their ports say.
+    pub fn measured_takes(&self) -> impl Iterator<Item = (HostId, f64)> {
+        self.learned.measured_takes()
+    }
+
     /// The driver could not find out in time where the guest is. Its part is over, and its reservation stays.
     pub fn leave_in_doubt(&mut self, id: GuestId, fault: Fault, now: Time) {
         if self.state(id).is_some_and(|state| !matches!(state, State::Ended(_))) {

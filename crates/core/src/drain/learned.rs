@@ -83,6 +83,16 @@ impl Learned {
         (carries.min(self.ports.iter().sum()).max(1.0), takes.min(links).max(1.0))
     }
 
+    /// What an earlier drain measured of a destination. It is believed as long as what this one measures.
+    pub fn remember(&mut self, host: HostId, bytes_per_s: f64, now: Time) {
+        self.takes.insert(host, (bytes_per_s, now + BELIEVED));
+    }
+
+    /// What destinations take, where that was measured.
+    pub fn measured_takes(&self) -> impl Iterator<Item = (HostId, f64)> {
+        self.takes.iter().map(|(host, (rate, _))| (*host, *rate))
+    }
+
     /// Bytes per second of all ports in the mask.
     pub fn of_ports(&self, mask: u64) -> f64 {
         self.ports.iter().take(64).enumerate().filter(|(n, _)| mask >> n & 1 == 1).map(|(_, rate)| rate).sum()
@@ -156,6 +166,9 @@ impl Learned {
             going.iter().filter(|other| other.host == copy.host).map(|other| other.bytes_per_s).sum();
         if let Some((ceiling, _)) = self.carries.as_mut().filter(|(ceiling, _)| total > *ceiling) {
             *ceiling = total;
+        }
+        if let Some((ceiling, _)) = self.takes.get_mut(&copy.host).filter(|(ceiling, _)| there > *ceiling) {
+            *ceiling = there;
         }
         self.guest_limit = self.guest_limit.map(|limit| limit.max(copy.bytes_per_s));
         let room = total < REACHES * self.carries(now) && there < REACHES * self.takes(copy.host, links, now);

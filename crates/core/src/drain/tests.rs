@@ -213,6 +213,28 @@ fn before_any_goodput_was_measured_no_copy_counts_as_nearly_done() {
 }
 
 #[test]
+fn what_an_earlier_drain_measured_needs_no_trial_and_gives_way_to_more() {
+    let guests: Vec<Start> = (0..3).map(|n| start(n, 60)).collect();
+    let mut hand = Hand::new(&guests);
+    hand.controller.remember(HostId(1), 1e8, hand.now);
+    (0..3).for_each(|n| drop(hand.placed(n, 1, 2e9)));
+    (0..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(1.0);
+    assert_eq!(copies(&hand.measured(0, 0, 59 * GIB, 1e8, 0.0)), [], "one fills what it takes");
+    assert_eq!(hand.controller.carries(), 1e8);
+    // The links are faster now.
+    hand.after(1.0);
+    hand.measured(0, 0, 58 * GIB, 1e9, 0.0);
+    assert_eq!(hand.controller.carries(), 1e9);
+    assert_eq!(hand.controller.measured_takes().collect::<Vec<_>>(), [(HostId(1), 1e9)]);
+    // After a while it is tried whether more carry more.
+    (1..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(60.0);
+    hand.measured(0, 0, 20 * GIB, 1e9, 0.0);
+    assert_eq!(copies(&hand.orders).len(), 2);
+}
+
+#[test]
 fn the_bound_and_what_is_shown_follow_what_was_measured() {
     let mut hand = Hand::ready(&[start(0, 60), start(1, 50)], &[1, 1]);
     assert_eq!(hand.controller.carries(), 2e9);
