@@ -229,6 +229,12 @@ fn begin_with(
     by: String,
     mut ready: Ready,
 ) -> Answer<String> {
+    if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
+        return Err(refused(
+            "guests are coming back to this host; nothing was begun",
+            "wait for `linerate undrain`",
+        ));
+    }
     let planned = place(&mut ready, &request);
     let leaves =
         ready.members.iter().filter(|one| one.decided.is_none() && !request.keep.contains(&one.guest.name));
