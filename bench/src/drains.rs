@@ -74,7 +74,7 @@ struct Run {
 struct Stage {
     agents: Vec<Agent>,
     guests: Vec<GuestSpec>,
-    /// Where they are.
+    /// Number of the host where the guests are.
     at: usize,
     _lab: Lab,
 }

@@ -243,7 +243,7 @@ pub struct UndrainDetail {
     pub host: String,
     /// In the order of their names.
     pub guests: Vec<UndrainGuest>,
-    /// Nothing more happens.
+    /// Whether all of them are back, or have failed.
     pub over: bool,
 }
 
@@ -257,7 +257,7 @@ impl UndrainDetail {
 /// A guest that comes back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndrainGuest {
-    /// Its name.
+    /// Its name on both hosts.
     pub guest: String,
     /// The host that it was moved to.
     pub from: String,
@@ -265,7 +265,7 @@ pub struct UndrainGuest {
     pub state: UndrainGuestState,
     /// Why it does not come; `null` if all is well.
     pub reason: Option<String>,
-    /// What would help.
+    /// What the operator can do about it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hint: String,
 }
@@ -278,7 +278,7 @@ pub enum UndrainGuestState {
     Waiting,
     /// It is being moved.
     Moving,
-    /// It is here.
+    /// It runs here, and its memory is complete.
     Back,
     /// It could not be moved back.
     Failed,

@@ -1,6 +1,7 @@
 //! The guests that a drain is about: those of this host's agent, and running domains of its libvirt.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::{GuestRunState, ModeChoice};
@@ -13,6 +14,7 @@ use crate::agent::Agent;
 use crate::guests;
 use crate::host_record::{self, short};
 use crate::libvirt::domains::{self, Domain};
+use crate::outgoing::Outgoing;
 
 /// Domains are listed within this.
 const LIBVIRT_WAIT: Duration = Duration::from_secs(30);
@@ -47,7 +49,7 @@ pub(super) struct Found {
     pub guests: Vec<Leaving>,
     /// Guests of which nothing can be said yet: they are being migrated, or wait for recovery or an operator.
     pub unsettled: BTreeSet<String>,
-    /// Guests that arrive.
+    /// Guests that are arriving: they are waited for, and then they are guests of this host.
     pub arriving: BTreeSet<String>,
     /// What could not be looked at.
     pub warnings: Vec<String>,
@@ -74,21 +76,26 @@ pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bo
 }
 
 /// The same, with the running domains of libvirt. A host without libvirt has none.
-pub(super) async fn look_with_domains(agent: &std::sync::Arc<Agent>, mode: ModeChoice) -> Found {
+pub(super) async fn look_with_domains(agent: &Arc<Agent>, mode: ModeChoice) -> Found {
     let own = agent.clone();
     let looked = tokio::task::spawn_blocking(move || look(&own, mode, &BTreeSet::new())).await;
     let mut found = looked.unwrap_or_default();
+    // One that the agent has adopted is moved by the agent.
+    let adopted: BTreeSet<String> = found.guests.iter().map(|guest| guest.key.clone()).collect();
+    look_for_domains(&mut found, &adopted).await;
+    found
+}
+
+/// Adds running domains of libvirt but those with these UUIDs.
+pub(super) async fn look_for_domains(found: &mut Found, known: &BTreeSet<String>) {
     match tokio::time::timeout(LIBVIRT_WAIT, domains::running()).await {
         Ok(Ok(all)) => {
-            // One that the agent has adopted is moved by the agent.
-            let adopted: BTreeSet<String> = found.guests.iter().map(|guest| guest.key.clone()).collect();
-            let others = all.into_iter().filter(|domain| !adopted.contains(&domain.uuid));
+            let others = all.into_iter().filter(|domain| !known.contains(&domain.uuid));
             found.guests.extend(others.map(of_domain));
         }
         Ok(Err(error)) => found.warnings.push(format!("domains of libvirt are not seen: {}", error.message)),
         Err(_) => found.warnings.push("domains of libvirt are not seen: it does not answer".into()),
     }
-    found
 }
 
 fn of_domain(domain: Domain) -> Leaving {
@@ -185,9 +192,7 @@ pub(super) fn is_settled(agent: &Agent, name: &str) -> bool {
 
 /// Whether a migration moves it away that is neither ended nor in doubt.
 pub(super) fn is_being_moved(agent: &Agent, name: &str) -> bool {
-    let of_it = |one: &std::sync::Arc<crate::outgoing::Outgoing>| {
-        one.request.guest == name && !one.is_over() && !one.is_in_doubt()
-    };
+    let of_it = |one: &Arc<Outgoing>| one.request.guest == name && !one.is_over() && !one.is_in_doubt();
     agent.outgoing().iter().any(of_it)
 }
 

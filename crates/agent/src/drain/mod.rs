@@ -92,7 +92,7 @@ struct Kept {
 #[derive(Default)]
 pub(crate) struct Drains {
     open: Mutex<Option<Arc<Drain>>>,
-    /// Guests that come back, or came.
+    /// The last undrain of this process, which may go on.
     undrain: Mutex<Option<UndrainDetail>>,
 }
 
@@ -162,12 +162,11 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     let asked = tokio::task::spawn_blocking(move || {
         let mut destinations: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
         hosts::ask(&mut destinations, &asking.security);
-        (asking.describer.describe(), destinations)
+        (asking.describer.describe(), destinations, measured_before(&asking))
     });
-    let (source, destinations) =
+    let (source, destinations, known) =
         asked.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
     let mut destinations = distinct(destinations, &own, &mut warnings)?;
-    let known = measured_before(agent);
     destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
     let members = guests.into_iter().map(Member::new).collect();
     Ok(Ready { source, members, destinations, unsettled, warnings })
@@ -232,7 +231,7 @@ fn begin_with(
     if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
         return Err(refused(
             "guests are coming back to this host; nothing was begun",
-            "wait for `linerate undrain`",
+            "`linerate undrain` watches them",
         ));
     }
     let planned = place(&mut ready, &request);

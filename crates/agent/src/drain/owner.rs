@@ -1,6 +1,9 @@
 //! The owner of a drain: one thread that gives the controller its events, carries out its orders, and keeps the store and
 //! what is shown of the drain as they are.
 
+mod places;
+mod settle;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -8,16 +11,15 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuestState, DrainOrder,
-    DrainRequest, DrainState, EventKind, MigrationOutcome,
+    DrainRequest, DrainState,
 };
-use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
-use linerate_core::fleet::placement::Nowhere;
-use linerate_core::fleet::{GuestId, HostId, Request};
-use linerate_core::{Code, Fault, Side, Step, Time};
+use linerate_core::drain::{Attempt, Controller, Event, Order, Settings, Start, State};
+use linerate_core::fleet::{GuestId, HostId};
+use linerate_core::{Code, Fault, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
-use super::hosts::{self, Destination, Place, SOURCE};
+use super::hosts::{self, Destination};
 use super::leaving::{self, Found, Leaving};
 use super::member::{Decided, Member, ms};
 use super::sessions::{End, Line, Report, Session, request};
@@ -25,6 +27,9 @@ use super::{Drain, Input, Kept};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
+pub(super) use places::{PlaceResult, register, why_nowhere};
+use settle::Settling;
+pub(super) use settle::Whereabouts;
 
 /// Guests that are copied, and guests that are prepared, at most. One host takes 16 arrivals of another.
 const COPIES_MAX: usize = 8;
@@ -36,23 +41,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const SHOW: Duration = Duration::from_millis(100);
 /// The store is asked again after so long.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
-/// Recovery settles a guest within this, or it is in doubt.
-const SETTLE_MAX: Duration = Duration::from_secs(120);
 /// So often, and with this pause, a destination is asked whether it lists a guest that has moved there.
 const ARRIVAL_ASKS: u32 = 50;
 const ARRIVAL_PAUSE: Duration = Duration::from_millis(100);
-
-/// A destination that was found, or why there is none.
-pub(super) type PlaceResult = Result<(HostId, u64, f64), (Nowhere, Option<String>)>;
-
-/// A guest of which it is not known whether it is here.
-struct Settling {
-    since: Time,
-    /// Why its migration failed, if it stays.
-    fault: Option<Fault>,
-    /// Its destination is being asked.
-    asked: bool,
-}
 
 /// What a drain begins with.
 pub(super) struct Begin {
@@ -181,7 +172,7 @@ impl Owner {
                 return None;
             }
             let since = self.clock.now();
-            self.settling.insert(id, Settling { since, fault: None, asked: false });
+            self.settling.insert(id, Settling::new(since, None));
             return None;
         }
         self.start(id)
@@ -201,8 +192,8 @@ impl Owner {
         let Some(found) = leaving::look_at(&self.agent, &member.guest.name, self.kept.request.mode) else {
             return false;
         };
-        let earlier = Member::new(found);
-        (member.guest, member.decided) = (earlier.guest, earlier.decided);
+        let fresh = Member::new(found);
+        (member.guest, member.decided) = (fresh.guest, fresh.decided);
         true
     }
 
@@ -235,7 +226,7 @@ impl Owner {
         self.show();
         loop {
             if self.is_over() {
-                self.look_once_more();
+                self.look_for_domains();
                 if self.is_over() {
                     break;
                 }
@@ -369,78 +360,6 @@ impl Owner {
         Some(Line { to: self.to_self.clone(), guest, number })
     }
 
-    /// Finds destinations, in a thread: each host is asked first.
-    fn place(&mut self, wanted: Vec<(GuestId, Vec<HostId>)>) {
-        let (fleet, ownership, security) =
-            (self.fleet.clone(), self.ownership.clone(), self.agent.security.clone());
-        let (mut destinations, source, to_self) =
-            (self.destinations.clone(), self.source.clone(), self.to_self.clone());
-        let guests: Vec<_> = self
-            .members
-            .iter()
-            .zip(0..)
-            .map(|(member, n)| (member.guest.clone(), self.place_of(GuestId(n))))
-            .collect();
-        std::thread::spawn(move || {
-            hosts::ask(&mut destinations, &security);
-            if let Err(error) = register(&fleet, &source, &destinations) {
-                let _ = to_self.send(Input::StoreFailed(error.to_string()));
-            }
-            let results = find(&fleet, &ownership, &source, &destinations, &guests, &wanted);
-            let results = match results {
-                Ok(results) => results,
-                Err(error) => {
-                    let _ = to_self.send(Input::StoreFailed(error.to_string()));
-                    return;
-                }
-            };
-            let _ = to_self.send(Input::Placed(destinations, results));
-        });
-    }
-
-    fn place_of(&self, id: GuestId) -> Place {
-        let ended =
-            self.controller.guests().find(|(guest, ..)| *guest == id).map(|(_, state, _)| state.clone());
-        let member = self.members.get(id.0 as usize);
-        match (ended, member.and_then(|member| member.decided.as_ref()), member.and_then(|member| member.to))
-        {
-            (Some(State::Ended(Outcome::Moved(host))), _, _) => Place::At(host),
-            (Some(State::Ended(Outcome::Gone)), _, _) => Place::Gone,
-            (_, Some(Decided { state: DrainGuestState::Moved, .. }), Some(host)) => Place::At(host),
-            (_, Some(Decided { state: DrainGuestState::Gone | DrainGuestState::Moved, .. }), _) => {
-                Place::Gone
-            }
-            _ => self.reserved.get(&id).map_or(Place::Source, |host| Place::Reserved(*host)),
-        }
-    }
-
-    fn placed(&mut self, id: GuestId, result: PlaceResult) {
-        let links = self.controller_links();
-        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
-        match result {
-            Ok((host, ports, bytes_per_s)) => {
-                (member.to, member.nowhere) = (Some(host), None);
-                let rate = bytes_per_s.min(links).max(1.0);
-                member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
-                self.reserved.insert(id, host);
-                self.handle(Event::Placed { guest: id, host, ports, bytes_per_s });
-            }
-            Err((why, text)) => {
-                (member.to, member.nowhere) = (None, text);
-                self.handle(Event::NoPlace { guest: id, why });
-            }
-        }
-    }
-
-    fn controller_links(&self) -> f64 {
-        self.controller.carries()
-    }
-
-    fn release(&mut self, id: GuestId) {
-        self.reserved.remove(&id);
-        self.give_reservation_up(id);
-    }
-
     fn prepare(&mut self, id: GuestId, host: HostId) {
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
         let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
@@ -482,7 +401,7 @@ impl Owner {
             }
             End::Stays(fault) => self.handle(Event::Failed { guest: id, fault }),
             End::Unknown(fault) => {
-                self.settling.insert(id, Settling { since: now, fault: Some(fault), asked: false });
+                self.settling.insert(id, Settling::new(now, Some(fault)));
             }
         }
     }
@@ -561,16 +480,15 @@ impl Owner {
         }
     }
 
-    /// The last look, with libvirt's domains: some may have been started meanwhile.
-    fn look_once_more(&mut self) {
-        let members = self.members.iter();
-        let known: BTreeSet<(String, bool)> =
-            members.map(|member| (member.guest.name.clone(), member.guest.domain)).collect();
-        let mode = self.kept.request.mode;
-        let mut found = self.runtime.block_on(leaving::look_with_domains(&self.agent, mode));
-        let over = |name: &String, domain| known.contains(&(name.clone(), domain));
-        found.guests.retain(|guest| guest.domain && !over(&guest.name, true));
-        found.unsettled.clear();
+    /// The last look is for libvirt's domains: some may have been started meanwhile.
+    fn look_for_domains(&mut self) {
+        if self.is_aborting() {
+            return;
+        }
+        let members = self.members.iter().map(|member| &member.guest);
+        let known: BTreeSet<String> = members.map(|guest| guest.key.clone()).collect();
+        let mut found = Found::default();
+        self.runtime.block_on(leaving::look_for_domains(&mut found, &known));
         self.take_up(found);
     }
 
@@ -585,142 +503,6 @@ impl Owner {
         self.source.ports.extend(new);
         self.source.ports.truncate(PORTS_MAX);
         self.source.ports != before
-    }
-
-    fn settle(&mut self) {
-        let now = self.clock.now();
-        let mut done = Vec::new();
-        for (id, one) in &mut self.settling {
-            let Some(member) = self.members.get(id.0 as usize) else { continue };
-            let guest = &member.guest;
-            let here = !guest.domain && leaving::is_here(&self.agent, &guest.name);
-            if !guest.domain && !leaving::is_settled(&self.agent, &guest.name) {
-                // Another migration of it may take as long as it likes.
-                let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, &guest.name);
-                if is_moved && self.record.state == Stored::Aborting {
-                    done.push((*id, Whereabouts::Leaving));
-                } else if is_moved {
-                    one.since = now;
-                } else if now - one.since >= SETTLE_MAX {
-                    done.push((*id, Whereabouts::Doubt));
-                }
-            } else if here {
-                done.push((*id, Whereabouts::Here));
-            } else if !one.asked {
-                one.asked = true;
-                let (line, key) = (self.to_self.clone(), guest.key.clone());
-                let (mut to, security) = (self.destinations.clone(), self.agent.security.clone());
-                let (id, domain) = (*id, guest.domain);
-                let came = guest.domain.then(|| came(&self.agent, member)).flatten();
-                let runtime = self.runtime.clone();
-                std::thread::spawn(move || {
-                    let is_here = domain && runtime.block_on(is_domain_here(&key));
-                    hosts::ask(&mut to, &security);
-                    let there = to
-                        .iter()
-                        .zip(1..)
-                        .find(|(one, _)| one.record.iter().any(|record| record.guests.contains_key(&key)));
-                    let all_answer = to.iter().all(|one| one.lost.is_none());
-                    let moved = match (is_here, there) {
-                        (true, _) => Whereabouts::Here,
-                        (_, Some((_, host))) => Whereabouts::At(HostId(host)),
-                        _ if came.is_some() => came.map_or(Whereabouts::Unknown, Whereabouts::At),
-                        _ if domain || !all_answer => Whereabouts::Unknown,
-                        _ => Whereabouts::Gone,
-                    };
-                    let _ = line.send(Input::Found(id, moved));
-                });
-            } else if now - one.since >= SETTLE_MAX {
-                done.push((*id, Whereabouts::Doubt));
-            }
-        }
-        for (id, at) in done {
-            if at != Whereabouts::Here || self.look_at(id) {
-                self.found(id, at);
-            }
-        }
-    }
-
-    fn found(&mut self, id: GuestId, at: Whereabouts) {
-        if at == Whereabouts::Unknown {
-            // Asked again with the next look.
-            self.settling.entry(id).and_modify(|one| one.asked = false);
-            return;
-        }
-        let Some(Settling { fault, .. }) = self.settling.remove(&id) else { return };
-        let in_controller = fault.is_some();
-        let decided = |state, reason: Option<&str>| {
-            let hint = "see `linerate migration list` and `linerate resolve` on both hosts".to_owned();
-            Some(Decided { state, reason: reason.map(str::to_owned), hint })
-        };
-        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
-        match (at, fault) {
-            (Whereabouts::Here, None) => {
-                if let Some(start) = self.start(id) {
-                    self.handle(Event::Added(start));
-                }
-            }
-            (Whereabouts::Here, Some(fault)) => self.handle(Event::Failed { guest: id, fault }),
-            (Whereabouts::At(host), _) => {
-                member.to = Some(host);
-                if in_controller {
-                    let now = self.clock.now();
-                    self.moved(id, None, now);
-                } else {
-                    member.decided = decided(DrainGuestState::Moved, None);
-                    self.give_reservation_up(id);
-                }
-            }
-            (Whereabouts::Gone, _) => {
-                if in_controller {
-                    self.handle(Event::Gone { guest: id });
-                } else {
-                    member.decided = decided(DrainGuestState::Gone, None);
-                    self.give_reservation_up(id);
-                }
-            }
-            (Whereabouts::Leaving, _) => {
-                member.decided = decided(
-                    DrainGuestState::Aborted,
-                    Some("a migration that is not of this drain moves it, and goes on"),
-                );
-            }
-            (Whereabouts::Doubt | Whereabouts::Unknown, fault) => {
-                let text = fault.map_or_else(
-                    || {
-                        "an earlier migration of it has not ended: it is not known where it is to run"
-                            .to_owned()
-                    },
-                    |fault| fault.to_string(),
-                );
-                member.decided = decided(DrainGuestState::InDoubt, Some(&text));
-                if in_controller {
-                    // Its part is over, and its reservation stays.
-                    let fault = Fault::new(Code::Internal, Step::Commit, Side::Source, text);
-                    self.reserved.remove(&id);
-                    self.controller.leave_in_doubt(id, fault, self.clock.now());
-                }
-            }
-        }
-    }
-
-    /// Without a reservation nothing happens. One of an earlier drain, which left the guest in doubt, goes too: it is known
-    /// where the guest is.
-    fn give_reservation_up(&mut self, id: GuestId) {
-        let Some(key) = self.members.get(id.0 as usize).map(|member| member.guest.key.clone()) else {
-            return;
-        };
-        let released = match self.fleet.release(&self.ownership, &key) {
-            Err(FleetError::Reserved { .. }) => self.fleet.settle(&key),
-            other => other,
-        };
-        match released {
-            Ok(()) => {}
-            Err(error @ FleetError::Draining { .. }) => {
-                tracing::warn!(%error, guest = key, "another drain has a reservation for it");
-            }
-            Err(error) => self.store_failed(error.to_string()),
-        }
     }
 
     fn guests(&self) -> Vec<linerate_api::DrainGuest> {
@@ -872,35 +654,6 @@ impl Owner {
     }
 }
 
-/// Where a guest is that was not known to be here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whereabouts {
-    Here,
-    /// A migration that is not of the drain moves it, and the drain is aborted.
-    Leaving,
-    At(HostId),
-    /// Neither here nor at a destination, and all of them answered.
-    Gone,
-    /// Some host did not answer.
-    Unknown,
-    /// It was looked for long enough.
-    Doubt,
-}
-
-/// Where a domain went whose migration an earlier process of the agent began, once it is known that it is there.
-fn came(agent: &Agent, member: &Member) -> Option<HostId> {
-    let moving = agent.moves.by_id(member.migration.as_ref()?)?;
-    match moving.event_log.finished()? {
-        EventKind::Finished { outcome: MigrationOutcome::Completed, .. } => member.to,
-        _ => None,
-    }
-}
-
-async fn is_domain_here(uuid: &str) -> bool {
-    let running = crate::libvirt::domains::running().await;
-    running.is_ok_and(|all| all.iter().any(|domain| domain.uuid == uuid))
-}
-
 /// The operator has nothing to do about it.
 fn is_well(state: DrainGuestState) -> bool {
     matches!(state, DrainGuestState::Moved | DrainGuestState::Kept | DrainGuestState::Gone)
@@ -913,91 +666,6 @@ pub(super) fn state(stored: Stored) -> DrainState {
         Stored::Aborting => DrainState::Aborting,
         Stored::Ended => DrainState::Ended,
     }
-}
-
-/// Writes what the hosts say into this host's store. One that does not answer is not there.
-pub(super) fn register(
-    fleet: &Fleet,
-    source: &HostRecord,
-    destinations: &[Destination],
-) -> Result<(), FleetError> {
-    fleet.register(source)?;
-    for one in destinations {
-        match (&one.record, &one.lost) {
-            (Some(record), None) => fleet.register(record)?,
-            (Some(record), Some(_)) => fleet.withdraw(&record.name)?,
-            (None, _) => {}
-        }
-    }
-    Ok(())
-}
-
-/// Places guests and reserves their memory.
-fn find(
-    fleet: &Fleet,
-    ownership: &Ownership,
-    source: &HostRecord,
-    destinations: &[Destination],
-    guests: &[(leaving::Leaving, Place)],
-    wanted: &[(GuestId, Vec<HostId>)],
-) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
-    let ledger = hosts::ledger(source, destinations, guests);
-    let request = Request {
-        guests: wanted.iter().map(|(guest, _)| *guest).collect(),
-        only: None,
-        avoid: wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect())).collect(),
-    };
-    let mut results = Vec::new();
-    for (id, found) in ledger.place(&request) {
-        let Some((guest, _)) = guests.get(id.0 as usize) else { continue };
-        let name = |host: HostId| destinations.get((host.0 as usize).wrapping_sub(1)).map(Destination::name);
-        let result = match found {
-            Ok(host) => {
-                match fleet.reserve(ownership, &guest.key, guest.memory_bytes, name(host).unwrap_or_default())
-                {
-                    Ok(()) => {
-                        let (ports, bytes_per_s) = ledger.links(SOURCE, host);
-                        Ok((host, ports, bytes_per_s))
-                    }
-                    Err(
-                        error @ (FleetError::Store(_) | FleetError::NotOwner(_) | FleetError::Damaged { .. }),
-                    ) => {
-                        return Err(error);
-                    }
-                    Err(error) => Err((Nowhere::default(), Some(error.to_string()))),
-                }
-            }
-            Err(nowhere) => {
-                let avoid = request.avoid.get(&id);
-                let text = why_nowhere(&ledger, id, destinations, avoid);
-                Err((nowhere, Some(text)))
-            }
-        };
-        results.push((id, result));
-    }
-    Ok(results)
-}
-
-/// Each destination with what keeps the guest from it.
-pub(super) fn why_nowhere(
-    ledger: &linerate_core::fleet::Ledger,
-    id: GuestId,
-    destinations: &[Destination],
-    avoid: Option<&BTreeSet<HostId>>,
-) -> String {
-    let why = hosts::why(ledger, id, destinations);
-    let all = destinations.iter().zip(why).zip(1..).map(|((one, mut why), number)| {
-        if avoid.is_some_and(|avoid| avoid.contains(&HostId(number))) {
-            why.push("a try there failed".into());
-        }
-        let why = if why.is_empty() {
-            "its memory is needed by other guests of this drain".into()
-        } else {
-            why.join(", ")
-        };
-        format!("{}: {why}", one.name())
-    });
-    format!("no host can take it: {}", all.collect::<Vec<_>>().join("; "))
 }
 
 /// Kept in the store besides the guests.

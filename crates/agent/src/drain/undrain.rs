@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_api::{
-    DrainGuest, DrainGuestState, ErrorBody, UndrainDetail, UndrainGuest, UndrainGuestState as State, code,
+    DrainGuest, DrainGuestState, ErrorBody, ModeChoice, UndrainDetail, UndrainGuest,
+    UndrainGuestState as State, code,
 };
 use linerate_fabric::probe::{Answer as Told, Question, SentBack};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
@@ -29,7 +30,7 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 /// A guest that was moved is here, and free, within this.
 const ARRIVE_MAX: Duration = Duration::from_secs(30);
 
-/// Begins. Returns what is to come.
+/// Begins, unless it goes on already. Returns what is to come.
 pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>) -> Answer<UndrainDetail> {
     let own = &agent.config.name;
     if let Some(other) = host.filter(|host| host != own) {
@@ -37,11 +38,8 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
         return Err(refused(text, format!("run the command on {other}")));
     }
     let mut slot = drains.undrain.lock();
-    if slot.as_ref().is_some_and(|one| !one.over) {
-        return Err(refused(
-            "guests are coming back already; nothing was begun",
-            "`linerate undrain` shows it",
-        ));
+    if let Some(going) = slot.as_ref().filter(|one| !one.over) {
+        return Ok(going.clone());
     }
     let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
     let view = fleet.view().map_err(|error| of_fleet(&error))?;
@@ -69,7 +67,8 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
         to.extend(serde_json::from_value::<Kept>(drain.settings.clone()).map_err(damaged)?.request.to);
         for value in drain.guests.values() {
             let guest: DrainGuest = serde_json::from_value(value.clone()).map_err(damaged)?;
-            if guest.state == DrainGuestState::Moved {
+            // One that was left in doubt may have arrived since.
+            if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
                 moved.entry(guest.guest.clone()).or_insert(guest);
             }
         }
@@ -201,9 +200,12 @@ fn one(agent: &Agent, guest: &DrainGuest, host: Option<&Destination>) -> Answer<
     Ok(())
 }
 
-/// It is here, and nothing else has it.
+/// It is here, and nothing else has it. Another guest may have got its name meanwhile.
 fn is_back(agent: &Agent, guest: &DrainGuest) -> bool {
-    !guest.domain && leaving::is_here(agent, &guest.guest) && leaving::is_settled(agent, &guest.guest)
+    !guest.domain
+        && leaving::is_settled(agent, &guest.guest)
+        && leaving::look_at(agent, &guest.guest, ModeChoice::Auto)
+            .is_some_and(|found| found.key == guest.uuid)
 }
 
 fn silent(error: &FindError) -> ErrorBody {

@@ -32,7 +32,7 @@ pub async fn watch(begun: UndrainDetail, context: &Context) -> Result<Exit, Fail
         before = Some(now);
         tokio::select! {
             _ = interrupts.recv() => {
-                let hint = "guests go on coming back: see `linerate vm list`";
+                let hint = "guests go on coming back: `linerate undrain` watches again";
                 return Err(Failure::new(Exit::NotWatched, "no longer watching", hint));
             }
             () = tokio::time::sleep(LOOK) => {}

@@ -76,7 +76,7 @@ pub struct DrainIdFlags {
     pub id: Option<String>,
 }
 
-/// `linerate undrain`
+/// Flags of `linerate undrain`.
 #[derive(Debug, Args)]
 pub struct UndrainFlags {
     /// Name of the host, which must be this one: guards against the wrong terminal

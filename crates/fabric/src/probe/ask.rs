@@ -135,7 +135,7 @@ pub enum Changed {
 pub enum SentBack {
     /// It is being moved.
     Moving,
-    /// It was moved.
+    /// The asker's host has confirmed that it runs there.
     Moved,
     /// It was not moved, and nothing is under way. The next such question begins anew.
     Failed(Box<ErrorBody>),
@@ -189,7 +189,7 @@ pub enum Answer {
     },
     /// Answer to [`Question::SendBack`].
     SendBack {
-        /// How far it is.
+        /// How far the guest is on its way.
         state: SentBack,
     },
     /// To [`Question::Probe`], in the order of targets.

@@ -1,0 +1,194 @@
+//! Guests of which it is not known whether they are here: what moved them before, recovery and the other hosts say.
+
+use std::time::Duration;
+
+use linerate_api::{DrainGuestState, EventKind, MigrationOutcome};
+use linerate_core::drain::Event;
+use linerate_core::fleet::{GuestId, HostId};
+use linerate_core::{Code, Fault, Side, Step, Time};
+use linerate_store::fleet::records::DrainState as Stored;
+
+use super::super::Input;
+use super::super::hosts;
+use super::super::leaving;
+use super::super::member::{Decided, Member};
+use super::Owner;
+use crate::agent::Agent;
+use crate::libvirt::domains;
+
+/// Recovery settles a guest within this, or it is in doubt.
+const SETTLE_MAX: Duration = Duration::from_secs(120);
+
+/// A guest of which it is not known whether it is here.
+pub(super) struct Settling {
+    since: Time,
+    /// Why its migration failed, if it stays.
+    fault: Option<Fault>,
+    /// Its destination is being asked.
+    asked: bool,
+}
+
+/// Where a guest is that was not known to be here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::drain) enum Whereabouts {
+    Here,
+    /// A migration that is not of the drain moves it, and the drain is aborted.
+    Leaving,
+    At(HostId),
+    /// Neither here nor at a destination, and all of them answered.
+    Gone,
+    /// Some host did not answer.
+    Unknown,
+    /// It was looked for long enough.
+    Doubt,
+}
+
+impl Settling {
+    /// From now on. `fault`: why its migration failed, if it is here.
+    pub(super) fn new(since: Time, fault: Option<Fault>) -> Settling {
+        Settling { since, fault, asked: false }
+    }
+}
+
+impl Owner {
+    pub(super) fn settle(&mut self) {
+        let now = self.clock.now();
+        let (mut done, mut asked) = (Vec::new(), Vec::new());
+        for (id, one) in &mut self.settling {
+            let Some(member) = self.members.get(id.0 as usize) else { continue };
+            let guest = &member.guest;
+            let is_late = now - one.since >= SETTLE_MAX;
+            if !guest.domain && !leaving::is_settled(&self.agent, &guest.name) {
+                // Another migration of it may take as long as it likes.
+                let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, &guest.name);
+                if is_moved && self.record.state == Stored::Aborting {
+                    done.push((*id, Whereabouts::Leaving));
+                } else if is_moved {
+                    one.since = now;
+                } else if is_late {
+                    done.push((*id, Whereabouts::Doubt));
+                }
+            } else if !guest.domain && leaving::is_here(&self.agent, &guest.name) {
+                done.push((*id, Whereabouts::Here));
+            } else if is_late {
+                done.push((*id, Whereabouts::Doubt));
+            } else if !one.asked {
+                one.asked = true;
+                asked.push(*id);
+            }
+        }
+        asked.into_iter().for_each(|id| self.ask_where(id));
+        for (id, at) in done {
+            // One that cannot be looked at now is settled with a later look, as long as there is time.
+            let is_late = self.settling.get(&id).is_some_and(|one| now - one.since >= SETTLE_MAX);
+            match at {
+                Whereabouts::Here if self.look_at(id) => self.found(id, at),
+                Whereabouts::Here if !is_late => {}
+                Whereabouts::Here => self.found(id, Whereabouts::Doubt),
+                at => self.found(id, at),
+            }
+        }
+    }
+
+    /// Asks this host's libvirt for a domain, and the destinations, in a thread.
+    fn ask_where(&self, id: GuestId) {
+        let Some(member) = self.members.get(id.0 as usize) else { return };
+        let (to_self, key, domain) = (self.to_self.clone(), member.guest.key.clone(), member.guest.domain);
+        let (mut to, security) = (self.destinations.clone(), self.agent.security.clone());
+        let came = if domain { came(&self.agent, member) } else { None };
+        let runtime = self.runtime.clone();
+        std::thread::spawn(move || {
+            let is_here = domain && runtime.block_on(is_domain_here(&key));
+            hosts::ask(&mut to, &security);
+            let lists = |one: &hosts::Destination| {
+                one.record.as_ref().is_some_and(|record| record.guests.contains_key(&key))
+            };
+            let there = to.iter().zip(1..).find(|(one, _)| lists(one)).map(|(_, host)| HostId(host));
+            let all_answer = to.iter().all(|one| one.lost.is_none());
+            let at = match there.or(came) {
+                _ if is_here => Whereabouts::Here,
+                Some(host) => Whereabouts::At(host),
+                None if domain || !all_answer => Whereabouts::Unknown,
+                None => Whereabouts::Gone,
+            };
+            let _ = to_self.send(Input::Found(id, at));
+        });
+    }
+
+    pub(super) fn found(&mut self, id: GuestId, at: Whereabouts) {
+        if at == Whereabouts::Unknown {
+            // Asked again with the next look.
+            self.settling.entry(id).and_modify(|one| one.asked = false);
+            return;
+        }
+        let Some(Settling { fault, .. }) = self.settling.remove(&id) else { return };
+        let in_controller = fault.is_some();
+        let decided = |state, reason: Option<&str>| {
+            let hint = "see `linerate migration list` and `linerate resolve` on both hosts".to_owned();
+            Some(Decided { state, reason: reason.map(str::to_owned), hint })
+        };
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        match (at, fault) {
+            (Whereabouts::Here, None) => {
+                if let Some(start) = self.start(id) {
+                    self.handle(Event::Added(start));
+                }
+            }
+            (Whereabouts::Here, Some(fault)) => self.handle(Event::Failed { guest: id, fault }),
+            (Whereabouts::At(host), _) => {
+                member.to = Some(host);
+                if in_controller {
+                    let now = self.clock.now();
+                    self.moved(id, None, now);
+                } else {
+                    member.decided = decided(DrainGuestState::Moved, None);
+                    self.give_reservation_up(id);
+                }
+            }
+            (Whereabouts::Gone, _) => {
+                if in_controller {
+                    self.handle(Event::Gone { guest: id });
+                } else {
+                    member.decided = decided(DrainGuestState::Gone, None);
+                    self.give_reservation_up(id);
+                }
+            }
+            (Whereabouts::Leaving, _) => {
+                member.decided = decided(
+                    DrainGuestState::Aborted,
+                    Some("a migration that is not of this drain moves it, and goes on"),
+                );
+            }
+            (Whereabouts::Doubt | Whereabouts::Unknown, fault) => {
+                let text = fault.map_or_else(
+                    || {
+                        "an earlier migration of it has not ended: it is not known where it is to run"
+                            .to_owned()
+                    },
+                    |fault| fault.to_string(),
+                );
+                member.decided = decided(DrainGuestState::InDoubt, Some(&text));
+                if in_controller {
+                    // Its part is over, and its reservation stays.
+                    let fault = Fault::new(Code::Internal, Step::Commit, Side::Source, text);
+                    self.reserved.remove(&id);
+                    self.controller.leave_in_doubt(id, fault, self.clock.now());
+                }
+            }
+        }
+    }
+}
+
+/// Where a domain went whose migration an earlier process of the agent began, once it is known that it is there.
+fn came(agent: &Agent, member: &Member) -> Option<HostId> {
+    let moving = agent.moves.by_id(member.migration.as_ref()?)?;
+    match moving.event_log.finished()? {
+        EventKind::Finished { outcome: MigrationOutcome::Completed, .. } => member.to,
+        _ => None,
+    }
+}
+
+async fn is_domain_here(uuid: &str) -> bool {
+    let running = domains::running().await;
+    running.is_ok_and(|all| all.iter().any(|domain| domain.uuid == uuid))
+}
