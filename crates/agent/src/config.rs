@@ -3,6 +3,8 @@
 //! TOML; unknown keys are refused. `linerate agent --check` reads it and reports what is wrong. Every path has a
 //! default that suits a systemd service; `listen` has none, because it decides who can reach this host.
 
+mod fleet;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use serde::Deserialize;
 
 pub use crate::local_users::LocalUsers;
 use crate::own_addresses;
+pub use fleet::FleetSettings;
 
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
@@ -133,6 +136,10 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
+    /// The etcd cluster that this host shares with others: hosts know each other, drains find destinations by themselves. None
+    /// by default: each host has a store of its own.
+    #[serde(default)]
+    pub fleet: Option<FleetSettings>,
     /// Type of service (DSCP and ECN bits) of RDMA connections, from which switches choose a lossless priority. The
     /// system's own by default.
     #[serde(default)]
@@ -406,6 +413,9 @@ impl Config {
         }
         if self.qemu.is_empty() {
             return Some("no [[qemu]] is named".into());
+        }
+        if let Some(what) = self.fleet.as_ref().and_then(|fleet| fleet.problem(self.security)) {
+            return Some(what);
         }
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir, &self.domain_sockets];
         let relative = relative.into_iter().chain(&self.huge_ram_dir);

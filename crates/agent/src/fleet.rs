@@ -1,25 +1,40 @@
 //! This host in the store of its fleet: whether it takes guests from others. docs/drain.md has the rules.
 //!
-//! A store that cannot be opened is tried again each time that it is asked: an agent whose disk is full must start, and bring to
-//! an end what is open.
+//! The store is a file of this host, or an etcd cluster that hosts share (`[fleet]` in the configuration; see `fleet_member`).
+//! One that cannot be opened is tried again each time that it is asked: an agent whose disk is full or whose etcd is away must
+//! start, and bring to an end what is open.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linerate_api as api;
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_net::lock::Mutex;
+use linerate_store::etcd::Etcd;
 use linerate_store::fleet::records::{Cordon, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError};
 use linerate_store::local::Local;
+use linerate_store::{Store, StoreError};
 
 use crate::clock::unix_ms;
-use crate::config::Config;
+use crate::config::{Config, FleetSettings};
 
 pub(crate) struct HostInFleet {
+    /// This host's own store; with etcd, what is left of it.
     file: PathBuf,
+    etcd: Option<FleetSettings>,
     record: HostRecord,
-    fleet: Mutex<Option<Fleet>>,
+    /// No two starts of an agent have it in common.
+    instance: String,
+    opened: Mutex<Option<Opened>>,
+    /// Why this host cannot take part in its fleet at present.
+    trouble: Mutex<Option<String>>,
+}
+
+#[derive(Clone)]
+struct Opened {
+    fleet: Fleet,
+    etcd: Option<Arc<Etcd>>,
 }
 
 impl HostInFleet {
@@ -30,7 +45,37 @@ impl HostInFleet {
             agent: env!("CARGO_PKG_VERSION").to_owned(),
             ..HostRecord::default()
         };
-        HostInFleet { file: config.state_dir.join("fleet.redb"), record, fleet: Mutex::default() }
+        HostInFleet {
+            file: config.state_dir.join("fleet.redb"),
+            etcd: config.fleet.clone(),
+            record,
+            instance: format!("{}-{}", unix_ms(), std::process::id()),
+            opened: Mutex::default(),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// What the operator configured of etcd, if hosts share one.
+    pub fn shared(&self) -> Option<&FleetSettings> {
+        self.etcd.as_ref()
+    }
+
+    /// What the store is, for people.
+    pub fn place(&self) -> String {
+        match &self.etcd {
+            Some(etcd) => format!("etcd at {}", etcd.endpoints.join(", ")),
+            None => self.file.display().to_string(),
+        }
+    }
+
+    /// What an operator does if the store fails.
+    pub fn hint(&self) -> &'static str {
+        match &self.etcd {
+            Some(_) => {
+                "see [fleet] in agent.toml: does a majority of the etcd cluster run, and can this host reach it?"
+            }
+            None => "see fleet.redb under state_dir: is its disk full or damaged?",
+        }
     }
 
     /// Whether a guest of another host may come.
@@ -43,32 +88,33 @@ impl HostInFleet {
         match self.cordon() {
             Ok(None) => Ok(()),
             Ok(Some(cordon)) => refuse(Code::Cordoned, format!("host {host} was cordoned by {}", cordon.by)),
-            Err(error) => {
-                let file = self.file.display();
-                refuse(
-                    Code::JournalFailed,
-                    format!("host {host} cannot read whether it is cordoned, {file}: {error}"),
-                )
-            }
+            Err(error) => refuse(
+                Code::JournalFailed,
+                format!("host {host} cannot read whether it is cordoned, {}: {error}", self.place()),
+            ),
         }
     }
 
     /// Who cordoned this host.
     pub fn cordon(&self) -> Result<Option<api::Cordon>, FleetError> {
-        let found = self.with(|fleet| fleet.cordon_of(&self.record.name))?;
+        if let Some(file) = self.earlier_file() {
+            let why = format!("what {} has of this host is not in its fleet yet", file.display());
+            return Err(StoreError::Away(why).into());
+        }
+        let found = self.fleet()?.cordon_of(&self.record.name)?;
         Ok(found.map(|Cordon { by, since_ms, .. }| api::Cordon { by, since_unix_ms: since_ms }))
     }
 
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted: the
     /// first one's reason stands.
     pub fn set_cordon(&self, by: &str) -> Result<api::CordonAnswer, FleetError> {
-        let changed = self.with(|fleet| fleet.cordon(&self.record.name, by, unix_ms()))?;
+        let changed = self.fleet()?.cordon(&self.record.name, by, unix_ms())?;
         self.answer(changed)
     }
 
     /// This host takes guests again.
     pub fn lift_cordon(&self) -> Result<api::CordonAnswer, FleetError> {
-        let changed = self.with(|fleet| fleet.uncordon(&self.record.name))?;
+        let changed = self.fleet()?.uncordon(&self.record.name)?;
         self.answer(changed)
     }
 
@@ -78,32 +124,64 @@ impl HostInFleet {
 
     /// The fleet as this agent sees and changes it. The store is opened if it is not.
     pub fn fleet(&self) -> Result<Fleet, FleetError> {
-        self.with(|fleet| Ok(fleet.clone()))
-    }
-
-    /// Asks the store, which is opened if it is not.
-    fn with<T>(&self, ask: impl FnOnce(&Fleet) -> Result<T, FleetError>) -> Result<T, FleetError> {
-        let opened = self.fleet.lock().clone();
-        let fleet = match opened {
-            Some(fleet) => fleet,
-            None => self.open()?,
-        };
-        ask(&fleet)
-    }
-
-    fn open(&self) -> Result<Fleet, FleetError> {
-        let mut slot = self.fleet.lock();
+        let mut slot = self.opened.lock();
         if let Some(opened) = &*slot {
-            return Ok(opened.clone());
+            return Ok(opened.fleet.clone());
         }
+        let opened = match &self.etcd {
+            Some(settings) => self.open_etcd(settings)?,
+            None => self.open_file()?,
+        };
+        Ok(slot.insert(opened).fleet.clone())
+    }
+
+    fn open_file(&self) -> Result<Opened, FleetError> {
         let store = Local::open(&self.file)?;
-        // No two starts of an agent have both in common.
-        let instance = format!("{}-{}", unix_ms(), std::process::id());
-        let fleet = Fleet::new(Arc::new(store), &self.record.name, &instance)?;
+        let fleet = self.fleet_of(Arc::new(store))?;
         fleet.register(&self.record)?;
         // In this store no other host is cordoned.
         fleet.renamed(&self.record.name)?;
-        Ok(slot.insert(fleet).clone())
+        Ok(Opened { fleet, etcd: None })
+    }
+
+    fn open_etcd(&self, settings: &FleetSettings) -> Result<Opened, FleetError> {
+        let options = settings.options().map_err(StoreError::Refused)?;
+        let etcd = Arc::new(Etcd::open(&options)?);
+        let fleet = self.fleet_of(etcd.clone())?;
+        Ok(Opened { fleet, etcd: Some(etcd) })
+    }
+
+    fn fleet_of(&self, store: Arc<dyn Store>) -> Result<Fleet, FleetError> {
+        Fleet::new(store, &self.record.name, &self.instance)
+    }
+
+    /// Whether this host takes part in its fleet, and otherwise why not. Told once in the log.
+    pub fn note(&self, trouble: Option<String>) {
+        let mut slot = self.trouble.lock();
+        if *slot != trouble {
+            match &trouble {
+                Some(error) => tracing::error!(error, "this host cannot take part in its fleet at present"),
+                None => tracing::info!("this host takes part in its fleet"),
+            }
+            *slot = trouble;
+        }
+    }
+
+    /// Why this host cannot take part in its fleet at present.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    /// Where the cordon was before this host had etcd.
+    pub fn earlier_file(&self) -> Option<&Path> {
+        (self.etcd.is_some() && self.file.exists()).then_some(&self.file)
+    }
+
+    /// The agent ends: others know at once that it does not run.
+    pub fn leave(&self) {
+        if let Some(etcd) = self.opened.lock().as_ref().and_then(|opened| opened.etcd.clone()) {
+            etcd.end_lease();
+        }
     }
 }
 

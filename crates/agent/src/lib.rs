@@ -19,6 +19,7 @@
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
 //! | `stream_gate` | connections of such a session that wait, and bytes that are held back |
 //! | `fleet` | whether this host takes guests from others, by the store of its fleet |
+//! | `fleet_member` | this host describes itself in a store that hosts share, and looks after what others have left |
 //! | `host_record` | this host for a fleet: what it has, and which guests are there |
 //! | `send_back` | guests that another host wants back, from which they came |
 //! | `drain` | all guests of this host leave it |
@@ -40,6 +41,7 @@ mod drain;
 mod event_log;
 mod faults;
 mod fleet;
+mod fleet_member;
 mod guests;
 mod host_record;
 mod incoming;
@@ -136,9 +138,11 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         libvirt::recover(&agent.libvirt()).context("cannot recover from the journal")?;
     }
     let drains = Arc::default();
+    fleet_member::start(&agent);
     drain::resume(&agent, &drains, runtime.handle().clone());
     let served = runtime.block_on(server::serve(&agent, &drains));
     agent.cluster.stop();
+    agent.fleet.leave();
     agent.audit.agent(AuditAction::AgentStop);
     served?;
     tracing::info!("the agent ends; guests run on");

@@ -103,6 +103,8 @@ pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
         rule("POST", paths::UNDRAIN, A::Undrain, Send),
         rule("POST", paths::PLACE, A::Look, Look),
         rule("GET", paths::FLEET_HOSTS, A::Look, Look),
+        rule("GET", paths::FLEET_DRAINS, A::Look, Look),
+        rule("GET", paths::FLEET, A::Look, Look),
     ]
 };
 

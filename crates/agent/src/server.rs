@@ -125,6 +125,8 @@ fn routes(agent: Arc<Agent>, drains: Arc<Drains>) -> Router {
         .route(paths::UNDRAIN, get(show_undrain).post(undrain))
         .route(paths::PLACE, post(place))
         .route(paths::FLEET_HOSTS, get(fleet_hosts))
+        .route(paths::FLEET_DRAINS, get(fleet_drains))
+        .route(paths::FLEET, get(fleet_status))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
         .layer(Extension(drains))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))
@@ -360,7 +362,7 @@ async fn cordon(
     let done = move || {
         is_this_host(&agent, &request)?;
         let who = who(&agent, &caller);
-        agent.fleet.set_cordon(&who).map_err(|error| fleet_error(&error))
+        agent.fleet.set_cordon(&who).map_err(|error| fleet_error(&error, &agent))
     };
     Ok(Json(blocking(done).await?).into_response())
 }
@@ -378,13 +380,13 @@ async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal
     let request = parse(&body)?;
     let done = move || {
         is_this_host(&agent, &request)?;
-        agent.fleet.lift_cordon().map_err(|error| fleet_error(&error))
+        agent.fleet.lift_cordon().map_err(|error| fleet_error(&error, &agent))
     };
     Ok(Json(blocking(done).await?).into_response())
 }
 
 async fn list_drains(State(agent): Shared, Extension(drains): OfDrains) -> Result<Response, Refusal> {
-    Ok(Json(blocking(move || drain::list(&agent, &drains)).await?).into_response())
+    Ok(Json(blocking(move || drain::list(&agent, &drains, false)).await?).into_response())
 }
 
 async fn begin_drain(
@@ -439,7 +441,15 @@ async fn place(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {
 }
 
 async fn fleet_hosts(State(agent): Shared) -> Result<Response, Refusal> {
-    Ok(Json(blocking(move || drain::fleet_hosts(&agent)).await?).into_response())
+    Ok(Json(blocking(move || drain::status::hosts(&agent)).await?).into_response())
+}
+
+async fn fleet_drains(State(agent): Shared, Extension(drains): OfDrains) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || drain::list(&agent, &drains, true)).await?).into_response())
+}
+
+async fn fleet_status(State(agent): Shared) -> Result<Response, Refusal> {
+    Ok(Json(blocking(move || Ok(drain::status::status(&agent))).await?).into_response())
 }
 
 fn is_this_host(agent: &Agent, request: &CordonRequest) -> Result<(), ErrorBody> {
@@ -454,13 +464,12 @@ fn is_this_host(agent: &Agent, request: &CordonRequest) -> Result<(), ErrorBody>
     }
 }
 
-fn fleet_error(error: &FleetError) -> ErrorBody {
+fn fleet_error(error: &FleetError, agent: &Agent) -> ErrorBody {
     let code = match error {
         FleetError::Store(_) | FleetError::Damaged { .. } => "journal_failed",
         _ => code::REFUSED,
     };
-    ErrorBody::new(code, error.to_string())
-        .with_hint("see fleet.redb under state_dir: is its disk full or damaged?")
+    ErrorBody::new(code, error.to_string()).with_hint(agent.fleet.hint())
 }
 
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

@@ -11,7 +11,9 @@ pub struct DrainRequest {
     /// Name of the host; the agent's own if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The only destinations, `HOST` or `HOST:PORT`.
+    /// The only destinations: `HOST`, `HOST:PORT`, or names in a fleet that shares a store. Without any, all other hosts of
+    /// that fleet.
+    #[serde(default)]
     pub to: Vec<String>,
     /// Names of guests that stay.
     #[serde(default)]
@@ -348,4 +350,59 @@ pub struct FleetHost {
     pub guests: u32,
     /// What its ports for migrations carry together, in bytes per second.
     pub ports_bytes_per_s: u64,
+}
+
+/// The fleet, and this host's part in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetStatus {
+    /// This host.
+    pub host: String,
+    /// What the store is: a file of this host, or an etcd cluster that hosts share.
+    pub store: String,
+    /// Hosts share the store.
+    pub shared: bool,
+    /// Why the store, or this host's part in the fleet, fails at present; `null` if all is well.
+    pub error: Option<String>,
+    /// Hosts that are known, and whether they answer and take guests; `null` if the store does not answer.
+    pub hosts: Option<FleetCount>,
+    /// Drains that have not ended.
+    pub drains: Vec<FleetDrain>,
+    /// What an operator should look at.
+    pub warnings: Vec<String>,
+}
+
+/// Sums over the hosts of a fleet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetCount {
+    /// How many hosts are known.
+    pub known: u32,
+    /// How many of them answer.
+    pub answer: u32,
+    /// How many of them take no guests.
+    pub cordoned: u32,
+    /// Guests of all hosts.
+    pub guests: u64,
+    /// Memory of the hosts that answer, in bytes.
+    pub memory_bytes: u64,
+    /// Memory that is free for guests on hosts that answer and take guests, in bytes.
+    pub free_bytes: u64,
+    /// Memory that drains have reserved, in bytes.
+    pub reserved_bytes: u64,
+}
+
+/// A drain that has not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FleetDrain {
+    /// What names it in commands.
+    pub id: String,
+    /// The host that is emptied.
+    pub host: String,
+    /// The host whose agent carries it on; `null` if none does.
+    pub owner: Option<String>,
+    /// How far it is.
+    pub state: DrainState,
+    /// Guests of the drain.
+    pub guests: u32,
+    /// Guests that have moved.
+    pub moved: u32,
 }

@@ -54,8 +54,8 @@ pub use doctor::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableH
 pub use domain::{domain_socket, is_domain_socket};
 pub use drain::{
     DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainStarted, DrainState,
-    DrainSteer, DrainTry, FleetHost, PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, UndrainGuest,
-    UndrainGuestState, UndrainRequest,
+    DrainSteer, DrainTry, FleetCount, FleetDrain, FleetHost, FleetStatus, PlaceAnswer, PlaceHost,
+    PlaceRequest, UndrainDetail, UndrainGuest, UndrainGuestState, UndrainRequest,
 };
 pub use error::{ErrorBody, code};
 pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};

@@ -66,9 +66,13 @@ pub const UNDRAIN: &str = "/v1/undrain";
 pub const PLACE: &str = "/v1/place";
 /// `GET`: list of [`FleetHost`](crate::FleetHost), as this host's store has them.
 pub const FLEET_HOSTS: &str = "/v1/fleet/hosts";
+/// `GET`: list of [`DrainDetail`](crate::DrainDetail), newest first: of all hosts that share this host's store.
+pub const FLEET_DRAINS: &str = "/v1/fleet/drains";
+/// `GET`: [`FleetStatus`](crate::FleetStatus). A store that does not answer is no error: the answer says so.
+pub const FLEET: &str = "/v1/fleet";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 32] = [
+pub const TABLE: [(&str, &str); 34] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),
@@ -101,6 +105,8 @@ pub const TABLE: [(&str, &str); 32] = [
     ("POST", UNDRAIN),
     ("POST", PLACE),
     ("GET", FLEET_HOSTS),
+    ("GET", FLEET_DRAINS),
+    ("GET", FLEET),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

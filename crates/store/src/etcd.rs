@@ -30,7 +30,7 @@ pub struct Options {
     pub endpoints: Vec<String>,
     /// What all keys begin with: `/linerate/CLUSTER/`.
     pub prefix: String,
-    /// What an `https` address needs; without it the system's authorities count.
+    /// What an `https` address needs.
     pub tls: Option<Tls>,
     /// Name and password, where the cluster wants them.
     pub user: Option<(String, String)>,

@@ -1,4 +1,5 @@
-//! The destinations of a drain: each is asked by its agent, and written into this host's store.
+//! The destinations of a drain. With a store of its own this host asks each agent, and writes what it says into the store; in a
+//! fleet that shares etcd, each host is in the store as it describes itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,14 +9,18 @@ use linerate_api::Cordon;
 use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Offer, Port};
 use linerate_fabric::probe::{Answer, Question};
 use linerate_store::fleet::records::{HostRecord, PortRecord};
+use linerate_store::fleet::{FleetError, View};
 
 use super::leaving::Leaving;
+use crate::agent::Agent;
 use crate::doctor::sides::find;
 use crate::faults::chain;
 use crate::security::Security;
 
 /// A host that does not answer within this is lost. It asks its guests and its QEMUs once.
-const ANSWER_WAIT: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(30);
+/// Hosts that are asked at the same time.
+const ASKED_AT_ONCE: usize = 32;
 /// The host that is drained.
 pub(super) const SOURCE: HostId = HostId(0);
 /// The network of hosts that have none in common: migrations between them go by routers. It is the source's first port, so that
@@ -26,14 +31,20 @@ const ROUTED_LEAST: u64 = 125_000_000;
 /// The only drain of a ledger.
 const DRAIN: DrainId = DrainId(0);
 
-/// A destination, as the operator named it.
+/// A destination.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
-    /// `HOST` or `HOST:PORT`.
-    pub named: String,
+    /// `HOST` or `HOST:PORT`, as the operator named it; of a fleet that shares a store also a name in it.
+    named: String,
+    /// `HOST`, `HOST:PORT` or an address, by which it answered last.
+    pub at: String,
     /// What it said last; none if it has never answered.
     pub record: Option<HostRecord>,
     pub cordon: Option<Cordon>,
+    /// Bytes that other drains have reserved there, as far as the store of a fleet says.
+    pub others_bytes: u64,
+    /// It is being emptied itself, as far as the store of a fleet says.
+    pub is_drained: bool,
     /// Bytes per second that it takes, where an earlier drain has measured less than its ports say.
     pub measured: Option<u64>,
     /// Why it did not answer the last time.
@@ -44,42 +55,168 @@ impl Destination {
     pub fn new(named: &str) -> Destination {
         Destination {
             named: named.to_owned(),
+            at: named.to_owned(),
             record: None,
             cordon: None,
+            others_bytes: 0,
+            is_drained: false,
             measured: None,
             lost: Some("it was not asked yet".into()),
         }
+    }
+
+    /// A host as the store of its fleet has it. `drain`: the one that looks.
+    fn of(name: &str, view: &View, drain: Option<&str>) -> Option<Destination> {
+        let mut one = Destination::new(name);
+        one.at = view.hosts.get(name)?.record.addresses.first().cloned().unwrap_or_default();
+        one.take(view, drain);
+        Some(one)
+    }
+
+    fn take(&mut self, view: &View, drain: Option<&str>) {
+        let Some(host) = view.hosts.get(self.name()).cloned() else {
+            self.lost = Some(format!("host {} is not in this fleet", self.name()));
+            return;
+        };
+        let others = view.reservations.values().filter(|one| Some(one.drain.as_str()) != drain);
+        let others = others.filter(|one| one.host == host.record.name);
+        self.others_bytes = others.map(|one| one.bytes).fold(0, u64::saturating_add);
+        self.cordon = host.cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms });
+        self.is_drained = host.drain.is_some();
+        self.lost = (!host.alive).then(|| "the fleet's store has not heard of it lately".to_owned());
+        self.record = Some(host.record);
     }
 
     /// As it calls itself, or as it was named.
     pub fn name(&self) -> &str {
         self.record.as_ref().map_or(&self.named, |record| &record.name)
     }
+
+    /// Where it can be asked, the last address that answered first.
+    fn places(&self) -> Vec<&str> {
+        let mut places = vec![self.at.as_str()];
+        let known = self.record.iter().flat_map(|record| &record.addresses).map(String::as_str);
+        // What the operator named is a name in the fleet's store if it was found there.
+        for place in known.chain([self.named.as_str()]) {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
 }
 
-/// Asks all of them at the same time.
-pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
+/// The hosts that were named; without a name all others of a fleet that shares a store. Each is asked, or looked up in the
+/// store.
+pub(super) fn named(
+    agent: &Agent,
+    to: &[String],
+    drain: Option<&str>,
+) -> Result<Vec<Destination>, FleetError> {
+    if agent.fleet.shared().is_none() {
+        let mut all: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
+        ask(&mut all, &agent.security);
+        return Ok(all);
+    }
+    let view = agent.fleet.fleet()?.view()?;
+    if to.is_empty() {
+        let others = view.hosts.keys().filter(|name| **name != agent.config.name);
+        return Ok(others.filter_map(|name| Destination::of(name, &view, drain)).collect());
+    }
+    let one = |name: &String| {
+        Destination::of(name, &view, drain).unwrap_or_else(|| {
+            let mut one = Destination::new(name);
+            ask_one(&mut one, &agent.security, ANSWER_WAIT);
+            if one.record.is_some() {
+                one.take(&view, drain);
+            }
+            one
+        })
+    };
+    Ok(to.iter().map(one).collect())
+}
+
+/// The destinations as they are now: each is asked, or looked up in the store that it shares.
+pub(super) fn renew(
+    agent: &Agent,
+    destinations: &mut [Destination],
+    drain: Option<&str>,
+) -> Result<(), FleetError> {
+    if agent.fleet.shared().is_none() {
+        ask(destinations, &agent.security);
+        return Ok(());
+    }
+    let view = agent.fleet.fleet()?.view()?;
+    let mut unsure: Vec<&mut Destination> = Vec::new();
+    for one in destinations {
+        let was_there = one.lost.is_none();
+        if one.record.is_some() {
+            one.take(&view, drain);
+        }
+        // One that was named and has never answered is nobody yet. And after a pause of etcd's all hosts come back one by one.
+        if one.record.is_none() || (was_there && one.lost.is_some()) {
+            unsure.push(one);
+        }
+    }
     std::thread::scope(|scope| {
-        for one in destinations {
-            scope.spawn(move || ask_one(one, security));
+        for one in unsure {
+            let view = &view;
+            scope.spawn(move || {
+                let was_known = one.record.is_some();
+                ask_one(one, &agent.security, ANSWER_WAIT);
+                if !was_known && one.record.is_some() {
+                    one.take(view, drain);
+                }
+            });
         }
     });
+    Ok(())
 }
 
-fn ask_one(one: &mut Destination, security: &Arc<Security>) {
-    let lost = match find(&one.named, &Question::Host, ANSWER_WAIT, security) {
-        Ok((_, Answer::Host { record, cordon })) => match serde_json::from_value::<HostRecord>(*record) {
-            Ok(record) => {
-                (one.record, one.cordon) = (Some(record), cordon);
-                None
+/// Asks all of them.
+pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
+    for some in destinations.chunks_mut(ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            for one in some {
+                scope.spawn(move || ask_one(one, security, ANSWER_WAIT));
             }
-            Err(error) => Some(format!("its answer cannot be read: {error}")),
+        });
+    }
+}
+
+/// At each of its addresses, until one answers. Each has `wait` for it.
+pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Duration) {
+    let mut first = None;
+    let places: Vec<String> = one.places().into_iter().map(str::to_owned).collect();
+    for at in places {
+        match answer(&at, security, wait) {
+            Ok((record, _)) if one.record.as_ref().is_some_and(|known| known.name != record.name) => {
+                first.get_or_insert(format!("host {} answers at {at}", record.name));
+            }
+            Ok((record, cordon)) => {
+                (one.at, one.record, one.cordon, one.lost) = (at, Some(record), cordon, None);
+                return;
+            }
+            Err(why) => drop(first.get_or_insert(why)),
+        }
+    }
+    one.lost = first;
+}
+
+fn answer(
+    at: &str,
+    security: &Arc<Security>,
+    wait: Duration,
+) -> Result<(HostRecord, Option<Cordon>), String> {
+    match find(at, &Question::Host, wait, security) {
+        Ok((_, Answer::Host { record, cordon })) => match serde_json::from_value(*record) {
+            Ok(record) => Ok((record, cordon)),
+            Err(error) => Err(format!("its answer cannot be read: {error}")),
         },
-        Ok((_, Answer::Refused { why })) => Some(why),
-        Ok(_) => Some("its agent answers another question: is it of another version?".into()),
-        Err(error) => Some(chain(&error)),
-    };
-    one.lost = lost;
+        Ok((_, Answer::Refused { why })) => Err(why),
+        Ok(_) => Err("its agent answers another question: is it of another version?".into()),
+        Err(error) => Err(chain(&error)),
+    }
 }
 
 /// What a destination takes, in bytes per second: as the ports say, or less where that was measured.
@@ -102,7 +239,9 @@ pub(super) fn ledger(
     ledger.add_host(host(source, &source_ports(source)));
     for one in destinations {
         let there = |record| host(record, &destination_ports(source, record));
-        let id = ledger.add_host(one.record.as_ref().map_or_else(nothing, there));
+        let mut host = one.record.as_ref().map_or_else(nothing, there);
+        host.reserve_bytes = host.reserve_bytes.saturating_add(one.others_bytes);
+        let id = ledger.add_host(host);
         ledger.cordon(id, one.cordon.is_some());
         ledger.lose(id, one.lost.is_some());
     }

@@ -8,6 +8,8 @@
 //! | here | drains are begun, planned, taken up after a restart, shown, steered |
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
 //! | `undrain` | the guests of the last drain come back |
+//! | `lost` | drains of hosts that are lost are ended |
+//! | `status` | the fleet, for people |
 //! | `sessions` | the migration of each guest, as the controller orders it |
 //! | `member` | a guest of a drain, as it is shown and kept |
 //! | `leaving` | the guests of this host |
@@ -15,9 +17,11 @@
 
 mod hosts;
 mod leaving;
+pub(crate) mod lost;
 mod member;
 mod owner;
 mod sessions;
+pub(crate) mod status;
 pub(crate) mod undrain;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +31,7 @@ use std::time::Duration;
 
 use linerate_api::{
     DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState, ErrorBody,
-    FleetHost, MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
+    MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
 };
 use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::{GuestId, HostId, Request};
@@ -53,6 +57,8 @@ const TRIED_AT_ONCE: usize = 4;
 const TRY_MAX: Duration = Duration::from_secs(120);
 /// An order to a drain is taken within this: its thread waits for the store at most.
 const STEER_MAX: Duration = Duration::from_secs(20);
+/// A drain that cannot be taken up is tried again after this.
+const RESUME_AGAIN: Duration = Duration::from_secs(1);
 /// Drains that are shown, the open one included.
 const SHOWN: usize = 50;
 
@@ -67,6 +73,10 @@ enum Input {
     Placed(Vec<Destination>, Vec<(GuestId, PlaceResult)>),
     /// The destinations as they are with a guest that has arrived.
     Arrived(GuestId, Vec<Destination>),
+    /// The destinations as they are now; none if that could not be found out.
+    Hosts(Option<Vec<Destination>>),
+    /// A migration failed, and its destination was asked, as after the session with this number.
+    Judged(GuestId, u64, linerate_core::Fault, Box<Destination>),
     StoreFailed(String),
     Found(GuestId, Whereabouts),
 }
@@ -107,15 +117,15 @@ fn sorted(mut guests: Vec<DrainGuest>) -> Vec<DrainGuest> {
     guests
 }
 
-fn of_fleet(error: &FleetError) -> ErrorBody {
+fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
     match error {
         FleetError::Draining { .. } => refused(
             format!("{error}; nothing was begun"),
             "`linerate drain status` shows it, `linerate drain abort` ends it",
         ),
         FleetError::Store(_) | FleetError::Damaged { .. } => {
-            ErrorBody::new("journal_failed", format!("the drain cannot be kept: {error}; nothing was begun"))
-                .with_hint("see fleet.redb under state_dir: is its disk full or damaged?")
+            ErrorBody::new("journal_failed", format!("the store fails: {error}; nothing was begun"))
+                .with_hint(agent.fleet.hint())
         }
         _ => refused(error.to_string(), ""),
     }
@@ -140,9 +150,10 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         let text = format!("this is host {own}: its agent does not drain host {other}; nothing was begun");
         return Err(refused(text, format!("run the command on {other}")));
     }
-    if request.to.is_empty() {
-        let text = "no destination is named, and this host has no list of hosts";
-        return Err(ErrorBody::new(code::USAGE, text).with_hint("name them: --to HOST,HOST"));
+    if request.to.is_empty() && agent.fleet.shared().is_none() {
+        let text = "no destination is named, and this host shares no store with others";
+        return Err(ErrorBody::new(code::USAGE, text)
+            .with_hint("name them: --to HOST,HOST; or configure [fleet] in agent.toml"));
     }
     let Found { guests, unsettled, arriving, mut warnings } =
         leaving::look_with_domains(agent, request.mode).await;
@@ -160,12 +171,16 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     }
     let (asking, to) = (agent.clone(), request.to.clone());
     let asked = tokio::task::spawn_blocking(move || {
-        let mut destinations: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
-        hosts::ask(&mut destinations, &asking.security);
-        (asking.describer.describe(), destinations, measured_before(&asking))
+        let destinations = hosts::named(&asking, &to, None)?;
+        Ok((asking.describer.describe(), destinations, measured_before(&asking)))
     });
-    let (source, destinations, known) =
+    let asked: Result<_, FleetError> =
         asked.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
+    let (source, destinations, known) = asked.map_err(|error| of_fleet(&error, agent))?;
+    if destinations.is_empty() {
+        let text = "the fleet has no other host, and nothing was begun";
+        return Err(refused(text, "`linerate fleet hosts` shows those that are known"));
+    }
     let mut destinations = distinct(destinations, &own, &mut warnings)?;
     destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
     let members = guests.into_iter().map(Member::new).collect();
@@ -187,11 +202,11 @@ fn distinct(all: Vec<Destination>, own: &str, warnings: &mut Vec<String>) -> Ans
     let mut kept: Vec<Destination> = Vec::new();
     for one in all {
         if one.record.is_some() && one.name() == own {
-            let text = format!("{} is this host itself; nothing was begun", one.named);
+            let text = format!("{} is this host itself; nothing was begun", one.at);
             return Err(ErrorBody::new(code::USAGE, text).with_hint("name other hosts with --to"));
         }
         if let Some(lost) = &one.lost {
-            warnings.push(format!("{} does not answer: {lost}", one.named));
+            warnings.push(format!("{} does not answer: {lost}", one.name()));
         }
         if !kept.iter().any(|other| other.name() == one.name()) {
             kept.push(one);
@@ -248,8 +263,9 @@ fn begin_with(
             "name other hosts with --to; `linerate place GUEST --to HOST` shows what each lacks",
         ));
     }
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
-    owner::register(&fleet, &ready.source, &ready.destinations).map_err(|error| of_fleet(&error))?;
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    owner::register(agent, &fleet, &ready.source, &ready.destinations)
+        .map_err(|error| of_fleet(&error, agent))?;
     let id = drain_id();
     let kept = owner::kept(&request);
     let record = DrainRecord {
@@ -269,7 +285,7 @@ fn begin_with(
         begun_ms: unix_ms(),
         ended_ms: None,
     };
-    let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error))?;
+    let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error, agent))?;
     // What was found out for the refusal is found out again, with a reservation.
     for member in &mut ready.members {
         (member.to, member.nowhere) = (None, None);
@@ -366,7 +382,7 @@ fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
                     let at = member.to.map_or(0, |host| host.0 as usize);
                     let Some(to) = destinations.get(at.wrapping_sub(1)) else { return };
                     let name = member.guest.name.clone();
-                    let asked = sessions::request(&name, false, &to.named, request);
+                    let asked = sessions::request(&name, false, &to.at, request);
                     if let Err(error) =
                         try_one(agent, linerate_api::MigrateRequest { dry_run: true, ..asked })
                     {
@@ -472,29 +488,35 @@ fn nothing() -> DrainDetail {
 
 // ---- after a restart ----
 
-/// Takes up the drain of this host that was open when the agent ended.
+/// Takes up the drain of this host that was open when the agent ended. A store that does not answer is waited for, and so is the
+/// end of the lease with which an earlier process of this agent owned the drain.
 pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle) {
-    let (resuming, drains) = (agent.clone(), drains.clone());
-    let run = move || match resume_now(&resuming, &drains, runtime) {
-        Ok(()) => {}
-        Err(error) => tracing::error!(error = error.message, "an open drain of this host was not taken up"),
+    let (agent, drains) = (agent.clone(), drains.clone());
+    let run = move || {
+        let mut told = String::new();
+        while let Err(error) = resume_now(&agent, &drains, runtime.clone()) {
+            if told != error.message {
+                tracing::error!(error = error.message, "an open drain of this host is not taken up yet");
+                told = error.message;
+            }
+            std::thread::sleep(RESUME_AGAIN);
+        }
     };
     let _ = std::thread::Builder::new().name("drain-resume".into()).spawn(run);
 }
 
 fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle) -> Answer<()> {
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
-    let view = fleet.view().map_err(|error| of_fleet(&error))?;
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
     let Some(id) = view.hosts.get(&agent.config.name).and_then(|host| host.drain.clone()) else {
         return Ok(());
     };
-    let (ownership, record) = fleet.take_over(&id).map_err(|error| of_fleet(&error))?;
+    let (ownership, record) = fleet.take_over(&id).map_err(|error| of_fleet(&error, agent))?;
     let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
         ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
     })?;
-    let mut destinations: Vec<Destination> =
-        kept.request.to.iter().map(|name| Destination::new(name)).collect();
-    hosts::ask(&mut destinations, &agent.security);
+    let mut destinations =
+        hosts::named(agent, &kept.request.to, Some(&id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
     let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
@@ -560,20 +582,21 @@ fn of_record(record: &DrainRecord) -> DrainDetail {
     }
 }
 
-/// Drains that are known, newest first.
-pub(crate) fn list(agent: &Agent, drains: &Drains) -> Answer<Vec<DrainDetail>> {
+/// Drains that are known, newest first: of this host, or of the whole fleet that shares a store.
+pub(crate) fn list(agent: &Agent, drains: &Drains, of_fleet_too: bool) -> Answer<Vec<DrainDetail>> {
     let open = drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
     let view = agent.fleet.fleet().and_then(|fleet| fleet.view());
     let mut all: Vec<DrainDetail> = match view {
         Ok(view) => view.drains.values().map(|drain| of_record(&drain.record)).collect(),
         // The one that runs is known without the store.
-        Err(_) if open.is_some() => Vec::new(),
-        Err(error) => return Err(of_fleet(&error)),
+        Err(_) if open.is_some() && !of_fleet_too => Vec::new(),
+        Err(error) => return Err(of_fleet(&error, agent)),
     };
     if let Some(open) = open {
         all.retain(|one| one.id != open.id);
         all.push(open);
     }
+    all.retain(|one| of_fleet_too || one.host == agent.config.name);
     all.sort_by_key(|one| std::cmp::Reverse(one.begun_unix_ms));
     all.truncate(SHOWN);
     Ok(all)
@@ -586,7 +609,11 @@ fn unknown(id: &str) -> ErrorBody {
 
 /// One of them.
 pub(crate) fn show(agent: &Agent, drains: &Drains, id: &str) -> Answer<DrainDetail> {
-    list(agent, drains)?.into_iter().find(|one| one.id == id).ok_or_else(|| unknown(id))
+    match list(agent, drains, false)?.into_iter().find(|one| one.id == id) {
+        Some(found) => Ok(found),
+        // Of another host that shares the store.
+        None => list(agent, drains, true)?.into_iter().find(|one| one.id == id).ok_or_else(|| unknown(id)),
+    }
 }
 
 /// Pauses, resumes or aborts a drain. Returns when that is written.
@@ -594,8 +621,16 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
     let found = show(agent, drains, id)?;
     let open = drains.open.lock().clone();
     let open = open.filter(|drain| drain.detail.lock().id == id);
-    let Some(drain) = open.filter(|_| !found.is_over()) else {
+    if found.host != agent.config.name {
+        let text = format!("drain {id} empties host {}; nothing was changed", found.host);
+        return Err(refused(text, format!("run the command on {}", found.host)));
+    }
+    if found.is_over() {
         return Err(ErrorBody::new(code::TOO_LATE, format!("drain {id} is over")));
+    }
+    let Some(drain) = open else {
+        let text = format!("drain {id} is not taken up yet by this agent; nothing was changed");
+        return Err(refused(text, "the agent's log says what it waits for; try again"));
     };
     let (done, answer) = channel();
     let sent = drain.inbox.send(Input::Steer(order, done));
@@ -640,28 +675,4 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
         best: placed.filter(|_| own.is_none()).and_then(name),
         hosts: hosts.collect(),
     })
-}
-
-/// Hosts that this host's store knows.
-pub(crate) fn fleet_hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
-    // Others are as they were when a drain asked them last; this one is as it is.
-    fleet.register(&agent.describer.describe()).map_err(|error| of_fleet(&error))?;
-    let view = fleet.view().map_err(|error| of_fleet(&error))?;
-    let hosts = view.hosts.into_values().map(|host| FleetHost {
-        host: host.record.name.clone(),
-        addresses: host.record.addresses.clone(),
-        alive: host.alive,
-        cordon: host
-            .cordon
-            .clone()
-            .map(|cordon| linerate_api::Cordon { by: cordon.by, since_unix_ms: cordon.since_ms }),
-        drain: host.drain.clone(),
-        memory_bytes: host.record.memory_bytes,
-        free_bytes: host.free_bytes(),
-        reserved_bytes: host.reserved_bytes,
-        guests: u32::try_from(host.record.guests.len()).unwrap_or(u32::MAX),
-        ports_bytes_per_s: host.record.ports.iter().map(|port| port.bytes_per_s).sum(),
-    });
-    Ok(hosts.collect())
 }

@@ -37,6 +37,10 @@ const COPIES_MAX: usize = 8;
 const PORTS_MAX: usize = 63;
 /// How often this host is looked at for new guests, changed ports, and guests that recovery has settled.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often the destinations are looked at.
+const LOOK_AT_HOSTS: Duration = Duration::from_secs(5);
+/// A destination whose migration has failed answers within this, or it is lost.
+const JUDGE_WAIT: Duration = Duration::from_secs(10);
 /// What is shown is renewed at most so often.
 const SHOW: Duration = Duration::from_millis(100);
 /// The store is asked again after so long.
@@ -80,6 +84,8 @@ pub(super) struct Owner {
     is_again: bool,
     /// Guests that have moved, whose hosts do not list them yet.
     arriving: BTreeSet<GuestId>,
+    /// Guests whose migration has failed, and whose destination is being asked, with the number of their session.
+    judging: BTreeMap<GuestId, u64>,
     next_number: u64,
     /// Guests that were placed, until the store has given their reservation up.
     reserved: BTreeMap<GuestId, HostId>,
@@ -89,6 +95,20 @@ pub(super) struct Owner {
     /// What the store has, and since when it does not answer.
     saved: Option<DrainRecord>,
     away: Option<Instant>,
+    /// Another agent has ended the drain: why nothing is written any more.
+    disowned: Option<String>,
+    /// Destinations that do not answer, or are emptied themselves: as the controller was told.
+    unusable: BTreeMap<HostId, Unusable>,
+    /// The destinations are being looked at, since then.
+    hosts_looked: Instant,
+    looks_at_hosts: bool,
+}
+
+/// Why no guest goes to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unusable {
+    Lost,
+    Drained,
 }
 
 impl Owner {
@@ -122,6 +142,7 @@ impl Owner {
             settling: BTreeMap::new(),
             is_again,
             arriving: BTreeSet::new(),
+            judging: BTreeMap::new(),
             next_number: 0,
             reserved: BTreeMap::new(),
             warnings: warnings.into_iter().collect(),
@@ -129,6 +150,10 @@ impl Owner {
             shown: Instant::now(),
             saved: None,
             away: None,
+            disowned: None,
+            unusable: BTreeMap::new(),
+            hosts_looked: Instant::now(),
+            looks_at_hosts: false,
         }
     }
 
@@ -297,13 +322,20 @@ impl Owner {
             }
             Input::Session(id, number, report) => self.report(id, number, report),
             Input::Placed(destinations, results) => {
-                self.destinations = destinations;
+                self.hosts_are(destinations);
                 results.into_iter().for_each(|(id, result)| self.placed(id, result));
             }
             Input::Arrived(id, destinations) => {
-                self.destinations = destinations;
                 self.arriving.remove(&id);
+                self.hosts_are(destinations);
             }
+            Input::Hosts(destinations) => {
+                self.looks_at_hosts = false;
+                if let Some(destinations) = destinations {
+                    self.hosts_are(destinations);
+                }
+            }
+            Input::Judged(id, number, fault, destination) => self.judged(id, number, fault, *destination),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::Found(id, moved) => self.found(id, moved),
         }
@@ -367,7 +399,7 @@ impl Owner {
         self.next_number += 1;
         let line = Line { to: self.to_self.clone(), guest: id, number: self.next_number };
         (member.to, member.sample, member.copy_began) = (Some(host), None, None);
-        let asked = request(&member.guest.name, member.guest.domain, &to.named, &self.kept.request);
+        let asked = request(&member.guest.name, member.guest.domain, &to.at, &self.kept.request);
         self.sessions.insert(id, Session::prepare(&self.agent, line, asked));
     }
 
@@ -399,6 +431,7 @@ impl Owner {
                 let event = self.cancelled(id, fault);
                 self.handle(event);
             }
+            End::Stays(fault) if fault.code.retry_can_help() => self.judge(id, fault),
             End::Stays(fault) => self.handle(Event::Failed { guest: id, fault }),
             End::Unknown(fault) => {
                 self.settling.insert(id, Settling::new(now, Some(fault)));
@@ -422,15 +455,14 @@ impl Owner {
         let key = member.guest.key.clone();
         self.handle(Event::Moved { guest: id });
         // Its memory is never free in between: the reservation stays until its host lists it.
-        let (fleet, ownership, security) =
-            (self.fleet.clone(), self.ownership.clone(), self.agent.security.clone());
+        let (fleet, ownership, agent) = (self.fleet.clone(), self.ownership.clone(), self.agent.clone());
         let (mut destinations, source, to_self) =
             (self.destinations.clone(), self.source.clone(), self.to_self.clone());
         std::thread::spawn(move || {
             for _ in 0..ARRIVAL_ASKS {
-                hosts::ask(&mut destinations, &security);
-                let done =
-                    register(&fleet, &source, &destinations).and_then(|()| fleet.arrived(&ownership, &key));
+                let done = hosts::renew(&agent, &mut destinations, Some(ownership.drain()))
+                    .and_then(|()| register(&agent, &fleet, &source, &destinations))
+                    .and_then(|()| fleet.arrived(&ownership, &key));
                 match done {
                     Err(FleetError::Place { .. }) => std::thread::sleep(ARRIVAL_PAUSE),
                     Err(error) => {
@@ -446,10 +478,100 @@ impl Owner {
         self.arriving.insert(id);
     }
 
+    /// A migration failed by something that may pass. If its destination does not answer, the guest goes elsewhere at once.
+    fn judge(&mut self, id: GuestId, fault: Fault) {
+        let to = self.members.get(id.0 as usize).and_then(|member| member.to);
+        let known = to.and_then(|host| self.destinations.get((host.0 as usize).wrapping_sub(1)));
+        let Some(mut destination) = known.cloned() else {
+            return self.handle(Event::Failed { guest: id, fault });
+        };
+        let (to_self, security, number) =
+            (self.to_self.clone(), self.agent.security.clone(), self.next_number);
+        self.judging.insert(id, number);
+        std::thread::spawn(move || {
+            hosts::ask_one(&mut destination, &security, JUDGE_WAIT);
+            let _ = to_self.send(Input::Judged(id, number, fault, Box::new(destination)));
+        });
+    }
+
+    fn judged(&mut self, id: GuestId, number: u64, fault: Fault, destination: Destination) {
+        if self.judging.get(&id) != Some(&number) {
+            return;
+        }
+        self.judging.remove(&id);
+        let is_lost = destination.lost.is_some();
+        let host = self.members.get(id.0 as usize).and_then(|member| member.to);
+        let at = host.and_then(|host| self.destinations.get_mut((host.0 as usize).wrapping_sub(1)));
+        if let Some(one) = at.filter(|one| one.name() == destination.name()) {
+            *one = destination;
+        }
+        match host.filter(|_| is_lost) {
+            Some(host) => {
+                tracing::info!(guest = id.0, %fault, "its destination does not answer: it goes elsewhere");
+                self.unusable.insert(host, Unusable::Lost);
+                self.handle(Event::HostLost(host));
+                self.handle(Event::Cancelled { guest: id });
+            }
+            None => self.handle(Event::Failed { guest: id, fault }),
+        }
+    }
+
+    /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being copied
+    /// is not lost: the links are watched by its session.
+    fn hosts_are(&mut self, destinations: Vec<Destination>) {
+        self.destinations = destinations;
+        let copies: BTreeSet<HostId> = self
+            .controller
+            .guests()
+            .filter(|(_, state, _)| matches!(state, State::Copying))
+            .filter_map(|(id, ..)| self.members.get(id.0 as usize)?.to)
+            .collect();
+        let mut events = Vec::new();
+        for (host, one) in (1..).map(HostId).zip(&self.destinations) {
+            let now = match (&one.lost, one.is_drained) {
+                (Some(_), _) => Some(Unusable::Lost),
+                (None, true) => Some(Unusable::Drained),
+                (None, false) => None,
+            };
+            if now == self.unusable.get(&host).copied()
+                || (now == Some(Unusable::Lost) && copies.contains(&host))
+            {
+                continue;
+            }
+            events.push(match now {
+                Some(Unusable::Lost) => Event::HostLost(host),
+                Some(Unusable::Drained) => Event::HostDrained(host),
+                None => Event::HostFound(host),
+            });
+            match now {
+                Some(why) => drop(self.unusable.insert(host, why)),
+                None => drop(self.unusable.remove(&host)),
+            }
+        }
+        events.into_iter().for_each(|event| self.handle(event));
+    }
+
+    fn look_at_hosts(&mut self) {
+        if self.looks_at_hosts || self.hosts_looked.elapsed() < LOOK_AT_HOSTS {
+            return;
+        }
+        (self.looks_at_hosts, self.hosts_looked) = (true, Instant::now());
+        let (agent, to_self, drain) = (self.agent.clone(), self.to_self.clone(), self.record.id.clone());
+        let mut destinations = self.destinations.clone();
+        std::thread::spawn(move || {
+            let looked = hosts::renew(&agent, &mut destinations, Some(&drain));
+            let _ = to_self.send(Input::Hosts(looked.ok().map(|()| destinations)));
+        });
+    }
+
     /// What changes without a word: guests that are started here, ports, guests that recovery has settled.
     fn look(&mut self) {
         self.looked = Instant::now();
         self.settle();
+        self.look_at_hosts();
+        if self.disowned.is_none() && !self.fleet.owns(&self.ownership) {
+            self.store_failed("the lease with which this agent owns the drain has ended".into());
+        }
         let over = |state: &DrainGuestState| matches!(state, DrainGuestState::Moved | DrainGuestState::Gone);
         let guests = self.guests();
         // One that has left and is here again is another one.
@@ -536,8 +658,10 @@ impl Owner {
         if self.away.is_some_and(|since| since.elapsed() < STORE_AGAIN) {
             return;
         }
-        let written = self.fleet.update(&self.ownership, &self.record);
-        match written {
+        if self.disowned.is_some() {
+            return;
+        }
+        match self.write() {
             Ok(()) => {
                 self.saved = Some(self.record.clone());
                 if self.away.take().is_some() {
@@ -547,6 +671,9 @@ impl Owner {
                     self.handle(Event::Store(true));
                 }
             }
+            Err(error @ (FleetError::Owned { .. } | FleetError::HasEnded(_) | FleetError::NoDrain(_))) => {
+                self.disown(&error)
+            }
             Err(error) => {
                 let known = self.away.is_some();
                 self.store_failed(error.to_string());
@@ -555,6 +682,37 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Writes the record. Ownership that ended with a lease is taken again first, unless another agent has the drain.
+    fn write(&mut self) -> Result<(), FleetError> {
+        // A result whose answer was lost.
+        if self.record.state == Stored::Ended
+            && self.fleet.drain(&self.record.id)?.as_ref() == Some(&self.record)
+        {
+            return Ok(());
+        }
+        if self.fleet.owns(&self.ownership) {
+            match self.fleet.update(&self.ownership, &self.record) {
+                Err(FleetError::NotOwner(_)) => {}
+                written => return written,
+            }
+        }
+        let (ownership, _) = self.fleet.take_over(&self.record.id)?;
+        tracing::info!(drain = self.record.id, "owned again, with another lease");
+        self.ownership = ownership;
+        self.fleet.update(&self.ownership, &self.record)
+    }
+
+    /// Another agent took this host for lost, and has ended the drain, or is about to. What runs is cancelled.
+    fn disown(&mut self, error: &FleetError) {
+        let why = format!("another host took this one for lost and ended the drain: {error}");
+        tracing::error!(drain = self.record.id, why, "the drain is aborted");
+        self.warnings.retain(|text| !text.starts_with("the store does not answer"));
+        self.warnings.insert(why.clone());
+        (self.disowned, self.away) = (Some(why), None);
+        self.record.state = Stored::Aborting;
+        self.handle(Event::Abort);
     }
 
     fn show(&mut self) {

@@ -41,8 +41,8 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
     if let Some(going) = slot.as_ref().filter(|one| !one.over) {
         return Ok(going.clone());
     }
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error))?;
-    let view = fleet.view().map_err(|error| of_fleet(&error))?;
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
     let mut known: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
     known.retain(|drain| drain.host == *own);
     known.sort_by_key(|drain| Reverse(drain.begun_ms));
@@ -73,10 +73,13 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
             }
         }
     }
+    if agent.fleet.shared().is_some() {
+        to = moved.values().filter_map(|guest| guest.to.clone()).collect();
+    }
     let (moved, to): (Vec<DrainGuest>, Vec<String>) =
         (moved.into_values().collect(), to.into_iter().collect());
     // It refuses while a drain is open.
-    agent.fleet.lift_cordon().map_err(|error| of_fleet(&error))?;
+    agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
     let shown = |guest: &DrainGuest| UndrainGuest {
         guest: guest.guest.clone(),
         from: guest.to.clone().unwrap_or_default(),
@@ -111,8 +114,10 @@ pub(crate) fn show(drains: &Drains) -> Answer<UndrainDetail> {
 }
 
 fn all(agent: &Arc<Agent>, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
-    let mut hosts: Vec<Destination> = to.iter().map(|name| Destination::new(name)).collect();
-    hosts::ask(&mut hosts, &agent.security);
+    let hosts = hosts::named(agent, to, None).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the fleet's hosts cannot be looked up");
+        Vec::new()
+    });
     let mut of_host: BTreeMap<&str, Vec<(usize, &DrainGuest)>> = BTreeMap::new();
     for (at, guest) in moved.iter().enumerate() {
         of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
@@ -171,11 +176,12 @@ fn one(agent: &Agent, guest: &DrainGuest, host: Option<&Destination>) -> Answer<
             by_hand,
         ));
     };
+    let mut host = host.clone();
     let port = agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
     let question = Question::SendBack { session, port };
     let mut answered = Instant::now();
     loop {
-        match find(&host.named, &question, ASK_WAIT, &agent.security) {
+        match find(&host.at, &question, ASK_WAIT, &agent.security) {
             Ok((_, Told::SendBack { state: SentBack::Moving })) => answered = Instant::now(),
             Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
             // It may have arrived before the other host's agent forgot about it.
@@ -186,7 +192,8 @@ fn one(agent: &Agent, guest: &DrainGuest, host: Option<&Destination>) -> Answer<
             Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
             Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
             Err(_) if is_back(agent, guest) => return Ok(()),
-            Err(_) => {}
+            // By another of its addresses.
+            Err(_) => hosts::ask_one(&mut host, &agent.security, ASK_WAIT),
         }
         std::thread::sleep(ASK_AGAIN);
     }

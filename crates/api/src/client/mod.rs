@@ -14,9 +14,9 @@ use serde::de::DeserializeOwned;
 use crate::{
     AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
     DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
-    GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
-    MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer, QosRequest,
-    ResolveRequest, StartGuest, StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
+    FleetStatus, GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest,
+    MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer,
+    QosRequest, ResolveRequest, StartGuest, StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -189,6 +189,16 @@ impl Client {
     /// Hosts that this host's store knows.
     pub async fn fleet_hosts(&self) -> Result<Vec<FleetHost>, ClientError> {
         self.get(paths::FLEET_HOSTS).await
+    }
+
+    /// The drains of all hosts that share the store, newest first.
+    pub async fn fleet_drains(&self) -> Result<Vec<DrainDetail>, ClientError> {
+        self.get(paths::FLEET_DRAINS).await
+    }
+
+    /// The fleet, and this host's part in it.
+    pub async fn fleet(&self) -> Result<FleetStatus, ClientError> {
+        self.get(paths::FLEET).await
     }
 
     /// Lines of the audit log, oldest first.

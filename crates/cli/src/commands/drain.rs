@@ -71,9 +71,8 @@ async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure>
 
 /// The last one, or the one whose name begins so.
 async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Failure> {
-    let all = context.client.drains().await?;
     let Some(prefix) = &which.id else {
-        return all.into_iter().next().ok_or_else(|| {
+        return context.client.drains().await?.into_iter().next().ok_or_else(|| {
             Failure::new(
                 Exit::Refused,
                 "no drain of this host is known",
@@ -81,6 +80,7 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
             )
         });
     };
+    let all = context.client.fleet_drains().await?;
     let mut found: Vec<DrainDetail> = all.into_iter().filter(|one| one.id.starts_with(prefix)).collect();
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
@@ -118,12 +118,19 @@ pub async fn place(flags: &PlaceFlags, context: &Context) -> Result<Exit, Failur
 /// The store's view.
 pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
+        FleetCommand::Status => {
+            let status = context.client.fleet().await?;
+            context.answer(&status, || drain::fleet(&status, context.out.paint))?;
+            if status.error.is_some() {
+                return Ok(Exit::Failed);
+            }
+        }
         FleetCommand::Hosts => {
             let hosts = context.client.fleet_hosts().await?;
             context.answer(&hosts, || drain::hosts(&hosts, context.out.paint))?;
         }
         FleetCommand::Drains => {
-            let drains = context.client.drains().await?;
+            let drains = context.client.fleet_drains().await?;
             context.answer(&drains, || drain::list(&drains, context.out.paint))?;
         }
     }

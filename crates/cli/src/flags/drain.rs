@@ -14,7 +14,7 @@ pub struct DrainFlags {
     /// Name of the host, which must be this one: guards against the wrong terminal
     #[arg(value_name = "HOST")]
     pub host: Option<String>,
-    /// The destinations' agents. Each guest goes to the one that suits it
+    /// The destinations. Each guest goes to the one that suits it [default: every other host of a fleet that shares etcd]
     #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
     pub to: Vec<String>,
     /// Guests that stay
@@ -100,8 +100,8 @@ pub struct PlaceFlags {
     /// Name of a guest of this host
     #[arg(value_name = "GUEST")]
     pub guest: String,
-    /// The hosts to look at
-    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', required = true, value_parser = units::host)]
+    /// The hosts to look at [default: every other host of a fleet that shares etcd]
+    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
     pub to: Vec<String>,
     /// Show for each host what the guest lacks there
     #[arg(long)]
@@ -118,8 +118,10 @@ impl PlaceFlags {
 /// `linerate fleet`
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
-    /// Show the hosts that this host's store knows, as a drain asked them last
+    /// Show whether the store answers, what its hosts have together, and which drains go on
+    Status,
+    /// Show the hosts that the store knows. Without etcd they are as a drain asked them last
     Hosts,
-    /// List the drains of this host, newest first
+    /// List the drains of this host, or of all hosts that share etcd, newest first
     Drains,
 }

@@ -2,7 +2,7 @@
 
 use console::truncate_str;
 use linerate_api::{
-    DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, PlaceAnswer, UndrainDetail,
+    DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, FleetStatus, PlaceAnswer, UndrainDetail,
     UndrainGuest, UndrainGuestState,
 };
 
@@ -261,7 +261,7 @@ pub fn sentence(guest: &DrainGuest) -> Option<String> {
 /// Drains of a host.
 pub fn list(drains: &[DrainDetail], paint: Paint) -> String {
     if drains.is_empty() {
-        return "no drain of this host is known; begin one with `linerate drain --to HOST`\n".into();
+        return "no drain is known; begin one with `linerate drain --to HOST`\n".into();
     }
     let mut rows = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Left]);
     rows.row(["ID", "HOST", "STATE", "MOVED", "BY"].map(|head| paint.dim(head)));
@@ -337,4 +337,42 @@ pub fn hosts(hosts: &[FleetHost], paint: Paint) -> String {
         ]);
     }
     rows.lines(0).join("\n") + "\n"
+}
+
+/// The fleet, and this host's part in it.
+pub fn fleet(status: &FleetStatus, paint: Paint) -> String {
+    let mark = if status.error.is_none() { paint.green("✓") } else { paint.red("✗") };
+    let shared = if status.shared { "shared" } else { "of this host alone" };
+    let mut lines = vec![format!("{mark} store    {} ({shared})", clean(&status.store))];
+    if let Some(error) = &status.error {
+        lines.push(format!("           {}", paint.red(&clean(error))));
+    }
+    if let Some(hosts) = &status.hosts {
+        lines.push(format!(
+            "  hosts    {} known, {} answer, {} take no guests",
+            hosts.known, hosts.answer, hosts.cordoned
+        ));
+        lines.push(format!("  guests   {}", hosts.guests));
+        lines.push(format!(
+            "  memory   {} free of {}, {} reserved",
+            bytes(hosts.free_bytes),
+            bytes(hosts.memory_bytes),
+            bytes(hosts.reserved_bytes)
+        ));
+    }
+    for one in &status.drains {
+        let owner = match &one.owner {
+            Some(owner) => format!("host {}", clean(owner)),
+            None => paint.yellow("nobody"),
+        };
+        lines.push(format!(
+            "  drain    {} empties {}: {} of {} moved, carried on by {owner}",
+            paint.bold(&clean(&one.id)),
+            clean(&one.host),
+            one.moved,
+            one.guests
+        ));
+    }
+    lines.extend(status.warnings.iter().map(|text| format!("{} {}", paint.yellow("!"), clean(text))));
+    lines.join("\n") + "\n"
 }

@@ -1,7 +1,9 @@
 //! Drains: begun, owned, taken over, ended.
 
+use std::collections::BTreeSet;
+
 use super::records::{Cordon, DrainRecord, DrainState, OwnerRecord};
-use super::{Fleet, FleetError, check_name, put};
+use super::{Fleet, FleetError, check_name, decode, put};
 use crate::{Condition, Entry, Lease, StoreError, Transaction, Write};
 
 /// This agent owns a drain, until its lease ends or another one has taken it.
@@ -115,6 +117,29 @@ impl Fleet {
         })?;
         let record = taken.ok_or_else(|| FleetError::NoDrain(drain.to_owned()))?;
         Ok((self.ownership(drain, &record.host)?, record))
+    }
+
+    /// Open drains that nobody owns, of hosts whose agents do not run: identity and host.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn left_behind(&self) -> Result<Vec<(String, String)>, FleetError> {
+        // In this order: one that ends meanwhile is found out when it is taken over.
+        let open = self.store.list("open/")?;
+        let names = |prefix: &str| -> Result<BTreeSet<String>, FleetError> {
+            let entries = self.store.list(prefix)?;
+            Ok(entries.iter().filter_map(|entry| Some(entry.key.split_once('/')?.1.to_owned())).collect())
+        };
+        let (owned, alive) = (names("owner/")?, names("alive/")?);
+        let mut found = Vec::new();
+        for entry in &open {
+            let Some((_, host)) = entry.key.split_once('/') else { continue };
+            let id: String = decode(entry)?;
+            if !owned.contains(&id) && !alive.contains(host) {
+                found.push((id, host.to_owned()));
+            }
+        }
+        Ok(found)
     }
 
     /// A drain, open or ended.

@@ -1,7 +1,7 @@
 //! Reservations: memory at a destination, before anything is started there.
 
 use super::records::{Cordon, HostRecord, LoadRecord, Reservation};
-use super::{Fleet, FleetError, Ownership, check_name, put};
+use super::{Fleet, FleetError, Ownership, check_name, decode, put};
 use crate::{Condition, Write};
 
 fn load_key(host: &str) -> String {
@@ -64,6 +64,21 @@ impl Fleet {
                 vec![put(&reserved_key(guest), &wanted, false)?, put(&load_key(host), &load, false)?];
             Ok((conditions, writes))
         })
+    }
+
+    /// Guests that have memory reserved at a host.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn reserved_at(&self, host: &str) -> Result<Vec<String>, FleetError> {
+        let mut found = Vec::new();
+        for entry in self.store.list("reserved/")? {
+            let there: Reservation = decode(&entry)?;
+            if let Some((_, guest)) = entry.key.split_once('/').filter(|_| there.host == host) {
+                found.push(guest.to_owned());
+            }
+        }
+        Ok(found)
     }
 
     /// Gives a reservation of this drain up. Without one nothing happens.

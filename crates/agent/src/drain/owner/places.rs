@@ -1,6 +1,7 @@
 //! Destinations of guests: found, reserved in the store, and given up.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use linerate_api::DrainGuestState;
 use linerate_core::drain::{Event, Outcome, State};
@@ -14,37 +15,40 @@ use super::super::hosts::{self, Destination, Place, SOURCE};
 use super::super::leaving::Leaving;
 use super::super::member::Decided;
 use super::Owner;
+use crate::agent::Agent;
+
+/// So often, and with this pause, a host is waited for that answers and is not registered.
+const REGISTERS_ASKS: u32 = 10;
+const REGISTERS_PAUSE: Duration = Duration::from_millis(500);
 
 /// A destination that was found, or why there is none.
 pub(in crate::drain) type PlaceResult = Result<(HostId, u64, f64), (Nowhere, Option<String>)>;
 
 impl Owner {
-    /// Finds destinations, in a thread: each host is asked first.
+    /// Finds destinations, in a thread: how each host is now is found out first.
     pub(super) fn place(&mut self, wanted: Vec<(GuestId, Vec<HostId>)>) {
-        let (fleet, ownership, security) =
-            (self.fleet.clone(), self.ownership.clone(), self.agent.security.clone());
-        let (mut destinations, source, to_self) =
-            (self.destinations.clone(), self.source.clone(), self.to_self.clone());
+        let (agent, to_self) = (self.agent.clone(), self.to_self.clone());
         let guests: Vec<_> = self
             .members
             .iter()
             .zip(0..)
             .map(|(member, n)| (member.guest.clone(), self.place_of(GuestId(n))))
             .collect();
+        let mut search = Search {
+            fleet: self.fleet.clone(),
+            ownership: self.ownership.clone(),
+            source: self.source.clone(),
+            destinations: self.destinations.clone(),
+            guests,
+        };
         std::thread::spawn(move || {
-            hosts::ask(&mut destinations, &security);
-            if let Err(error) = register(&fleet, &source, &destinations) {
-                let _ = to_self.send(Input::StoreFailed(error.to_string()));
-            }
-            let results = find(&fleet, &ownership, &source, &destinations, &guests, &wanted);
-            let results = match results {
-                Ok(results) => results,
-                Err(error) => {
-                    let _ = to_self.send(Input::StoreFailed(error.to_string()));
-                    return;
-                }
-            };
-            let _ = to_self.send(Input::Placed(destinations, results));
+            let found = hosts::renew(&agent, &mut search.destinations, Some(search.ownership.drain()))
+                .and_then(|()| register(&agent, &search.fleet, &search.source, &search.destinations))
+                .and_then(|()| search.find(&agent, wanted));
+            let _ = to_self.send(match found {
+                Ok(results) => Input::Placed(search.destinations, results),
+                Err(error) => Input::StoreFailed(error.to_string()),
+            });
         });
     }
 
@@ -107,13 +111,18 @@ impl Owner {
     }
 }
 
-/// Writes what the hosts say into this host's store. One that does not answer is not there.
+/// Writes what the hosts say into this host's store. One that does not answer is not there. In a fleet that shares a store
+/// each host writes for itself.
 pub(in crate::drain) fn register(
+    agent: &Agent,
     fleet: &Fleet,
     source: &HostRecord,
     destinations: &[Destination],
 ) -> Result<(), FleetError> {
     fleet.register(source)?;
+    if agent.fleet.shared().is_some() {
+        return Ok(());
+    }
     for one in destinations {
         match (&one.record, &one.lost) {
             (Some(record), None) => fleet.register(record)?,
@@ -124,50 +133,125 @@ pub(in crate::drain) fn register(
     Ok(())
 }
 
-/// Places guests and reserves their memory.
-fn find(
-    fleet: &Fleet,
-    ownership: &Ownership,
-    source: &HostRecord,
-    destinations: &[Destination],
-    guests: &[(Leaving, Place)],
-    wanted: &[(GuestId, Vec<HostId>)],
-) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
-    let ledger = hosts::ledger(source, destinations, guests);
-    let request = Request {
-        guests: wanted.iter().map(|(guest, _)| *guest).collect(),
-        only: None,
-        avoid: wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect())).collect(),
-    };
-    let mut results = Vec::new();
-    for (id, found) in ledger.place(&request) {
-        let Some((guest, _)) = guests.get(id.0 as usize) else { continue };
-        let name = |host: HostId| destinations.get((host.0 as usize).wrapping_sub(1)).map(Destination::name);
-        let result = match found {
-            Ok(host) => {
-                match fleet.reserve(ownership, &guest.key, guest.memory_bytes, name(host).unwrap_or_default())
-                {
-                    Ok(()) => {
-                        let (ports, bytes_per_s) = ledger.links(SOURCE, host);
-                        Ok((host, ports, bytes_per_s))
-                    }
-                    Err(
-                        error @ (FleetError::Store(_) | FleetError::NotOwner(_) | FleetError::Damaged { .. }),
-                    ) => {
-                        return Err(error);
-                    }
-                    Err(error) => Err((Nowhere::default(), Some(error.to_string()))),
+/// What a search for destinations knows.
+struct Search {
+    fleet: Fleet,
+    ownership: Ownership,
+    source: HostRecord,
+    destinations: Vec<Destination>,
+    guests: Vec<(Leaving, Place)>,
+}
+
+impl Search {
+    /// Places guests and reserves their memory. In a fleet that shares a store, the hosts that were found are asked then: which
+    /// of their addresses can be reached from here only this host knows.
+    fn find(
+        &mut self,
+        agent: &Agent,
+        mut wanted: Vec<(GuestId, Vec<HostId>)>,
+    ) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
+        let mut results = Vec::new();
+        loop {
+            let mut found = self.reserve(&wanted)?;
+            if agent.fleet.shared().is_none() || !self.ask(agent, &found) {
+                results.extend(found);
+                return Ok(results);
+            }
+            // Those whose host does not answer are placed again, elsewhere.
+            let lost = |result: &PlaceResult| match result {
+                Ok((host, ..)) => self.at(*host).is_none_or(|one| one.lost.is_some()),
+                Err(_) => false,
+            };
+            let (again, good): (Vec<_>, Vec<_>) = found.drain(..).partition(|(_, result)| lost(result));
+            results.extend(good);
+            for (id, _) in &again {
+                if let Some((guest, _)) = self.guests.get(id.0 as usize) {
+                    self.fleet.release(&self.ownership, &guest.key)?;
                 }
             }
-            Err(nowhere) => {
-                let avoid = request.avoid.get(&id);
-                let text = why_nowhere(&ledger, id, destinations, avoid);
-                Err((nowhere, Some(text)))
-            }
-        };
-        results.push((id, result));
+            wanted.retain(|(id, _)| again.iter().any(|(again, _)| again == id));
+        }
     }
-    Ok(results)
+
+    fn at(&self, host: HostId) -> Option<&Destination> {
+        self.destinations.get((host.0 as usize).wrapping_sub(1))
+    }
+
+    /// Asks the hosts that were found. Returns whether one of them does not answer.
+    fn ask(&mut self, agent: &Agent, found: &[(GuestId, PlaceResult)]) -> bool {
+        let chosen: BTreeSet<HostId> =
+            found.iter().filter_map(|(_, result)| result.as_ref().ok().map(|(host, ..)| *host)).collect();
+        let hosts = (1..).zip(&mut self.destinations);
+        let (mut asked, mut lost) = (Vec::new(), false);
+        for (n, one) in hosts {
+            if chosen.contains(&HostId(n)) {
+                asked.push(one);
+            }
+        }
+        std::thread::scope(|scope| {
+            for one in &mut asked {
+                scope.spawn(|| hosts::ask_one(one, &agent.security, hosts::ANSWER_WAIT));
+            }
+        });
+        for one in asked {
+            lost |= one.lost.is_some();
+        }
+        lost
+    }
+
+    /// A host that answers and is not registered is waited for: after a pause of etcd's all hosts register again.
+    fn reserve_one(&self, guest: &Leaving, host: &str) -> Result<(), FleetError> {
+        let mut tries = 0;
+        loop {
+            match self.fleet.reserve(&self.ownership, &guest.key, guest.memory_bytes, host) {
+                Err(FleetError::Lost(_)) if tries < REGISTERS_ASKS => {
+                    tries += 1;
+                    std::thread::sleep(REGISTERS_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn reserve(
+        &mut self,
+        wanted: &[(GuestId, Vec<HostId>)],
+    ) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
+        let ledger = hosts::ledger(&self.source, &self.destinations, &self.guests);
+        let request = Request {
+            guests: wanted.iter().map(|(guest, _)| *guest).collect(),
+            only: None,
+            avoid: wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect())).collect(),
+        };
+        let mut results = Vec::new();
+        for (id, found) in ledger.place(&request) {
+            let Some((guest, _)) = self.guests.get(id.0 as usize) else { continue };
+            let result = match found {
+                Ok(host) => {
+                    let name = self.at(host).map(Destination::name).unwrap_or_default();
+                    match self.reserve_one(guest, name) {
+                        Ok(()) => {
+                            let (ports, bytes_per_s) = ledger.links(SOURCE, host);
+                            Ok((host, ports, bytes_per_s))
+                        }
+                        Err(
+                            error @ (FleetError::Store(_)
+                            | FleetError::NotOwner(_)
+                            | FleetError::Damaged { .. }),
+                        ) => return Err(error),
+                        Err(error) => Err((Nowhere::default(), Some(error.to_string()))),
+                    }
+                }
+                Err(nowhere) => {
+                    let avoid = request.avoid.get(&id);
+                    let text = why_nowhere(&ledger, id, &self.destinations, avoid);
+                    Err((nowhere, Some(text)))
+                }
+            };
+            results.push((id, result));
+        }
+        Ok(results)
+    }
 }
 
 /// Each destination with what keeps the guest from it.

@@ -94,17 +94,23 @@ impl Owner {
     fn ask_where(&self, id: GuestId) {
         let Some(member) = self.members.get(id.0 as usize) else { return };
         let (to_self, key, domain) = (self.to_self.clone(), member.guest.key.clone(), member.guest.domain);
-        let (mut to, security) = (self.destinations.clone(), self.agent.security.clone());
+        let (mut to, agent, drain) = (self.destinations.clone(), self.agent.clone(), self.record.id.clone());
+        let own = member.to;
         let came = if domain { came(&self.agent, member) } else { None };
         let runtime = self.runtime.clone();
         std::thread::spawn(move || {
             let is_here = domain && runtime.block_on(is_domain_here(&key));
-            hosts::ask(&mut to, &security);
+            let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
+            // What the store has of a host may be older than the guest's arrival.
+            let own = own.and_then(|host| to.get_mut((host.0 as usize).wrapping_sub(1)));
+            if let Some(one) = own.filter(|_| agent.fleet.shared().is_some()) {
+                hosts::ask_one(one, &agent.security, hosts::ANSWER_WAIT);
+            }
             let lists = |one: &hosts::Destination| {
                 one.record.as_ref().is_some_and(|record| record.guests.contains_key(&key))
             };
             let there = to.iter().zip(1..).find(|(one, _)| lists(one)).map(|(_, host)| HostId(host));
-            let all_answer = to.iter().all(|one| one.lost.is_none());
+            let all_answer = is_known && to.iter().all(|one| one.lost.is_none());
             let at = match there.or(came) {
                 _ if is_here => Whereabouts::Here,
                 Some(host) => Whereabouts::At(host),

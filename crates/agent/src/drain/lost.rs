@@ -1,0 +1,122 @@
+//! Drains of hosts that are lost. The agent of a host owns its drain, and nobody else can move its guests. When it is gone for
+//! long, another host ends the drain: what it had reserved is free again, and the result says what is known.
+
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, DrainGuest, DrainGuestState};
+use linerate_store::fleet::records::{DrainRecord, DrainState};
+use linerate_store::fleet::{Fleet, FleetError, View};
+
+use crate::agent::Agent;
+use crate::audit;
+use crate::clock::unix_ms;
+
+/// Ends the drain of a host that does not answer.
+///
+/// # Errors
+/// Those of the store. [`FleetError::Owned`] and [`FleetError::HasEnded`] if the host is back, or another one was faster.
+pub(crate) fn end(agent: &Agent, fleet: &Fleet, id: &str, silent_s: u64) -> Result<(), FleetError> {
+    let (ownership, record) = fleet.take_over(id)?;
+    let view = fleet.view()?;
+    let why = format!(
+        "host {} has not answered for {silent_s} s, and {} ended its drain",
+        record.host, agent.config.name
+    );
+    let (record, given_up) = judged(record, &view, &why);
+    for guest in &given_up {
+        fleet.release(&ownership, guest)?;
+    }
+    fleet.end(&ownership, &record)?;
+    tracing::warn!(drain = id, host = record.host, "a host is lost: its drain was ended");
+    agent.audit.record(AuditEntry {
+        session: Some(id.to_owned()),
+        reason: Some(why),
+        ..audit::entry(AuditAction::Drain, AuditResult::Failed, AuditCaller::Agent)
+    });
+    Ok(())
+}
+
+/// What became of each guest, and those whose reservation is given up. A guest that was being moved may still arrive: its host
+/// gives the reservation up when it knows.
+fn judged(mut record: DrainRecord, view: &View, why: &str) -> (DrainRecord, Vec<String>) {
+    use DrainGuestState as S;
+    let mut given_up = Vec::new();
+    for (key, value) in &mut record.guests {
+        let Ok(mut guest) = serde_json::from_value::<DrainGuest>(value.clone()) else { continue };
+        let to = guest.to.as_ref().and_then(|host| view.hosts.get(host));
+        let is_there = to.is_some_and(|host| host.record.guests.contains_key(key));
+        if guest.state.is_over() {
+            if guest.state != S::InDoubt || is_there {
+                given_up.push(key.clone());
+            }
+            continue;
+        }
+        let moves = matches!(guest.state, S::Copying | S::Cancelling | S::Recovering);
+        guest.state = match (is_there, moves) {
+            (true, _) => S::Moved,
+            (false, true) => S::InDoubt,
+            (false, false) => S::Failed,
+        };
+        if guest.state != S::InDoubt {
+            given_up.push(key.clone());
+        }
+        if guest.state != S::Moved {
+            guest.reason = Some(why.to_owned());
+            guest.hint = "see `linerate vm list` on both hosts when they answer".into();
+        }
+        *value = serde_json::to_value(guest).unwrap_or_default();
+    }
+    (record.state, record.ended_ms) = (DrainState::Ended, Some(unix_ms()));
+    (record, given_up)
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_store::fleet::HostView;
+    use linerate_store::fleet::records::GuestRecord;
+    use serde_json::json;
+
+    use super::*;
+
+    fn guest(name: &str, state: &str) -> serde_json::Value {
+        json!({
+            "guest": name, "uuid": name, "state": state, "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+            "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "predicted_ms": null,
+            "took_ms": null, "blackout_us": null, "migration": null, "reason": null, "tries": [],
+        })
+    }
+
+    #[test]
+    fn a_guest_that_was_being_moved_is_in_doubt_unless_its_host_lists_it() {
+        let states = [
+            ("waits", "waiting", "failed"),
+            ("prepared", "prepared", "failed"),
+            ("copied", "copying", "in_doubt"),
+            ("came", "copying", "moved"),
+            ("doubted", "in_doubt", "in_doubt"),
+            ("came-too", "in_doubt", "in_doubt"),
+            ("moved", "moved", "moved"),
+            ("kept", "kept", "kept"),
+        ];
+        let record = DrainRecord {
+            id: "1".into(),
+            host: "a".into(),
+            by: "root".into(),
+            state: DrainState::Running,
+            settings: json!(null),
+            guests: states.iter().map(|(name, state, _)| ((*name).to_owned(), guest(name, state))).collect(),
+            begun_ms: 1,
+            ended_ms: None,
+        };
+        let mut there = HostView::default();
+        for name in ["came", "came-too"] {
+            there.record.guests.insert(name.into(), GuestRecord::default());
+        }
+        let view = View { hosts: [("b".to_owned(), there)].into(), ..View::default() };
+        let (ended, given_up) = judged(record, &view, "it is lost");
+        for (name, _, wanted) in states {
+            assert_eq!(ended.guests[name]["state"], wanted, "{name}");
+        }
+        assert_eq!(given_up, ["came", "came-too", "kept", "moved", "prepared", "waits"]);
+        assert_eq!(ended.guests["copied"]["reason"], "it is lost");
+        assert!(ended.state == DrainState::Ended && ended.ended_ms.is_some());
+    }
+}
