@@ -6,9 +6,11 @@ SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
 FLEET_HOSTS ?= 10000
 FLEET_MIXES ?= 1000
+KILLS ?= 20
+RUNS ?= 5
 DEB_NAME = $(or $(DEB_VERSION),$(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)-1)
 
-.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench bench-tls bench-drain soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
+.PHONY: help install build demo test unit sim fleet-sim lint doc fuzz bench bench-tls bench-drain drain-kills soak faults libvirt-cuts disk-cuts wires rdma-check rdma-moves far rdma-wires doctor deb deb-test sweep clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | column -t -s '|'
@@ -51,6 +53,9 @@ bench: build ## interleaved comparison with QEMU's own migration; writes bench/o
 
 bench-tls: build ## TLS against plain text, Linerate's and QEMU's, interleaved; writes bench/out/tls/
 	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --pairs 6 --methods linerate,multifd,linerate-tls,multifd-tls
+
+drain-kills: install ## drains whose agents are killed at random instants: make drain-kills KILLS=20 RUNS=5
+	for run in $$(seq $(RUNS)); do LINERATE_KILLS=$(KILLS) LINERATE_SEED=$$run $(CARGO) test --locked --workspace --test real_drains random_instants -- --nocapture || exit 1; done
 
 soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes
 	./target/release/linerate-bench soak --linerate ./target/release/linerate --out bench/out

@@ -1,4 +1,4 @@
-//! An etcd cluster: real servers of Debian, each on a loopback address of its own.
+//! An etcd cluster: real servers of Debian, each on a loopback address of its own, or on one of a lab's guest LAN.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -10,7 +10,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::{Cache, LabError, Process, wait};
+use crate::error::io_error;
+use crate::{Cache, LabError, Process, netns, wait};
 
 /// Until a member answers.
 const ANSWERS: Duration = Duration::from_secs(120);
@@ -21,6 +22,8 @@ const QUESTION: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Cluster {
     folder: PathBuf,
+    /// Where they run; this process's own if there is none.
+    namespace: Option<String>,
     addresses: Vec<Ipv4Addr>,
     running: Vec<Option<Process>>,
 }
@@ -28,10 +31,18 @@ pub struct Cluster {
 impl Cluster {
     /// Starts `members` servers with their data in `folder`, and waits until they have a leader.
     pub fn start(folder: &Path, members: u8) -> Result<Cluster, LabError> {
-        let addresses = (0..members).map(|_| next_address()).collect();
-        let running = (0..members).map(|_| None).collect();
-        let mut cluster = Cluster { folder: folder.to_owned(), addresses, running };
-        (0..usize::from(members)).try_for_each(|number| cluster.begin(number))?;
+        Cluster::start_at(folder, None, (0..members).map(|_| next_address()).collect())
+    }
+
+    /// The same with these addresses, which a network namespace has.
+    pub(crate) fn start_at(
+        folder: &Path,
+        namespace: Option<String>,
+        addresses: Vec<Ipv4Addr>,
+    ) -> Result<Cluster, LabError> {
+        let running = addresses.iter().map(|_| None).collect();
+        let mut cluster = Cluster { folder: folder.to_owned(), namespace, addresses, running };
+        (0..cluster.addresses.len()).try_for_each(|number| cluster.begin(number))?;
         cluster.wait_for_leader()?;
         Ok(cluster)
     }
@@ -47,7 +58,14 @@ impl Cluster {
         let all: Vec<String> =
             self.addresses.iter().enumerate().map(|(n, at)| format!("m{n}=http://{at}:2380")).collect();
         // It ends with the thread that starts it: nothing of a test program that was killed is left.
-        let mut command = Command::new("setpriv");
+        let mut command = match &self.namespace {
+            None => Command::new("setpriv"),
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, "setpriv"]);
+                command
+            }
+        };
         command.args(["--pdeathsig", "KILL"]).arg(Cache::locate().etcd()?);
         command.arg("--name").arg(format!("m{number}"));
         command.arg("--data-dir").arg(self.folder.join(format!("m{number}")));
@@ -88,7 +106,12 @@ impl Cluster {
 
     fn status(&self, number: usize) -> Option<Value> {
         let at = (self.addresses[number], 2379).into();
-        let mut stream = TcpStream::connect_timeout(&at, QUESTION).ok()?;
+        let connect = || TcpStream::connect_timeout(&at, QUESTION).map_err(io_error("reach", "etcd"));
+        let mut stream = match &self.namespace {
+            None => connect(),
+            Some(namespace) => netns::inside(namespace, connect),
+        }
+        .ok()?;
         stream.set_read_timeout(Some(QUESTION)).ok()?;
         let head = "POST /v3/maintenance/status HTTP/1.0\r\nHost: etcd\r\nContent-Length: 2\r\n\r\n{}";
         stream.write_all(head.as_bytes()).ok()?;

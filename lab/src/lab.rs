@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::io_error;
+use crate::etcd::Cluster;
 use crate::forwarder::{Forwarder, Way};
 use crate::host::{Host, address};
 use crate::link::{self, LinkSpec};
@@ -17,6 +19,9 @@ pub(crate) use build::no_ipv6;
 
 /// Third octet of the guest LAN; links are numbered from 0 and stay below.
 const GUEST_LAN: usize = 200;
+/// Where the addresses of hosts and of etcd's members begin there; those of guests are below.
+const HOSTS_ON_LAN: usize = 219;
+const ETCD_ON_LAN: usize = 239;
 
 /// Directory that holds one directory per lab: `$LINERATE_LAB_DIR`, or /var/tmp/linerate-lab.
 pub fn root() -> PathBuf {
@@ -105,6 +110,32 @@ impl Lab {
     /// Address for guest number `guest` (from 0) on the guest LAN, a /24.
     pub fn guest_address(&self, guest: usize) -> Ipv4Addr {
         address(self.topology.octet, GUEST_LAN, 9 + guest)
+    }
+
+    /// An etcd cluster that all hosts reach by the guest LAN, where no migration goes. Its files are in the lab's folder.
+    pub fn start_etcd(&self, members: u8) -> Result<Cluster, LabError> {
+        let octet = self.topology.octet;
+        for host in &self.hosts {
+            let at = format!("{}/24", address(octet, GUEST_LAN, HOSTS_ON_LAN + host.index()));
+            tool::ip(host.namespace(), &["addr", "replace", &at, "dev", build::BRIDGE])?;
+        }
+        let namespace = self.observer_namespace();
+        let members = 0..usize::from(members);
+        let addresses: Vec<Ipv4Addr> =
+            members.map(|member| address(octet, GUEST_LAN, ETCD_ON_LAN + member)).collect();
+        for one in &addresses {
+            tool::ip(&namespace, &["addr", "replace", &format!("{one}/24"), "dev", "lan"])?;
+        }
+        let folder = self.directory().join("etcd");
+        std::fs::create_dir_all(&folder).map_err(io_error("make", &folder))?;
+        Cluster::start_at(&folder, Some(namespace), addresses)
+    }
+
+    /// Takes a host off the guest LAN, and so from its etcd cluster, or puts it back.
+    pub fn join_lan(&self, host: usize, joined: bool) -> Result<(), LabError> {
+        let port = format!("h{host}");
+        let state = if joined { "up" } else { "down" };
+        tool::ip(&self.observer_namespace(), &["link", "set", &port, state]).map(drop)
     }
 
     /// Takes a link down on all hosts, as a pulled cable does: both sides lose the carrier.

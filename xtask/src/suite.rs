@@ -21,6 +21,7 @@ const LONG: &[&str] = &[
     "real_migration",
     "real_recovery",
     "real_drains",
+    "real_fleet",
     "real_libvirt_direct",
     "rdma",
     "real_disks",

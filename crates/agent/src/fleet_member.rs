@@ -123,14 +123,16 @@ impl Member {
     fn end_lost(&mut self, fleet: &Fleet) -> Result<(), FleetError> {
         let left: BTreeMap<String, String> = fleet.left_behind()?.into_iter().collect();
         self.left_behind.retain(|id, _| left.contains_key(id));
-        for id in left.keys() {
+        for (id, host) in &left {
             let since = *self.left_behind.entry(id.clone()).or_insert_with(Instant::now);
             if since.elapsed() < self.lost {
                 continue;
             }
-            match lost::end(&self.agent, fleet, id, self.lost.as_secs()) {
-                Ok(()) | Err(FleetError::Owned { .. } | FleetError::HasEnded(_) | FleetError::NoDrain(_)) => {
-                }
+            match lost::end(&self.agent, fleet, (id, host), self.lost.as_secs()) {
+                // It answers this host: it has only lost the way to the store.
+                Ok(false) => drop(self.left_behind.insert(id.clone(), Instant::now())),
+                Ok(true)
+                | Err(FleetError::Owned { .. } | FleetError::HasEnded(_) | FleetError::NoDrain(_)) => {}
                 Err(error) => return Err(error),
             }
         }

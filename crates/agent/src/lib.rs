@@ -273,8 +273,9 @@ fn warm_up(agent: &Arc<Agent>) {
 
 /// Logs to standard error, which systemd keeps. `LINERATE_LOG` filters (`debug`, `linerate_net=trace`).
 fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("LINERATE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let wanted = std::env::var("LINERATE_LOG").unwrap_or_else(|_| "info".into());
+    let filter = tracing_subscriber::EnvFilter::try_new(log_filter(&wanted))
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(log_filter("info")));
     // What is audited has its own files; journald gets its fields, where there is a journald.
     let text = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -288,9 +289,20 @@ fn start_log() {
     let _ = tracing_subscriber::registry().with(text).with(journald).try_init();
 }
 
+/// A level alone is that of Linerate; libraries tell their warnings then.
+fn log_filter(wanted: &str) -> String {
+    if wanted.contains(['=', ',', '[']) { wanted.to_owned() } else { format!("warn,linerate={wanted}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_alone_is_linerates() {
+        assert_eq!(log_filter("debug"), "warn,linerate=debug");
+        assert_eq!(log_filter("off,linerate_agent::drain=trace"), "off,linerate_agent::drain=trace");
+    }
 
     #[test]
     fn a_second_agent_with_the_same_guests_ends_at_once_and_reports_why() {

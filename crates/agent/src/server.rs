@@ -177,6 +177,10 @@ fn status_of(agent: &Agent) -> AgentStatus {
         + unfinished.iter().filter(|one| one.is_in_doubt()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let security = agent.cluster.status();
+    let (cordon, cordon_error) = match agent.fleet.cordon() {
+        Ok(cordon) => (cordon, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
     AgentStatus {
         name: agent.config.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -187,8 +191,8 @@ fn status_of(agent: &Agent) -> AgentStatus {
         identity: security.identity,
         identity_dir: agent.config.identity_folder().display().to_string(),
         join_listen: agent.cluster.joins_at().iter().map(ToString::to_string).collect(),
-        // Arrivals are refused with the reason if it cannot be read.
-        cordon: agent.fleet.cordon().ok().flatten(),
+        cordon,
+        cordon_error,
         guests: count(agent.names_here().len()),
         migrations: count(running),
         in_doubt: count(in_doubt),

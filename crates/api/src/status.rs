@@ -34,6 +34,9 @@ pub struct AgentStatus {
     /// The host takes no guests from others; `null` if it does.
     #[serde(default)]
     pub cordon: Option<Cordon>,
+    /// Why it is not known whether it is cordoned: it takes no guests then. `null` if it is known.
+    #[serde(default)]
+    pub cordon_error: Option<String>,
     /// How many guests it knows.
     pub guests: u32,
     /// How many migrations are in progress, outgoing and incoming.

@@ -9,7 +9,7 @@ use crate::error::io_error;
 use crate::{LabError, LinkSpec, huge, netns, tool};
 
 /// Where guests' network cards are plugged in, on every host.
-const BRIDGE: &str = "br0";
+pub(super) const BRIDGE: &str = "br0";
 const OCTETS: std::ops::RangeInclusive<u8> = 64..=250;
 
 /// How a lab is to be.

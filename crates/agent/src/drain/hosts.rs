@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use linerate_api::Cordon;
 use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Offer, Port};
+use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Question};
 use linerate_store::fleet::records::{HostRecord, PortRecord};
 use linerate_store::fleet::{FleetError, View};
 
 use super::leaving::Leaving;
 use crate::agent::Agent;
-use crate::doctor::sides::find;
+use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
 use crate::security::Security;
 
@@ -66,7 +67,7 @@ impl Destination {
     }
 
     /// A host as the store of its fleet has it. `drain`: the one that looks.
-    fn of(name: &str, view: &View, drain: Option<&str>) -> Option<Destination> {
+    pub fn of(name: &str, view: &View, drain: Option<&str>) -> Option<Destination> {
         let mut one = Destination::new(name);
         one.at = view.hosts.get(name)?.record.addresses.first().cloned().unwrap_or_default();
         one.take(view, drain);
@@ -201,6 +202,17 @@ pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Dur
         }
     }
     one.lost = first;
+}
+
+/// Whether an agent answers at all, at one of its addresses. It may say that it cannot describe its host.
+pub(super) fn is_running(one: &Destination, security: &Arc<Security>, wait: Duration) -> bool {
+    one.places().into_iter().any(|at| match find(at, &Question::Host, wait, security) {
+        Ok(_) | Err(FindError::Ask(AskError::Refused { .. })) => true,
+        Err(error) => {
+            tracing::debug!(at, error = chain(&error), "no answer");
+            false
+        }
+    })
 }
 
 fn answer(

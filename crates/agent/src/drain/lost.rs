@@ -1,21 +1,37 @@
 //! Drains of hosts that are lost. The agent of a host owns its drain, and nobody else can move its guests. When it is gone for
 //! long, another host ends the drain: what it had reserved is free again, and the result says what is known.
 
+use std::time::Duration;
+
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, DrainGuest, DrainGuestState};
 use linerate_store::fleet::records::{DrainRecord, DrainState};
 use linerate_store::fleet::{Fleet, FleetError, View};
 
+use super::hosts::{self, Destination};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::unix_ms;
 
-/// Ends the drain of a host that does not answer.
+/// How long the host is waited for, at each of its addresses.
+const ASK_WAIT: Duration = Duration::from_secs(10);
+
+/// Ends the drain of a host that the store has not heard of, unless its agent answers this one: it may only have lost the way to
+/// the store. Returns whether the drain was ended.
 ///
 /// # Errors
 /// Those of the store. [`FleetError::Owned`] and [`FleetError::HasEnded`] if the host is back, or another one was faster.
-pub(crate) fn end(agent: &Agent, fleet: &Fleet, id: &str, silent_s: u64) -> Result<(), FleetError> {
-    let (ownership, record) = fleet.take_over(id)?;
+pub(crate) fn end(
+    agent: &Agent,
+    fleet: &Fleet,
+    (id, host): (&str, &str),
+    silent_s: u64,
+) -> Result<bool, FleetError> {
     let view = fleet.view()?;
+    let one = Destination::of(host, &view, None);
+    if one.is_some_and(|one| hosts::is_running(&one, &agent.security, ASK_WAIT)) {
+        return Ok(false);
+    }
+    let (ownership, record) = fleet.take_over(id)?;
     let why = format!(
         "host {} has not answered for {silent_s} s, and {} ended its drain",
         record.host, agent.config.name
@@ -31,7 +47,7 @@ pub(crate) fn end(agent: &Agent, fleet: &Fleet, id: &str, silent_s: u64) -> Resu
         reason: Some(why),
         ..audit::entry(AuditAction::Drain, AuditResult::Failed, AuditCaller::Agent)
     });
-    Ok(())
+    Ok(true)
 }
 
 /// What became of each guest, and those whose reservation is given up. A guest that was being moved may still arrive: its host

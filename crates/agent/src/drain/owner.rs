@@ -635,7 +635,8 @@ impl Owner {
     }
 
     fn store_failed(&mut self, why: String) {
-        if self.away.is_none() {
+        // What another host has ended is not written any more.
+        if self.away.is_none() && self.disowned.is_none() {
             tracing::error!(drain = self.record.id, why, "the store does not answer: nothing new is started");
             self.away = Some(Instant::now());
             self.warnings.insert(format!("the store does not answer, and nothing new is started: {why}"));

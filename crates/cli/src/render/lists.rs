@@ -197,6 +197,12 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         row("Hosts join at", clean(&status.join_listen.join(", ")));
     }
     row("Protocol", versions.join(", "));
+    if let Some(error) = &status.cordon_error {
+        row(
+            "Arrivals",
+            paint.red(&format!("none: whether this host is cordoned is not known: {}", clean(error))),
+        );
+    }
     if let Some(cordon) = &status.cordon {
         let since = linerate_agent::cluster::utc_of_ms(cordon.since_unix_ms);
         let what = format!(

@@ -1,16 +1,23 @@
 //! Some hosts with agents, and guests on them.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use linerate_lab::etcd::Cluster;
 use linerate_lab::{Agent, AgentOptions, Console, Gate, GuestParameters, GuestSpec, Lab, LinkSpec};
 use serde_json::Value;
 
 /// Only a hang meets it.
 pub const LONG: Duration = Duration::from_secs(240);
+
+/// A host of a fleet counts as not answering after this, and as lost after that.
+pub const LEASE_S: u64 = 4;
+pub const LOST_S: u64 = 12;
 
 /// One hall at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -20,6 +27,8 @@ pub struct Hall {
     /// They stop an agent where its journal is written.
     pub gates: Vec<Gate>,
     guests: Mutex<Vec<GuestSpec>>,
+    /// What the hosts share.
+    pub etcd: Option<Cluster>,
     // Behind the agents: dropped after them.
     pub lab: Lab,
     _one: MutexGuard<'static, ()>,
@@ -50,11 +59,31 @@ impl Hall {
 
     /// With more lines for the configuration of all agents.
     pub fn with(hosts: usize, links_mbps: &[u64], configuration: &str) -> Hall {
+        Hall::built(hosts, links_mbps, configuration, 0)
+    }
+
+    /// Hosts that share an etcd cluster of so many members, and know each other when this returns.
+    pub fn fleet(hosts: usize, links_mbps: &[u64], members: u8) -> Hall {
+        let hall = Hall::built(hosts, links_mbps, "", members);
+        hall.until("all hosts are in the fleet", || {
+            let (exit, status) = hall.json(0, &["fleet", "status"]);
+            exit == 0 && status["hosts"]["answer"] == hosts
+        });
+        hall
+    }
+
+    fn built(hosts: usize, links_mbps: &[u64], configuration: &str, members: u8) -> Hall {
         let one = linerate_lab::lock(&ONE);
         let builder = links_mbps
             .iter()
             .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
         let lab = builder.build().unwrap();
+        let etcd = (members > 0).then(|| lab.start_etcd(members).unwrap());
+        let shared = etcd.as_ref().map(|etcd| {
+            let endpoints = etcd.endpoints();
+            format!("[fleet]\nendpoints = {endpoints:?}\ninsecure = true\nlease_s = {LEASE_S}\nlost_s = {LOST_S}\n")
+        });
+        let configuration = configuration.to_owned() + &shared.unwrap_or_default();
         let hosts: Vec<_> = lab.hosts().iter().take(hosts).cloned().collect();
         let gates: Vec<Gate> = hosts.iter().map(|host| Gate::new(host).unwrap()).collect();
         let start = |(host, gate): (&linerate_lab::Host, &Gate)| {
@@ -62,13 +91,13 @@ impl Hall {
             environment.push(("LINERATE_LOG".into(), "debug".into()));
             let options = AgentOptions {
                 binary: Some(env!("CARGO_BIN_EXE_linerate").into()),
-                configuration: configuration.into(),
+                configuration: configuration.clone(),
                 environment,
             };
             Agent::start(host, options).unwrap()
         };
         let agents = hosts.iter().zip(&gates).map(start).collect();
-        Hall { agents, gates, guests: Mutex::default(), lab, _one: one }
+        Hall { agents, gates, guests: Mutex::default(), etcd, lab, _one: one }
     }
 
     pub fn name(&self, host: usize) -> String {
@@ -210,6 +239,18 @@ impl Hall {
             lines[lines.len().saturating_sub(60)..].join("\n")
         };
         self.agents.iter().map(tail).collect::<Vec<_>>().join("\n---\n")
+    }
+}
+
+/// Numbers from a seed (SplitMix64, Steele and others 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
     }
 }
 

@@ -98,6 +98,7 @@ async fn status() -> Json<AgentStatus> {
         unfinished: 0,
         unwritten: 0,
         protocol_versions: vec![1],
+        cordon_error: None,
         kernel_features: vec![
             feature("pagemap_scan", true, "direct mode"),
             feature("uffd_wp_async", false, "direct mode"),

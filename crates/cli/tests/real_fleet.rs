@@ -1,0 +1,181 @@
+//! Hosts that share an etcd cluster: real etcd, real agents, real guests. As root, with what lab/install.sh installs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
+
+#[path = "drains/hall.rs"]
+mod hall;
+
+use std::time::Duration;
+
+use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, writes};
+use serde_json::{Value, json};
+
+/// Of all hosts, as one of them sees it.
+fn reserved(hall: &Hall, host: usize) -> u64 {
+    let (exit, status) = hall.json(host, &["fleet", "status"]);
+    assert_eq!(exit, 0, "{status:#}");
+    status["hosts"]["reserved_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn hosts_know_each_other_and_drain_without_names() {
+    let hall = Hall::fleet(3, &[400, 400], 3);
+    let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
+    hall.start(0, &[calm("a1"), calm("a2"), writes("a3", 4), calm("a4")]);
+    hall.start(1, &[calm("b1")]);
+    hall.until("each host lists its guests", || hall.json(2, &["fleet", "status"]).1["hosts"]["guests"] == 5);
+    let (exit, hosts) = hall.json(2, &["fleet", "hosts"]);
+    let listed: Vec<&str> = hosts.as_array().unwrap().iter().map(|one| hall::text(one, "host")).collect();
+    assert_eq!((exit, listed), (0, names.iter().map(String::as_str).collect()));
+
+    // A cordon is seen by all, and keeps guests away.
+    assert_eq!(hall.json(2, &["cordon"]).0, 0);
+    let (exit, placed) = hall.json(0, &["place", "a1", "--explain"]);
+    assert_eq!((exit, &placed["best"]), (0, &json!(names[1])), "{placed:#}");
+    assert_eq!(hall.json(0, &["fleet", "status"]).1["hosts"]["cordoned"], 1);
+    let (exit, text) = hall.run(0, &["drain", "--to", &names[2]]);
+    assert!(exit == 4 && text.contains("cordoned"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["drain", "--to", "nowhere.invalid"]);
+    assert_eq!(exit, 4, "{text}");
+    assert_eq!(hall.json(2, &["uncordon"]).0, 0);
+
+    // Two hosts at the same time: neither goes to the other, and the third has room for all.
+    let first = hall.begin(0, &["drain"]);
+    hall.wait(0, "it has begun", |now| hall::guests(now).count() == 4);
+    let (exit, lines) = hall.lines(1, &["drain"]);
+    let last = lines.last().unwrap();
+    assert_eq!((exit, ended_state(last)), (0, true), "{last:#}");
+    let (exit, lines) = first.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}");
+    assert_eq!((hall.names(0).len(), hall.names(1).len(), hall.names(2).len()), (0, 0, 5));
+    hall.all_go_on();
+    hall.until("no memory is reserved any more", || reserved(&hall, 0) == 0);
+
+    // Each host shows the drains of all, and steers only its own.
+    let (_, drains) = hall.json(2, &["fleet", "drains"]);
+    let of: Vec<&str> = drains.as_array().unwrap().iter().map(|one| hall::text(one, "host")).collect();
+    assert!(of.contains(&names[0].as_str()) && of.contains(&names[1].as_str()), "{of:?}");
+    let id = last["id"].as_str().unwrap();
+    let (exit, shown) = hall.json(2, &["drain", "status", id]);
+    assert_eq!((exit, &shown["host"]), (0, &json!(names[0])), "{shown:#}");
+    let (exit, text) = hall.run(2, &["drain", "abort", id]);
+    assert!(exit == 4 && text.contains("run the command on"), "{exit} {text}");
+    let (exit, text) = hall.run(2, &["drain", "status"]);
+    assert!(exit == 4 && text.contains("no drain"), "its own: {exit} {text}");
+
+    // The same guests come back.
+    assert_eq!(hall.json(0, &["undrain"]).0, 0);
+    assert_eq!(hall.names(0), ["a1", "a2", "a3", "a4"]);
+    hall.all_go_on();
+}
+
+#[test]
+fn a_drain_outlives_its_agents_and_etcds_ends() {
+    let mut hall = Hall::fleet(2, &[150, 150], 3);
+    let guests: Vec<_> = (0..6).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let going = hall.begin(0, &["drain"]);
+    hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    // One member is enough to lose nothing.
+    let leader = hall.etcd.as_ref().unwrap().wait_for_leader().unwrap();
+    hall.etcd.as_mut().unwrap().kill(leader).unwrap();
+    let moved = |hall: &Hall| hall::count(&hall.drain(0), "moved");
+    let before = moved(&hall);
+    hall.wait(0, "it goes on without a member", |now| hall::count(now, "moved") > before);
+    // The owner is killed. Its lease has not ended when it is back.
+    hall.agents[0].kill().unwrap();
+    hall.agents[0].restart().unwrap();
+    let before = moved(&hall);
+    hall.wait(0, "it goes on with another process", |now| hall::count(now, "moved") > before);
+    // All members end, for longer than a lease.
+    for member in 0..3 {
+        hall.etcd.as_mut().unwrap().kill(member).unwrap();
+    }
+    hall.until("it is said that the store is away", || {
+        let (exit, status) = hall.json(0, &["fleet", "status"]);
+        exit == 1 && !status["error"].is_null() && status["hosts"].is_null()
+    });
+    hall.wait(0, "what runs ends", |now| hall::count(now, "copying") + hall::count(now, "preparing") == 0);
+    std::thread::sleep(Duration::from_secs(LEASE_S + 2));
+    let now = hall.drain(0);
+    let warned =
+        now["warnings"].as_array().unwrap().iter().any(|one| one.to_string().contains("nothing new"));
+    assert!(warned || ended_state(&now), "{now:#}");
+    let all_moved = hall::count(&now, "moved");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(moved(&hall), all_moved, "nothing new is begun");
+    for member in 0..3 {
+        hall.etcd.as_mut().unwrap().begin(member).unwrap();
+    }
+    let end = hall.wait(0, "it ends", ended_state);
+    assert_eq!(hall::count(&end, "moved"), 6, "{end:#}");
+    // The first command ended with the agent that was killed, or watched on.
+    drop(going);
+    assert_eq!((hall.names(0).len(), hall.names(1).len()), (0, 6));
+    hall.all_go_on();
+    hall.until("no memory is reserved any more", || reserved(&hall, 1) == 0);
+}
+
+#[test]
+fn the_drain_of_a_lost_host_is_ended_by_another_one() {
+    let mut hall = Hall::fleet(2, &[60], 1);
+    hall.start(0, &[calm("a1"), calm("a2"), calm("a3")]);
+    let id = {
+        let (exit, text) = hall.run(0, &["drain", "--detach"]);
+        assert_eq!(exit, 0, "{text}");
+        hall.drain(0)["id"].as_str().unwrap().to_owned()
+    };
+    hall.wait(0, "one is prepared behind one that copies", |now| {
+        hall::count(now, "copying") > 0 && hall::count(now, "prepared") > 0
+    });
+    assert!(reserved(&hall, 1) > 0);
+    hall.agents[0].kill().unwrap();
+    let of = |hall: &Hall| hall.json(1, &["drain", "status", &id]).1;
+    hall.until("the drain waits for its agent", || {
+        let (exit, status) = hall.json(1, &["fleet", "status"]);
+        exit == 0 && status["drains"][0]["owner"].is_null() && status["hosts"]["answer"] == 1
+    });
+    assert!(!ended_state(&of(&hall)), "not before {LOST_S} s");
+    hall.until("another host ends it", || ended_state(&of(&hall)));
+    let ended = of(&hall);
+    assert!(hall::count(&ended, "failed") >= 1, "{ended:#}");
+    let left = hall::guests(&ended).filter(|one| one["state"] != "moved");
+    for one in left {
+        assert!(hall::text(one, "reason").contains("has not answered for"), "{one:#}");
+    }
+    hall.until("no memory is reserved any more", || reserved(&hall, 1) == 0);
+    // It is back: nothing was lost, it is still cordoned, and it can be drained.
+    hall.agents[0].restart().unwrap();
+    hall.all_go_on();
+    hall.until("it is known again", || hall.json(1, &["fleet", "status"]).1["hosts"]["answer"] == 2);
+    assert!(ended_state(&hall.drain(0)));
+    assert_ne!(hall.json(0, &["status"]).1["cordon"], Value::Null);
+    let (exit, lines) = hall.lines(0, &["drain"]);
+    assert_eq!(exit, 0, "{:#?}", lines.last());
+    assert_eq!(hall.names(0).len(), 0);
+    hall.all_go_on();
+}
+
+#[test]
+fn an_owner_that_cannot_reach_etcd_starts_nothing_and_goes_on_when_it_can() {
+    let hall = Hall::fleet(2, &[150], 1);
+    let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();
+    hall.start(0, &guests);
+    let going = hall.begin(0, &["drain"]);
+    hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
+    // The others see it go, and it sees nothing: its links for migrations carry.
+    hall.lab.join_lan(0, false).unwrap();
+    hall.wait(0, "what runs ends", |now| {
+        hall::count(now, "copying") + hall::count(now, "preparing") == 0 && !now["warnings"][0].is_null()
+    });
+    hall.until("the other host misses it", || hall.json(1, &["fleet", "status"]).1["hosts"]["answer"] == 1);
+    let before = hall::count(&hall.drain(0), "moved");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(hall::count(&hall.drain(0), "moved"), before, "nothing new is begun");
+    hall.lab.join_lan(0, true).unwrap();
+    let (exit, lines) = going.finish();
+    assert_eq!(exit, 0, "{:#?}\n{}", lines.last(), hall.logs());
+    assert_eq!((hall.names(0).len(), hall.names(1).len()), (0, 4));
+    hall.all_go_on();
+}
