@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::libvirt::IMAGES;
-use linerate_lab::{DiskMode, GuestParameters, GuestSpec, LibvirtVersion};
+use linerate_lab::{Console, DiskMode, GuestParameters, GuestSpec, LibvirtVersion};
 use rustix::process::Signal;
 use serde_json::Value;
 use stage::{LONG, Moving, Stage, quick};
@@ -367,6 +367,58 @@ fn a_domain_that_direct_mode_refuses_moves_by_libvirts_own_migration() {
     let mode = ended.lines.iter().find(|line| line["event"] == "mode").unwrap();
     assert_eq!(mode["mode"], "stream");
     assert!(mode["reason"].as_str().unwrap().contains("libvirt-direct.md"), "{mode}");
+    stage.arrived(1);
+    stage.is_whole_at(1);
+}
+
+/// A domain of libvirt, a guest of the agent and one that writes faster than the links carry, in one drain.
+#[test]
+fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
+    let mut stage = Stage::shared(LibvirtVersion::Eleven, None);
+    let place = &stage.lab.hosts()[0];
+    let guest = |name: &str, dirty_mbps: i64, working_set: u64| {
+        let parameters = GuestParameters {
+            mem_mb: working_set + 24,
+            dirty_mbps,
+            dirty_ws_mb: Some(working_set),
+            ..GuestParameters::default()
+        };
+        GuestSpec::new(name, parameters)
+    };
+    // The links carry some 72 MiB/s: what it writes in a round takes longer than any budget below.
+    let (calm, hot) = (guest("calm", 1, 4), guest("hot", 400, 40));
+    for guest in [&calm, &hot] {
+        let file = guest.write_toml(place).unwrap();
+        let (exit, answer) = stage.asks_agent(0, &["vm", "start", file.to_str().unwrap()]);
+        assert_eq!(exit, Some(0), "{answer:#}");
+        Console::new([guest.serial(place)]).wait_passes(1, LONG).unwrap();
+    }
+    let to = stage.agents[1].address(0).to_string();
+    let (exit, answer) = stage.asks_agent(0, &["drain", "--to", &to, "--max-blackout", "300ms", "--detach"]);
+    assert_eq!(exit, Some(0), "{answer:#}");
+    let deadline = Instant::now() + LONG;
+    let drain = loop {
+        let (_, drain) = stage.asks_agent(0, &["drain", "status"]);
+        let of = |name: &str| {
+            let guests = drain["guests"].as_array().expect("guests");
+            guests.iter().find(|one| one["guest"] == name).expect("it is of the drain").clone()
+        };
+        let tried = of("hot")["tries"].as_array().is_some_and(|tries| !tries.is_empty());
+        if of("g")["state"] == "moved" && of("calm")["state"] == "moved" && tried {
+            assert_eq!(of("g")["domain"], true);
+            let reason = of("hot")["tries"][0]["reason"].as_str().unwrap().to_owned();
+            assert!(reason.contains("writes memory or disks faster than the links"), "{reason}");
+            assert!(of("hot")["hint"].as_str().unwrap().contains("--throttle"), "{drain:#}");
+            break drain;
+        }
+        assert!(drain["state"] != "ended" && Instant::now() < deadline, "{drain:#}\n{}", stage.evidence());
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let (exit, answer) = stage.asks_agent(0, &["drain", "abort"]);
+    assert_eq!(exit, Some(0), "{answer:#}\n{drain:#}");
+    let (_, list) = stage.asks_agent(0, &["vm", "list"]);
+    let here: Vec<_> = list.as_array().unwrap().iter().map(|one| (&one["name"], &one["state"])).collect();
+    assert_eq!(here, [(&Value::from("hot"), &Value::from("running"))], "it was not touched");
     stage.arrived(1);
     stage.is_whole_at(1);
 }
