@@ -24,6 +24,8 @@ pub struct Cluster {
     folder: PathBuf,
     /// Where they run; this process's own if there is none.
     namespace: Option<String>,
+    /// Folder with `ca.pem`, `server.pem` and `server.key`; clients need a certificate of that authority then.
+    tls: Option<PathBuf>,
     addresses: Vec<Ipv4Addr>,
     running: Vec<Option<Process>>,
 }
@@ -41,15 +43,33 @@ impl Cluster {
         addresses: Vec<Ipv4Addr>,
     ) -> Result<Cluster, LabError> {
         let running = addresses.iter().map(|_| None).collect();
-        let mut cluster = Cluster { folder: folder.to_owned(), namespace, addresses, running };
+        let mut cluster = Cluster { folder: folder.to_owned(), namespace, tls: None, addresses, running };
         (0..cluster.addresses.len()).try_for_each(|number| cluster.begin(number))?;
         cluster.wait_for_leader()?;
         Ok(cluster)
     }
 
+    /// One member that speaks TLS with clients. It is not waited for: its clients do. `make` gets its address and writes
+    /// `ca.pem`, `server.pem` and `server.key` into the folder.
+    pub fn start_tls(
+        folder: &Path,
+        make: impl FnOnce(Ipv4Addr) -> Result<(), LabError>,
+    ) -> Result<Cluster, LabError> {
+        let addresses = vec![next_address()];
+        make(addresses[0])?;
+        let (folder, tls) = (folder.to_owned(), Some(folder.to_owned()));
+        let mut cluster = Cluster { folder, namespace: None, tls, addresses, running: vec![None] };
+        cluster.begin(0)?;
+        Ok(cluster)
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
     /// What a client is given.
     pub fn endpoints(&self) -> Vec<String> {
-        self.addresses.iter().map(|address| format!("http://{address}:2379")).collect()
+        self.addresses.iter().map(|address| format!("{}://{address}:2379", self.scheme())).collect()
     }
 
     /// Starts a member that has ended, with the data that it has.
@@ -72,8 +92,17 @@ impl Cluster {
         for (kind, port) in [("client", 2379), ("peer", 2380)] {
             let advertised =
                 if kind == "client" { "--advertise-client-urls" } else { "--initial-advertise-peer-urls" };
-            let url = format!("http://{address}:{port}");
+            let scheme = if kind == "client" { self.scheme() } else { "http" };
+            let url = format!("{scheme}://{address}:{port}");
             command.arg(format!("--listen-{kind}-urls")).arg(&url).arg(advertised).arg(&url);
+        }
+        if let Some(tls) = &self.tls {
+            command
+                .arg("--cert-file")
+                .arg(tls.join("server.pem"))
+                .arg("--key-file")
+                .arg(tls.join("server.key"));
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(tls.join("ca.pem"));
         }
         command.arg("--initial-cluster").arg(all.join(","));
         // A busy machine must not make it elect all the time.

@@ -216,6 +216,11 @@ fn a_lost_destination_gives_its_guests_to_another() {
     let (exit, lines) = going.finish();
     let last = lines.last().unwrap();
     assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}\n{}", hall.logs());
+    // Nobody has used up a try of its own, and nobody waited for the next one.
+    let tries = hall::guests(last).flat_map(|one| one["tries"].as_array().unwrap());
+    let reasons: Vec<&str> = tries.map(|one| hall::text(one, "reason")).collect();
+    let is_lost = |reason: &&str| reason.contains("does not answer");
+    assert!(!reasons.is_empty() && reasons.iter().all(is_lost), "{last:#}\n{}", hall.logs());
     hall.agents[lost].restart().unwrap();
     hall.all_go_on();
 }
