@@ -187,7 +187,8 @@ impl World {
             copied_bytes: session.copied as u64,
             left_bytes: session.left as u64,
             bytes_per_s: session.rate,
-            write_bytes_per_s: load.write_bytes_per_s,
+            // The agent counts what was written when a pass is over.
+            write_bytes_per_s: if session.round > 0 { load.write_bytes_per_s } else { 0.0 },
         };
         self.tell(session.drain, Event::Progress { guest, sample });
     }

@@ -261,7 +261,8 @@ impl World {
         Start {
             guest,
             copy_bytes: load.copy_bytes,
-            write_bytes_per_s: load.write_bytes_per_s,
+            // Nobody knows before its first copy.
+            write_bytes_per_s: 0.0,
             limit_bytes_per_s: None,
             keep,
         }
