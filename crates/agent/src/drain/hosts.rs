@@ -185,6 +185,24 @@ pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
     }
 }
 
+/// In a fleet that shares a store: asks these hosts. Which of their addresses can be reached from here only this host knows.
+/// Returns whether all of them answer.
+pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: BTreeSet<HostId>) -> bool {
+    if agent.fleet.shared().is_none() {
+        return true;
+    }
+    let numbered = (1..).map(HostId).zip(destinations);
+    let mut asked: Vec<_> = numbered.filter(|(host, _)| chosen.contains(host)).map(|(_, one)| one).collect();
+    for some in asked.chunks_mut(ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            for one in some {
+                scope.spawn(|| ask_one(one, &agent.security, ANSWER_WAIT));
+            }
+        });
+    }
+    asked.iter().all(|one| one.lost.is_none())
+}
+
 /// At each of its addresses, until one answers. Each has `wait` for it.
 pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Duration) {
     let mut first = None;

@@ -77,7 +77,8 @@ enum Input {
     Hosts(Option<Vec<Destination>>),
     /// A migration failed, and its destination was asked, as after the session with this number.
     Judged(GuestId, u64, linerate_core::Fault, Box<Destination>),
-    StoreFailed(String),
+    /// The store failed before destinations were found for these.
+    NotPlaced(Vec<(GuestId, Vec<HostId>)>, String),
     Found(GuestId, Whereabouts),
 }
 
@@ -361,6 +362,11 @@ pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<Dr
     place(&mut ready, &request);
     let agent = agent.clone();
     let planned = tokio::task::spawn_blocking(move || {
+        hosts::reach(
+            &agent,
+            &mut ready.destinations,
+            ready.members.iter().filter_map(|one| one.to).collect(),
+        );
         try_all(&agent, &request, &mut ready);
         plan_detail(&agent, &request, &ready)
     });

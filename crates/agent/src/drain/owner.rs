@@ -95,6 +95,9 @@ pub(super) struct Owner {
     /// What the store has, and since when it does not answer.
     saved: Option<DrainRecord>,
     away: Option<Instant>,
+    /// Reservations to give up, and guests to place, when the store answers again.
+    not_released: BTreeSet<GuestId>,
+    not_placed: Vec<(GuestId, Vec<HostId>)>,
     /// Another agent has ended the drain: why nothing is written any more.
     disowned: Option<String>,
     /// Destinations that do not answer, or are emptied themselves: as the controller was told.
@@ -150,6 +153,8 @@ impl Owner {
             shown: Instant::now(),
             saved: None,
             away: None,
+            not_released: BTreeSet::new(),
+            not_placed: Vec::new(),
             disowned: None,
             unusable: BTreeMap::new(),
             hosts_looked: Instant::now(),
@@ -336,7 +341,10 @@ impl Owner {
                 }
             }
             Input::Judged(id, number, fault, destination) => self.judged(id, number, fault, *destination),
-            Input::StoreFailed(why) => self.store_failed(why),
+            Input::NotPlaced(wanted, why) => {
+                self.not_placed.extend(wanted);
+                self.store_failed(why);
+            }
             Input::Found(id, moved) => self.found(id, moved),
         }
     }
@@ -668,8 +676,7 @@ impl Owner {
                 if self.away.take().is_some() {
                     tracing::info!(drain = self.record.id, "the store answers again");
                     self.warnings.retain(|text| !text.starts_with("the store does not answer"));
-                    // What could not be given up meanwhile.
-                    self.handle(Event::Store(true));
+                    self.catch_up();
                 }
             }
             Err(error @ (FleetError::Owned { .. } | FleetError::HasEnded(_) | FleetError::NoDrain(_))) => {

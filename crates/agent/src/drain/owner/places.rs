@@ -44,10 +44,10 @@ impl Owner {
         std::thread::spawn(move || {
             let found = hosts::renew(&agent, &mut search.destinations, Some(search.ownership.drain()))
                 .and_then(|()| register(&agent, &search.fleet, &search.source, &search.destinations))
-                .and_then(|()| search.find(&agent, wanted));
+                .and_then(|()| search.find(&agent, wanted.clone()));
             let _ = to_self.send(match found {
                 Ok(results) => Input::Placed(search.destinations, results),
-                Err(error) => Input::StoreFailed(error.to_string()),
+                Err(error) => Input::NotPlaced(wanted, error.to_string()),
             });
         });
     }
@@ -74,6 +74,7 @@ impl Owner {
         match result {
             Ok((host, ports, bytes_per_s)) => {
                 (member.to, member.nowhere) = (Some(host), None);
+                self.not_released.remove(&id);
                 let rate = bytes_per_s.min(links).max(1.0);
                 member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
                 self.reserved.insert(id, host);
@@ -86,14 +87,33 @@ impl Owner {
         }
     }
 
+    /// What could not be done while the store was away is done now.
+    pub(super) fn catch_up(&mut self) {
+        for id in std::mem::take(&mut self.not_released) {
+            self.give_reservation_up(id);
+        }
+        if self.away.is_some() {
+            return;
+        }
+        let wanted = std::mem::take(&mut self.not_placed);
+        if !wanted.is_empty() {
+            self.place(wanted);
+        }
+        self.handle(Event::Store(true));
+    }
+
     pub(super) fn release(&mut self, id: GuestId) {
         self.reserved.remove(&id);
         self.give_reservation_up(id);
     }
 
     /// Without a reservation nothing happens. One of an earlier drain, which left the guest in doubt, goes too: it is known
-    /// where the guest is.
+    /// where the guest is. While the store is away it is not asked: each question takes seconds.
     pub(super) fn give_reservation_up(&mut self, id: GuestId) {
+        if self.away.is_some() {
+            self.not_released.insert(id);
+            return;
+        }
         let Some(key) = self.members.get(id.0 as usize).map(|member| member.guest.key.clone()) else {
             return;
         };
@@ -106,7 +126,10 @@ impl Owner {
             Err(error @ FleetError::Draining { .. }) => {
                 tracing::warn!(%error, guest = key, "another drain has a reservation for it");
             }
-            Err(error) => self.store_failed(error.to_string()),
+            Err(error) => {
+                self.not_released.insert(id);
+                self.store_failed(error.to_string());
+            }
         }
     }
 }
@@ -119,10 +142,10 @@ pub(in crate::drain) fn register(
     source: &HostRecord,
     destinations: &[Destination],
 ) -> Result<(), FleetError> {
-    fleet.register(source)?;
     if agent.fleet.shared().is_some() {
         return Ok(());
     }
+    fleet.register(source)?;
     for one in destinations {
         match (&one.record, &one.lost) {
             (Some(record), None) => fleet.register(record)?,
@@ -153,7 +176,8 @@ impl Search {
         let mut results = Vec::new();
         loop {
             let mut found = self.reserve(&wanted)?;
-            if agent.fleet.shared().is_none() || !self.ask(agent, &found) {
+            let chosen = found.iter().filter_map(|(_, result)| Some(result.as_ref().ok()?.0)).collect();
+            if hosts::reach(agent, &mut self.destinations, chosen) {
                 results.extend(found);
                 return Ok(results);
             }
@@ -175,28 +199,6 @@ impl Search {
 
     fn at(&self, host: HostId) -> Option<&Destination> {
         self.destinations.get((host.0 as usize).wrapping_sub(1))
-    }
-
-    /// Asks the hosts that were found. Returns whether one of them does not answer.
-    fn ask(&mut self, agent: &Agent, found: &[(GuestId, PlaceResult)]) -> bool {
-        let chosen: BTreeSet<HostId> =
-            found.iter().filter_map(|(_, result)| result.as_ref().ok().map(|(host, ..)| *host)).collect();
-        let hosts = (1..).zip(&mut self.destinations);
-        let (mut asked, mut lost) = (Vec::new(), false);
-        for (n, one) in hosts {
-            if chosen.contains(&HostId(n)) {
-                asked.push(one);
-            }
-        }
-        std::thread::scope(|scope| {
-            for one in &mut asked {
-                scope.spawn(|| hosts::ask_one(one, &agent.security, hosts::ANSWER_WAIT));
-            }
-        });
-        for one in asked {
-            lost |= one.lost.is_some();
-        }
-        lost
     }
 
     /// A host that answers and is not registered is waited for: after a pause of etcd's all hosts register again.
