@@ -784,6 +784,9 @@ impl Owner {
 
     /// Writes the result. The store is asked until it takes it: what is shown says that it does not.
     fn end(mut self, inbox: &Receiver<Input>) {
+        if self.disowned.is_none() {
+            self.give_all_up();
+        }
         self.record.state = Stored::Ended;
         self.record.ended_ms = Some(unix_ms());
         let detail = self.detail();

@@ -7,7 +7,7 @@ use linerate_api::DrainGuestState;
 use linerate_core::drain::{Event, Outcome, State};
 use linerate_core::fleet::placement::Nowhere;
 use linerate_core::fleet::{GuestId, HostId, Ledger, Request};
-use linerate_store::fleet::records::HostRecord;
+use linerate_store::fleet::records::{DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 use super::super::Input;
@@ -87,6 +87,19 @@ impl Owner {
         }
     }
 
+    /// The drain ends: memory stays reserved only for guests in doubt. One that has moved may still have a reservation, if its
+    /// host or this one was away when it arrived. With etcd its host gives that up.
+    pub(super) fn give_all_up(&mut self) {
+        let is_shared = self.agent.fleet.shared().is_some();
+        for (guest, n) in self.guests().iter().zip(0..) {
+            let stays = guest.state == DrainGuestState::InDoubt
+                || (guest.state == DrainGuestState::Moved && is_shared);
+            if !stays {
+                self.give_reservation_up(GuestId(n));
+            }
+        }
+    }
+
     /// What could not be done while the store was away is done now.
     pub(super) fn catch_up(&mut self) {
         for id in std::mem::take(&mut self.not_released) {
@@ -119,6 +132,8 @@ impl Owner {
         };
         let released = match self.fleet.release(&self.ownership, &key) {
             Err(FleetError::Reserved { .. }) => self.fleet.settle(&key),
+            // The drain's result is written already.
+            Err(FleetError::NotOwner(_)) if self.record.state == Stored::Ended => self.fleet.settle(&key),
             other => other,
         };
         match released {
