@@ -107,6 +107,11 @@ impl Destination {
     }
 }
 
+/// Where a destination is in the list: they are numbered from 1, as 0 is the source, which is in no list.
+pub(super) fn index(host: HostId) -> usize {
+    usize::try_from(host.0).unwrap_or(usize::MAX).wrapping_sub(1)
+}
+
 /// The hosts that were named; without a name all others of a fleet that shares a store. Each is asked, or looked up in the
 /// store.
 pub(super) fn named(
@@ -124,17 +129,11 @@ pub(super) fn named(
         let others = view.hosts.keys().filter(|name| **name != agent.config.name);
         return Ok(others.filter_map(|name| Destination::of(name, &view, drain)).collect());
     }
-    let one = |name: &String| {
-        Destination::of(name, &view, drain).unwrap_or_else(|| {
-            let mut one = Destination::new(name);
-            ask_one(&mut one, &agent.security, ANSWER_WAIT);
-            if one.record.is_some() {
-                one.take(&view, drain);
-            }
-            one
-        })
-    };
-    Ok(to.iter().map(one).collect())
+    let known = |name: &String| Destination::of(name, &view, drain).unwrap_or_else(|| Destination::new(name));
+    let mut all: Vec<Destination> = to.iter().map(known).collect();
+    let strangers = all.iter_mut().filter(|one| one.record.is_none()).collect();
+    find_out(agent, strangers, &view, drain);
+    Ok(all)
 }
 
 /// The destinations as they are now: each is asked, or looked up in the store that it shares.
@@ -159,48 +158,47 @@ pub(super) fn renew(
             unsure.push(one);
         }
     }
-    std::thread::scope(|scope| {
-        for one in unsure {
-            let view = &view;
-            scope.spawn(move || {
-                let was_known = one.record.is_some();
-                ask_one(one, &agent.security, ANSWER_WAIT);
-                if !was_known && one.record.is_some() {
-                    one.take(view, drain);
-                }
-            });
+    find_out(agent, unsure, &view, drain);
+    Ok(())
+}
+
+/// Asks hosts of a fleet. One that was not known is then the host of the store that it says it is.
+fn find_out(agent: &Agent, hosts: Vec<&mut Destination>, view: &View, drain: Option<&str>) {
+    at_once(hosts, |one| {
+        let was_known = one.record.is_some();
+        ask_one(one, &agent.security, ANSWER_WAIT);
+        if !was_known && one.record.is_some() {
+            one.take(view, drain);
         }
     });
-    Ok(())
+}
+
+/// Many at the same time.
+fn at_once(mut hosts: Vec<&mut Destination>, ask: impl Fn(&mut Destination) + Sync) {
+    for some in hosts.chunks_mut(ASKED_AT_ONCE) {
+        std::thread::scope(|scope| {
+            for one in some {
+                scope.spawn(|| ask(one));
+            }
+        });
+    }
 }
 
 /// Asks all of them.
 pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
-    for some in destinations.chunks_mut(ASKED_AT_ONCE) {
-        std::thread::scope(|scope| {
-            for one in some {
-                scope.spawn(move || ask_one(one, security, ANSWER_WAIT));
-            }
-        });
-    }
+    at_once(destinations.iter_mut().collect(), |one| ask_one(one, security, ANSWER_WAIT));
 }
 
 /// In a fleet that shares a store: asks these hosts. Which of their addresses can be reached from here only this host knows.
 /// Returns whether all of them answer.
-pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: BTreeSet<HostId>) -> bool {
+pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: &BTreeSet<HostId>) -> bool {
     if agent.fleet.shared().is_none() {
         return true;
     }
-    let numbered = (1..).map(HostId).zip(destinations);
-    let mut asked: Vec<_> = numbered.filter(|(host, _)| chosen.contains(host)).map(|(_, one)| one).collect();
-    for some in asked.chunks_mut(ASKED_AT_ONCE) {
-        std::thread::scope(|scope| {
-            for one in some {
-                scope.spawn(|| ask_one(one, &agent.security, ANSWER_WAIT));
-            }
-        });
-    }
-    asked.iter().all(|one| one.lost.is_none())
+    let numbered = || (1..).map(HostId);
+    let asked = numbered().zip(destinations.iter_mut()).filter(|(host, _)| chosen.contains(host));
+    at_once(asked.map(|(_, one)| one).collect(), |one| ask_one(one, &agent.security, ANSWER_WAIT));
+    numbered().zip(destinations).all(|(host, one)| !chosen.contains(&host) || one.lost.is_none())
 }
 
 /// At each of its addresses, until one answers. Each has `wait` for it.
@@ -251,9 +249,8 @@ fn answer(
 
 /// What a destination takes, in bytes per second: as the ports say, or less where that was measured.
 pub(super) fn takes(ledger: &Ledger, destinations: &[Destination], host: HostId) -> f64 {
-    let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
     let measured =
-        destinations.get(at).and_then(|one| one.measured).map_or(f64::INFINITY, |rate| rate as f64);
+        destinations.get(index(host)).and_then(|one| one.measured).map_or(f64::INFINITY, |rate| rate as f64);
     ledger.links(SOURCE, host).1.min(measured).max(1.0)
 }
 

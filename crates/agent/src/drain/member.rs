@@ -7,7 +7,7 @@ use linerate_core::Time;
 use linerate_core::drain::{Attempt, Outcome, Reason, Sample, State, Then};
 use linerate_core::fleet::HostId;
 
-use super::hosts::Destination;
+use super::hosts::{Destination, index};
 use super::leaving::Leaving;
 use crate::convert;
 
@@ -121,10 +121,8 @@ pub(super) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Hosts are numbered from 1: 0 is the source.
 fn name(host: HostId, destinations: &[Destination]) -> String {
-    let at = usize::try_from(host.0).unwrap_or(usize::MAX).wrapping_sub(1);
-    destinations.get(at).map_or_else(|| format!("host {}", host.0), |one| one.name().to_owned())
+    destinations.get(index(host)).map_or_else(|| format!("host {}", host.0), |one| one.name().to_owned())
 }
 
 fn hint(reason: &Reason) -> String {

@@ -362,11 +362,8 @@ pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<Dr
     place(&mut ready, &request);
     let agent = agent.clone();
     let planned = tokio::task::spawn_blocking(move || {
-        hosts::reach(
-            &agent,
-            &mut ready.destinations,
-            ready.members.iter().filter_map(|one| one.to).collect(),
-        );
+        let chosen = ready.members.iter().filter_map(|one| one.to).collect();
+        hosts::reach(&agent, &mut ready.destinations, &chosen);
         try_all(&agent, &request, &mut ready);
         plan_detail(&agent, &request, &ready)
     });
@@ -385,8 +382,8 @@ fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
         std::thread::scope(|scope| {
             for member in some {
                 scope.spawn(move || {
-                    let at = member.to.map_or(0, |host| host.0 as usize);
-                    let Some(to) = destinations.get(at.wrapping_sub(1)) else { return };
+                    let to = member.to.and_then(|host| destinations.get(hosts::index(host)));
+                    let Some(to) = to else { return };
                     let name = member.guest.name.clone();
                     let asked = sessions::request(&name, false, &to.at, request);
                     if let Err(error) =
@@ -666,8 +663,7 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
         .place(&Request { guests: vec![id], ..Request::default() })
         .pop()
         .and_then(|(_, found)| found.ok());
-    let name =
-        |host: HostId| destinations.get((host.0 as usize).wrapping_sub(1)).map(|one| one.name().to_owned());
+    let name = |host: HostId| destinations.get(hosts::index(host)).map(|one| one.name().to_owned());
     let hosts = destinations.iter().zip(1..).zip(hosts::why(&ledger, id, &destinations)).map(
         |((one, n), obstacles)| PlaceHost {
             host: one.name().to_owned(),

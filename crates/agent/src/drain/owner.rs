@@ -1,6 +1,8 @@
 //! The owner of a drain: one thread that gives the controller its events, carries out its orders, and keeps the store and
 //! what is shown of the drain as they are.
 
+mod destinations;
+mod keep;
 mod places;
 mod settle;
 
@@ -27,6 +29,7 @@ use super::{Drain, Input, Kept};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
+use destinations::Unusable;
 pub(super) use places::{PlaceResult, register, why_nowhere};
 use settle::Settling;
 pub(super) use settle::Whereabouts;
@@ -37,10 +40,6 @@ const COPIES_MAX: usize = 8;
 const PORTS_MAX: usize = 63;
 /// How often this host is looked at for new guests, changed ports, and guests that recovery has settled.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the destinations are looked at.
-const LOOK_AT_HOSTS: Duration = Duration::from_secs(5);
-/// A destination whose migration has failed answers within this, or it is lost.
-const JUDGE_WAIT: Duration = Duration::from_secs(10);
 /// What is shown is renewed at most so often.
 const SHOW: Duration = Duration::from_millis(100);
 /// The store is asked again after so long.
@@ -105,13 +104,6 @@ pub(super) struct Owner {
     /// The destinations are being looked at, since then.
     hosts_looked: Instant,
     looks_at_hosts: bool,
-}
-
-/// Why no guest goes to a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unusable {
-    Lost,
-    Drained,
 }
 
 impl Owner {
@@ -402,8 +394,7 @@ impl Owner {
 
     fn prepare(&mut self, id: GuestId, host: HostId) {
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
-        let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
-        let Some(to) = self.destinations.get(at) else { return };
+        let Some(to) = self.destinations.get(hosts::index(host)) else { return };
         self.next_number += 1;
         let line = Line { to: self.to_self.clone(), guest: id, number: self.next_number };
         (member.to, member.sample, member.copy_began) = (Some(host), None, None);
@@ -486,92 +477,6 @@ impl Owner {
         self.arriving.insert(id);
     }
 
-    /// A migration failed by something that may pass. If its destination does not answer, the guest goes elsewhere at once.
-    fn judge(&mut self, id: GuestId, fault: Fault) {
-        let to = self.members.get(id.0 as usize).and_then(|member| member.to);
-        let known = to.and_then(|host| self.destinations.get((host.0 as usize).wrapping_sub(1)));
-        let Some(mut destination) = known.cloned() else {
-            return self.handle(Event::Failed { guest: id, fault });
-        };
-        let (to_self, security, number) =
-            (self.to_self.clone(), self.agent.security.clone(), self.next_number);
-        self.judging.insert(id, number);
-        std::thread::spawn(move || {
-            hosts::ask_one(&mut destination, &security, JUDGE_WAIT);
-            let _ = to_self.send(Input::Judged(id, number, fault, Box::new(destination)));
-        });
-    }
-
-    fn judged(&mut self, id: GuestId, number: u64, fault: Fault, destination: Destination) {
-        if self.judging.get(&id) != Some(&number) {
-            return;
-        }
-        self.judging.remove(&id);
-        let is_lost = destination.lost.is_some();
-        let host = self.members.get(id.0 as usize).and_then(|member| member.to);
-        let at = host.and_then(|host| self.destinations.get_mut((host.0 as usize).wrapping_sub(1)));
-        if let Some(one) = at.filter(|one| one.name() == destination.name()) {
-            *one = destination;
-        }
-        match host.filter(|_| is_lost) {
-            Some(host) => {
-                tracing::info!(guest = id.0, %fault, "its destination does not answer: it goes elsewhere");
-                self.unusable.insert(host, Unusable::Lost);
-                self.handle(Event::HostLost(host));
-                self.handle(Event::Cancelled { guest: id });
-            }
-            None => self.handle(Event::Failed { guest: id, fault }),
-        }
-    }
-
-    /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being copied
-    /// is not lost: the links are watched by its session.
-    fn hosts_are(&mut self, destinations: Vec<Destination>) {
-        self.destinations = destinations;
-        let copies: BTreeSet<HostId> = self
-            .controller
-            .guests()
-            .filter(|(_, state, _)| matches!(state, State::Copying))
-            .filter_map(|(id, ..)| self.members.get(id.0 as usize)?.to)
-            .collect();
-        let mut events = Vec::new();
-        for (host, one) in (1..).map(HostId).zip(&self.destinations) {
-            let now = match (&one.lost, one.is_drained) {
-                (Some(_), _) => Some(Unusable::Lost),
-                (None, true) => Some(Unusable::Drained),
-                (None, false) => None,
-            };
-            if now == self.unusable.get(&host).copied()
-                || (now == Some(Unusable::Lost) && copies.contains(&host))
-            {
-                continue;
-            }
-            events.push(match now {
-                Some(Unusable::Lost) => Event::HostLost(host),
-                Some(Unusable::Drained) => Event::HostDrained(host),
-                None => Event::HostFound(host),
-            });
-            match now {
-                Some(why) => drop(self.unusable.insert(host, why)),
-                None => drop(self.unusable.remove(&host)),
-            }
-        }
-        events.into_iter().for_each(|event| self.handle(event));
-    }
-
-    fn look_at_hosts(&mut self) {
-        if self.looks_at_hosts || self.hosts_looked.elapsed() < LOOK_AT_HOSTS {
-            return;
-        }
-        (self.looks_at_hosts, self.hosts_looked) = (true, Instant::now());
-        let (agent, to_self, drain) = (self.agent.clone(), self.to_self.clone(), self.record.id.clone());
-        let mut destinations = self.destinations.clone();
-        std::thread::spawn(move || {
-            let looked = hosts::renew(&agent, &mut destinations, Some(&drain));
-            let _ = to_self.send(Input::Hosts(looked.ok().map(|()| destinations)));
-        });
-    }
-
     /// What changes without a word: guests that are started here, ports, guests that recovery has settled.
     fn look(&mut self) {
         self.looked = Instant::now();
@@ -642,87 +547,6 @@ impl Owner {
         all.map(|(member, n)| member.show(states.get(&GuestId(n)).copied(), &self.destinations)).collect()
     }
 
-    fn store_failed(&mut self, why: String) {
-        // What another host has ended is not written any more.
-        if self.away.is_none() && self.disowned.is_none() {
-            tracing::error!(drain = self.record.id, why, "the store does not answer: nothing new is started");
-            self.away = Some(Instant::now());
-            self.warnings.insert(format!("the store does not answer, and nothing new is started: {why}"));
-            self.handle(Event::Store(false));
-        }
-    }
-
-    /// Writes how far the drain is, if that has changed.
-    fn save(&mut self) {
-        let guests = self.guests().into_iter().map(|mut guest| {
-            // No progress figures.
-            (guest.copied_bytes, guest.rate_bytes_per_s, guest.write_rate_bytes_per_s) = (0, 0, 0);
-            (guest.uuid.clone(), serde_json::to_value(&guest).unwrap_or_default())
-        });
-        self.record.guests = guests.collect();
-        self.record.settings = serde_json::to_value(&self.kept).unwrap_or_default();
-        if self.saved.as_ref() == Some(&self.record) && self.away.is_none() {
-            return;
-        }
-        if self.away.is_some_and(|since| since.elapsed() < STORE_AGAIN) {
-            return;
-        }
-        if self.disowned.is_some() {
-            return;
-        }
-        match self.write() {
-            Ok(()) => {
-                self.saved = Some(self.record.clone());
-                if self.away.take().is_some() {
-                    tracing::info!(drain = self.record.id, "the store answers again");
-                    self.warnings.retain(|text| !text.starts_with("the store does not answer"));
-                    self.catch_up();
-                }
-            }
-            Err(error @ (FleetError::Owned { .. } | FleetError::HasEnded(_) | FleetError::NoDrain(_))) => {
-                self.disown(&error)
-            }
-            Err(error) => {
-                let known = self.away.is_some();
-                self.store_failed(error.to_string());
-                if known {
-                    self.away = Some(Instant::now());
-                }
-            }
-        }
-    }
-
-    /// Writes the record. Ownership that ended with a lease is taken again first, unless another agent has the drain.
-    fn write(&mut self) -> Result<(), FleetError> {
-        // A result whose answer was lost.
-        if self.record.state == Stored::Ended
-            && self.fleet.drain(&self.record.id)?.as_ref() == Some(&self.record)
-        {
-            return Ok(());
-        }
-        if self.fleet.owns(&self.ownership) {
-            match self.fleet.update(&self.ownership, &self.record) {
-                Err(FleetError::NotOwner(_)) => {}
-                written => return written,
-            }
-        }
-        let (ownership, _) = self.fleet.take_over(&self.record.id)?;
-        tracing::info!(drain = self.record.id, "owned again, with another lease");
-        self.ownership = ownership;
-        self.fleet.update(&self.ownership, &self.record)
-    }
-
-    /// Another agent took this host for lost, and has ended the drain, or is about to. What runs is cancelled.
-    fn disown(&mut self, error: &FleetError) {
-        let why = format!("another host took this one for lost and ended the drain: {error}");
-        tracing::error!(drain = self.record.id, why, "the drain is aborted");
-        self.warnings.retain(|text| !text.starts_with("the store does not answer"));
-        self.warnings.insert(why.clone());
-        (self.disowned, self.away) = (Some(why), None);
-        self.record.state = Stored::Aborting;
-        self.handle(Event::Abort);
-    }
-
     fn show(&mut self) {
         self.shown = Instant::now();
         let detail = self.detail();
@@ -751,8 +575,7 @@ impl Owner {
         }
         self.kept.links_bytes_per_s = links as u64;
         for (host, rate) in self.controller.measured_takes() {
-            let at = usize::try_from(host.0).unwrap_or_default().wrapping_sub(1);
-            let Some(one) = self.destinations.get(at) else { continue };
+            let Some(one) = self.destinations.get(hosts::index(host)) else { continue };
             let known = self.kept.takes.entry(one.name().to_owned()).or_default();
             // Not a write for each sample.
             if (rate - *known as f64).abs() > 0.05 * rate {

@@ -100,21 +100,6 @@ impl Owner {
         }
     }
 
-    /// What could not be done while the store was away is done now.
-    pub(super) fn catch_up(&mut self) {
-        for id in std::mem::take(&mut self.not_released) {
-            self.give_reservation_up(id);
-        }
-        if self.away.is_some() {
-            return;
-        }
-        let wanted = std::mem::take(&mut self.not_placed);
-        if !wanted.is_empty() {
-            self.place(wanted);
-        }
-        self.handle(Event::Store(true));
-    }
-
     pub(super) fn release(&mut self, id: GuestId) {
         self.reserved.remove(&id);
         self.give_reservation_up(id);
@@ -192,7 +177,7 @@ impl Search {
         loop {
             let mut found = self.reserve(&wanted)?;
             let chosen = found.iter().filter_map(|(_, result)| Some(result.as_ref().ok()?.0)).collect();
-            if hosts::reach(agent, &mut self.destinations, chosen) {
+            if hosts::reach(agent, &mut self.destinations, &chosen) {
                 results.extend(found);
                 return Ok(results);
             }
@@ -213,7 +198,7 @@ impl Search {
     }
 
     fn at(&self, host: HostId) -> Option<&Destination> {
-        self.destinations.get((host.0 as usize).wrapping_sub(1))
+        self.destinations.get(hosts::index(host))
     }
 
     /// A host that answers and is not registered is waited for: after a pause of etcd's all hosts register again.

@@ -102,7 +102,7 @@ impl Owner {
             let is_here = domain && runtime.block_on(is_domain_here(&key));
             let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
             // What the store has of a host may be older than the guest's arrival.
-            let own = own.and_then(|host| to.get_mut((host.0 as usize).wrapping_sub(1)));
+            let own = own.and_then(|host| to.get_mut(hosts::index(host)));
             if let Some(one) = own.filter(|_| agent.fleet.shared().is_some()) {
                 hosts::ask_one(one, &agent.security, hosts::ANSWER_WAIT);
             }
