@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use linerate_api as api;
 use linerate_core::{Code, Fault, Side, Step};
@@ -31,6 +32,10 @@ pub(crate) struct HostInFleet {
     trouble: Mutex<Option<String>>,
 }
 
+/// An agent that has just been started registers within this, unless something is wrong.
+const REGISTERS_WAIT: Duration = Duration::from_secs(5);
+const REGISTERS_PAUSE: Duration = Duration::from_millis(50);
+
 #[derive(Clone)]
 struct Opened {
     fleet: Fleet,
@@ -51,7 +56,7 @@ impl HostInFleet {
             record,
             instance: format!("{}-{}", unix_ms(), std::process::id()),
             opened: Mutex::default(),
-            trouble: Mutex::default(),
+            trouble: Mutex::new(config.fleet.as_ref().map(|_| "it has not registered there yet".to_owned())),
         }
     }
 
@@ -108,13 +113,13 @@ impl HostInFleet {
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted: the
     /// first one's reason stands.
     pub fn set_cordon(&self, by: &str) -> Result<api::CordonAnswer, FleetError> {
-        let changed = self.fleet()?.cordon(&self.record.name, by, unix_ms())?;
+        let changed = self.fleet_to_change()?.cordon(&self.record.name, by, unix_ms())?;
         self.answer(changed)
     }
 
     /// This host takes guests again.
     pub fn lift_cordon(&self) -> Result<api::CordonAnswer, FleetError> {
-        let changed = self.fleet()?.uncordon(&self.record.name)?;
+        let changed = self.fleet_to_change()?.uncordon(&self.record.name)?;
         self.answer(changed)
     }
 
@@ -133,6 +138,15 @@ impl HostInFleet {
             None => self.open_file()?,
         };
         Ok(slot.insert(opened).fleet.clone())
+    }
+
+    /// The same, for orders of an operator that the store takes from a registered host alone.
+    pub fn fleet_to_change(&self) -> Result<Fleet, FleetError> {
+        let end = Instant::now() + REGISTERS_WAIT;
+        while self.trouble().is_some() && Instant::now() < end {
+            std::thread::sleep(REGISTERS_PAUSE);
+        }
+        self.fleet()
     }
 
     fn open_file(&self) -> Result<Opened, FleetError> {
@@ -226,6 +240,17 @@ mod tests {
         assert!(renamed.lift_cordon().unwrap().changed);
         drop(renamed);
         HostInFleet::new(&agent.config).admit().unwrap();
+    }
+
+    #[test]
+    fn a_cordon_that_is_not_in_etcd_yet_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        HostInFleet::new(&agent.config).set_cordon("anna").unwrap();
+        let nowhere = toml::from_str("endpoints = ['http://127.0.0.1:1']").unwrap();
+        let shared = HostInFleet::new(&Config { fleet: Some(nowhere), ..(*agent.config).clone() });
+        let refused = shared.admit().unwrap_err();
+        assert!(refused.detail.contains("fleet.redb has of this host is not in its fleet yet"), "{refused}");
     }
 
     #[test]

@@ -95,11 +95,14 @@ use crate::security::Security;
 pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
 
 /// Runs the agent until SIGTERM or SIGINT. Guests and their QEMU continue to run. With `check` the configuration is
-/// read, and nothing else is done.
+/// read, with the files that it names, and nothing else is done.
 pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
         Security::open(&config)?;
+        if let Some(fleet) = &config.fleet {
+            fleet.options().map_err(anyhow::Error::msg).context("[fleet]")?;
+        }
         // The agent starts without that user: what is open must be brought to its end, and guests must be able to leave.
         if let Err(error) = config.qemu_user() {
             eprintln!("warning: no guest can arrive or be started here: {}", faults::chain(&error));

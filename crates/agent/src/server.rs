@@ -21,7 +21,6 @@ use linerate_api::{
     MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest,
     UndrainRequest, code, paths,
 };
-use linerate_store::fleet::FleetError;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -366,7 +365,7 @@ async fn cordon(
     let done = move || {
         is_this_host(&agent, &request)?;
         let who = who(&agent, &caller);
-        agent.fleet.set_cordon(&who).map_err(|error| fleet_error(&error, &agent))
+        agent.fleet.set_cordon(&who).map_err(|error| drain::of_fleet(&error, &agent))
     };
     Ok(Json(blocking(done).await?).into_response())
 }
@@ -384,7 +383,7 @@ async fn uncordon(State(agent): Shared, body: Bytes) -> Result<Response, Refusal
     let request = parse(&body)?;
     let done = move || {
         is_this_host(&agent, &request)?;
-        agent.fleet.lift_cordon().map_err(|error| fleet_error(&error, &agent))
+        agent.fleet.lift_cordon().map_err(|error| drain::of_fleet(&error, &agent))
     };
     Ok(Json(blocking(done).await?).into_response())
 }
@@ -466,14 +465,6 @@ fn is_this_host(agent: &Agent, request: &CordonRequest) -> Result<(), ErrorBody>
         }
         _ => Ok(()),
     }
-}
-
-fn fleet_error(error: &FleetError, agent: &Agent) -> ErrorBody {
-    let code = match error {
-        FleetError::Store(_) | FleetError::Damaged { .. } => "journal_failed",
-        _ => code::REFUSED,
-    };
-    ErrorBody::new(code, error.to_string()).with_hint(agent.fleet.hint())
 }
 
 async fn examine(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

@@ -33,6 +33,15 @@ fn answer<T>(mut ask: impl FnMut() -> Result<T, FleetError>) -> Result<T, FleetE
     }
 }
 
+/// Ends the owners' threads, also when the test fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
     let folder = tempfile::tempdir().unwrap();
@@ -40,12 +49,13 @@ fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
     // A lease that outlives an election on a busy machine: no owner loses its drain here.
     let client = |name: &str| fleet(Arc::new(etcd(cluster.endpoints(), Duration::from_secs(60))), name);
     let fleets: Vec<Fleet> = ["s0", "s1"].iter().map(|name| client(name)).collect();
-    for name in ["s0", "s1", "t0", "t1"] {
-        fleets[0].register(&host(name, 40)).unwrap();
+    for (number, name) in [(0, "s0"), (1, "s1"), (0, "t0"), (0, "t1")] {
+        fleets[number].register(&host(name, 40)).unwrap();
     }
     let over = AtomicBool::new(false);
     let answers = [AtomicU64::new(0), AtomicU64::new(0)];
     std::thread::scope(|scope| {
+        let end = End(&over);
         let owners: Vec<_> = fleets
             .iter()
             .zip(["s0", "s1"])
@@ -91,7 +101,7 @@ fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
         wait("more answers", || {
             answers.iter().zip(before).all(|(now, before)| now.load(Ordering::Relaxed) > before + 20)
         });
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         for ((owner, fleet), answers) in owners.into_iter().zip(&fleets).zip(&answers) {
             let (owner, failures) = owner.join().unwrap();
             println!("{}: {answers:?} answers, {failures} without", owner.drain());
@@ -150,7 +160,7 @@ fn a_member_that_is_cut_off_with_its_client_loses_the_drain_to_the_majority() {
     let one = fleet(store.clone(), "a");
     // It asks the member that hangs, too, and keeps its lease meanwhile.
     let two = fleet(Arc::new(etcd(cluster.endpoints(), Duration::from_secs(120))), "b");
-    two.register(&host("a", 8)).unwrap();
+    one.register(&host("a", 8)).unwrap();
     two.register(&host("b", 8)).unwrap();
     let owner = one.begin(&drain("d1", "a")).unwrap();
     cluster.freeze(minority).unwrap();

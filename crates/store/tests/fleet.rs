@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{GIB, Kind, Leased, Loss, Lossy, check, drain, fleet, host, wait, with_guests};
-use linerate_store::StoreError;
+use linerate_store::{StoreError, Transaction, Write};
 use linerate_store::fleet::records::{DrainRecord, DrainState};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
@@ -39,6 +39,43 @@ fn a_host_of_the_same_name_is_refused_while_the_first_runs() {
         next.register(&host("a", 2)).unwrap();
         assert!(next.view().unwrap().hosts["a"].alive);
     }
+}
+
+#[test]
+fn an_agent_that_is_not_registered_changes_nothing_of_its_host() {
+    for kind in Kind::both() {
+        let [first, second] = kind.clients();
+        let (one, other) = (first.fleet("a"), second.fleet("a"));
+        let deeds = |fleet: &Fleet| {
+            [
+                fleet.cordon("a", "ben", 2).map(drop),
+                fleet.uncordon("a").map(drop),
+                fleet.begin(&drain("d2", "a")).map(drop),
+            ]
+        };
+        hosts(&one, &["a"]);
+        one.begin(&drain("d1", "a")).unwrap();
+        one.end(&one.take_over("d1").unwrap().0, &drain("d1", "a")).unwrap();
+        let before = one.view().unwrap();
+        for answer in &deeds(&other) {
+            assert!(matches!(answer, Err(FleetError::NameTaken(name)) if name == "a"), "{answer:?}");
+        }
+        assert_eq!(one.view().unwrap(), before);
+        one.withdraw("a").unwrap();
+        for answer in &deeds(&one) {
+            assert!(matches!(answer, Err(FleetError::NotRegistered(name)) if name == "a"), "{answer:?}");
+        }
+        // An open drain is taken by the registered one alone.
+        hosts(&one, &["a"]);
+        one.begin(&drain("d3", "a")).unwrap();
+        first.store().commit(&without("owner/d3")).unwrap();
+        assert!(matches!(other.take_over("d3"), Err(FleetError::NameTaken(_))));
+        one.take_over("d3").unwrap();
+    }
+}
+
+fn without(key: &str) -> Transaction {
+    Transaction { conditions: Vec::new(), writes: vec![Write::Delete(key.to_owned())] }
 }
 
 #[test]
@@ -187,7 +224,7 @@ fn two_drains_at_the_same_time_never_overfill_a_host() {
     for kind in Kind::both() {
         let clients: [_; 4] = kind.clients();
         let sources = ["s0", "s1", "s2", "s3"];
-        hosts(&clients[0].fleet("x"), &["s0", "s1", "s2", "s3", "t0", "t1", "t2"]);
+        hosts(&clients[0].fleet("x"), &["t0", "t1", "t2"]);
         let got: Vec<usize> = std::thread::scope(|scope| {
             let owners: Vec<_> = sources
                 .iter()
@@ -195,6 +232,7 @@ fn two_drains_at_the_same_time_never_overfill_a_host() {
                 .map(|(source, client)| {
                     scope.spawn(move || {
                         let fleet = client.fleet(source);
+                        hosts(&fleet, &[source]);
                         let owner = fleet.begin(&drain(&format!("d-{source}"), source)).unwrap();
                         let mut got = 0;
                         for number in 0..12u64 {
@@ -244,8 +282,10 @@ fn an_owner_that_has_lost_its_drain_writes_nothing_of_it() {
     for kind in Kind::both() {
         let Kind::Etcd(..) = kind else { continue };
         let [first, second, witness] = kind.clients();
-        hosts(&witness.fleet("x"), &["a", "b", "c"]);
+        hosts(&witness.fleet("x"), &["b"]);
         let (one, two) = (first.fleet("a"), second.fleet("c"));
+        hosts(&one, &["a"]);
+        hosts(&two, &["c"]);
         let owner = one.begin(&drain("d1", "a")).unwrap();
         one.reserve(&owner, "g1", GIB, "b").unwrap();
         assert!(one.owns(&owner));

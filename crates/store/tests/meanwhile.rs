@@ -199,6 +199,34 @@ fn another_agent_takes_the_name() {
 }
 
 #[test]
+fn another_agent_gets_this_hosts_name() {
+    let deeds: [Deed; 4] = [
+        |scene| scene.fleet.cordon("c", "anna", 1).map(drop),
+        |scene| scene.fleet.uncordon("a").map(drop),
+        |scene| scene.fleet.begin(&drain("d2", "c")).map(drop),
+        |scene| scene.fleet.take_over("d1").map(drop),
+    ];
+    for (number, deed) in deeds.into_iter().enumerate() {
+        let scene = scene();
+        if number == 1 {
+            scene.fleet.end(&scene.owner, &drain("d1", "a")).unwrap();
+        }
+        remove(&*scene.client.store(), "owner/d1");
+        let before = scene.fleet.view().unwrap();
+        let store = scene.client.store();
+        scene.meanwhile.next(move |_| {
+            remove(&*store, "alive/a");
+            fleet(store.clone(), "a").register(&host("a", 8)).unwrap();
+        });
+        let refused = deed(&scene);
+        assert!(matches!(refused, Err(FleetError::NameTaken(_))), "deed {number}: {refused:?}");
+        let mut after = scene.fleet.view().unwrap();
+        after.hosts.remove("other");
+        assert_eq!(after, before, "deed {number}");
+    }
+}
+
+#[test]
 fn another_reservation_changes_while_one_is_given_up() {
     let scene = scene();
     scene.fleet.reserve(&scene.owner, "g0", GIB, "b").unwrap();

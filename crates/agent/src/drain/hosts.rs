@@ -398,6 +398,20 @@ mod tests {
     }
 
     #[test]
+    fn what_other_drains_have_reserved_is_not_free() {
+        let source = at("a", &[("10.0.0.0/24", 1)]);
+        let there = Destination { others_bytes: 600 << 20, ..answered(at("b", &[("10.0.0.0/24", 1)])) };
+        let ledger = |guest: u64, there: &Destination| {
+            let guest = Leaving { memory_bytes: guest << 20, ..Leaving::default() };
+            ledger(&source, std::slice::from_ref(there), &[(guest, Place::Source)])
+        };
+        assert_eq!(ledger(1, &there).free_bytes(HostId(1)), 424 << 20);
+        let request = linerate_core::fleet::Request { guests: vec![GuestId(0)], ..Default::default() };
+        assert!(ledger(424, &there).place(&request)[0].1.is_ok());
+        assert!(ledger(425, &there).place(&request)[0].1.is_err());
+    }
+
+    #[test]
     fn hosts_without_a_network_in_common_are_reached_by_routers() {
         let source = at("a", &[("10.0.0.0/24", 200_000_000), ("10.0.1.0/24", 300_000_000)]);
         let near = answered(at("b", &[("10.0.1.0/24", 250_000_000), ("10.9.0.0/24", 1)]));

@@ -24,6 +24,7 @@ mod sessions;
 pub(crate) mod status;
 pub(crate) mod undrain;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -36,7 +37,7 @@ use linerate_api::{
 use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
-use linerate_store::fleet::FleetError;
+use linerate_store::fleet::{Fleet, FleetError};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
 use serde::{Deserialize, Serialize};
 
@@ -71,8 +72,8 @@ enum Input {
     /// Of the session with this number.
     Session(GuestId, u64, sessions::Report),
     Placed(Vec<Destination>, Vec<(GuestId, PlaceResult)>),
-    /// The destinations as they are with a guest that has arrived.
-    Arrived(GuestId, Vec<Destination>),
+    /// A guest has arrived, and its reservation is given up or stays for now; the destinations, if they were asked.
+    Arrived(GuestId, Option<Vec<Destination>>),
     /// The destinations as they are now; none if that could not be found out.
     Hosts(Option<Vec<Destination>>),
     /// A migration failed, and its destination was asked, as after the session with this number.
@@ -118,16 +119,21 @@ fn sorted(mut guests: Vec<DrainGuest>) -> Vec<DrainGuest> {
     guests
 }
 
-fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
+/// An error of the store, for the operator whose order it kept from being carried out.
+pub(crate) fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
     match error {
         FleetError::Draining { .. } => refused(
-            format!("{error}; nothing was begun"),
+            format!("{error}; nothing was changed"),
             "`linerate drain status` shows it, `linerate drain abort` ends it",
         ),
         FleetError::Store(_) | FleetError::Damaged { .. } => {
-            ErrorBody::new("journal_failed", format!("the store fails: {error}; nothing was begun"))
+            ErrorBody::new("journal_failed", format!("the store fails: {error}; nothing was changed"))
                 .with_hint(agent.fleet.hint())
         }
+        FleetError::NameTaken(_) | FleetError::NotRegistered(_) => refused(
+            format!("{error}; nothing was changed"),
+            "`linerate fleet status` shows when this host takes part in its fleet; try again then",
+        ),
         _ => refused(error.to_string(), ""),
     }
 }
@@ -264,7 +270,7 @@ fn begin_with(
             "name other hosts with --to; `linerate place GUEST --to HOST` shows what each lacks",
         ));
     }
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     owner::register(agent, &fleet, &ready.source, &ready.destinations)
         .map_err(|error| of_fleet(&error, agent))?;
     let id = drain_id();
@@ -287,6 +293,9 @@ fn begin_with(
         ended_ms: None,
     };
     let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error, agent))?;
+    if let Err(error) = forget_old(&fleet, &agent.config.name) {
+        tracing::warn!(%error, "old drains of this host are still in the store");
+    }
     // What was found out for the refusal is found out again, with a reservation.
     for member in &mut ready.members {
         (member.to, member.nowhere) = (None, None);
@@ -298,6 +307,21 @@ fn begin_with(
         |drain| Begin { drain, fleet, ownership, record, kept, destinations, warnings, is_again: false };
     own(agent, drains, runtime, members, begin)?;
     Ok(id)
+}
+
+/// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
+/// undrain would look at.
+fn forget_old(fleet: &Fleet, host: &str) -> Result<(), FleetError> {
+    let view = fleet.view()?;
+    let cordoned = view.hosts.get(host).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
+    let mut own: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
+    own.retain(|drain| drain.host == host && drain.state == Stored::Ended);
+    own.sort_by_key(|drain| Reverse(drain.begun_ms));
+    let old = own.into_iter().skip(SHOWN);
+    for drain in old.filter(|drain| cordoned.is_some_and(|since| drain.begun_ms < since)) {
+        fleet.forget(&drain.id)?;
+    }
+    Ok(())
 }
 
 /// Starts the thread that owns the drain.
@@ -600,7 +624,7 @@ pub(crate) fn list(agent: &Agent, drains: &Drains, of_fleet_too: bool) -> Answer
         all.push(open);
     }
     all.retain(|one| of_fleet_too || one.host == agent.config.name);
-    all.sort_by_key(|one| std::cmp::Reverse(one.begun_unix_ms));
+    all.sort_by_key(|one| Reverse(one.begun_unix_ms));
     all.truncate(SHOWN);
     Ok(all)
 }
@@ -677,4 +701,51 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
         best: placed.filter(|_| own.is_none()).and_then(name),
         hosts: hosts.collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use linerate_store::local::Local;
+
+    use super::*;
+
+    #[test]
+    fn old_drains_are_forgotten_but_for_those_that_an_undrain_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
+        let fleet = Fleet::new(store, "a", "1").unwrap();
+        for name in ["a", "b"] {
+            fleet.register(&HostRecord { name: name.into(), ..HostRecord::default() }).unwrap();
+        }
+        let drain = |n: usize, host: &str| {
+            let record = DrainRecord {
+                id: format!("{host}{n}"),
+                host: host.into(),
+                by: "anna".into(),
+                state: Stored::Running,
+                settings: serde_json::Value::Null,
+                guests: BTreeMap::new(),
+                begun_ms: n as u64,
+                ended_ms: None,
+            };
+            let owner = fleet.begin(&record).unwrap();
+            fleet.end(&owner, &record).unwrap();
+        };
+        let known = |host: &str| {
+            let drains = fleet.view().unwrap().drains;
+            drains.values().filter(|drain| drain.record.host == host).count()
+        };
+        (1..=SHOWN + 3).for_each(|n| drain(n, "a"));
+        drain(1, "b");
+        // It has been cordoned since the first of them.
+        forget_old(&fleet, "a").unwrap();
+        assert_eq!(known("a"), SHOWN + 3);
+        fleet.uncordon("a").unwrap();
+        fleet.cordon("a", "anna", 3).unwrap();
+        forget_old(&fleet, "a").unwrap();
+        assert_eq!((known("a"), known("b")), (SHOWN + 1, 1), "the third was begun under this cordon");
+        assert!(fleet.drain("a3").unwrap().is_some() && fleet.drain("a2").unwrap().is_none());
+    }
 }

@@ -324,7 +324,9 @@ impl Owner {
             }
             Input::Arrived(id, destinations) => {
                 self.arriving.remove(&id);
-                self.hosts_are(destinations);
+                if let Some(destinations) = destinations {
+                    self.hosts_are(destinations);
+                }
             }
             Input::Hosts(destinations) => {
                 self.looks_at_hosts = false;
@@ -455,13 +457,16 @@ impl Owner {
         self.handle(Event::Moved { guest: id });
         // Its memory is never free in between: the reservation stays until its host lists it.
         let (fleet, ownership, agent) = (self.fleet.clone(), self.ownership.clone(), self.agent.clone());
-        let (mut destinations, source, to_self) =
-            (self.destinations.clone(), self.source.clone(), self.to_self.clone());
+        let (source, to_self) = (self.source.clone(), self.to_self.clone());
+        // In a fleet that shares a store its host says there that it has come.
+        let mut destinations = agent.fleet.shared().is_none().then(|| self.destinations.clone());
         std::thread::spawn(move || {
             for _ in 0..ARRIVAL_ASKS {
-                let done = hosts::renew(&agent, &mut destinations, Some(ownership.drain()))
-                    .and_then(|()| register(&agent, &fleet, &source, &destinations))
-                    .and_then(|()| fleet.arrived(&ownership, &key));
+                let asked = destinations.as_deref_mut().map_or(Ok(()), |destinations| {
+                    hosts::renew(&agent, destinations, Some(ownership.drain()))?;
+                    register(&agent, &fleet, &source, destinations)
+                });
+                let done = asked.and_then(|()| fleet.arrived(&ownership, &key));
                 match done {
                     Err(FleetError::Place { .. }) => std::thread::sleep(ARRIVAL_PAUSE),
                     Err(error) => {

@@ -27,10 +27,13 @@ pub(crate) fn hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
     Ok(hosts.collect())
 }
 
-/// This host as it is; others as they were when a drain asked them last, or as they describe themselves.
+/// This host as it is; others as they were when a drain asked them last. In a fleet that shares a store each host describes
+/// itself there.
 fn renewed(agent: &Agent) -> Result<View, FleetError> {
     let fleet = agent.fleet.fleet()?;
-    fleet.register(&agent.describer.describe())?;
+    if agent.fleet.shared().is_none() {
+        fleet.register(&agent.describer.describe())?;
+    }
     fleet.view()
 }
 

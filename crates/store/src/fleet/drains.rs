@@ -47,7 +47,8 @@ impl Fleet {
     /// Begins a drain, which this agent owns, and cordons its host.
     ///
     /// # Errors
-    /// [`FleetError::Draining`] if the host has an open one; [`FleetError::NoHost`]; those of the store.
+    /// [`FleetError::Draining`] if the host has an open one; [`FleetError::NoHost`]; [`FleetError::NameTaken`],
+    /// [`FleetError::NotRegistered`]; those of the store.
     pub fn begin(&self, record: &DrainRecord) -> Result<Ownership, FleetError> {
         check_name(&record.id)?;
         check_name(&record.host)?;
@@ -65,6 +66,7 @@ impl Fleet {
             if self.store.get(&format!("host/{}", record.host))?.is_none() {
                 return Err(FleetError::NoHost(record.host.clone()));
             }
+            let registered = self.registered()?;
             let (cordon, _) = self.read::<Cordon>(&cordoned)?;
             let mut writes = vec![
                 put(&open, &record.id, false)?,
@@ -76,6 +78,7 @@ impl Fleet {
                 writes.push(put(&cordoned, &Cordon { by, since_ms: record.begun_ms, drain }, false)?);
             }
             let conditions = vec![
+                registered,
                 Condition::Absent(open.clone()),
                 Condition::Absent(drain_key(&record.id)),
                 Condition::Absent(owner_key(&record.id)),
@@ -90,7 +93,8 @@ impl Fleet {
     /// it owns with the present one then.
     ///
     /// # Errors
-    /// [`FleetError::Owned`] by another agent; [`FleetError::NoDrain`], [`FleetError::HasEnded`]; those of the store.
+    /// [`FleetError::Owned`] by another agent; [`FleetError::NoDrain`], [`FleetError::HasEnded`];
+    /// [`FleetError::NameTaken`], [`FleetError::NotRegistered`]; those of the store.
     pub fn take_over(&self, drain: &str) -> Result<(Ownership, DrainRecord), FleetError> {
         check_name(drain)?;
         let mut taken = None;
@@ -110,6 +114,7 @@ impl Fleet {
                 return Ok(None);
             }
             let conditions = vec![
+                self.registered()?,
                 Condition::as_read(&drain_key(drain), entry.as_ref()),
                 Condition::as_read(&owner_key(drain), owner_entry.as_ref()),
             ];

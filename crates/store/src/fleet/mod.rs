@@ -14,6 +14,7 @@
 //! Rules (tests hold them over both stores):
 //! * a host has at most one open drain, and a drain at most one owner;
 //! * whoever has lost a drain writes nothing of it: each write has the revision of its `owner/ID` as a condition;
+//! * an agent begins and takes drains, and cordons hosts, only while it is registered: of two agents with one name one does;
 //! * a guest has at most one reservation;
 //! * guests and reservations of a host together never exceed its memory less its reserve, as its agent describes them.
 
@@ -54,9 +55,15 @@ pub enum FleetError {
     /// A name that no key can have.
     #[error("{0:?} is no name: 1 to {NAME_MAX} bytes without / and control characters")]
     Name(String),
-    /// Another agent of this name is running.
-    #[error("another running agent is the host {0} already: host names must differ in a fleet")]
+    /// Another agent of this name is running, or was until its lease ends.
+    #[error(
+        "another agent is host {0} in the store: one that runs, as names of hosts must differ in a fleet, or this host's \
+         earlier one, whose lease has not ended yet"
+    )]
     NameTaken(String),
+    /// This agent has not registered its host, or its lease has ended.
+    #[error("host {0} is not registered in the store at present")]
+    NotRegistered(String),
     /// There is no such host.
     #[error("the fleet has no host {0}")]
     NoHost(String),
@@ -253,11 +260,12 @@ impl Fleet {
     /// drain becomes the operator's own.
     ///
     /// # Errors
-    /// [`FleetError::NoHost`]; those of the store.
+    /// [`FleetError::NoHost`]; [`FleetError::NameTaken`], [`FleetError::NotRegistered`]; those of the store.
     pub fn cordon(&self, host: &str, by: &str, now_ms: u64) -> Result<bool, FleetError> {
         check_name(host)?;
         let (key, mut is_new) = (format!("cordon/{host}"), false);
         self.change(|| {
+            let registered = self.registered()?;
             let (known, _) = self.read::<HostRecord>(&format!("host/{host}"))?;
             if known.is_none() {
                 return Err(FleetError::NoHost(host.to_owned()));
@@ -270,7 +278,7 @@ impl Fleet {
             // That of a drain stays now when the drain is undone.
             let since_ms = cordon.map_or(now_ms, |cordon| cordon.since_ms);
             let cordon = Cordon { by: by.to_owned(), since_ms, drain: None };
-            let conditions = vec![Condition::as_read(&key, entry.as_ref())];
+            let conditions = vec![registered, Condition::as_read(&key, entry.as_ref())];
             Ok(Some(Transaction { conditions, writes: vec![put(&key, &cordon, false)?] }))
         })?;
         Ok(is_new)
@@ -301,11 +309,13 @@ impl Fleet {
     /// The host takes arrivals again. Returns whether it took none before.
     ///
     /// # Errors
-    /// [`FleetError::Draining`] while a drain of it is open; [`FleetError::NoHost`]; those of the store.
+    /// [`FleetError::Draining`] while a drain of it is open; [`FleetError::NoHost`]; [`FleetError::NameTaken`],
+    /// [`FleetError::NotRegistered`]; those of the store.
     pub fn uncordon(&self, host: &str) -> Result<bool, FleetError> {
         check_name(host)?;
         let (key, open, mut was) = (format!("cordon/{host}"), format!("open/{host}"), false);
         self.change(|| {
+            let registered = self.registered()?;
             if let (_, Some(drain)) = self.read::<String>(&open)? {
                 return Err(FleetError::Draining { host: host.to_owned(), drain });
             }
@@ -316,10 +326,23 @@ impl Fleet {
             let (entry, _) = self.read::<Cordon>(&key)?;
             was = entry.is_some();
             let Some(entry) = entry else { return Ok(None) };
-            let conditions = vec![Condition::Absent(open.clone()), Condition::as_read(&key, Some(&entry))];
+            let conditions =
+                vec![registered, Condition::Absent(open.clone()), Condition::as_read(&key, Some(&entry))];
             Ok(Some(Transaction { conditions, writes: vec![Write::Delete(key.clone())] }))
         })?;
         Ok(was)
+    }
+
+    /// What a write needs that only the registered agent of this host may do.
+    fn registered(&self) -> Result<Condition, FleetError> {
+        let key = format!("alive/{}", self.host);
+        match self.read::<AliveRecord>(&key)? {
+            (Some(entry), Some(alive)) if alive.instance == self.instance => {
+                Ok(Condition::SameKey(key, entry.made))
+            }
+            (Some(_), _) => Err(FleetError::NameTaken(self.host.clone())),
+            (None, _) => Err(FleetError::NotRegistered(self.host.clone())),
+        }
     }
 
     fn read<T: DeserializeOwned>(&self, key: &str) -> Result<(Option<Entry>, Option<T>), FleetError> {

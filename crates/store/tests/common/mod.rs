@@ -260,7 +260,9 @@ impl Store for Meanwhile {
 
     fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
         if let Some(deed) = self.deed.lock().unwrap().take() {
-            deed(&fleet(self.store.clone(), "other"));
+            let other = fleet(self.store.clone(), "other");
+            other.register(&host("other", 8)).unwrap();
+            deed(&other);
         }
         self.store.commit(transaction)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use linerate_core::drain::Event;
+use linerate_core::drain::{Event, State};
 use linerate_store::fleet::FleetError;
 use linerate_store::fleet::records::DrainState as Stored;
 
@@ -98,7 +98,9 @@ impl Owner {
         if self.away.is_some() {
             return;
         }
-        let wanted = std::mem::take(&mut self.not_placed);
+        let mut wanted = std::mem::take(&mut self.not_placed);
+        let waits = |id| self.controller.guests().any(|(guest, state, _)| guest == id && *state == State::Placing);
+        wanted.retain(|(id, _)| waits(*id));
         if !wanted.is_empty() {
             self.place(wanted);
         }
