@@ -8,6 +8,7 @@
 #   guest      the self-checking guest: lab/guest/*.c and busybox as an initramfs
 #   lldpd      the LLDP daemon, unpacked: installed, it would start to speak on the machine's own ports
 #   etcd       the etcd server, unpacked: installed, it would start to listen
+#   sshd       the ssh server, unpacked for the same reason
 #   rdma-kernel, rdma-image   the RDMA lab: two full Debian kernels and an image with soft-RoCE (install-rdma.sh)
 #   deb        what builds the Debian package (install-system.sh)
 # and, only when they are named:
@@ -28,8 +29,9 @@ LIBVIRT_RECIPE=1
 KERNEL_RECIPE=1
 LLDPD_RECIPE=1
 ETCD_RECIPE=1
+SSHD_RECIPE=1
 PACKAGES="qemu-system-x86 qemu-utils iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
-protobuf-compiler libprotobuf-dev libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients valgrind libc6-dbg"
+protobuf-compiler libprotobuf-dev libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients valgrind libc6-dbg openssh-client"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
 virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
 
@@ -189,6 +191,19 @@ step_lldpd() {
     say "lldpd is in $CACHE/lldpd"
 }
 
+step_sshd() {
+    fresh "$CACHE/sshd" "recipe $SSHD_RECIPE" && return 0
+    apt-cache show openssh-server >/dev/null 2>&1 || refresh_lists
+    say "fetching openssh-server"
+    work=$WORK/sshd
+    rm -rf "$work" && mkdir -p "$work"
+    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download openssh-server) || die "cannot fetch openssh-server"
+    dpkg-deb -x "$work"/openssh-server_*.deb "$work/root"
+    install_libraries "$work/root/usr/sbin/sshd" "$(echo "$work"/openssh-server_*.deb)"
+    publish "$work/root" "$CACHE/sshd" "recipe $SSHD_RECIPE"
+    say "sshd is in $CACHE/sshd"
+}
+
 step_etcd() {
     fresh "$CACHE/etcd" "recipe $ETCD_RECIPE" && return 0
     apt-cache show etcd-server >/dev/null 2>&1 || refresh_lists
@@ -266,10 +281,10 @@ fi
 rm -rf "$WORK"
 mkdir "$WORK"
 trap 'rm -rf "$WORK"' EXIT
-[ $# -gt 0 ] || set -- packages user qemu10 libvirt11 kernel guest lldpd etcd rdma-kernel rdma-image deb
+[ $# -gt 0 ] || set -- packages user qemu10 libvirt11 kernel guest lldpd etcd sshd rdma-kernel rdma-image deb
 for step in "$@"; do
     case $step in
-    packages | user | qemu10 | libvirt11 | kernel | guest | lldpd | etcd) "step_$step" ;;
+    packages | user | qemu10 | libvirt11 | kernel | guest | lldpd | etcd | sshd) "step_$step" ;;
     rdma-kernel) step_rdma_kernel ;;
     rdma-image) step_rdma_image ;;
     deb) step_deb ;;

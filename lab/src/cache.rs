@@ -138,6 +138,11 @@ impl Cache {
         self.file("etcd/usr/bin/etcd")
     }
 
+    /// The ssh server of Debian, unpacked.
+    pub fn sshd(&self) -> Result<PathBuf, LabError> {
+        self.file("sshd/usr/sbin/sshd")
+    }
+
     fn file(&self, name: &str) -> Result<PathBuf, LabError> {
         existing(self.directory.join(name))
     }

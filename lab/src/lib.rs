@@ -38,6 +38,7 @@ pub mod observer;
 pub mod process;
 pub mod qemu;
 pub mod qmp;
+pub mod sshd;
 pub mod sweep;
 mod tool;
 pub mod trust;

@@ -32,6 +32,8 @@ pub struct Context {
     pub client: Client,
     /// The socket was named, by the option or the variable.
     pub socket_is_named: bool,
+    /// What the option says.
+    pub socket_flag: Option<PathBuf>,
     pub json: bool,
     pub out: Screen,
     pub err: Screen,
@@ -42,11 +44,12 @@ impl Context {
     pub fn from_environment(socket: Option<PathBuf>, json: bool) -> Context {
         let from_variable =
             || std::env::var_os("LINERATE_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let named = socket.or_else(from_variable);
+        let named = socket.clone().or_else(from_variable);
         let socket_is_named = named.is_some();
         Context {
             client: Client::new(named.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
             socket_is_named,
+            socket_flag: socket,
             json,
             out: screen(&Term::stdout(), std::io::stdout().is_terminal()),
             err: screen(&Term::stderr(), std::io::stderr().is_terminal()),

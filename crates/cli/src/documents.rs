@@ -184,3 +184,28 @@ pub struct ErrorLine<'a> {
     /// Exit code of the command.
     pub exit_code: u8,
 }
+
+/// One line for each step of `linerate drain --each`, before what it prints.
+#[derive(Serialize)]
+pub struct RollingLine<'a> {
+    /// Always `rolling`: the lines of drains have no kind.
+    pub kind: &'a str,
+    /// Name of the host.
+    pub host: &'a str,
+    /// What follows.
+    pub step: RollingStep,
+}
+
+/// A step of `linerate drain --each`.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RollingStep {
+    /// Its guests leave.
+    Drain,
+    /// The operator's command runs.
+    Command,
+    /// Its guests come back.
+    Undrain,
+    /// The next host follows.
+    Done,
+}

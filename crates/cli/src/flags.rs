@@ -34,9 +34,12 @@ pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 #[derive(Debug, Parser)]
 #[command(name = "linerate", version, arg_required_else_help = true, after_help = crate::exit::help())]
 pub struct Flags {
-    /// Socket of the agent [default: /run/linerate/agent.sock, or the variable LINERATE_SOCKET]
+    /// Socket of the agent [default: /run/linerate/agent.sock, or here the variable LINERATE_SOCKET]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Ask the agent of another host, to which ssh forwards. The user of that host needs the role for what is asked
+    #[arg(long, short, global = true, value_name = "[USER@]HOST", value_parser = units::ssh_target)]
+    pub connect: Option<String>,
     /// Write JSON to standard output: one document, or one event a line where something is watched
     #[arg(long, global = true)]
     pub json: bool,

@@ -8,6 +8,7 @@ mod documents;
 mod exit;
 mod failure;
 mod flags;
+mod remote;
 mod render;
 mod units;
 
@@ -22,7 +23,7 @@ use flags::Flags;
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let context = Context::from_environment(flags.socket, flags.json);
-    match commands::run(flags.command, &context) {
+    match commands::run(flags.command, flags.connect.as_deref(), &context) {
         Ok(exit) => exit.into(),
         Err(failure) => {
             print_failure(&failure, &context);

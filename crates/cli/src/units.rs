@@ -25,6 +25,9 @@ pub enum UnitError {
     /// Not `HOST` or `HOST:PORT`.
     #[error("a host is written HOST or HOST:PORT, such as beta, beta:7979 or [fd00:1::2]:7979")]
     NotAHost,
+    /// Nothing that ssh takes as a host.
+    #[error("a host for ssh is written [USER@]HOST, such as root@beta, or as a name of ssh's configuration")]
+    NotATarget,
     #[error("a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")]
     NotAPair,
     /// The address of a socket cannot be read.
@@ -208,6 +211,14 @@ pub fn host(text: &str) -> Result<String, UnitError> {
     let name_is_good =
         !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
     if port_is_good && name_is_good { Ok(text.to_owned()) } else { Err(UnitError::NotAHost) }
+}
+
+/// `[USER@]HOST`, or a name of ssh's configuration.
+pub fn ssh_target(text: &str) -> Result<String, UnitError> {
+    let is_good = !text.is_empty()
+        && !text.starts_with('-')
+        && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
+    if is_good { Ok(text.to_owned()) } else { Err(UnitError::NotATarget) }
 }
 
 /// A path to a UNIX socket.

@@ -5,9 +5,11 @@
 #[path = "drains/hall.rs"]
 mod hall;
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, writes};
+use linerate_lab::sshd::Sshd;
 use serde_json::{Value, json};
 
 /// Of all hosts, as one of them sees it.
@@ -177,5 +179,98 @@ fn an_owner_that_cannot_reach_etcd_starts_nothing_and_goes_on_when_it_can() {
     let (exit, lines) = going.finish();
     assert_eq!(exit, 0, "{:#?}\n{}", lines.last(), hall.logs());
     assert_eq!((hall.names(0).len(), hall.names(1).len()), (0, 4));
+    hall.all_go_on();
+}
+
+#[test]
+fn hosts_are_emptied_one_after_another_with_a_command_between() {
+    let mut hall = Hall::fleet(3, &[400], 1);
+    let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
+    let at = [vec!["a1", "a2"], vec!["b1"], vec!["c1"]];
+    for (host, guests) in at.iter().enumerate() {
+        hall.start(host, &guests.iter().map(|name| calm(name)).collect::<Vec<_>>());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let sshd = Sshd::start(hall.lab.hosts(), folder.path()).unwrap();
+    let command = |hall: &Hall, arguments: &[&str]| {
+        let mut command = hall.agents[0].client();
+        command.env("LINERATE_SSH", sshd.client()).args(arguments);
+        command
+    };
+    let run = |hall: &Hall, arguments: &[&str]| {
+        let output = command(hall, arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        (output.status.code().unwrap_or(-1), text.into_owned())
+    };
+
+    // Any command asks the agent of another host.
+    hall.until("sshd answers", || run(&hall, &["--connect", &names[1], "status"]).0 == 0);
+    let (exit, text) = run(&hall, &["-c", &names[2], "vm", "list"]);
+    assert!(exit == 0 && text.contains("c1") && !text.contains("a1"), "{text}");
+    let (exit, text) = run(&hall, &["-c", "nowhere.invalid", "status"]);
+    assert!(exit == 3 && text.contains("by ssh"), "{exit} {text}");
+    let (exit, text) = run(&hall, &["-c", &names[2], "--socket", "/run/none.sock", "status"]);
+    assert_eq!(exit, 3, "{text}");
+    let (exit, text) = run(&hall, &["-c", &names[2], "token", "list"]);
+    assert!(exit == 2 && text.contains("works on this host"), "{exit} {text}");
+
+    // Nothing is begun if one of them is cordoned.
+    let all = names.join(",");
+    assert_eq!(run(&hall, &["-c", &names[2], "cordon"]).0, 0);
+    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true"]);
+    assert!(exit == 4 && text.contains("nothing was begun") && text.contains("cordoned"), "{exit} {text}");
+    assert_eq!(run(&hall, &["-c", &names[2], "uncordon"]).0, 0);
+    assert_eq!(hall.names(0), at[0]);
+
+    // The agent of the second host is killed behind the command.
+    let file = |name: &str| folder.path().join(name);
+    let script = format!(
+        "cd {}; {} -c $LINERATE_CONNECT vm list --json >$LINERATE_HOST.json || exit 1\n\
+         [ $LINERATE_HOST != {} ] || {{ touch waits; until [ -e go ]; do sleep 0.1; done; }}",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_linerate"),
+        names[1]
+    );
+    let mut rolling = command(&hall, &["drain", "--each", &all, "--then", &script, "--json"]);
+    let rolling = rolling.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    hall.until("the command runs for the second host", || file("waits").exists());
+    hall.agents[1].kill().unwrap();
+    std::fs::write(file("go"), "").unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    hall.agents[1].restart().unwrap();
+    let output = rolling.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}\n{}", hall.logs());
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<(&str, &str)> = lines
+        .iter()
+        .filter(|line| line["kind"] == "rolling")
+        .map(|line| (hall::text(line, "host"), hall::text(line, "step")))
+        .collect();
+    let each = ["drain", "command", "undrain", "done"];
+    let wanted: Vec<(&str, &str)> =
+        names.iter().flat_map(|name| each.map(|step| (name.as_str(), step))).collect();
+    assert_eq!(steps, wanted);
+    for (host, name) in names.iter().enumerate() {
+        let empty = std::fs::read_to_string(file(&format!("{name}.json"))).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&empty).unwrap(), json!([]), "{name}");
+        assert_eq!(hall.names(host), at[host], "the same guests are back");
+        assert_eq!(hall.json(host, &["status"]).1["cordon"], Value::Null);
+    }
+    hall.all_go_on();
+
+    // A command that fails ends it, and says what is where.
+    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "exit 7"]);
+    assert_eq!(exit, 1, "{text}");
+    let said = ["exit status: 7", "is empty and cordoned", "done: none; not begun:"];
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.iter().all(|words| text.contains(words)), "{text}");
+    assert!(hall.names(0).is_empty() && !hall.json(0, &["status"]).1["cordon"].is_null());
+    assert_eq!(
+        (hall.json(1, &["status"]).1["cordon"].clone(), hall.names(1).contains(&"b1".into())),
+        (Value::Null, true)
+    );
+    let (exit, text) = run(&hall, &["-c", &names[0], "undrain"]);
+    assert_eq!((exit, hall.names(0)), (0, at[0].iter().map(|name| (*name).to_owned()).collect()), "{text}");
     hall.all_go_on();
 }

@@ -7,9 +7,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{GIB, Kind, Leased, Loss, Lossy, check, drain, fleet, host, wait, with_guests};
-use linerate_store::{StoreError, Transaction, Write};
 use linerate_store::fleet::records::{DrainRecord, DrainState};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
+use linerate_store::{StoreError, Transaction, Write};
 
 fn hosts(fleet: &Fleet, names: &[&str]) {
     for name in names {

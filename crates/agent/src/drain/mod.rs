@@ -37,8 +37,8 @@ use linerate_api::{
 use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
-use linerate_store::fleet::{Fleet, FleetError};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
+use linerate_store::fleet::{Fleet, FleetError};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;

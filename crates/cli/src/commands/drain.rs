@@ -3,6 +3,7 @@
 use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted};
 
 use super::progress::with_progress;
+use super::rolling;
 use crate::context::Context;
 use crate::display::drain::watch;
 use crate::display::undrain::watch as watch_undrain;
@@ -14,6 +15,7 @@ use crate::render::drain;
 /// Begins a drain and watches it, or does something with one.
 pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     match &flags.command {
+        None if !flags.each.is_empty() => rolling::run(flags, context).await,
         None if flags.dry_run => plan(flags, context).await,
         None => begin(flags, context).await,
         Some(DrainCommand::Status(which)) => status(which, context).await,

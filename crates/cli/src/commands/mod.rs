@@ -16,6 +16,7 @@ mod migration;
 mod progress;
 mod qos;
 mod resolve;
+mod rolling;
 mod status;
 mod tunnel;
 mod vm;
@@ -24,9 +25,17 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{Command, QosCommand};
+use crate::remote::Remote;
 
-/// Does what was asked.
-pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
+pub use progress::with_progress;
+
+/// Does what was asked, of this host's agent or of the one that `connect` names.
+pub fn run(command: Command, connect: Option<&str>, context: &Context) -> Result<Exit, Failure> {
+    if connect.is_some() && is_local(&command) {
+        let text =
+            "--connect is for commands that ask an agent, and this one works on this host; nothing was done";
+        return Err(Failure::new(Exit::Usage, text, "run it on the other host: `ssh HOST linerate …`"));
+    }
     match command {
         Command::Agent(flags) => agent::run(&flags, context),
         Command::Completions { shell } => completions::run(shell, context),
@@ -34,7 +43,28 @@ pub fn run(command: Command, context: &Context) -> Result<Exit, Failure> {
         Command::Doctor(flags) if flags.from.is_some() => doctor::saved(&flags, context),
         Command::Qos(QosCommand::Switch(flags)) => qos::switch(&flags, context),
         Command::Qos(QosCommand::Windows { file }) => qos::windows(&file, context),
-        command => runtime()?.block_on(ask(command, context)),
+        command => runtime()?.block_on(async {
+            let Some(target) = connect else { return ask(command, context).await };
+            let remote = Remote::open(target, context).await?;
+            ask(command, &remote.context(context)).await
+        }),
+    }
+}
+
+/// Whether the command reads or writes files of this host, and asks an agent for nothing else.
+fn is_local(command: &Command) -> bool {
+    match command {
+        Command::Doctor(flags) => flags.from.is_some(),
+        Command::Qos(command) => matches!(command, QosCommand::Switch(_) | QosCommand::Windows { .. }),
+        Command::Agent(_)
+        | Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::Cluster(_)
+        | Command::Token(_)
+        | Command::Join(_)
+        | Command::Host(_)
+        | Command::Certificate(_) => true,
+        _ => false,
     }
 }
 

@@ -20,6 +20,16 @@ pub struct DrainFlags {
     /// Guests that stay
     #[arg(long, value_name = "GUEST,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub keep: Vec<String>,
+    /// Hosts that are emptied by ssh, one after another. Each gets its guests back before the next one
+    #[arg(
+        long, value_name = "[USER@]HOST,…", value_delimiter = ',', value_parser = units::ssh_target, requires = "then",
+        conflicts_with_all = ["host", "keep", "dry_run", "detach", "connect"]
+    )]
+    pub each: Vec<String>,
+    /// With --each: run here by sh for each host when it is empty, with LINERATE_HOST and LINERATE_CONNECT. It returns when the
+    /// host may get guests again; if it fails, nothing more is done
+    #[arg(long, value_name = "COMMAND", requires = "each", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub then: Option<String>,
     /// How guest RAM is moved: auto (direct where a guest allows it), direct, stream (QEMU's own streams)
     #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
     pub mode: ModeChoice,

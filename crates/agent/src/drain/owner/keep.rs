@@ -99,7 +99,8 @@ impl Owner {
             return;
         }
         let mut wanted = std::mem::take(&mut self.not_placed);
-        let waits = |id| self.controller.guests().any(|(guest, state, _)| guest == id && *state == State::Placing);
+        let waits =
+            |id| self.controller.guests().any(|(guest, state, _)| guest == id && *state == State::Placing);
         wanted.retain(|(id, _)| waits(*id));
         if !wanted.is_empty() {
             self.place(wanted);

@@ -100,7 +100,14 @@ impl Agent {
     ) -> Result<Exit, Failure> {
         let screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
         let client = Client::new(self.folder.path().join("agent.sock"));
-        let context = Context { client, socket_is_named: true, json: true, out: screen, err: screen };
+        let context = Context {
+            client,
+            socket_is_named: true,
+            socket_flag: None,
+            json: true,
+            out: screen,
+            err: screen,
+        };
         let flags = DoctorFlags {
             hosts: vec!["beta.example".into()],
             inventory: false,
