@@ -34,6 +34,17 @@ pub struct Flags {
     /// Rate of each of the two links, Mb/s
     #[arg(long, default_value_t = 200)]
     mbps: u64,
+    /// Only these methods, comma-separated: drain, or a number of guests at once
+    #[arg(long, value_delimiter = ',', value_parser = method)]
+    methods: Vec<Method>,
+}
+
+fn method(text: &str) -> Result<Method, String> {
+    if text == "drain" {
+        return Ok(Method::Drain);
+    }
+    let count = text.parse().ok().filter(|count| (1..=WRITES.len()).contains(count));
+    count.map(Method::AtOnce).ok_or_else(|| format!("neither `drain` nor 1 to {}", WRITES.len()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -82,10 +93,12 @@ struct Stage {
 /// All methods in turn. False if a guest was left behind, or found its memory damaged.
 pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     let mut stage = Stage::new(flags.mbps, &flags.common.binary()?)?;
-    let mut progress = Progress::new(flags.rounds * METHODS.len());
+    let methods = if flags.methods.is_empty() { METHODS.to_vec() } else { flags.methods.clone() };
+    ensure!(methods.contains(&Method::Drain), "the others are held against `drain`");
+    let mut progress = Progress::new(flags.rounds * methods.len());
     let (mut runs, mut bytes) = (Vec::new(), Vec::new());
     for round in 1..=flags.rounds {
-        for method in METHODS {
+        for method in methods.iter().copied() {
             interrupt::check()?;
             progress.doing(&format!("round {round}: {}", method.name()));
             let run = stage.empty(method, round, &mut bytes)?;
@@ -93,6 +106,9 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
             runs.push(run);
             replace_json(&flags.common.out.join("drains.json"), &runs)?;
         }
+    }
+    for (number, agent) in stage.agents.iter().enumerate() {
+        std::fs::copy(agent.log(), flags.common.out.join(format!("drains-agent{number}.log")))?;
     }
     let bad: Vec<String> = stage.guests.iter().flat_map(|guest| stage.console(guest).bad_lines()).collect();
     bad.iter().for_each(|line| progress.print(&format!("a guest says: {line}")));

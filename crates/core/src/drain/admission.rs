@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::controller::{Controller, Destination, Guest};
-use super::learned::{Copy, MEASURED_AFTER};
-use super::{Order, State};
+use super::learned::{Copy, MEASURED_AFTER, REACHES};
+use super::{Order, Sample, State};
 use crate::Time;
 use crate::fleet::{GuestId, HostId};
 
@@ -17,6 +17,9 @@ const USES: f64 = 0.05;
 const LAST_ROUNDS: f64 = 0.1;
 /// The next guest begins so much before the gap, in seconds: two guests share the links for a moment, which costs less.
 const OVERLAP_S: f64 = 0.03;
+/// If the first pass of a guest lasts so many times longer than it would alone, much was written meanwhile. That is not known
+/// before the pass ends.
+const SHARED: f64 = 1.4;
 /// Guests are prepared ahead for this many times the time that preparing takes.
 const AHEAD: f64 = 1.5;
 
@@ -62,17 +65,29 @@ impl Controller {
         from + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
     }
 
+    /// Whether much may have been written that no sample has shown yet: the first pass takes far longer than it would alone.
+    fn writes_unseen(&self, guest: &Guest, now: Time) -> bool {
+        let first = guest.sample.is_none_or(|sample| sample.round == 0);
+        let alone_s = guest.copy_bytes as f64 / self.reaches(guest, now);
+        first && (now - guest.since).as_secs_f64() > SHARED * alone_s
+    }
+
     /// Guests that copy, with what they use.
     pub(super) fn copies(&self, now: Time) -> Vec<Copy> {
         let copying = self.guests.iter().filter(|(_, guest)| guest.state == State::Copying);
         copying
             .filter_map(|(id, guest)| {
-                let measured = guest.sample.filter(|_| now - guest.since >= MEASURED_AFTER);
+                let since = guest.freed_at.unwrap_or(guest.since);
+                let new = |_: &Sample| {
+                    now - since >= MEASURED_AFTER && guest.sampled_at >= since + MEASURED_AFTER / 2
+                };
+                let measured = guest.sample.filter(new);
                 let last_rounds = guest.sample.is_some_and(|sample| {
                     sample.round > 0 && (sample.left_bytes as f64) < LAST_ROUNDS * guest.copy_bytes as f64
                 });
                 let known = guest.sample.is_some() || self.learned.has_measured;
-                let finishing = last_rounds || (known && self.gap_at(guest) <= now);
+                let finishing =
+                    last_rounds || (known && !self.writes_unseen(guest, now) && self.gap_at(guest) <= now);
                 Some(Copy {
                     guest: *id,
                     host: guest.destination?.host,
@@ -84,6 +99,33 @@ impl Controller {
                 })
             })
             .collect()
+    }
+
+    /// A copy ends. If it had a part of full links, the others get it; what was measured of them before is too little.
+    pub(super) fn free_links_of(&mut self, id: GuestId, now: Time) {
+        let copies = self.copies(now);
+        let Some(ends) = copies.iter().find(|copy| copy.guest == id) else { return };
+        if self.learned.proven(now) >= copies.len() {
+            return;
+        }
+        let sum = |of: &dyn Fn(&&Copy) -> bool| -> f64 {
+            copies.iter().filter(of).map(|copy| copy.bytes_per_s).sum()
+        };
+        let at = |guest: &Guest| guest.destination.filter(|to| to.host == ends.host);
+        let takes = self
+            .guests
+            .get(&id)
+            .and_then(at)
+            .map_or(f64::INFINITY, |to| self.learned.takes(to.host, to.bytes_per_s, now));
+        let links_full = sum(&|_| true) >= REACHES * self.learned.carries(now);
+        let host_full = sum(&|copy| copy.host == ends.host) >= REACHES * takes;
+        for copy in copies.iter().filter(|copy| copy.guest != id) {
+            if let Some(guest) = self.guests.get_mut(&copy.guest)
+                && (links_full || (host_full && copy.host == ends.host))
+            {
+                guest.freed_at = Some(now);
+            }
+        }
     }
 
     /// Lets guests copy, while the links carry more.

@@ -29,6 +29,8 @@ pub(super) struct Guest {
     pub limit_bytes_per_s: Option<f64>,
     pub sample: Option<Sample>,
     pub sampled_at: Time,
+    /// Another copy ended then that had a part of full links: this one is faster since.
+    pub freed_at: Option<Time>,
     /// Copied bytes at a time: to notice a stall.
     pub mark: (u64, Time),
     /// First refusal of a busy destination, and when to ask again.
@@ -53,6 +55,7 @@ impl Guest {
             limit_bytes_per_s: start.limit_bytes_per_s,
             sample: None,
             sampled_at: now,
+            freed_at: None,
             mark: (0, now),
             busy: None,
             tries: 0,
@@ -198,8 +201,11 @@ impl Controller {
     }
 
     pub(super) fn set(&mut self, id: GuestId, state: State, now: Time) {
+        if self.state(id) == Some(&State::Copying) && state != State::Copying {
+            self.free_links_of(id, now);
+        }
         if let Some(guest) = self.guests.get_mut(&id) {
-            (guest.state, guest.since) = (state, now);
+            (guest.state, guest.since, guest.freed_at) = (state, now, None);
         }
     }
 
@@ -299,7 +305,9 @@ impl Controller {
         }
         (guest.sample, guest.sampled_at) = (Some(sample), now);
         guest.busy = None;
-        guest.write_bytes_per_s = sample.write_bytes_per_s.max(0.0);
+        if sample.round > 0 {
+            guest.write_bytes_per_s = sample.write_bytes_per_s.max(0.0);
+        }
         if sample.copied_bytes >= guest.mark.0 + (guest.copy_bytes / 1000).max(1) {
             guest.mark = (sample.copied_bytes, now);
         }

@@ -17,7 +17,7 @@ const BELIEVED: Duration = Duration::from_secs(60);
 const WORTH: f64 = 0.25;
 const WORTH_LEAST: f64 = 0.05;
 /// A guest that reaches less than this part of what the links carry is limited by something else.
-const REACHES: f64 = 0.9;
+pub(super) const REACHES: f64 = 0.9;
 
 /// Copies that were begun beside others, to be judged together.
 #[derive(Clone, Debug)]
@@ -114,6 +114,11 @@ impl Learned {
         self.prepare_s += 0.3 * (time.as_secs_f64() - self.prepare_s);
     }
 
+    /// So many copies at once carry more than fewer.
+    pub fn proven(&self, now: Time) -> usize {
+        believed(self.proven.as_ref(), now).unwrap_or(0)
+    }
+
     /// Whether one more copy may begin beside these. What the ports say may be wrong, and what a copy is limited by is not
     /// known from one copy: until it is judged whether more copies carry more, there are at most twice as many.
     pub fn may_begin(&self, copies: &[Copy], now: Time) -> bool {
@@ -122,8 +127,7 @@ impl Learned {
             copy.measured && !self.trial.as_ref().is_some_and(|trial| trial.has_begun(copy.guest))
         });
         let all = settled.len() + fresh.len();
-        let proven = believed(self.proven.as_ref(), now).unwrap_or(0);
-        all == 0 || all < proven || fresh.len() < settled.len()
+        all == 0 || all < self.proven(now) || fresh.len() < settled.len()
     }
 
     /// `guest` is begun beside these copies.
@@ -164,11 +168,16 @@ impl Learned {
         let copy = going.iter().find(|copy| copy.guest == of && copy.measured)?;
         let there: f64 =
             going.iter().filter(|other| other.host == copy.host).map(|other| other.bytes_per_s).sum();
-        if let Some((ceiling, _)) = self.carries.as_mut().filter(|(ceiling, _)| total > *ceiling) {
-            *ceiling = total;
+        // Of a copy that was not measured it is only assumed what it has.
+        let seen = |only: Option<HostId>| -> f64 {
+            let counts = |copy: &&&Copy| copy.measured && only.is_none_or(|host| copy.host == host);
+            going.iter().filter(counts).map(|copy| copy.bytes_per_s).sum()
+        };
+        if let Some((ceiling, _)) = &mut self.carries {
+            *ceiling = ceiling.max(seen(None));
         }
-        if let Some((ceiling, _)) = self.takes.get_mut(&copy.host).filter(|(ceiling, _)| there > *ceiling) {
-            *ceiling = there;
+        if let Some((ceiling, _)) = self.takes.get_mut(&copy.host) {
+            *ceiling = ceiling.max(seen(Some(copy.host)));
         }
         self.guest_limit = self.guest_limit.map(|limit| limit.max(copy.bytes_per_s));
         let room = total < REACHES * self.carries(now) && there < REACHES * self.takes(copy.host, links, now);
@@ -213,8 +222,7 @@ impl Learned {
             }
         }
         if worth {
-            let known = believed(self.proven.as_ref(), now).unwrap_or(0);
-            self.proven = Some((copies.len().max(known), now + BELIEVED));
+            self.proven = Some((copies.len().max(self.proven(now)), now + BELIEVED));
         }
     }
 }

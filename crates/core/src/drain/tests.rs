@@ -208,8 +208,58 @@ fn before_any_goodput_was_measured_no_copy_counts_as_nearly_done() {
     hand.measured(0, 0, GIB / 2, 1.95e9, 0.0);
     hand.tell(Event::Moved { guest: guest(0) });
     (1..3).for_each(|n| drop(hand.prepared(n)));
-    hand.after(1.0);
+    hand.after(0.6);
     assert_eq!(copies(&hand.orders), [0, 1, 2], "now it is known how long one takes");
+}
+
+/// A destination takes 1 GB/s. Guest 0 is nearly done, so guest 1 of 10 GiB begins; guest 2 is prepared.
+fn two_share() -> Hand {
+    let mut hand = Hand::new(&[start(0, 60), start(1, 10), start(2, 10)]);
+    hand.controller.remember(HostId(1), 1e9, hand.now);
+    (0..3).for_each(|n| drop(hand.placed(n, 1, 2e9)));
+    (0..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(10.0);
+    hand.measured(0, 1, GIB, 1e9, 0.0);
+    (1..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(0.1);
+    hand.prepared(2);
+    assert_eq!(copies(&hand.orders), [0, 1]);
+    hand
+}
+
+#[test]
+fn a_guest_whose_first_pass_shared_the_links_is_not_nearly_done_before_it_is_known_what_it_wrote() {
+    // Alone: 10.7 s.
+    let mut alone = two_share();
+    alone.tell(Event::Moved { guest: guest(0) });
+    alone.after(1.0);
+    alone.measured(1, 0, 9 * GIB, 1e9, 0.0);
+    assert_eq!(copies(&alone.after(9.6)), [2], "before the end of its first pass");
+    // The other needs another round.
+    let mut shared = two_share();
+    shared.after(1.0);
+    shared.measured(0, 2, 20 * GIB, 0.5e9, 0.0);
+    shared.after(14.5);
+    assert_eq!(copies(&shared.measured(1, 0, GIB / 20, 0.5e9, 0.0)), []);
+    assert_eq!(copies(&shared.after(0.1)), []);
+    assert_eq!(copies(&shared.measured(1, 1, GIB / 20, 0.5e9, 0.0)), [2], "it wrote little");
+}
+
+#[test]
+fn a_copy_that_had_a_part_of_full_links_gets_the_rest_when_the_other_ends() {
+    let mut hand = two_share();
+    hand.after(1.0);
+    hand.measured(0, 2, 20 * GIB, 0.5e9, 0.0);
+    hand.measured(1, 0, 9 * GIB, 0.5e9, 0.0);
+    hand.after(1.0);
+    // What it had is no sign of free links, and not what it can be copied at.
+    assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), []);
+    assert_eq!(copies(&hand.measured(1, 0, 8 * GIB, 0.5e9, 0.0)), []);
+    hand.after(0.3);
+    assert_eq!(copies(&hand.measured(1, 0, 8 * GIB, 1e9, 0.0)), []);
+    // Where it does not get the rest, another one may.
+    hand.after(0.1);
+    assert_eq!(copies(&hand.measured(1, 0, 8 * GIB, 0.5e9, 0.0)), [2]);
 }
 
 #[test]
