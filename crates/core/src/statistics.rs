@@ -133,6 +133,8 @@ pub struct Statistics {
     pub destination_cpu: Duration,
     /// Bytes per second that the guest last wrote.
     pub dirty_bytes_per_s: f64,
+    /// What it wrote since the first pass began, counted while that goes on.
+    pub counted_bytes: Option<u64>,
     /// Predicted length of the last copy if it began now.
     pub predicted_blackout: Option<Duration>,
     /// The hypervisor's own last word, where RAM goes in its streams.

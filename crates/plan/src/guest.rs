@@ -241,6 +241,11 @@ impl Guest {
         found
     }
 
+    /// Bytes written since the scan before.
+    pub fn written_bytes(&self) -> u64 {
+        self.written.iter().flatten().filter(|written| **written).count() as u64 * PAGE_BYTES
+    }
+
     /// Gives what was written since the scan before and protects it again. `last`: also what became a hole.
     /// `forget` is asked for each written page whether the scan loses it (a broken tracker).
     /// `misses_emptied`: the tracker takes a page without an entry in the page table for one that was not written.

@@ -19,6 +19,7 @@ pub enum SourceWork {
     Protects,
     /// The scan looks now.
     Scans(bool),
+    Counts,
     /// The hypervisor copies in its own streams.
     Streams {
         /// So many pieces are left.
@@ -164,6 +165,7 @@ impl World {
                 self.guest.name(&also);
                 self.source_will(50, 3_000, SourceWork::Scans(last));
             }
+            Action::Count => self.source_will(20, 2_000, SourceWork::Counts),
             Action::Ready => {
                 let held = self.scenario.held.unwrap_or_default();
                 let micros = u64::try_from(held.as_micros()).unwrap_or_default();
@@ -237,6 +239,10 @@ impl World {
                 self.source_will(0, 2_000, SourceWork::Deliver(event));
             }
             SourceWork::Scans(last) => self.scan(last),
+            SourceWork::Counts => {
+                let bytes = self.guest.written_bytes();
+                self.handle_source(Event::Counted { bytes, took: Duration::from_millis(1) });
+            }
             SourceWork::Streams { left, carried } => self.stream_piece(left, carried),
             SourceWork::Writes(left) if self.scenario.mode == ModeTag::Streams => self.rest_of_streams(left),
             SourceWork::Writes(left) => self.device_state_piece(left),

@@ -86,7 +86,10 @@ impl Member {
             copy_bytes: self.guest.copy_bytes,
             copied_bytes: sample.copied_bytes,
             rate_bytes_per_s: sample.bytes_per_s as u64,
-            write_rate_bytes_per_s: self.sample.map_or(0, |sample| sample.write_bytes_per_s as u64),
+            write_rate_bytes_per_s: self
+                .sample
+                .and_then(|sample| sample.write_bytes_per_s)
+                .unwrap_or_default() as u64,
             predicted_ms: self.predicted_ms,
             took_ms: self.took_ms,
             blackout_us: self.blackout_us,

@@ -229,15 +229,13 @@ async fn move_domain(agent: Arc<Agent>, line: Line, request: MigrateRequest) {
     let mut before = (Instant::now(), 0u64);
     while !moving.is_over() {
         tokio::time::sleep(LOOK).await;
-        let sent = moving.summary().sent_bytes;
+        let Some(sample) = moving.sample() else { continue };
+        let sent = sample.copied_bytes;
         let (then, sent_then) = std::mem::replace(&mut before, (Instant::now(), sent));
         let seconds = then.elapsed().as_secs_f64().max(0.001);
         if sent > sent_then {
-            line.report(Report::Sample(Sample {
-                copied_bytes: sent,
-                bytes_per_s: (sent - sent_then) as f64 / seconds,
-                ..Sample::default()
-            }));
+            let bytes_per_s = (sent - sent_then) as f64 / seconds;
+            line.report(Report::Sample(Sample { bytes_per_s, ..sample }));
         }
     }
     let Some(EventKind::Finished { outcome, error, .. }) = moving.event_log.finished() else { return };

@@ -9,6 +9,7 @@ use linerate_api::{
     MigrationSummary, Report, Step, code,
 };
 use linerate_core::SessionId;
+use linerate_core::drain::Sample;
 use linerate_net::lock::Mutex;
 use tokio::sync::Notify;
 
@@ -265,6 +266,27 @@ impl Move {
         }
     }
 
+    /// How far the copy of RAM is; none before its first byte. Of a copy by libvirt it has no rate.
+    pub fn sample(&self) -> Option<Sample> {
+        if let Some(copy) = &self.copy {
+            return copy.sample();
+        }
+        let known = self.known.lock();
+        let number = |key: &str| known.job.get(key).copied();
+        let copied_bytes = number("data_processed").filter(|bytes| *bytes > 0)?;
+        // libvirt counts from 1.
+        let round = number("memory_iteration").unwrap_or(1).saturating_sub(1);
+        let pages = number("memory_dirty_rate").filter(|_| round > 0);
+        let writes = pages.zip(number("memory_page_size"));
+        Some(Sample {
+            round: u32::try_from(round).unwrap_or(u32::MAX),
+            copied_bytes,
+            left_bytes: number("data_remaining").unwrap_or(u64::MAX),
+            bytes_per_s: 0.0,
+            write_bytes_per_s: writes.map(|(pages, bytes)| pages as f64 * bytes as f64),
+        })
+    }
+
     /// All that is known of it.
     pub fn detail(&self) -> MigrationDetail {
         let (report, error) = match self.event_log.finished() {
@@ -320,8 +342,16 @@ mod tests {
         let state = |id: &str| moves.by_id(id).map(|one| one.summary().state);
         assert_eq!(state("a1"), Some(MigrationState::Running));
         one.set_step(Step::Copy);
+        assert_eq!(one.sample().map(|sample| sample.copied_bytes), None);
         one.set_job(&Job::from([("data_processed".to_owned(), 7)]));
         assert_eq!((one.summary().step, one.summary().sent_bytes), (Step::Copy, 7));
+        let sample = one.sample().unwrap_or_default();
+        assert_eq!((sample.round, sample.left_bytes, sample.write_bytes_per_s), (0, u64::MAX, None));
+        let job = [("memory_iteration", 2), ("memory_dirty_rate", 3), ("memory_page_size", 4096)];
+        let job = job.into_iter().chain([("data_processed", 9), ("data_remaining", 5)]);
+        one.set_job(&job.map(|(key, number)| (key.to_owned(), number)).collect());
+        let sample = one.sample().unwrap_or_default();
+        assert_eq!((sample.round, sample.left_bytes, sample.write_bytes_per_s), (1, 5, Some(12288.0)));
         assert!(one.cancel().is_ok());
         assert_eq!(state("a1"), Some(MigrationState::Cancelling));
         let error = Some(Box::new(ErrorBody::new("cancelled", "no")));

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use linerate_core::Run;
+use linerate_core::{PAGE_BYTES, Run};
 use linerate_memory::{TrackError, Tracker};
 
 /// Proof that no read from a disk is in flight that protection would not see.
@@ -73,6 +73,12 @@ impl DrainingTracker {
         let mut found = Vec::new();
         self.0.scan(true, &mut found)?;
         Ok(found)
+    }
+
+    /// Bytes that were written since the last scan, and how long it took to count them. Nothing is protected.
+    pub fn count(&self) -> Result<(u64, Duration), TrackError> {
+        let report = self.0.scan(false, &mut Vec::new())?;
+        Ok((report.pages * PAGE_BYTES, report.duration))
     }
 
     pub fn check_mapped(&self) -> Result<(), TrackError> {

@@ -60,6 +60,11 @@ pub(super) trait Driver: Send {
         not_this_way("scan")
     }
 
+    /// How much was written since the last scan.
+    fn count(&mut self) -> Done {
+        not_this_way("count")
+    }
+
     fn throttle(&mut self, _percent: u8) -> Done {
         not_this_way("throttle")
     }

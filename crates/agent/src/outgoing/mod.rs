@@ -249,6 +249,11 @@ impl Outgoing {
         progress::detail(self)
     }
 
+    /// How far the copy of RAM is; none before its first byte has arrived.
+    pub fn sample(&self) -> Option<Sample> {
+        progress::sample(self)
+    }
+
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
         self.detail().summary

@@ -74,7 +74,6 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         };
         link.rate_bytes_per_s = rate as u64;
     }
-    let scanned = statistics.rounds.iter().any(|round| round.scan > Duration::ZERO) || machine.round() > 0;
     Progress {
         step: convert::step(machine.step()),
         round: machine.round(),
@@ -85,7 +84,8 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
         sent_bytes: ram_sent(streams.as_ref(), counters.data_bytes),
         zero_bytes: counters.zero_bytes + statistics.streamed.zero_bytes,
         rate_bytes_per_s: rate as u64,
-        dirty_rate_bytes_per_s: scanned.then_some(statistics.dirty_bytes_per_s as u64),
+        dirty_rate_bytes_per_s: is_known(statistics, machine.round())
+            .then_some(statistics.dirty_bytes_per_s as u64),
         predicted_blackout_us: statistics.predicted_blackout.map(us),
         // While disks are copied alone it is not known how much of the memory will be sent.
         predicted_left_us: (rate > 0.0 && !(statistics.disks.is_some() && statistics.rounds.is_empty()))
@@ -100,6 +100,13 @@ pub(super) fn progress(shared: &Outgoing) -> Progress {
     }
 }
 
+/// Whether a scan or a count has shown yet how fast the guest writes.
+fn is_known(statistics: &Statistics, round: u32) -> bool {
+    round > 0
+        || statistics.counted_bytes.is_some()
+        || statistics.rounds.iter().any(|round| round.scan > Duration::ZERO)
+}
+
 /// How far the copy of RAM is, for a drain; none before its first byte has arrived.
 pub(super) fn sample(shared: &Outgoing) -> Option<Sample> {
     let machine = shared.machine();
@@ -112,7 +119,9 @@ pub(super) fn sample(shared: &Outgoing) -> Option<Sample> {
         }
         None => (
             scheduler.acknowledged_bytes(),
-            scheduler.pending_bytes() + scheduler.in_flight_bytes(),
+            scheduler.pending_bytes()
+                + scheduler.in_flight_bytes()
+                + statistics.counted_bytes.unwrap_or_default(),
             scheduler.bytes_per_s(),
         ),
     };
@@ -121,7 +130,7 @@ pub(super) fn sample(shared: &Outgoing) -> Option<Sample> {
         copied_bytes,
         left_bytes,
         bytes_per_s,
-        write_bytes_per_s: statistics.dirty_bytes_per_s,
+        write_bytes_per_s: is_known(statistics, machine.round()).then_some(statistics.dirty_bytes_per_s),
     })
 }
 

@@ -97,6 +97,7 @@ impl SessionLoop {
             Action::Protect => self.worker.submit("protect", |guest| guest.protect()),
             // 7 copy: by Linerate, or by QEMU's own streams
             Action::Scan { last, also } => self.worker.submit("scan", move |guest| guest.scan(last, &also)),
+            Action::Count => self.worker.submit("count", |guest| guest.count()),
             Action::Throttle(percent) => self.worker.submit("throttle", move |guest| guest.throttle(percent)),
             Action::BeginStreams(settings) => {
                 self.worker.submit("begin streams", move |guest| guest.begin_streams(settings));

@@ -67,9 +67,10 @@ impl Controller {
 
     /// Whether much may have been written that no sample has shown yet: the first pass takes far longer than it would alone.
     fn writes_unseen(&self, guest: &Guest, now: Time) -> bool {
-        let first = guest.sample.is_none_or(|sample| sample.round == 0);
+        let unknown =
+            guest.sample.is_none_or(|sample| sample.round == 0 && sample.write_bytes_per_s.is_none());
         let alone_s = guest.copy_bytes as f64 / self.reaches(guest, now);
-        first && (now - guest.since).as_secs_f64() > SHARED * alone_s
+        unknown && (now - guest.since).as_secs_f64() > SHARED * alone_s
     }
 
     /// Guests that copy, with what they use.

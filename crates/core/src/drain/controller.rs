@@ -305,12 +305,13 @@ impl Controller {
         }
         (guest.sample, guest.sampled_at) = (Some(sample), now);
         guest.busy = None;
-        if sample.round > 0 {
-            guest.write_bytes_per_s = sample.write_bytes_per_s.max(0.0);
+        if let Some(known) = sample.write_bytes_per_s {
+            guest.write_bytes_per_s = known.max(0.0);
         }
         if sample.copied_bytes >= guest.mark.0 + (guest.copy_bytes / 1000).max(1) {
             guest.mark = (sample.copied_bytes, now);
         }
+        let writes = guest.write_bytes_per_s;
         let most = guest.copy_bytes.saturating_mul(self.settings.copied_times_max);
         let links = guest.destination.map_or(1.0, |to| to.bytes_per_s);
         let copies = self.copies(now);
@@ -319,8 +320,7 @@ impl Controller {
             guest.limit_bytes_per_s = Some(limit);
         }
         if sample.copied_bytes > most {
-            let reason =
-                Reason::WritesTooFast { writes: sample.write_bytes_per_s, copied: sample.bytes_per_s };
+            let reason = Reason::WritesTooFast { writes, copied: sample.bytes_per_s };
             self.cancel(id, Then::Retry(reason), now);
         }
     }

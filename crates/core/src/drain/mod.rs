@@ -86,7 +86,7 @@ impl Default for Settings {
             stall_max: Duration::from_secs(300),
             copied_times_max: 30,
             busy_max: Duration::from_secs(1800),
-            alone_share: 0.25,
+            alone_share: 0.1,
         }
     }
 }
@@ -113,12 +113,12 @@ pub struct Sample {
     pub round: u32,
     /// Bytes copied by this session so far.
     pub copied_bytes: u64,
-    /// Bytes that are known to be left to copy.
+    /// Bytes that are known to be left to copy, with what is known to be written meanwhile.
     pub left_bytes: u64,
     /// Bytes per second over the last second or the last round.
     pub bytes_per_s: f64,
-    /// Bytes per second that the guest writes.
-    pub write_bytes_per_s: f64,
+    /// Bytes per second that the guest writes, once that is known.
+    pub write_bytes_per_s: Option<f64>,
 }
 
 /// What happened.

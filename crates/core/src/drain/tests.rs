@@ -9,6 +9,7 @@ use crate::{Code, Side, Step};
 const GIB: u64 = 1 << 30;
 
 /// A drain and the orders that it gave.
+#[derive(Clone)]
 pub(super) struct Hand {
     pub controller: Controller,
     pub now: Time,
@@ -58,8 +59,13 @@ impl Hand {
     }
 
     fn measured(&mut self, n: u32, round: u32, left: u64, bytes_per_s: f64, writes: f64) -> Vec<Order> {
-        let sample =
-            Sample { round, copied_bytes: GIB, left_bytes: left, bytes_per_s, write_bytes_per_s: writes };
+        let sample = Sample {
+            round,
+            copied_bytes: GIB,
+            left_bytes: left,
+            bytes_per_s,
+            write_bytes_per_s: (round > 0).then_some(writes),
+        };
         self.tell(Event::Progress { guest: guest(n), sample })
     }
 
@@ -246,6 +252,24 @@ fn a_guest_whose_first_pass_shared_the_links_is_not_nearly_done_before_it_is_kno
 }
 
 #[test]
+fn what_is_written_in_the_first_pass_keeps_the_next_guest_waiting() {
+    let mut hand = two_share();
+    hand.tell(Event::Moved { guest: guest(0) });
+    hand.after(10.0);
+    let mut sample = Sample {
+        round: 0,
+        copied_bytes: 9 * GIB,
+        left_bytes: GIB / 20 + 2 * GIB,
+        bytes_per_s: 1e9,
+        write_bytes_per_s: Some(0.05e9),
+    };
+    assert_eq!(copies(&hand.tell(Event::Progress { guest: guest(1), sample })), [], "2 GiB were written");
+    assert_eq!(copies(&hand.after(0.5)), []);
+    sample.left_bytes = 0;
+    assert_eq!(copies(&hand.tell(Event::Progress { guest: guest(1), sample })), [2]);
+}
+
+#[test]
 fn a_copy_that_had_a_part_of_full_links_gets_the_rest_when_the_other_ends() {
     let mut hand = two_share();
     hand.after(1.0);
@@ -305,6 +329,22 @@ fn a_guest_that_writes_fast_is_copied_alone() {
     let fast = Start { write_bytes_per_s: 0.8e9, ..start(1, 20) };
     let mut hand = Hand::ready(&[start(0, 60), fast, start(2, 40)], &[1, 2, 3]);
     assert_eq!(copies(&hand.orders), [1], "first");
+    // A guest whose first pass shows it is copied alone from then on.
+    let mut other = Hand::ready(&[start(0, 60), start(2, 40)], &[1, 3]);
+    let sample = |writes| Sample {
+        round: 0,
+        copied_bytes: GIB,
+        left_bytes: 50 * GIB,
+        bytes_per_s: 1.1e9,
+        write_bytes_per_s: writes,
+    };
+    assert_eq!(copies(&other.orders), [0]);
+    other.now = other.now + Duration::from_secs(1);
+    let mut slow = other.clone();
+    let tell =
+        |hand: &mut Hand, writes| hand.tell(Event::Progress { guest: guest(0), sample: sample(writes) });
+    assert_eq!(copies(&tell(&mut other, Some(0.8e9))), []);
+    assert_eq!(copies(&tell(&mut slow, Some(0.01e9))), [2]);
     hand.now = hand.now + Duration::from_secs(12);
     let orders = hand.measured(1, 1, GIB, 1.0e9, 0.8e9);
     assert_eq!(copies(&orders), [], "not even beside its last rounds, nor where it leaves half of the links");
@@ -516,7 +556,8 @@ fn a_copy_that_stalls_and_one_that_never_converges_are_ended() {
     assert_eq!(hand.state(0), State::Cancelling(Then::Retry(Reason::Stalled)));
     let mut hand = Hand::ready(&[start(0, 8)], &[1]);
     let copied_bytes = 8 * GIB * 30 + 1;
-    let sample = Sample { round: 9, copied_bytes, left_bytes: GIB, bytes_per_s: 1e9, write_bytes_per_s: 2e9 };
+    let sample =
+        Sample { round: 9, copied_bytes, left_bytes: GIB, bytes_per_s: 1e9, write_bytes_per_s: Some(2e9) };
     assert_eq!(hand.tell(Event::Progress { guest: guest(0), sample }), [Order::Cancel { guest: guest(0) }]);
     hand.tell(Event::Cancelled { guest: guest(0) });
     assert_eq!(hand.reasons(0), [Reason::WritesTooFast { writes: 2e9, copied: 1e9 }]);

@@ -112,6 +112,13 @@ pub enum Event {
         /// How long the guest was stopped for it.
         paused: Duration,
     },
+    /// Answer to [`Action::Count`].
+    Counted {
+        /// Written since the scan before, or since protection.
+        bytes: u64,
+        /// How long it took to count them.
+        took: Duration,
+    },
     /// How far the hypervisor is with its own streams; several times a second, or the migration is taken for stuck.
     Streamed(Streamed),
     /// How far the hypervisor is with copied disks, as often: before it copies RAM, beside that, and once more when all
@@ -190,6 +197,8 @@ pub enum Action {
         /// Sent although no scan names them: the last scan names what of them has become a hole.
         also: Vec<Extent>,
     },
+    /// Count what was written, and leave it as it is. Then [`Event::Counted`], unless it cannot be counted.
+    Count,
     /// Slow the guest down.
     Throttle(u8),
     /// Let the hypervisor begin its own streams, set like this. Then [`Event::Disks`]… if disks are copied,

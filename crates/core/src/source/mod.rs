@@ -115,6 +115,7 @@ pub struct Source {
     last_scan_at: Time,
     last_scan_took: Duration,
     scan_at: Option<Time>,
+    count_at: Option<Time>,
     no_channel_since: Option<Time>,
     last_progress: Time,
     /// The guest ran until QEMU stopped it.
@@ -156,6 +157,7 @@ impl Source {
             last_scan_at: Time::ZERO,
             last_scan_took: Duration::ZERO,
             scan_at: None,
+            count_at: None,
             no_channel_since: None,
             last_progress: Time::ZERO,
             was_running: true,
@@ -191,6 +193,7 @@ impl Source {
             Event::SendStreamMessage(message) => self.send_stream_message(now, message),
             Event::Streamed(streamed) => self.streamed(now, streamed),
             Event::Disks(disks) => self.disks_copied(now, disks),
+            Event::Counted { bytes, took } => self.counted(now, bytes, took),
             Event::Tick => {}
             event => self.body_event(now, event),
         }

@@ -8,6 +8,11 @@ use crate::policy::{Decision, RoundEnd};
 use crate::statistics::Round;
 use crate::{Code, Extent, Fault, Message, Side, Step, Time};
 
+/// What was written is counted for the first time when the first pass has lasted so long, and again after so long.
+const COUNT_AFTER: Duration = Duration::from_millis(250);
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+/// Counting takes at most one part of so many of the time.
+const COUNT_SHARE: u32 = 50;
 /// What stopping, holding, sealing and loading cost apart from scan and copy: the median of the prototype's blackouts.
 const SWITCH_COST: Duration = Duration::from_millis(5);
 
@@ -20,7 +25,26 @@ impl Source {
         self.enter_step(now, Step::Copy, self.config.step_timeout);
         self.step_deadline = None; // Copying has its own: no progress, no link, too many rounds.
         self.last_scan_at = now;
+        self.count_at = Some(now + COUNT_AFTER);
         self.begin_round(now, populated);
+    }
+
+    /// In the first pass no scan has shown yet how fast the guest writes.
+    pub(super) fn may_count(&self) -> bool {
+        matches!(self.state, State::Copying { .. }) && self.round == 0 && !self.scheduler.is_drained()
+    }
+
+    /// An answer that comes when the pass is over says less than its scan.
+    pub(super) fn counted(&mut self, now: Time, bytes: u64, took: Duration) {
+        if !self.may_count() {
+            return;
+        }
+        let span = (now - self.last_scan_at).as_secs_f64();
+        if span > 0.0 {
+            self.statistics.dirty_bytes_per_s = bytes as f64 / span;
+        }
+        self.statistics.counted_bytes = Some(bytes);
+        self.count_at = Some(now + COUNT_EVERY.max(took * COUNT_SHARE));
     }
 
     fn begin_round(&mut self, now: Time, extents: Vec<Extent>) {
@@ -94,6 +118,7 @@ impl Source {
 
     fn note_scan(&mut self, now: Time, found: u64, bytes: u64, took: Duration, paused: Duration) -> RoundEnd {
         let span = (now - self.last_scan_at).as_secs_f64();
+        self.statistics.counted_bytes = None;
         self.last_scan_at = now;
         self.last_scan_took = took;
         self.statistics.pauses += paused;

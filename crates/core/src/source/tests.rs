@@ -231,6 +231,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::Attached, vec![Preparing]),
         (Event::Protected { populated: vec![], paused: Duration::ZERO }, vec![Protecting]),
         (scanned(vec![]), vec![Scanning, LastScan]),
+        (Event::Counted { bytes: PAGE, took: Duration::ZERO }, all()),
         (Event::GuestStopped, vec![Switching]),
         (pre_switchover(true), vec![Switching]),
         (Event::Digested(1), vec![Digesting]),

@@ -11,6 +11,8 @@ use crate::{Code, Fault, Side, Step, Time};
 enum Timer {
     /// The pause between two rounds is over.
     Scan,
+    /// What was written in the first pass is counted.
+    Count,
     /// The step takes too long.
     Step,
     /// The incoming QEMU does not come up.
@@ -32,8 +34,9 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 11] = [
+    const ALL: [Timer; 12] = [
         Timer::Scan,
+        Timer::Count,
         Timer::Step,
         Timer::Preparation,
         Timer::Unreachable,
@@ -73,6 +76,7 @@ impl Source {
         let limit = self.config.link_timeout;
         match timer {
             Timer::Scan => self.scan_at.filter(|_| self.may_scan()),
+            Timer::Count => self.count_at.filter(|_| self.may_count()),
             Timer::Step => self.step_deadline,
             Timer::Preparation => match self.preparation {
                 Preparation::InProgress { until } => Some(until),
@@ -108,6 +112,10 @@ impl Source {
     fn fire(&mut self, now: Time, timer: Timer) {
         match timer {
             Timer::Scan => self.scan_when_due(now),
+            Timer::Count => {
+                self.count_at = None;
+                self.actions.push_back(Action::Count);
+            }
             Timer::Step => self.step_is_over(now),
             Timer::Preparation => self.preparation_is_over(now),
             Timer::Unreachable => self.lost(now, Code::PeerLost, "no control connection"),

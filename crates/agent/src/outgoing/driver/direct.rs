@@ -116,6 +116,10 @@ impl Driver for Direct {
         self.ram.protect(&mut self.own.guest)
     }
 
+    fn count(&mut self) -> Done {
+        self.ram.count(&mut self.own.guest)
+    }
+
     fn scan(&mut self, last: bool, also: &[Extent]) -> Done {
         self.ram.scan(&mut self.own.guest, last, also)?;
         // While the last bytes go over, and the destination loads.

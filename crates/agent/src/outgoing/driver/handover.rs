@@ -249,6 +249,10 @@ impl Driver for Handover {
         self.ram.protect(&mut self.guest)
     }
 
+    fn count(&mut self) -> Done {
+        self.ram.count(&mut self.guest)
+    }
+
     fn scan(&mut self, last: bool, also: &[Extent]) -> Done {
         self.check_waits(if last { Step::Blackout } else { Step::Copy })?;
         self.ram.scan(&mut self.guest, last, also)

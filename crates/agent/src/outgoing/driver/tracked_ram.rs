@@ -164,6 +164,17 @@ impl TrackedRam {
         Ok(())
     }
 
+    /// How much was written since the last scan; it stays marked. A count that fails is not needed.
+    pub fn count(&mut self, guest: &mut Guest) -> Done {
+        match self.tracker()?.count() {
+            Ok((bytes, took)) => guest.send(Event::Counted { bytes, took }),
+            Err(error) => {
+                tracing::debug!(error = crate::faults::chain(&error), "what was written is not counted")
+            }
+        }
+        Ok(())
+    }
+
     fn note_seen(&mut self, extents: &[Extent]) {
         if self.may_discard {
             self.seen.extend_from_slice(extents);

@@ -162,3 +162,29 @@ fn the_hypervisors_stream_waits_for_the_destination_only_while_the_guest_runs() 
     driver.handle(pre_switchover(true));
     assert!(!driver.machine.pauses_stream(), "the guest is stopped: QEMU must not wait");
 }
+
+#[test]
+fn what_is_written_in_the_first_pass_is_counted_now_and_then() {
+    let counts = |actions: &[Action]| actions.iter().filter(|action| **action == Action::Count).count();
+    let mut driver = Driver::at(Copying);
+    let after = |driver: &mut Driver, time: u64| {
+        driver.now = driver.now + Duration::from_millis(time);
+        driver.handle(Event::Tick)
+    };
+    assert_eq!(counts(&after(&mut driver, 249)), 0);
+    assert_eq!(counts(&after(&mut driver, 1)), 1);
+    assert_eq!(counts(&after(&mut driver, 500)), 0, "one at a time");
+    driver.handle(Event::Counted { bytes: 3 * PAGE, took: Duration::from_millis(40) });
+    assert_eq!(driver.machine.statistics().counted_bytes, Some(3 * PAGE));
+    assert_eq!(driver.machine.statistics().dirty_bytes_per_s, (3 * PAGE) as f64 / 0.75);
+    // It took 40 ms, and may take a fiftieth of the time.
+    assert_eq!(counts(&after(&mut driver, 1999)), 0);
+    assert_eq!(counts(&after(&mut driver, 1)), 1);
+    // The pass is over: its scan says more, and rounds are short.
+    assert_eq!(counts(&driver.carry()), 0);
+    driver.handle(Event::Counted { bytes: 9 * PAGE, took: Duration::ZERO });
+    driver.handle(scanned(page(2)));
+    assert_eq!(driver.machine.statistics().counted_bytes, None);
+    assert!(driver.machine.statistics().dirty_bytes_per_s < (2 * PAGE) as f64);
+    assert_eq!(counts(&after(&mut driver, 9000)), 0);
+}
