@@ -121,7 +121,7 @@ pub struct Progress {
     pub zero_bytes: u64,
     /// Over all links, the average of the last moments.
     pub rate_bytes_per_s: u64,
-    /// How fast the guest writes to pages that were clean; unknown before the second scan.
+    /// How fast the guest writes to pages that were clean; unknown before it was counted for the first time.
     pub dirty_rate_bytes_per_s: Option<u64>,
     /// Expected downtime if the guest were stopped now.
     pub predicted_blackout_us: Option<u64>,

@@ -13,8 +13,6 @@ use crate::fleet::{GuestId, HostId};
 const SPARE: f64 = 0.1;
 /// It must be able to use this part of them.
 const USES: f64 = 0.05;
-/// In its last rounds a guest has less than this part of its memory left, and leaves gaps.
-const LAST_ROUNDS: f64 = 0.1;
 /// The next guest begins so much before the gap, in seconds: two guests share the links for a moment, which costs less.
 const OVERLAP_S: f64 = 0.03;
 /// If the first pass of a guest lasts so many times longer than it would alone, much was written meanwhile. That is not known
@@ -53,7 +51,7 @@ impl Controller {
         guest.copy_bytes as f64 / (rate - guest.write_bytes_per_s).max(0.1 * rate)
     }
 
-    /// When the round of a guest that copies ends, less the time that the next guest needs to begin.
+    /// When a guest that copies has nothing left to send, less the time that the next guest needs to begin.
     pub(super) fn gap_at(&self, guest: &Guest) -> Time {
         let (left, from, rate) = match guest.sample {
             Some(sample) => (sample.left_bytes, guest.sampled_at, sample.bytes_per_s),
@@ -61,7 +59,9 @@ impl Controller {
         };
         // The order of the guest itself took as long to begin as that of the next one will.
         let begin_s = if guest.sample.is_some() { self.learned.begin_s } else { 0.0 };
-        let seconds = left as f64 / rate.max(1.0) - begin_s - OVERLAP_S;
+        // What it writes meanwhile is sent too.
+        let falls = (rate - guest.write_bytes_per_s).max(0.1 * rate).max(1.0);
+        let seconds = left as f64 / falls - begin_s - OVERLAP_S;
         from + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
     }
 
@@ -83,12 +83,8 @@ impl Controller {
                     now - since >= MEASURED_AFTER && guest.sampled_at >= since + MEASURED_AFTER / 2
                 };
                 let measured = guest.sample.filter(new);
-                let last_rounds = guest.sample.is_some_and(|sample| {
-                    sample.round > 0 && (sample.left_bytes as f64) < LAST_ROUNDS * guest.copy_bytes as f64
-                });
                 let known = guest.sample.is_some() || self.learned.has_measured;
-                let finishing =
-                    last_rounds || (known && !self.writes_unseen(guest, now) && self.gap_at(guest) <= now);
+                let finishing = known && !self.writes_unseen(guest, now) && self.gap_at(guest) <= now;
                 Some(Copy {
                     guest: *id,
                     host: guest.destination?.host,
@@ -144,7 +140,10 @@ impl Controller {
 
     fn next_copy(&self, now: Time) -> Option<(GuestId, Destination)> {
         let copies = self.copies(now);
-        let alone = |copy: &Copy| self.guests.get(&copy.guest).is_some_and(|guest| self.is_alone(guest, now));
+        let alone = |copy: &Copy| {
+            let guest = self.guests.get(&copy.guest).filter(|_| !copy.finishing);
+            guest.is_some_and(|guest| self.is_alone(guest, now))
+        };
         if copies.len() >= self.settings.copies_max || copies.iter().any(alone) {
             return None;
         }
@@ -157,7 +156,7 @@ impl Controller {
         Some((first.id, first.to))
     }
 
-    /// Whether one more copy is carried without taking from the others. Those in their last rounds count as done.
+    /// Whether one more copy is carried without taking from the others. Those that are nearly done count as done.
     fn helps(&self, candidate: &Candidate, copies: &[Copy], now: Time) -> bool {
         let carries = self.learned.carries(now);
         let going: Vec<&Copy> = copies.iter().filter(|copy| !copy.finishing).collect();

@@ -22,8 +22,8 @@
 //! ```
 //!
 //! One guest copies over all links and the next is prepared meanwhile. Another one copies too only while measured
-//! goodput stays below what the links carry: one guest cannot fill them, its destination is slower, or its last rounds
-//! leave gaps. Invariants (property tests):
+//! goodput stays below what the links carry: one guest cannot fill them, its destination is slower, or it is nearly
+//! done. Invariants (property tests):
 //! * `Copy` is ordered only for a guest that was reserved and prepared, and never for one that the operator keeps;
 //! * a guest has at most one session: it is prepared elsewhere only after the end of the one before was reported;
 //! * while the drain is paused, aborted or without its store, nothing new is started;

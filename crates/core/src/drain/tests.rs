@@ -225,7 +225,7 @@ fn two_share() -> Hand {
     (0..3).for_each(|n| drop(hand.placed(n, 1, 2e9)));
     (0..3).for_each(|n| drop(hand.prepared(n)));
     hand.after(10.0);
-    hand.measured(0, 1, GIB, 1e9, 0.0);
+    hand.measured(0, 1, GIB / 20, 1e9, 0.0);
     (1..3).for_each(|n| drop(hand.prepared(n)));
     hand.after(0.1);
     hand.prepared(2);
@@ -347,7 +347,7 @@ fn a_guest_that_writes_fast_is_copied_alone() {
     assert_eq!(copies(&tell(&mut slow, Some(0.01e9))), [2]);
     hand.now = hand.now + Duration::from_secs(12);
     let orders = hand.measured(1, 1, GIB, 1.0e9, 0.8e9);
-    assert_eq!(copies(&orders), [], "not even beside its last rounds, nor where it leaves half of the links");
+    assert_eq!(copies(&orders), [], "not even near its end, nor where it leaves half of the links");
     assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(1) })).len(), 1);
 }
 
