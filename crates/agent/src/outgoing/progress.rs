@@ -121,7 +121,7 @@ pub(super) fn sample(shared: &Outgoing) -> Option<Sample> {
             scheduler.acknowledged_bytes(),
             scheduler.pending_bytes()
                 + scheduler.in_flight_bytes()
-                + statistics.counted_bytes.unwrap_or_default(),
+                + machine.written_bytes(shared.clock.now()),
             scheduler.bytes_per_s(),
         ),
     };

@@ -116,6 +116,7 @@ pub struct Source {
     last_scan_took: Duration,
     scan_at: Option<Time>,
     count_at: Option<Time>,
+    counted_at: Time,
     no_channel_since: Option<Time>,
     last_progress: Time,
     /// The guest ran until QEMU stopped it.
@@ -158,6 +159,7 @@ impl Source {
             last_scan_took: Duration::ZERO,
             scan_at: None,
             count_at: None,
+            counted_at: Time::ZERO,
             no_channel_since: None,
             last_progress: Time::ZERO,
             was_running: true,

@@ -44,6 +44,7 @@ impl Source {
             self.statistics.dirty_bytes_per_s = bytes as f64 / span;
         }
         self.statistics.counted_bytes = Some(bytes);
+        self.counted_at = now;
         self.count_at = Some(now + COUNT_EVERY.max(took * COUNT_SHARE));
     }
 
@@ -114,6 +115,19 @@ impl Source {
             Decision::SwitchOver => self.switch_over(now, extents),
             Decision::GiveUp => self.give_up(now, end),
         }
+    }
+
+    /// Bytes that the guest has written since the last scan: as counted, and by its rate since then. 0 if nothing is known.
+    pub fn written_bytes(&self, now: Time) -> u64 {
+        if !matches!(self.state, State::Copying { .. }) {
+            return 0;
+        }
+        let (counted, since) = match self.statistics.counted_bytes {
+            Some(bytes) => (bytes, self.counted_at),
+            None if self.round == 0 => return 0,
+            None => (0, self.last_scan_at),
+        };
+        counted + (self.statistics.dirty_bytes_per_s * now.since(since).as_secs_f64()) as u64
     }
 
     fn note_scan(&mut self, now: Time, found: u64, bytes: u64, took: Duration, paused: Duration) -> RoundEnd {

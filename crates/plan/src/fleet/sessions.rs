@@ -182,12 +182,10 @@ impl World {
     fn report(&mut self, guest: GuestId) {
         let load = self.loads[guest.0 as usize];
         let Some(session) = self.sessions.get(&guest).filter(|session| !session.dead) else { return };
-        // In the first pass it is counted meanwhile.
-        let written = if session.round == 0 { session.dirty } else { 0.0 };
         let sample = Sample {
             round: session.round,
             copied_bytes: session.copied as u64,
-            left_bytes: (session.left + written) as u64,
+            left_bytes: (session.left + session.dirty) as u64,
             bytes_per_s: session.rate,
             write_bytes_per_s: Some(load.write_bytes_per_s),
         };

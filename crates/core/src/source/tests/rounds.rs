@@ -177,6 +177,8 @@ fn what_is_written_in_the_first_pass_is_counted_now_and_then() {
     driver.handle(Event::Counted { bytes: 3 * PAGE, took: Duration::from_millis(40) });
     assert_eq!(driver.machine.statistics().counted_bytes, Some(3 * PAGE));
     assert_eq!(driver.machine.statistics().dirty_bytes_per_s, (3 * PAGE) as f64 / 0.75);
+    assert_eq!(driver.machine.written_bytes(driver.now), 3 * PAGE);
+    assert_eq!(driver.machine.written_bytes(driver.now + Duration::from_millis(750)), 6 * PAGE);
     // It took 40 ms, and may take a fiftieth of the time.
     assert_eq!(counts(&after(&mut driver, 1999)), 0);
     assert_eq!(counts(&after(&mut driver, 1)), 1);
@@ -186,5 +188,10 @@ fn what_is_written_in_the_first_pass_is_counted_now_and_then() {
     driver.handle(scanned(page(2)));
     assert_eq!(driver.machine.statistics().counted_bytes, None);
     assert!(driver.machine.statistics().dirty_bytes_per_s < (2 * PAGE) as f64);
+    assert_eq!(driver.machine.written_bytes(driver.now), 0, "it is being stopped");
+    driver.machine.state = State::Copying { began: driver.now };
+    driver.machine.round = 1;
+    let by_rate = (2.0 * driver.machine.statistics().dirty_bytes_per_s) as u64;
+    assert_eq!(driver.machine.written_bytes(driver.now + Duration::from_secs(2)), by_rate);
     assert_eq!(counts(&after(&mut driver, 9000)), 0);
 }
