@@ -315,6 +315,11 @@ fn a_cancelled_migration_leaves_the_guest_as_it_was() {
     let mut stage = Stage::new(&[60, 60], idle());
     let mut migration = stage.migrate(&[]);
     migration.wait(LONG, round_began);
+    // The guest writes over and over 1 MiB: that is counted while the first pass goes on.
+    migration.wait(LONG, |event| {
+        let writes = event["dirty_rate_bytes_per_s"].as_u64();
+        event["kind"] == "progress" && event["round"] == 0 && writes > Some(64 << 10)
+    });
     migration.interrupt();
     let events = migration.finish();
     assert_eq!(ended(&events).exit, Some(5), "{events:?}");
