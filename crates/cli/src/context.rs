@@ -32,6 +32,8 @@ pub struct Context {
     pub client: Client,
     /// The socket was named, by the option or the variable.
     pub socket_is_named: bool,
+    /// The agent is another host's.
+    pub is_remote: bool,
     /// What the option says.
     pub socket_flag: Option<PathBuf>,
     pub json: bool,
@@ -49,6 +51,7 @@ impl Context {
         Context {
             client: Client::new(named.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
             socket_is_named,
+            is_remote: false,
             socket_flag: socket,
             json,
             out: screen(&Term::stdout(), std::io::stdout().is_terminal()),

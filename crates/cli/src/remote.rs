@@ -1,7 +1,7 @@
 //! The agent of another host, reached by ssh: its socket is forwarded to one here. What the operator may do there is what the
 //! user may do that ssh logs in as.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -23,9 +23,16 @@ const ALIVE_S: u32 = 5;
 /// Of what ssh writes, the end is shown.
 const SHOWN_BYTES: usize = 2048;
 
+/// Runs ssh so that Ctrl-C, which the terminal sends to all, is left to this process: the way to the agent is needed to cancel.
+/// When this process ends, however it does, its end of the pipe is closed, and ssh is ended.
+const GUARD: &str = "trap '' INT; exec 3<&0; \"$@\" </dev/null 3<&- & ssh=$!; \
+    { read -r _ <&3; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
+    exec 3<&-; wait $ssh; status=$?; kill $guard 2>/dev/null; exit $status";
+
 /// A connection to the agent of another host. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Remote {
+    /// A shell that runs it, see [`GUARD`].
     ssh: Child,
     folder: TempDir,
 }
@@ -44,7 +51,9 @@ impl Remote {
         let there = here.socket_flag.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
         let folder = tempfile::Builder::new().prefix("linerate-").tempdir();
         let folder = folder.map_err(|error| failed(format!("no folder for its socket: {error}")))?;
-        let mut ssh = command(target, &folder.path().join(LOCAL), there);
+        let program = std::env::var_os("LINERATE_SSH").filter(|name| !name.is_empty());
+        let program = program.unwrap_or_else(|| "ssh".into());
+        let mut ssh = command(&program, target, &folder.path().join(LOCAL), there);
         let errors = folder.path().join("errors");
         let file = std::fs::File::create(&errors).map_err(|error| failed(error.to_string()))?;
         let child = ssh.stderr(file).spawn();
@@ -87,6 +96,7 @@ impl Remote {
             client: Client::new(self.folder.path().join(LOCAL)),
             socket_is_named: true,
             socket_flag: None,
+            is_remote: true,
             ..*here
         }
     }
@@ -94,7 +104,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        let _ = self.ssh.kill();
+        drop(self.ssh.stdin.take());
         let _ = self.ssh.wait();
     }
 }
@@ -102,9 +112,9 @@ impl Drop for Remote {
 /// Name of the socket here.
 const LOCAL: &str = "agent.sock";
 
-fn command(target: &str, here: &Path, there: &Path) -> Command {
-    let program = std::env::var_os("LINERATE_SSH").filter(|name| !name.is_empty());
-    let mut command = Command::new(program.unwrap_or_else(|| "ssh".into()));
+fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", GUARD, "sh"]).arg(program);
     command.args(["-N", "-T", "-o", "ExitOnForwardFailure=yes"]);
     // A shared connection of ssh's own would forward, and outlive this.
     command.args(["-o", "ControlPath=none", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"]);
@@ -115,7 +125,7 @@ fn command(target: &str, here: &Path, there: &Path) -> Command {
     sockets.push(there);
     command.arg("-L").arg(sockets).arg("--").arg(target);
     // It asks for passwords on the terminal itself.
-    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
     command
 }
 
@@ -125,9 +135,39 @@ mod tests {
 
     #[test]
     fn a_target_is_never_an_option_of_ssh() {
-        let command = command("-oProxyCommand=x", Path::new("/a"), Path::new("/b"));
+        let command = command("ssh".as_ref(), "-oProxyCommand=x", Path::new("/a"), Path::new("/b"));
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
         let end = words.iter().position(|word| word == "--").unwrap();
         assert_eq!(words[end - 2..], ["-L", "/a:/b", "--", "-oProxyCommand=x"]);
+    }
+
+    fn kill(signal: &str, pid: &str) -> bool {
+        Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status().unwrap().success()
+    }
+
+    #[test]
+    fn ssh_outlives_ctrl_c_and_ends_with_the_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let program = folder.path().join("ssh");
+        let text = format!("#!/bin/sh\necho $$ > {0}.new; mv {0}.new {0}; exec sleep 1000\n", file.display());
+        std::fs::write(&program, text).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let mut guard = command(program.as_ref(), "x", Path::new("/a"), Path::new("/b")).spawn().unwrap();
+        let pid = loop {
+            match std::fs::read_to_string(&file) {
+                Ok(text) => break text.trim().to_owned(),
+                Err(_) => std::thread::sleep(LOOK),
+            }
+        };
+        for pid in [pid.as_str(), &guard.id().to_string()] {
+            assert!(kill("-INT", pid));
+        }
+        std::thread::sleep(LOOK);
+        assert!(kill("-0", &pid) && guard.try_wait().unwrap().is_none());
+        // As when the process ends.
+        drop(guard.stdin.take());
+        assert!(!guard.wait().unwrap().success());
+        assert!(!kill("-0", &pid));
     }
 }

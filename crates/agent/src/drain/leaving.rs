@@ -9,6 +9,7 @@ use linerate_core::fleet::Needs;
 use linerate_guest::description::GuestDescription;
 use linerate_guest::registry::GuestRecord;
 use linerate_memory::{Mapping, RamBlock};
+use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::guests;
@@ -43,6 +44,19 @@ impl Leaving {
     }
 }
 
+/// Why there may be guests that were not found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Unseen {
+    pub guests: Option<String>,
+    pub domains: Option<String>,
+}
+
+impl Unseen {
+    pub fn texts(&self) -> Vec<String> {
+        self.guests.iter().chain(&self.domains).cloned().collect()
+    }
+}
+
 /// What this host has.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -51,8 +65,8 @@ pub(super) struct Found {
     pub unsettled: BTreeSet<String>,
     /// Guests that are arriving: they are waited for, and then they are guests of this host.
     pub arriving: BTreeSet<String>,
-    /// What could not be looked at.
-    pub warnings: Vec<String>,
+    /// Why it is not known whether these are all.
+    pub unseen: Unseen,
 }
 
 /// All guests of this host but those whose names are in `known`, which are not looked at again.
@@ -60,7 +74,7 @@ pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bo
     let mut found = Found::default();
     agent.registry.free_ram_of_dead();
     let records = agent.registry.list().unwrap_or_else(|error| {
-        found.warnings.push(format!("the guests of this host cannot be listed: {error}"));
+        found.unseen.guests = Some(format!("the guests of this host cannot be listed: {error}"));
         Vec::new()
     });
     let alive = records.iter().filter(|record| record.is_alive());
@@ -93,8 +107,10 @@ pub(super) async fn look_for_domains(found: &mut Found, known: &BTreeSet<String>
             let others = all.into_iter().filter(|domain| !known.contains(&domain.uuid));
             found.guests.extend(others.map(of_domain));
         }
-        Ok(Err(error)) => found.warnings.push(format!("domains of libvirt are not seen: {}", error.message)),
-        Err(_) => found.warnings.push("domains of libvirt are not seen: it does not answer".into()),
+        Ok(Err(error)) => {
+            found.unseen.domains = Some(format!("domains of libvirt are not seen: {}", error.message));
+        }
+        Err(_) => found.unseen.domains = Some("domains of libvirt are not seen: it does not answer".into()),
     }
 }
 

@@ -98,6 +98,9 @@ struct Kept {
     /// Bytes per second that destinations take, by name, where that was measured.
     #[serde(default)]
     takes: BTreeMap<String, u64>,
+    /// By the last look.
+    #[serde(default)]
+    unseen: leaving::Unseen,
 }
 
 /// The drain of this host, if one is open.
@@ -147,6 +150,7 @@ struct Ready {
     destinations: Vec<Destination>,
     /// Guests that are being migrated, or wait for recovery or an operator.
     unsettled: BTreeSet<String>,
+    unseen: leaving::Unseen,
     warnings: Vec<String>,
 }
 
@@ -162,8 +166,8 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         return Err(ErrorBody::new(code::USAGE, text)
             .with_hint("name them: --to HOST,HOST; or configure [fleet] in agent.toml"));
     }
-    let Found { guests, unsettled, arriving, mut warnings } =
-        leaving::look_with_domains(agent, request.mode).await;
+    let Found { guests, unsettled, arriving, unseen } = leaving::look_with_domains(agent, request.mode).await;
+    let mut warnings = Vec::new();
     let unknown: Vec<&str> = request
         .keep
         .iter()
@@ -191,7 +195,7 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     let mut destinations = distinct(destinations, &own, &mut warnings)?;
     destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
     let members = guests.into_iter().map(Member::new).collect();
-    Ok(Ready { source, members, destinations, unsettled, warnings })
+    Ok(Ready { source, members, destinations, unsettled, unseen, warnings })
 }
 
 /// What earlier drains of this host have measured of each destination; nothing where the store cannot be read.
@@ -274,7 +278,7 @@ fn begin_with(
     owner::register(agent, &fleet, &ready.source, &ready.destinations)
         .map_err(|error| of_fleet(&error, agent))?;
     let id = drain_id();
-    let kept = owner::kept(&request);
+    let kept = owner::kept(&request, &ready.unseen);
     let record = DrainRecord {
         id: id.clone(),
         host: agent.config.name.clone(),
@@ -491,6 +495,7 @@ fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDet
             destination_ms: ms(bound.destination_s),
             guest_ms: ms(bound.guest_s),
         },
+        unseen: ready.unseen.texts(),
         warnings: ready.warnings.iter().cloned().chain(waited).collect(),
         ..nothing()
     }
@@ -509,6 +514,7 @@ fn nothing() -> DrainDetail {
         links_bytes_per_s: 0,
         left_ms: None,
         bound: DrainBound::default(),
+        unseen: Vec::new(),
         warnings: Vec::new(),
     }
 }
@@ -604,6 +610,7 @@ fn of_record(record: &DrainRecord) -> DrainDetail {
         ended_unix_ms: record.ended_ms,
         guests: sorted(guests.collect()),
         links_bytes_per_s: kept.as_ref().map_or(0, |kept| kept.links_bytes_per_s),
+        unseen: kept.as_ref().map(|kept| kept.unseen.texts()).unwrap_or_default(),
         bound: kept.map(|kept| kept.bound).unwrap_or_default(),
         ..nothing()
     }

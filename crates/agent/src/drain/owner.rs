@@ -22,7 +22,7 @@ use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostReco
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 use super::hosts::{self, Destination};
-use super::leaving::{self, Found, Leaving};
+use super::leaving::{self, Found, Leaving, Unseen};
 use super::member::{Decided, Member, ms};
 use super::sessions::{End, Line, Report, Session, request};
 use super::{Drain, Input, Kept};
@@ -496,6 +496,7 @@ impl Owner {
         let known = guests.iter().filter(|guest| !over(&guest.state));
         let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
         let found = leaving::look(&self.agent, self.kept.request.mode, &known);
+        self.kept.unseen.guests.clone_from(&found.unseen.guests);
         self.take_up(found);
         let ports = self.agent.describer.ports();
         if self.update_ports(ports) {
@@ -506,8 +507,7 @@ impl Owner {
 
     /// Guests that were not here before.
     fn take_up(&mut self, found: Found) {
-        let Found { guests, unsettled, warnings, .. } = found;
-        self.warnings.extend(warnings);
+        let Found { guests, unsettled, .. } = found;
         if self.is_aborting() {
             return;
         }
@@ -529,6 +529,7 @@ impl Owner {
         let known: BTreeSet<String> = members.map(|guest| guest.key.clone()).collect();
         let mut found = Found::default();
         self.runtime.block_on(leaving::look_for_domains(&mut found, &known));
+        self.kept.unseen.domains.clone_from(&found.unseen.domains);
         self.take_up(found);
     }
 
@@ -606,6 +607,7 @@ impl Owner {
             left_ms: (self.record.ended_ms.is_none() && links > 1.0)
                 .then(|| (left as f64 / links * 1e3) as u64),
             bound: self.kept.bound,
+            unseen: self.kept.unseen.texts(),
             warnings,
         }
     }
@@ -641,8 +643,10 @@ impl Owner {
     }
 
     fn audit(&self, left: usize) {
-        let result = if left == 0 { AuditResult::Done } else { AuditResult::Failed };
-        let reason = (left > 0).then(|| format!("{left} guests are left"));
+        let mut why = self.kept.unseen.texts();
+        why.extend((left > 0).then(|| format!("{left} guests are left")));
+        let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };
+        let reason = (!why.is_empty()).then(|| why.join("; "));
         self.agent.audit.record(AuditEntry {
             session: Some(self.record.id.clone()),
             reason,
@@ -666,11 +670,12 @@ pub(super) fn state(stored: Stored) -> DrainState {
 }
 
 /// Kept in the store besides the guests.
-pub(super) fn kept(request: &DrainRequest) -> Kept {
+pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
     Kept {
         request: request.clone(),
         bound: DrainBound::default(),
         links_bytes_per_s: 0,
         takes: BTreeMap::new(),
+        unseen: unseen.clone(),
     }
 }

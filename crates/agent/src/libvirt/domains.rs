@@ -29,8 +29,12 @@ async fn all(virsh: &Virsh) -> Result<Vec<Domain>, ErrorBody> {
     // A name may have blanks: each domain is asked for by its UUID.
     let listed = virsh.run(&["list", "--uuid"]).await?;
     for uuid in listed.split_whitespace() {
-        // One that has ended meanwhile is not there.
-        let Ok(text) = virsh.run(&["dominfo", uuid]).await else { continue };
+        let text = match virsh.run(&["dominfo", uuid]).await {
+            Ok(text) => text,
+            // One that has ended meanwhile is not there.
+            Err(error) if virsh.run(&["list", "--uuid"]).await?.contains(uuid) => return Err(error),
+            Err(_) => continue,
+        };
         let name = field(&text, "Name:").unwrap_or(uuid).to_owned();
         let memory_bytes = field(&text, "Max memory:").and_then(kib).unwrap_or(0);
         found.push(Domain { name, uuid: uuid.to_owned(), memory_bytes });
@@ -48,7 +52,16 @@ fn kib(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::FakeLibvirt;
     use super::*;
+
+    #[tokio::test]
+    async fn a_domain_that_is_listed_and_cannot_be_looked_at_is_not_left_out() {
+        let fake = FakeLibvirt::new(None);
+        assert_eq!(all(&fake.virsh()).await.ok(), Some(vec![]));
+        fake.set("others", "0f0e8c9a-0000-4000-8000-000000000002\n");
+        assert!(all(&fake.virsh()).await.is_err());
+    }
 
     #[test]
     fn a_domain_has_its_name_and_its_memory() {

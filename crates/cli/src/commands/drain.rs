@@ -5,7 +5,7 @@ use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted};
 use super::progress::with_progress;
 use super::rolling;
 use crate::context::Context;
-use crate::display::drain::watch;
+use crate::display::drain::{unseen, watch};
 use crate::display::undrain::watch as watch_undrain;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -44,7 +44,7 @@ async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "trying each guest's migration without copying".to_owned();
     let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await?;
     context.answer(&plan, || drain::plan(&plan, context.out.width, context.out.paint))?;
-    Ok(if plan.count(DrainGuestState::Failed) == 0 { Exit::Ok } else { Exit::Failed })
+    if plan.count(DrainGuestState::Failed) == 0 { unseen(&plan) } else { Ok(Exit::Failed) }
 }
 
 async fn status(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
@@ -106,7 +106,7 @@ pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Fa
         context.answer(&begun, || drain::undrained(&begun, context.out.width, context.out.paint))?;
         return Ok(Exit::Ok);
     }
-    watch_undrain(begun, context).await
+    watch_undrain(begun, false, context).await
 }
 
 /// Where a guest can go.

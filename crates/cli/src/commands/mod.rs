@@ -36,6 +36,10 @@ pub fn run(command: Command, connect: Option<&str>, context: &Context) -> Result
             "--connect is for commands that ask an agent, and this one works on this host; nothing was done";
         return Err(Failure::new(Exit::Usage, text, "run it on the other host: `ssh HOST linerate …`"));
     }
+    if connect.is_some() && matches!(&command, Command::Drain(flags) if !flags.each.is_empty()) {
+        let text = "--each connects to each of its hosts: --connect does not go with it; nothing was done";
+        return Err(Failure::new(Exit::Usage, text, "leave --connect out"));
+    }
     match command {
         Command::Agent(flags) => agent::run(&flags, context),
         Command::Completions { shell } => completions::run(shell, context),

@@ -127,7 +127,20 @@ fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
             "the reason of each is above; begin the drain again when it is mended",
         );
     }
-    Ok(Exit::Ok)
+    unseen(detail)
+}
+
+/// A host whose guests could not all be looked for is not known to be empty.
+pub fn unseen(detail: &DrainDetail) -> Result<Exit, Failure> {
+    if detail.unseen.is_empty() {
+        return Ok(Exit::Ok);
+    }
+    let text = format!(
+        "it is not known whether other guests of host {} are there: {}",
+        clean(&detail.host),
+        clean(&detail.unseen.join("; "))
+    );
+    Err(Failure::new(Exit::Failed, text, "begin the drain again when that is mended"))
 }
 
 /// Anything but figures.
@@ -135,6 +148,7 @@ fn says_more(before: &DrainDetail, now: &DrainDetail) -> bool {
     let said = |guest: &DrainGuest| (guest.state, guest.to.clone(), guest.tries.len(), guest.reason.clone());
     before.state != now.state
         || before.warnings != now.warnings
+        || before.unseen != now.unseen
         || before.guests.iter().map(said).ne(now.guests.iter().map(said))
 }
 
@@ -167,5 +181,27 @@ impl Lines {
             ));
         }
         lines.into_iter().map(|text| format!("{:>8}  {text}", clock_us(at_ms * 1000))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_api::DrainBound;
+
+    use super::*;
+
+    #[test]
+    fn a_host_whose_guests_could_not_all_be_looked_for_is_not_known_to_be_empty() {
+        let mut detail: DrainDetail = serde_json::from_value(serde_json::json!({
+            "id": "1", "host": "a", "by": "uid 0", "state": "ended", "begun_unix_ms": 0, "ended_unix_ms": 1,
+            "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+            "bound": DrainBound::default(), "warnings": ["beta does not answer"],
+        }))
+        .unwrap();
+        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        detail.unseen = vec!["domains of libvirt are not seen: it does not answer".into()];
+        let failure = ending(&detail).unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+        assert!(failure.message().contains("host a") && failure.message().contains("does not answer"));
     }
 }

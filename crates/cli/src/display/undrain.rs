@@ -17,13 +17,13 @@ const LOOK: Duration = Duration::from_millis(250);
 const WIDTH_MAX: usize = 110;
 
 /// Follows it to its end. Ctrl-C stops watching only.
-pub async fn watch(begun: UndrainDetail, context: &Context) -> Result<Exit, Failure> {
+pub async fn watch(begun: UndrainDetail, quiet: bool, context: &Context) -> Result<Exit, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())
         .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
-    let mut canvas = (!context.json && context.err.live).then(Canvas::new);
+    let mut canvas = (!context.json && !quiet && context.err.live).then(Canvas::new);
     let (mut before, mut now): (Option<UndrainDetail>, _) = (None, begun);
     loop {
-        if before.as_ref() != Some(&now) {
+        if before.as_ref() != Some(&now) && (!quiet || context.json) {
             show(before.as_ref(), &now, canvas.as_mut(), context)?;
         }
         if now.over {
@@ -49,7 +49,7 @@ pub async fn watch(begun: UndrainDetail, context: &Context) -> Result<Exit, Fail
     if let Some(mut canvas) = canvas {
         canvas.clear();
     }
-    if !context.json {
+    if !context.json && !quiet {
         context.print(&drain::undrained(&now, context.out.width, context.out.paint))?;
     }
     match now.count(UndrainGuestState::Failed) {

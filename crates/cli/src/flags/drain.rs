@@ -23,7 +23,7 @@ pub struct DrainFlags {
     /// Hosts that are emptied by ssh, one after another. Each gets its guests back before the next one
     #[arg(
         long, value_name = "[USER@]HOST,…", value_delimiter = ',', value_parser = units::ssh_target, requires = "then",
-        conflicts_with_all = ["host", "keep", "dry_run", "detach", "connect"]
+        conflicts_with_all = ["host", "dry_run", "detach"]
     )]
     pub each: Vec<String>,
     /// With --each: run here by sh for each host when it is empty, with LINERATE_HOST and LINERATE_CONNECT. It returns when the

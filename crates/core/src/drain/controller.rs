@@ -201,7 +201,8 @@ impl Controller {
     }
 
     pub(super) fn set(&mut self, id: GuestId, state: State, now: Time) {
-        if self.state(id) == Some(&State::Copying) && state != State::Copying {
+        // A busy destination has taken no copy.
+        if self.state(id) == Some(&State::Copying) && !matches!(state, State::Copying | State::Prepared) {
             self.free_links_of(id, now);
         }
         if let Some(guest) = self.guests.get_mut(&id) {
@@ -418,12 +419,15 @@ impl Controller {
     }
 
     fn end(&mut self, id: GuestId, outcome: Outcome, now: Time) {
-        self.give_up_destination(id);
+        self.give_up_destination(id, now);
         self.set(id, State::Ended(outcome), now);
     }
 
     /// No session is left. Its reservation is given up.
-    fn give_up_destination(&mut self, id: GuestId) {
+    fn give_up_destination(&mut self, id: GuestId, now: Time) {
+        if self.state(id) == Some(&State::Copying) {
+            self.free_links_of(id, now);
+        }
         let Some(guest) = self.guests.get_mut(&id) else { return };
         let reserved = guest.destination.take().is_some() || guest.state == State::Placing;
         (guest.sample, guest.busy) = (None, None);
@@ -449,7 +453,7 @@ impl Controller {
         if !again || placements >= self.settings.placements_max {
             return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
         }
-        self.give_up_destination(id);
+        self.give_up_destination(id, now);
         let wait = self.settings.retry_after * (1 << (tries - 1).min(10));
         self.set(id, State::Unplaced { from: now + wait }, now);
     }
@@ -469,7 +473,7 @@ impl Controller {
         if self.guests.get(&id).is_none_or(|guest| guest.placements >= self.settings.placements_max) {
             return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
         }
-        self.give_up_destination(id);
+        self.give_up_destination(id, now);
         self.set(id, State::Unplaced { from: now }, now);
     }
 

@@ -109,7 +109,7 @@ impl Book {
                     copied_bytes: amount << 22,
                     left_bytes: amount << 20,
                     bytes_per_s: amount as f64 * 1e6,
-                    write_bytes_per_s: (amount % 3 > 0).then_some((amount % 700) as f64 * 1e6),
+                    write_bytes_per_s: (!amount.is_multiple_of(3)).then_some((amount % 700) as f64 * 1e6),
                 },
             },
             (2, Some((_, _, true))) => {

@@ -119,7 +119,7 @@ impl Source {
 
     /// Bytes that the guest has written since the last scan: as counted, and by its rate since then. 0 if nothing is known.
     pub fn written_bytes(&self, now: Time) -> u64 {
-        if !matches!(self.state, State::Copying { .. }) {
+        if !matches!(self.state, State::Copying { .. } | State::Scanning) {
             return 0;
         }
         let (counted, since) = match self.statistics.counted_bytes {

@@ -103,6 +103,7 @@ impl Agent {
         let context = Context {
             client,
             socket_is_named: true,
+            is_remote: false,
             socket_flag: None,
             json: true,
             out: screen,

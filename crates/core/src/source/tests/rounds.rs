@@ -184,6 +184,7 @@ fn what_is_written_in_the_first_pass_is_counted_now_and_then() {
     assert_eq!(counts(&after(&mut driver, 1)), 1);
     // The pass is over: its scan says more, and rounds are short.
     assert_eq!(counts(&driver.carry()), 0);
+    assert!(driver.machine.written_bytes(driver.now) >= 3 * PAGE, "the scan has not ended yet");
     driver.handle(Event::Counted { bytes: 9 * PAGE, took: Duration::ZERO });
     driver.handle(scanned(page(2)));
     assert_eq!(driver.machine.statistics().counted_bytes, None);
