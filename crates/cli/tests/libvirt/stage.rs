@@ -56,6 +56,13 @@ impl Stage {
         Stage::shared_with(version, disk, quick(48))
     }
 
+    /// The same without a disk, over two links of this rate, Mb/s.
+    pub fn shared_over(version: LibvirtVersion, mbps: u64) -> Stage {
+        let mut stage = Stage::empty_over(version, mbps);
+        stage.begin(&quick(48));
+        stage
+    }
+
     /// The same with a guest that boots Linux in QEMU's emulation.
     pub fn shared_emulated(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
         Stage::shared_with(version, disk, emulated(48))
@@ -96,8 +103,13 @@ impl Stage {
     }
 
     pub fn empty(version: LibvirtVersion) -> Stage {
+        Stage::empty_over(version, 300)
+    }
+
+    /// With two links of this rate, Mb/s.
+    pub fn empty_over(version: LibvirtVersion, mbps: u64) -> Stage {
         let one = linerate_lab::lock(&ONE);
-        let lab = Lab::builder().links([LinkSpec::shaped(300); 2]).build().unwrap();
+        let lab = Lab::builder().links([LinkSpec::shaped(mbps); 2]).build().unwrap();
         let libvirts: Vec<Libvirt> =
             lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
         let allowed =
