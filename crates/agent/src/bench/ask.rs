@@ -36,6 +36,8 @@ use crate::clock::unix_ms;
 const SIZES_MAX: usize = 64;
 /// How long the peer's own reason for a connection that it closed is waited for.
 const REASON_WAIT: Duration = Duration::from_secs(2);
+/// Each step of connecting has so long. There is nothing to fall back to, so a busy host gets more time than for a migration.
+const RDMA_WAIT: Duration = Duration::from_secs(10);
 
 /// Reports how far it is.
 pub type ReportProgress<'a> = &'a mut dyn FnMut(BenchEvent);
@@ -285,7 +287,7 @@ impl Peer<'_> {
                 let remote = link.rdma.filter(|_| may);
                 let remote = remote.ok_or_else(|| BenchError::NoRdma { link: link.remote.to_string() })?;
                 let route = Route { remote, ..Route::from(link) };
-                let options = RdmaOptions::default();
+                let options = RdmaOptions { connect_wait: RDMA_WAIT, ..RdmaOptions::default() };
                 let (connection, _) =
                     rdma::connect::connect(&route, hello, &options, &self.claim.measurement.domains)?;
                 Ok((super::rdma_test_connection(connection).map_err(failed)?, None))
