@@ -265,8 +265,15 @@ fn what_is_written_in_the_first_pass_keeps_the_next_guest_waiting() {
     };
     assert_eq!(copies(&hand.tell(Event::Progress { guest: guest(1), sample })), [], "2 GiB were written");
     assert_eq!(copies(&hand.after(0.5)), []);
+    let mut writes = hand.clone();
     sample.left_bytes = 0;
     assert_eq!(copies(&hand.tell(Event::Progress { guest: guest(1), sample })), [2]);
+    // What it writes meanwhile is sent, too: half a second's worth takes two and a half.
+    sample.left_bytes = GIB / 2;
+    sample.write_bytes_per_s = Some(0.8e9);
+    assert_eq!(copies(&writes.tell(Event::Progress { guest: guest(1), sample })), []);
+    assert_eq!(copies(&writes.after(0.5)), []);
+    assert_eq!(copies(&writes.after(2.5)), [2]);
 }
 
 #[test]
@@ -276,6 +283,8 @@ fn a_copy_that_had_a_part_of_full_links_gets_the_rest_when_the_other_ends() {
     hand.measured(0, 2, 20 * GIB, 0.5e9, 0.0);
     hand.measured(1, 0, 9 * GIB, 0.5e9, 0.0);
     hand.after(1.0);
+    let mut failed = hand.clone();
+    assert_eq!(copies(&failed.failed(0, Code::PeerLost, Side::Destination)), [], "it failed: the same");
     // What it had is no sign of free links, and not what it can be copied at.
     assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), []);
     assert_eq!(copies(&hand.measured(1, 0, 8 * GIB, 0.5e9, 0.0)), []);
@@ -347,7 +356,9 @@ fn a_guest_that_writes_fast_is_copied_alone() {
     assert_eq!(copies(&tell(&mut slow, Some(0.01e9))), [2]);
     hand.now = hand.now + Duration::from_secs(12);
     let orders = hand.measured(1, 1, GIB, 1.0e9, 0.8e9);
-    assert_eq!(copies(&orders), [], "not even near its end, nor where it leaves half of the links");
+    assert_eq!(copies(&orders), [], "nor where it leaves half of the links");
+    let mut ends = hand.clone();
+    assert_eq!(copies(&ends.measured(1, 2, 0, 1.0e9, 0.8e9)).len(), 1, "its blackout leaves a gap");
     assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(1) })).len(), 1);
 }
 
