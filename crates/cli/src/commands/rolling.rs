@@ -59,22 +59,31 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
-        one(host, at, hosts.len(), flags, context).await.map_err(|mut failure| {
-            // These say that nothing was done.
-            if at > 0 && matches!(failure.exit, Exit::Usage | Exit::Refused | Exit::Unreachable) {
-                failure.exit = Exit::Failed;
-            }
+        let step = Step { host, place: format!("[{}/{}]", at + 1, hosts.len()), flags, context };
+        step.run().await.map_err(|failure| {
+            let failure = if at > 0 { something_was_done(failure) } else { failure };
             failure.and(&format!("done: {}; not begun: {}", names(&hosts[..at]), names(&hosts[at + 1..])))
         })?;
     }
     Ok(Exit::Ok)
 }
 
+/// These exit codes say that nothing was done.
+fn something_was_done(mut failure: Failure) -> Failure {
+    if matches!(failure.exit, Exit::Usage | Exit::Refused | Exit::Unreachable) {
+        failure.exit = Exit::Failed;
+    }
+    failure
+}
+
+fn interrupts() -> Result<Signal, Failure> {
+    let interrupts = signal(SignalKind::interrupt());
+    interrupts.map_err(|error| Failure::new(Exit::Failed, format!("no signals: {error}"), ""))
+}
+
 /// What the work gives, or its end by Ctrl-C.
 async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let interrupts = signal(SignalKind::interrupt());
-    let mut interrupts =
-        interrupts.map_err(|error| Failure::new(Exit::Failed, format!("no signals: {error}"), ""))?;
+    let mut interrupts = interrupts()?;
     tokio::select! {
         done = work => done,
         _ = interrupts.recv() => Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C", "")),
@@ -125,32 +134,57 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
     Ok(Host { target: target.to_owned(), name, to, keep })
 }
 
-async fn one(
-    host: &Host,
-    at: usize,
-    of: usize,
-    flags: &DrainFlags,
-    context: &Context,
-) -> Result<(), Failure> {
-    let Host { target, name, to, keep } = host;
-    let say = |step: RollingStep, text: &str| {
-        if context.json {
-            return context.print_json_line(&RollingLine { kind: "rolling", host: name, step });
+/// One host's turn.
+struct Step<'a> {
+    host: &'a Host,
+    /// Which one of how many.
+    place: String,
+    flags: &'a DrainFlags,
+    context: &'a Context,
+}
+
+impl Step<'_> {
+    async fn run(&self) -> Result<(), Failure> {
+        let Host { target, name, .. } = self.host;
+        let command = self.flags.then.as_deref().unwrap_or_default();
+        self.say(RollingStep::Drain, "its guests leave")?;
+        self.empty().await?;
+        self.say(RollingStep::Command, command)?;
+        self.execute(command).await.map_err(|failure| {
+            failure.and(&format!(
+                "host {name} is empty and cordoned; `linerate --connect {target} undrain` brings its guests back"
+            ))
+        })?;
+        self.say(RollingStep::Undrain, "its guests come back")?;
+        self.fill().await.map_err(|failure| {
+            something_was_done(failure).and(&format!(
+                "the command has run on {name}; `linerate --connect {target} undrain` brings back what is still \
+                 elsewhere"
+            ))
+        })?;
+        self.say(RollingStep::Done, "done")
+    }
+
+    fn say(&self, step: RollingStep, text: &str) -> Result<(), Failure> {
+        let name = &self.host.name;
+        if self.context.json {
+            return self.context.print_json_line(&RollingLine { kind: "rolling", host: name, step });
         }
-        if !flags.quiet {
-            context.print_line(&format!("[{}/{of}] {name}: {text}", at + 1));
+        if !self.flags.quiet {
+            self.context.print_line(&format!("{} {name}: {text}", self.place));
         }
         Ok(())
-    };
-    say(RollingStep::Drain, "its guests leave")?;
-    {
-        let remote = Remote::open(target, context).await?;
-        let there = remote.context(context);
-        free_of_cordon(&there.client.status().await?, target)?;
-        let request = DrainRequest { to: to.clone(), keep: keep.clone(), ..flags.request() };
+    }
+
+    async fn empty(&self) -> Result<(), Failure> {
+        let Host { target, name, to, keep } = self.host;
+        let remote = unless_interrupted(Remote::open(target, self.context)).await?;
+        let there = remote.context(self.context);
+        free_of_cordon(&unless_interrupted(async { Ok(there.client.status().await?) }).await?, target)?;
+        let request = DrainRequest { to: to.clone(), keep: keep.clone(), ..self.flags.request() };
         let asks = async {
             let what = format!("{name} asks the destinations");
-            Ok(with_progress(what, context.err, there.client.drain(&request)).await?)
+            Ok(with_progress(what, self.context.err, there.client.drain(&request)).await?)
         };
         let id = unless_interrupted(asks).await.map_err(|failure| {
             let refused = matches!(failure.exit, Exit::Usage | Exit::Refused);
@@ -158,100 +192,95 @@ async fn one(
                 format!("`linerate --connect {target} drain status` shows whether {name} is being drained");
             if refused { failure } else { failure.and(&state) }
         })?;
-        if context.json {
-            context.print_json_line(&DrainStarted { id: id.clone() })?;
+        if self.context.json {
+            self.context.print_json_line(&DrainStarted { id: id.clone() })?;
         }
-        let ended = watch(&id, flags.quiet, &there).await;
-        ended.map_err(|failure| {
+        watch(&id, self.flags.quiet, &there).await.map(drop).map_err(|failure| {
             failure.and(&format!(
                 "the command was not run on {name}, which is cordoned; `linerate --connect {target} drain status`, and \
                  `undrain` brings back what has left"
             ))
-        })?;
+        })
     }
-    let command = flags.then.as_deref().unwrap_or_default();
-    say(RollingStep::Command, command)?;
-    let empty = || {
-        format!(
-            "host {name} is empty and cordoned; `linerate --connect {target} undrain` brings its guests back"
-        )
-    };
-    execute(command, host, context).await.map_err(|failure| failure.and(&empty()))?;
-    say(RollingStep::Undrain, "its guests come back")?;
-    let back = async {
-        let remote = back(host, flags.quiet, context).await?;
-        let there = remote.context(context);
-        let asks = async { Ok(there.client.undrain(&UndrainRequest::default()).await?) };
-        watch_undrain(unless_interrupted(asks).await?, flags.quiet, &there).await
-    };
-    back.await.map_err(|mut failure| {
-        // Its guests have left, and the command has run.
-        if matches!(failure.exit, Exit::Usage | Exit::Refused | Exit::Unreachable) {
-            failure.exit = Exit::Failed;
-        }
-        failure.and(&format!(
-            "the command has run on {name}; `linerate --connect {target} undrain` brings back what is still elsewhere"
-        ))
-    })?;
-    say(RollingStep::Done, "done")
-}
 
-/// Runs the command here, in a shell. Its output is the terminal's, or standard error where documents are printed.
-async fn execute(command: &str, host: &Host, context: &Context) -> Result<(), Failure> {
-    let failed = |text: String| {
-        let text = format!("the command for host {} {text}", host.name);
-        Failure::new(Exit::Failed, text, "mend it, have the guests come back, and begin again with this host")
-    };
-    let mut shell = tokio::process::Command::new("sh");
-    shell.args(["-c", command]).env("LINERATE_HOST", &host.name).env("LINERATE_CONNECT", &host.target);
-    if context.json {
-        shell.stdout(Stdio::from(std::io::stderr()));
-    }
-    let ended = shell.status().await.map_err(|error| failed(format!("cannot be started: {error}")))?;
-    if ended.success() { Ok(()) } else { Err(failed(format!("failed: {ended}"))) }
-}
-
-/// The host's agent, as soon as it answers: the command may have restarted either.
-async fn back(host: &Host, quiet: bool, context: &Context) -> Result<Remote, Failure> {
-    let interrupts = signal(SignalKind::interrupt());
-    let mut interrupts =
-        interrupts.map_err(|error| Failure::new(Exit::Failed, format!("no signals: {error}"), ""))?;
-    let end = Instant::now() + BACK_MAX;
-    let mut told = false;
-    loop {
-        let failure = match answering(host, context).await {
-            Ok(remote) => return Ok(remote),
-            Err(failure) => failure,
+    /// Runs the command here, in a shell. Its output is the terminal's, or standard error where documents are printed. The
+    /// terminal's Ctrl-C reaches it too; it is waited for all the same, and nothing follows it then.
+    async fn execute(&self, command: &str) -> Result<(), Failure> {
+        let Host { target, name, .. } = self.host;
+        let failed = |exit, text: String| {
+            let text = format!("the command for host {name} {text}");
+            Err(Failure::new(
+                exit,
+                text,
+                "mend it, have the guests come back, and begin again with this host",
+            ))
         };
-        if Instant::now() >= end {
-            return Err(failure);
+        let mut interrupts = interrupts()?;
+        let mut shell = tokio::process::Command::new("sh");
+        shell.args(["-c", command]).env("LINERATE_HOST", name).env("LINERATE_CONNECT", target);
+        if self.context.json {
+            shell.stdout(Stdio::from(std::io::stderr()));
         }
-        if !told && !quiet && !context.json {
-            context.print_line(&format!("waiting for the agent of {}: {}", host.name, failure.message()));
-            told = true;
+        let mut running = match shell.spawn() {
+            Ok(running) => running,
+            Err(error) => return failed(Exit::Failed, format!("cannot be started: {error}")),
+        };
+        let mut interrupted = false;
+        let ended = loop {
+            tokio::select! {
+                ended = running.wait() => break ended,
+                _ = interrupts.recv() => interrupted = true,
+            }
+        };
+        match ended {
+            Err(error) => failed(Exit::Failed, format!("cannot be waited for: {error}")),
+            Ok(status) if interrupted => failed(Exit::NotWatched, format!("was ended by Ctrl-C: {status}")),
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => failed(Exit::Failed, format!("failed: {status}")),
         }
-        pause(&mut interrupts).await?;
     }
-}
 
-async fn pause(interrupts: &mut Signal) -> Result<(), Failure> {
-    tokio::select! {
-        _ = interrupts.recv() => Err(Failure::new(Exit::NotWatched, "ended while waiting for the host", "")),
-        () = tokio::time::sleep(BACK_PAUSE) => Ok(()),
+    async fn fill(&self) -> Result<(), Failure> {
+        let remote = unless_interrupted(self.back()).await?;
+        let there = remote.context(self.context);
+        let asks = async { Ok(there.client.undrain(&UndrainRequest::default()).await?) };
+        watch_undrain(unless_interrupted(asks).await?, self.flags.quiet, &there).await.map(drop)
     }
-}
 
-async fn answering(host: &Host, context: &Context) -> Result<Remote, Failure> {
-    let remote = Remote::open(&host.target, context).await?;
-    let there = remote.context(context);
-    let name = there.client.status().await?.name;
-    if name != host.name {
-        let text = format!("{} was host {} before, and is host {name} now", host.target, host.name);
-        return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
+    /// The host's agent, as soon as it answers: the command may have restarted either.
+    async fn back(&self) -> Result<Remote, Failure> {
+        let end = Instant::now() + BACK_MAX;
+        let mut told = self.flags.quiet || self.context.json;
+        loop {
+            let failure = match self.answering().await {
+                Ok(remote) => return Ok(remote),
+                Err(failure) => failure,
+            };
+            if Instant::now() >= end {
+                return Err(failure);
+            }
+            if !told {
+                let text = format!("waiting for the agent of {}: {}", self.host.name, failure.message());
+                self.context.print_line(&text);
+                told = true;
+            }
+            tokio::time::sleep(BACK_PAUSE).await;
+        }
     }
-    // An agent that was started again waits for the end of its earlier lease.
-    match there.client.fleet().await?.error {
-        Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
-        None => Ok(remote),
+
+    async fn answering(&self) -> Result<Remote, Failure> {
+        let Host { target, name, .. } = self.host;
+        let remote = Remote::open(target, self.context).await?;
+        let there = remote.context(self.context);
+        let now = there.client.status().await?.name;
+        if now != *name {
+            let text = format!("{target} was host {name} before, and is host {now} now");
+            return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
+        }
+        // An agent that was started again waits for the end of its earlier lease.
+        match there.client.fleet().await?.error {
+            Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
+            None => Ok(remote),
+        }
     }
 }
