@@ -5,7 +5,8 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | here | drains are begun, planned, taken up after a restart, shown, steered |
+//! | here | drains are begun, taken up after a restart, shown, steered |
+//! | `plan` | what a drain would do, with a dry run of each migration |
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
 //! | `undrain` | the guests of the last drain come back |
 //! | `lost` | drains of hosts that are lost are ended |
@@ -20,6 +21,7 @@ mod leaving;
 pub(crate) mod lost;
 mod member;
 mod owner;
+mod plan;
 mod sessions;
 pub(crate) mod status;
 pub(crate) mod undrain;
@@ -32,9 +34,8 @@ use std::time::Duration;
 
 use linerate_api::{
     DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState, ErrorBody,
-    MigrationOutcome, PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
+    PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
 };
-use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
@@ -43,19 +44,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
+use crate::faults;
 use crate::libvirt::Move;
-use crate::outgoing::{self, News, Outgoing};
-use crate::{convert, faults};
+use crate::outgoing::Outgoing;
 
 use hosts::{Destination, Place, SOURCE};
 use leaving::Found;
 use member::{Decided, Member};
 use owner::{Begin, Owner, PlaceResult, Whereabouts};
+pub(crate) use plan::plan;
 
-/// Migrations that a plan tries at the same time.
-const TRIED_AT_ONCE: usize = 4;
-/// A migration that is tried without copying ends within this.
-const TRY_MAX: Duration = Duration::from_secs(120);
 /// An order to a drain is taken within this: its thread waits for the store at most.
 const STEER_MAX: Duration = Duration::from_secs(20);
 /// A drain that cannot be taken up is tried again after this.
@@ -141,7 +139,7 @@ pub(crate) fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
     }
 }
 
-// ---- begin and plan ----
+// ---- begin ----
 
 /// What a drain would begin with.
 struct Ready {
@@ -380,124 +378,6 @@ fn drain_id() -> String {
         Ok(()) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
         // A host begins at most one drain in a millisecond.
         Err(_) => format!("{:x}", unix_ms()),
-    }
-}
-
-/// What a drain would do. Each guest that the agent moves by itself is tried: a QEMU at the destination is started that waits,
-/// and links are opened.
-pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<DrainDetail> {
-    let mut ready = look(agent, &request).await?;
-    place(&mut ready, &request);
-    let agent = agent.clone();
-    let planned = tokio::task::spawn_blocking(move || {
-        let chosen = ready.members.iter().filter_map(|one| one.to).collect();
-        hosts::reach(&agent, &mut ready.destinations, &chosen);
-        try_all(&agent, &request, &mut ready);
-        plan_detail(&agent, &request, &ready)
-    });
-    planned.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))
-}
-
-fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
-    let destinations = &ready.destinations;
-    let mut left: Vec<&mut Member> = ready
-        .members
-        .iter_mut()
-        .filter(|member| member.to.is_some() && member.decided.is_none() && !member.guest.domain)
-        .collect();
-    while !left.is_empty() {
-        let some = left.split_off(left.len().saturating_sub(TRIED_AT_ONCE));
-        std::thread::scope(|scope| {
-            for member in some {
-                scope.spawn(move || {
-                    let to = member.to.and_then(|host| destinations.get(hosts::index(host)));
-                    let Some(to) = to else { return };
-                    let name = member.guest.name.clone();
-                    let asked = sessions::request(&name, false, &to.at, request);
-                    if let Err(error) =
-                        try_one(agent, linerate_api::MigrateRequest { dry_run: true, ..asked })
-                    {
-                        let reason = Some(error.message);
-                        member.decided =
-                            Some(Decided { state: DrainGuestState::Failed, reason, hint: error.hint });
-                    }
-                });
-            }
-        });
-    }
-}
-
-/// A dry run of one migration.
-fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<()> {
-    let (over, ended) = channel();
-    let observer: outgoing::Observer = Box::new(move |news| {
-        if let News::Ended(_) = news {
-            let _ = over.send(());
-        }
-    });
-    let guest = request.guest.clone();
-    let begun = agent
-        .begin_outgoing(&guest, || outgoing::start_observed(&agent.outgoing, request, observer))
-        .map_err(|fault| convert::error(&fault, None))?;
-    if ended.recv_timeout(TRY_MAX).is_err() {
-        begun.cancel();
-        return Err(refused("the try of its migration did not end", "see the agents' logs"));
-    }
-    match begun.event_log.finished() {
-        Some(linerate_api::EventKind::Finished { outcome: MigrationOutcome::Checked, .. }) => Ok(()),
-        Some(linerate_api::EventKind::Finished { error: Some(error), .. }) => Err(*error),
-        _ => Err(refused("the try of its migration was ended by somebody else", "try again")),
-    }
-}
-
-fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDetail {
-    let source: f64 = hosts::port_rates(&ready.source, &ready.destinations).iter().sum();
-    let ledger = hosts::ledger(&ready.source, &ready.destinations, &[]);
-    let links = |host: HostId| hosts::takes(&ledger, &ready.destinations, host);
-    let work: Vec<Work> = ready
-        .members
-        .iter()
-        .filter(|member| member.decided.is_none())
-        .filter_map(|member| {
-            let host = member.to?;
-            let copy_bytes = member.guest.copy_bytes;
-            Some(Work { copy_bytes, write_bytes_per_s: 0.0, bytes_per_s: links(host).min(source), host })
-        })
-        .collect();
-    let bound = Bound::of(&work, source, links);
-    let ms = |seconds: f64| (seconds * 1e3).min(1e15) as u64;
-    let guests = ready.members.iter().map(|member| {
-        let mut shown = member.show(None, &ready.destinations);
-        if member.decided.is_none() {
-            shown.state = DrainGuestState::Waiting;
-        }
-        if request.keep.contains(&member.guest.name) {
-            (shown.state, shown.to) = (DrainGuestState::Kept, None);
-            (shown.reason, shown.hint) = (None, String::new());
-        } else if let Some(why) = member.nowhere.clone() {
-            (shown.state, shown.reason) = (DrainGuestState::Failed, Some(why));
-            shown.hint = "free memory there, or name more hosts with --to".into();
-        }
-        shown
-    });
-    let waited = ready.unsettled.iter().map(|name| {
-        format!("{name} is being migrated, or waits for recovery or an operator: it is drained when that has ended")
-    });
-    DrainDetail {
-        host: agent.config.name.clone(),
-        state: DrainState::Planned,
-        begun_unix_ms: unix_ms(),
-        guests: sorted(guests.collect()),
-        links_bytes_per_s: source as u64,
-        left_ms: Some(ms(bound.source_s.max(bound.destination_s).max(bound.guest_s))),
-        bound: DrainBound {
-            source_ms: ms(bound.source_s),
-            destination_ms: ms(bound.destination_s),
-            guest_ms: ms(bound.guest_s),
-        },
-        unseen: ready.unseen.texts(),
-        warnings: ready.warnings.iter().cloned().chain(waited).collect(),
-        ..nothing()
     }
 }
 
