@@ -176,46 +176,29 @@ step_libvirt11() {
     publish "$work/root" "$CACHE/libvirt11" "recipe $LIBVIRT_RECIPE"
 }
 
-step_lldpd() {
-    fresh "$CACHE/lldpd" "recipe $LLDPD_RECIPE" && return 0
-    apt-cache show lldpd >/dev/null 2>&1 || refresh_lists
-    say "fetching lldpd"
-    work=$WORK/lldpd
+# Unpacks a Debian package that must not be installed, as its service would start, with the libraries that its programs need.
+unpack() { # NAME PACKAGE RECIPE PROGRAM…
+    name=$1 package=$2 recipe=$3
+    shift 3
+    fresh "$CACHE/$name" "recipe $recipe" && return 0
+    apt-cache show "$package" >/dev/null 2>&1 || refresh_lists
+    say "fetching $package"
+    work=$WORK/$name
     mkdir -p "$work/root"
-    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download lldpd) || die "cannot fetch lldpd"
-    dpkg-deb -x "$work"/lldpd_*.deb "$work/root"
-    for program in lldpd lldpcli; do
-        install_libraries "$work/root/usr/sbin/$program" "$(echo "$work"/lldpd_*.deb)"
+    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$package") || die "cannot fetch $package"
+    dpkg-deb -x "$work/$package"_*.deb "$work/root"
+    for program in "$@"; do
+        install_libraries "$work/root/$program" "$(echo "$work/$package"_*.deb)"
     done
-    publish "$work/root" "$CACHE/lldpd" "recipe $LLDPD_RECIPE"
-    say "lldpd is in $CACHE/lldpd"
+    publish "$work/root" "$CACHE/$name" "recipe $recipe"
+    say "$name is in $CACHE/$name"
 }
 
-step_sshd() {
-    fresh "$CACHE/sshd" "recipe $SSHD_RECIPE" && return 0
-    apt-cache show openssh-server >/dev/null 2>&1 || refresh_lists
-    say "fetching openssh-server"
-    work=$WORK/sshd
-    rm -rf "$work" && mkdir -p "$work"
-    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download openssh-server) || die "cannot fetch openssh-server"
-    dpkg-deb -x "$work"/openssh-server_*.deb "$work/root"
-    install_libraries "$work/root/usr/sbin/sshd" "$(echo "$work"/openssh-server_*.deb)"
-    publish "$work/root" "$CACHE/sshd" "recipe $SSHD_RECIPE"
-    say "sshd is in $CACHE/sshd"
-}
+step_lldpd() { unpack lldpd lldpd "$LLDPD_RECIPE" usr/sbin/lldpd usr/sbin/lldpcli; }
 
-step_etcd() {
-    fresh "$CACHE/etcd" "recipe $ETCD_RECIPE" && return 0
-    apt-cache show etcd-server >/dev/null 2>&1 || refresh_lists
-    say "fetching etcd-server"
-    work=$WORK/etcd
-    rm -rf "$work" && mkdir -p "$work"
-    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download etcd-server) || die "cannot fetch etcd-server"
-    dpkg-deb -x "$work"/etcd-server_*.deb "$work/root"
-    install_libraries "$work/root/usr/bin/etcd" "$(echo "$work"/etcd-server_*.deb)"
-    publish "$work/root" "$CACHE/etcd" "recipe $ETCD_RECIPE"
-    say "etcd is in $CACHE/etcd"
-}
+step_sshd() { unpack sshd openssh-server "$SSHD_RECIPE" usr/sbin/sshd; }
+
+step_etcd() { unpack etcd etcd-server "$ETCD_RECIPE" usr/bin/etcd; }
 
 step_kernel() {
     fresh "$CACHE/kernel" "recipe $KERNEL_RECIPE $MODULES" && return 0

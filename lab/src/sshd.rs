@@ -10,7 +10,7 @@ use crate::{Cache, Host, LabError, Process, tool};
 #[derive(Debug)]
 pub struct Sshd {
     folder: PathBuf,
-    running: Vec<Process>,
+    _running: Vec<Process>,
 }
 
 // It wants a user and a folder of its own, and its clients find the agent's socket where a package has it: here they are in a
@@ -32,7 +32,7 @@ impl Sshd {
             let path = file(key);
             tool::run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &path.to_string_lossy()])?;
         }
-        let mut sshd = Sshd { folder: folder.to_owned(), running: Vec::new() };
+        let mut running = Vec::new();
         for host in hosts {
             let (address, name) = (host.address(0), host.name());
             let configuration = file(&format!("{name}.conf"));
@@ -45,8 +45,9 @@ impl Sshd {
             std::fs::write(&configuration, text).map_err(io_error("write", &configuration))?;
             let mut command = host.command("sh");
             command.args(["-ec", SURROUNDINGS]).arg(&daemon).arg(&configuration).arg(host.run_directory());
-            sshd.running.push(Process::start("sshd", command, &file(&format!("{name}.log")))?);
+            running.push(Process::start("sshd", command, &file(&format!("{name}.log")))?);
         }
+        let sshd = Sshd { folder: folder.to_owned(), _running: running };
         sshd.write_client(hosts)?;
         Ok(sshd)
     }
@@ -73,15 +74,5 @@ impl Sshd {
         std::fs::write(&program, script).map_err(io_error("write", &program))?;
         let executable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(&program, executable).map_err(io_error("write", &program))
-    }
-
-    /// Ends one, by its place among the hosts, as a host that is switched off does.
-    pub fn kill(&mut self, host: usize) -> Result<(), LabError> {
-        self.running[host].kill().map(drop)
-    }
-
-    /// What each of them has written.
-    pub fn logs(&self) -> String {
-        self.running.iter().map(Process::tail).collect()
     }
 }
