@@ -111,17 +111,21 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
         let text = format!("host {name} has no destination but itself");
         return Err(Failure::new(Exit::Usage, text, "name other hosts with --to"));
     }
-    let request = DrainRequest { to: to.clone(), keep: Vec::new(), ..flags.request() };
-    let what = format!("trying each migration of {name} without copying");
-    let plan = with_progress(what, context.err, there.client.drain_plan(&request)).await?;
+    let mut request = DrainRequest { to: to.clone(), keep: Vec::new(), ..flags.request() };
+    let what = || format!("trying each migration of {name} without copying");
+    let mut plan = with_progress(what(), context.err, there.client.drain_plan(&request)).await?;
+    // A host refuses names of guests that it does not have.
+    let here = plan.guests.iter().filter(|guest| flags.keep.contains(&guest.guest));
+    request.keep = here.map(|guest| guest.guest.clone()).collect();
+    if !request.keep.is_empty() {
+        plan = with_progress(what(), context.err, there.client.drain_plan(&request)).await?;
+    }
     unseen(&plan)?;
-    let (kept, leave): (Vec<&DrainGuest>, Vec<&DrainGuest>) =
-        plan.guests.iter().partition(|guest| flags.keep.contains(&guest.guest));
     let refused = |guest: &DrainGuest, why: &str, hint: &str| {
         let text = format!("{} cannot leave host {name}: {}", clean(&guest.guest), clean(why));
         Err(Failure::new(Exit::Refused, text, hint))
     };
-    for guest in leave {
+    for guest in plan.guests.iter().filter(|guest| guest.state != DrainGuestState::Kept) {
         if guest.state == DrainGuestState::Failed {
             return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
         }
@@ -130,8 +134,7 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
             return refused(guest, why, "keep it there with --keep, or drain that host by itself");
         }
     }
-    let keep = kept.into_iter().map(|guest| guest.guest.clone()).collect();
-    Ok(Host { target: target.to_owned(), name, to, keep })
+    Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
 }
 
 /// One host's turn.
