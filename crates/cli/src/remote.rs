@@ -16,10 +16,11 @@ use crate::failure::Failure;
 
 /// How often ssh is looked at until it forwards. It has its own limits, and may ask for a password.
 const LOOK: Duration = Duration::from_millis(50);
-/// ssh gives up a host that does not answer for so long, in seconds.
-const CONNECT_S: u32 = 15;
-/// It asks a silent host this often, in seconds, and three times.
-const ALIVE_S: u32 = 5;
+/// ssh gives up a host that does not answer for so long, in seconds. One whose processors are busy was seen to need 15 for one answer.
+const CONNECT_S: u32 = 30;
+/// It asks a silent host this often, in seconds, and three times. Their sum is also what a host has for each answer of the
+/// handshake.
+const ALIVE_S: u32 = 10;
 /// Of what ssh writes, the end is shown.
 const SHOWN_BYTES: usize = 2048;
 
@@ -54,19 +55,15 @@ impl Remote {
         let program = std::env::var_os("LINERATE_SSH").filter(|name| !name.is_empty());
         let program = program.unwrap_or_else(|| "ssh".into());
         let mut ssh = command(&program, target, &folder.path().join(LOCAL), there);
-        let errors = folder.path().join("errors");
-        let file = std::fs::File::create(&errors).map_err(|error| failed(error.to_string()))?;
+        let file =
+            std::fs::File::create(folder.path().join(ERRORS)).map_err(|error| failed(error.to_string()))?;
         let child = ssh.stderr(file).spawn();
         let child = child.map_err(|error| failed(format!("ssh cannot be started: {error}")))?;
         let mut remote = Remote { ssh: child, folder };
         let ready = async {
             loop {
-                if let Some(status) = remote.ssh.try_wait().ok().flatten() {
-                    let said = std::fs::read(&errors).unwrap_or_default();
-                    let said = String::from_utf8_lossy(&said[said.len().saturating_sub(SHOWN_BYTES)..]);
-                    let said: Vec<&str> =
-                        said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-                    return Err(if said.is_empty() { status.to_string() } else { said.join("; ") });
+                if let Some(said) = remote.has_ended() {
+                    return Err(said);
                 }
                 if remote.folder.path().join(LOCAL).exists() {
                     return Ok(());
@@ -79,6 +76,9 @@ impl Remote {
         match Client::new(remote.folder.path().join(LOCAL)).status().await {
             Ok(_) | Err(ClientError::Agent { .. }) => Ok(remote),
             Err(error) => {
+                if let Some(said) = remote.has_ended() {
+                    return Err(failed(said));
+                }
                 let text = format!(
                     "ssh reaches {target}, but no agent answers at {} there: {error}",
                     there.display()
@@ -88,6 +88,15 @@ impl Remote {
                 Err(Failure::new(Exit::Unreachable, text, hint))
             }
         }
+    }
+
+    /// What ssh has said, if it has ended.
+    fn has_ended(&mut self) -> Option<String> {
+        let status = self.ssh.try_wait().ok().flatten()?;
+        let said = std::fs::read(self.folder.path().join(ERRORS)).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said[said.len().saturating_sub(SHOWN_BYTES)..]);
+        let said: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        Some(if said.is_empty() { status.to_string() } else { said.join("; ") })
     }
 
     /// The same command's surroundings, with the agent of that host.
@@ -111,11 +120,15 @@ impl Drop for Remote {
 
 /// Name of the socket here.
 const LOCAL: &str = "agent.sock";
+/// Name of the file for what ssh writes.
+const ERRORS: &str = "errors";
 
 fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", GUARD, "sh"]).arg(program);
     command.args(["-N", "-T", "-o", "ExitOnForwardFailure=yes"]);
+    // Why a host closed the connection is no error to ssh. What it says is shown only if it fails.
+    command.args(["-o", "LogLevel=INFO"]);
     // A shared connection of ssh's own would forward, and outlive this.
     command.args(["-o", "ControlPath=none", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"]);
     command.args(["-o", &format!("ConnectTimeout={CONNECT_S}")]);

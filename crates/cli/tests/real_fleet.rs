@@ -220,6 +220,10 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true"]);
     assert!(exit == 4 && text.contains("nothing was begun") && text.contains("cordoned"), "{exit} {text}");
     assert_eq!(run(&hall, &["-c", &names[2], "uncordon"]).0, 0);
+    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true", "--keep", "a1,nobody"]);
+    assert!(exit == 2 && text.contains("none of the hosts has: nobody"), "{exit} {text}");
+    let (exit, text) = run(&hall, &["-c", &names[1], "drain", "--each", &all, "--then", "true"]);
+    assert!(exit == 2 && text.contains("nothing was done"), "{exit} {text}");
     assert_eq!(hall.names(0), at[0]);
 
     // The agent of the second host is killed behind the command.
@@ -272,5 +276,33 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     );
     let (exit, text) = run(&hall, &["-c", &names[0], "undrain"]);
     assert_eq!((exit, hall.names(0)), (0, at[0].iter().map(|name| (*name).to_owned()).collect()), "{text}");
+
+    // Somebody cordons the next host meanwhile: it is not begun, and stays cordoned. A guest that is kept stays.
+    let two = names[..2].join(",");
+    let cordons = format!("{} -c {} cordon", env!("CARGO_BIN_EXE_linerate"), names[1]);
+    let (exit, text) = run(&hall, &["drain", "--each", &two, "--then", &cordons, "--keep", "a1"]);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(exit == 1 && text.contains(&format!("done: {}; not begun: none", names[0])), "{exit} {text}");
+    assert!(text.contains(&format!("host {} is cordoned by", names[1])), "{text}");
+    assert!(!hall.json(1, &["status"]).1["cordon"].is_null() && hall.names(1) == at[1]);
+    assert_eq!(run(&hall, &["-c", &names[1], "uncordon"]).0, 0);
+
+    // Ctrl-C while the command runs: it is waited for, and nothing follows, though it ends with 0.
+    let _ = std::fs::remove_file(file("waits"));
+    let script = format!("trap 'exit 0' INT; touch {}; while :; do sleep 0.1; done", file("waits").display());
+    let mut rolling = command(&hall, &["drain", "--each", &two, "--then", &script]);
+    rolling.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let rolling = std::os::unix::process::CommandExt::process_group(&mut rolling, 0).spawn().unwrap();
+    hall.until("the command runs", || file("waits").exists());
+    let group = rustix::process::Pid::from_child(&rolling);
+    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+    let output = rolling.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(output.status.code(), Some(8), "{text}");
+    assert!(text.contains("was ended by Ctrl-C") && text.contains("is empty and cordoned"), "{text}");
+    assert!(hall.names(0).is_empty() && hall.json(1, &["status"]).1["cordon"].is_null());
+    assert_eq!(run(&hall, &["-c", &names[0], "undrain"]).0, 0);
+    assert_eq!(hall.names(0), at[0]);
     hall.all_go_on();
 }
