@@ -419,6 +419,24 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     let (_, list) = stage.asks_agent(0, &["vm", "list"]);
     let here: Vec<_> = list.as_array().unwrap().iter().map(|one| (&one["name"], &one["state"])).collect();
     assert_eq!(here, [(&Value::from("hot"), &Value::from("running"))], "it was not touched");
+
+    // Where libvirt does not answer, it is not known whether the host is empty.
+    let at_first = |script: &str| {
+        let status = stage.libvirts[0].host().command("sh").args(["-ec", script]).status().unwrap();
+        assert!(status.success(), "{script}");
+    };
+    let drains = || stage.asks_agent(0, &["drain", "--to", &to, "--keep", "hot"]);
+    at_first("cd /run/libvirt; mv libvirt-sock aside; touch libvirt-sock");
+    let (exit, answer) = drains();
+    assert_eq!(exit, Some(1), "{answer:#}");
+    let (_, status) = stage.asks_agent(0, &["drain", "status"]);
+    assert!(status["unseen"][0].as_str().unwrap().contains("libvirt"), "{status:#}");
+    let planned = stage.asks_agent(0, &["drain", "--to", &to, "--keep", "hot", "--dry-run"]);
+    assert_eq!(planned.0, Some(1), "{:#}", planned.1);
+    at_first("cd /run/libvirt; mv aside libvirt-sock");
+    let (exit, answer) = drains();
+    assert_eq!(exit, Some(0), "{answer:#}");
+    assert_eq!(stage.asks_agent(0, &["drain", "status"]).1["unseen"], serde_json::json!([]));
     stage.arrived(1);
     stage.is_whole_at(1);
 }
