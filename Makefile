@@ -25,7 +25,7 @@ demo: build ## move a real QEMU guest between two hosts over two links, cut one 
 	@./target/release/linerate-lab demo --linerate ./target/release/linerate
 
 test: install ## everything that must pass: unit, property, simulator and real-QEMU tests
-	$(CARGO) run --quiet --locked -p xtask -- test
+	lab/fair.sh $(CARGO) run --quiet --locked -p xtask -- test
 
 unit: ## tests that need neither root nor QEMU
 	$(CARGO) test --locked -p linerate-wire -p linerate-core -p linerate-plan -p linerate-api

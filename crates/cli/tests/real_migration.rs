@@ -195,10 +195,11 @@ fn all_links_gone_for_a_while_is_waited_for() {
 /// To open a link takes longer here than a control connection may be silent.
 #[test]
 fn links_of_hosts_that_are_far_from_each_other_are_kept() {
-    let mut stage = Stage::through_switches(&[1000, 1000], GuestParameters { mem_mb: 48, ..busy() });
+    let calm = GuestParameters { mem_mb: 48, dirty_mbps: 1, dirty_ws_mb: Some(1), ..busy() };
+    let mut stage = Stage::through_switches(&[1000, 1000], calm);
     let way = Way { delay: Duration::from_millis(130), loses_one_of: 0 };
     let _far = [0, 1].map(|link| stage.lab.forward(link, [0, 1], [way, way]).unwrap());
-    let events = stage.migrate(&[]).finish();
+    let events = stage.migrate(&["--max-blackout", "3s"]).finish();
     ended(&events).completed();
     // A busy machine may lose a link once, for another reason.
     let lost = events.iter().filter(|event| lost(event)).count();
