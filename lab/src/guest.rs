@@ -159,7 +159,7 @@ impl GuestSpec {
         }
     }
 
-    /// The guest without a kernel: `mem_mb` and `dirty_ws_mb` are its parameters.
+    /// The guest without a kernel: `mem_mb`, `dirty_ws_mb` and a positive `dirty_mbps` are its parameters.
     pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
         GuestSpec::without_kernel(name, parameters, GuestProgram::Bare)
     }

@@ -7,13 +7,13 @@ mod hall;
 
 use std::time::Duration;
 
-use hall::{Hall, LONG, calm, ended_state, writes};
+use hall::{Hall, LONG, calm, ended_state, linux};
 use serde_json::{Value, json};
 
 #[test]
 fn all_guests_leave_but_those_that_are_kept() {
     let hall = Hall::new(2, &[400, 400]);
-    let guests = [calm("a1"), calm("a2"), writes("busy", 4), calm("stays")];
+    let guests = [linux("a1", 1), linux("a2", 1), linux("busy", 4), calm("stays")];
     hall.start(0, &guests);
     let (exit, plan) = hall.json(0, &["drain", "--to", &hall.address(1), "--keep", "stays", "--dry-run"]);
     assert_eq!(exit, 0, "{plan:#}");

@@ -8,7 +8,7 @@ mod hall;
 use std::process::Stdio;
 use std::time::Duration;
 
-use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, writes};
+use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, linux};
 use linerate_lab::sshd::Sshd;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn reserved(hall: &Hall, host: usize) -> u64 {
 fn hosts_know_each_other_and_drain_without_names() {
     let hall = Hall::fleet(3, &[400, 400], 3);
     let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
-    hall.start(0, &[calm("a1"), calm("a2"), writes("a3", 4), calm("a4")]);
+    hall.start(0, &[calm("a1"), calm("a2"), linux("a3", 4), calm("a4")]);
     hall.start(1, &[calm("b1")]);
     hall.until("each host lists its guests", || hall.json(2, &["fleet", "status"]).1["hosts"]["guests"] == 5);
     let (exit, hosts) = hall.json(2, &["fleet", "hosts"]);

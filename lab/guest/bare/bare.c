@@ -1,8 +1,11 @@
 // The smallest guest that checks itself: no kernel, no memory management, one program that the loader puts at 1 MiB. For hosts that
 // are emulated themselves, where booting Linux would take minutes. It fills `mem_mb` MiB with a pattern and makes passes over
 // them, the first `dirty_ws_mb` of which are hot (pages.h); with `idle=1` it only fills, and stops its CPU.
-// Between two passes it sleeps until the timer's next tick, 18.2 times a second. The console's lines are those of the other guest.
+// Between two passes it sleeps until the timer's next tick, 18.2 times a second, or for so many ticks that it writes about
+// `dirty_mbps` MiB in a second. The console's lines are those of the other guest.
 #include "pages.h"
+
+#define TICKS_HZ 18u
 
 __asm__(".section .multiboot, \"a\"\n"
         ".align 4\n"
@@ -57,9 +60,12 @@ __attribute__((used)) void run(const struct facts *facts) {
     say("BOOTED bare=1\n");
     u32 pages = fill_all(parameter(line, "mem_mb", 16)), hot = parameter(line, "dirty_ws_mb", pages / 256) * 256;
     while (parameter(line, "idle", 0)) __asm__ volatile("cli; hlt");
+    u32 rate = parameter(line, "dirty_mbps", 0), ticks = rate ? hot / 256 * TICKS_HZ / rate : 1;
     start_timer();
     for (u32 pass = 1;; pass++) {
         make_pass(pass, hot, pages);
-        __asm__ volatile("hlt");
+        u32 tick = 0;
+        do __asm__ volatile("hlt");
+        while (++tick < ticks);
     }
 }

@@ -4,8 +4,8 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::etcd::Cluster;
@@ -19,9 +19,6 @@ pub const LONG: Duration = Duration::from_secs(240);
 pub const LEASE_S: u64 = 4;
 pub const LOST_S: u64 = 12;
 
-/// One hall at a time.
-static ONE: Mutex<()> = Mutex::new(());
-
 pub struct Hall {
     pub agents: Vec<Agent>,
     /// They stop an agent where its journal is written.
@@ -31,7 +28,6 @@ pub struct Hall {
     pub etcd: Option<Cluster>,
     // Behind the agents: dropped after them.
     pub lab: Lab,
-    _one: MutexGuard<'static, ()>,
 }
 
 /// A guest that hardly writes.
@@ -39,17 +35,25 @@ pub fn calm(name: &str) -> GuestSpec {
     writes(name, 1)
 }
 
-/// A guest that writes so many MiB in a second.
+/// A guest that writes so many MiB in a second. Many of them start at a time: without a kernel that takes a second each.
 pub fn writes(name: &str, mbps: u32) -> GuestSpec {
-    let parameters = GuestParameters {
-        mem_mb: 24,
+    GuestSpec::bare(name, parameters(96, mbps))
+}
+
+/// The same with a kernel.
+pub fn linux(name: &str, mbps: u32) -> GuestSpec {
+    GuestSpec::new(name, parameters(24, mbps))
+}
+
+fn parameters(mem_mb: u64, mbps: u32) -> GuestParameters {
+    GuestParameters {
+        mem_mb,
         dirty_mbps: mbps.into(),
         // A pass takes about a second.
         dirty_ws_mb: Some(u64::from(mbps).min(16)),
         verify_mbps: 16,
         ..GuestParameters::default()
-    };
-    GuestSpec::new(name, parameters)
+    }
 }
 
 impl Hall {
@@ -73,7 +77,6 @@ impl Hall {
     }
 
     fn built(hosts: usize, links_mbps: &[u64], configuration: &str, members: u8) -> Hall {
-        let one = linerate_lab::lock(&ONE);
         let builder = links_mbps
             .iter()
             .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
@@ -97,7 +100,7 @@ impl Hall {
             Agent::start(host, options).unwrap()
         };
         let agents = hosts.iter().zip(&gates).map(start).collect();
-        Hall { agents, gates, guests: Mutex::default(), etcd, lab, _one: one }
+        Hall { agents, gates, guests: Mutex::default(), etcd, lab }
     }
 
     pub fn name(&self, host: usize) -> String {
