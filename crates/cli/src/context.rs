@@ -32,8 +32,8 @@ pub struct Context {
     pub client: Client,
     /// The socket was named, by the option or the variable.
     pub socket_is_named: bool,
-    /// The agent is another host's.
-    pub is_remote: bool,
+    /// The agent is that of another host, which `--connect` named so.
+    pub connected: Option<String>,
     /// What the option says.
     pub socket_flag: Option<PathBuf>,
     pub json: bool,
@@ -51,7 +51,7 @@ impl Context {
         Context {
             client: Client::new(named.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
             socket_is_named,
-            is_remote: false,
+            connected: None,
             socket_flag: socket,
             json,
             out: screen(&Term::stdout(), std::io::stdout().is_terminal()),
@@ -63,6 +63,16 @@ impl Context {
     pub fn client_of(&self, configured: &Path) -> Client {
         let socket = if self.socket_is_named { self.client.socket() } else { configured };
         Client::new(socket)
+    }
+
+    /// Words with commands to type, and where to type them if the agent is another host's.
+    pub fn commands(&self, words: &str) -> String {
+        match &self.connected {
+            Some(host) if words.contains("`linerate ") && !words.contains("--connect") => {
+                format!("{words} (on {host}, or with `--connect {host}`)")
+            }
+            _ => words.to_owned(),
+        }
     }
 
     /// Text on standard output.
@@ -124,4 +134,26 @@ fn screen(term: &Term, is_terminal: bool) -> Screen {
     let colours = is_terminal && !dumb && !set("NO_COLOR");
     let paint = if colours { Paint { colours } } else { Paint::PLAIN };
     Screen { width, paint, live: is_terminal && !dumb }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_another_host_are_said_to_be_its() {
+        let here = Context::from_environment(None, false);
+        let there = Context { connected: Some("root@b".into()), ..Context::from_environment(None, false) };
+        let hint = "see `linerate drain status`";
+        assert_eq!(here.commands(hint), hint);
+        let failure = crate::failure::Failure::new(crate::exit::Exit::Failed, "", hint);
+        let text = failure.with_commands_of(&there).render(200, Paint::PLAIN);
+        assert!(
+            text.contains("see `linerate drain status` (on root@b, or with `--connect root@b`)"),
+            "{text}"
+        );
+        for words in ["free memory", "`linerate --connect c undrain`"] {
+            assert_eq!(there.commands(words), words);
+        }
+    }
 }

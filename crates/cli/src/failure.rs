@@ -3,6 +3,7 @@
 use console::measure_text_width;
 use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
 
+use crate::context::Context;
 use crate::documents::ErrorLine;
 use crate::exit::{self, Exit};
 use crate::render::format::clean;
@@ -71,6 +72,16 @@ impl Failure {
     /// The same, but the migration continues.
     pub fn while_watching(self) -> Failure {
         Failure { exit: Exit::NotWatched, ..self }
+    }
+
+    /// The same; commands in its hint are said to be another host's if `--connect` named one.
+    #[must_use]
+    pub fn with_commands_of(mut self, context: &Context) -> Failure {
+        self.hint = context.commands(&self.hint);
+        if let Some(body) = &mut self.body {
+            body.hint = context.commands(&body.hint);
+        }
+        self
     }
 
     /// The message for people, in lines of this width.

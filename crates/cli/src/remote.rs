@@ -25,9 +25,9 @@ const ALIVE_S: u32 = 10;
 const SHOWN_BYTES: usize = 2048;
 
 /// Runs ssh so that Ctrl-C, which the terminal sends to all, is left to this process: the way to the agent is needed to cancel.
-/// When this process ends, however it does, its end of the pipe is closed, and ssh is ended.
+/// When this process ends, however it does, its end of the pipe is closed: the folder `$0` is removed, and ssh is ended.
 const GUARD: &str = "trap '' INT; exec 3<&0; \"$@\" </dev/null 3<&- & ssh=$!; \
-    { read -r _ <&3; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
+    { read -r _ <&3; rm -f \"$0/\"*; rmdir \"$0\"; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
     exec 3<&-; wait $ssh; status=$?; kill $guard 2>/dev/null; exit $status";
 
 /// A connection to the agent of another host. It ends when this is dropped.
@@ -36,6 +36,8 @@ pub struct Remote {
     /// A shell that runs it, see [`GUARD`].
     ssh: Child,
     folder: TempDir,
+    /// As the operator named the host.
+    target: String,
 }
 
 impl Remote {
@@ -59,7 +61,7 @@ impl Remote {
             std::fs::File::create(folder.path().join(ERRORS)).map_err(|error| failed(error.to_string()))?;
         let child = ssh.stderr(file).spawn();
         let child = child.map_err(|error| failed(format!("ssh cannot be started: {error}")))?;
-        let mut remote = Remote { ssh: child, folder };
+        let mut remote = Remote { ssh: child, folder, target: target.to_owned() };
         let ready = async {
             loop {
                 if let Some(said) = remote.has_ended() {
@@ -105,7 +107,7 @@ impl Remote {
             client: Client::new(self.folder.path().join(LOCAL)),
             socket_is_named: true,
             socket_flag: None,
-            is_remote: true,
+            connected: Some(self.target.clone()),
             ..*here
         }
     }
@@ -125,7 +127,7 @@ const ERRORS: &str = "errors";
 
 fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", GUARD, "sh"]).arg(program);
+    command.args(["-c", GUARD]).arg(here.parent().unwrap_or(here)).arg(program);
     command.args(["-N", "-T", "-o", "ExitOnForwardFailure=yes"]);
     // Why a host closed the connection is no error to ssh. What it says is shown only if it fails.
     command.args(["-o", "LogLevel=INFO"]);
@@ -166,7 +168,10 @@ mod tests {
         let text = format!("#!/bin/sh\necho $$ > {0}.new; mv {0}.new {0}; exec sleep 1000\n", file.display());
         std::fs::write(&program, text).unwrap();
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let mut guard = command(program.as_ref(), "x", Path::new("/a"), Path::new("/b")).spawn().unwrap();
+        let for_socket = folder.path().join("socket");
+        std::fs::create_dir(&for_socket).unwrap();
+        let here = for_socket.join(LOCAL);
+        let mut guard = command(program.as_ref(), "x", &here, Path::new("/b")).spawn().unwrap();
         let pid = loop {
             match std::fs::read_to_string(&file) {
                 Ok(text) => break text.trim().to_owned(),
@@ -177,10 +182,10 @@ mod tests {
             assert!(kill("-INT", pid));
         }
         std::thread::sleep(LOOK);
-        assert!(kill("-0", &pid) && guard.try_wait().unwrap().is_none());
+        assert!(kill("-0", &pid) && guard.try_wait().unwrap().is_none() && for_socket.exists());
         // As when the process ends.
         drop(guard.stdin.take());
         assert!(!guard.wait().unwrap().success());
-        assert!(!kill("-0", &pid));
+        assert!(!kill("-0", &pid) && !for_socket.exists());
     }
 }

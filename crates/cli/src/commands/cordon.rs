@@ -15,7 +15,11 @@ pub async fn run(flags: &CordonFlags, context: &Context) -> Result<Exit, Failure
         let CordonAnswer { host, cordon, changed } = &answer;
         let (host, by) = (clean(host), cordon.as_ref().map(|cordon| clean(&cordon.by)).unwrap_or_default());
         match changed {
-            true => format!("{host} takes no guests from other hosts until `linerate uncordon`; guests that are arriving go on\n"),
+            true => {
+                let until = context
+                    .commands(&format!("{host} takes no guests from other hosts until `linerate uncordon`"));
+                format!("{until}; guests that are arriving go on\n")
+            }
             false => format!("{host} takes no guests already: {by} cordoned it\n"),
         }
     })?;

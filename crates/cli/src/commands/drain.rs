@@ -34,7 +34,10 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let id = with_progress(what, context.err, context.client.drain(&flags.request())).await?;
     match (context.json, flags.detach) {
         (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
-        (false, true) => context.print(&format!("{id}\nwatch it with `linerate drain attach {id}`\n"))?,
+        (false, true) => {
+            let how = context.commands(&format!("watch it with `linerate drain attach {id}`"));
+            context.print(&format!("{id}\n{how}\n"))?;
+        }
         (false, false) => {}
     }
     if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, context).await }

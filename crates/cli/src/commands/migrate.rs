@@ -95,7 +95,10 @@ async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Surv
 fn name(id: &MigrationId, detach: bool, context: &Context) -> Result<(), Failure> {
     match (context.json, detach) {
         (true, _) => context.print_json_line(&MigrationStarted { id: id.clone() }),
-        (false, true) => context.print(&format!("{id}\nwatch it with `linerate migration attach {id}`\n")),
+        (false, true) => {
+            let how = context.commands(&format!("watch it with `linerate migration attach {id}`"));
+            context.print(&format!("{id}\n{how}\n"))
+        }
         (false, false) => Ok(()),
     }
 }

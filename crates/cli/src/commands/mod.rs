@@ -50,7 +50,8 @@ pub fn run(command: Command, connect: Option<&str>, context: &Context) -> Result
         command => runtime()?.block_on(async {
             let Some(target) = connect else { return ask(command, context).await };
             let remote = Remote::open(target, context).await?;
-            ask(command, &remote.context(context)).await
+            let there = remote.context(context);
+            ask(command, &there).await.map_err(|failure| failure.with_commands_of(&there))
         }),
     }
 }

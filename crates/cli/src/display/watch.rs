@@ -228,7 +228,8 @@ impl<'a> Watch<'a> {
     /// Asks libvirt what became of the domain, as the agent cannot. None if it is no domain, or if the agent is there.
     async fn left_alone(&mut self, lost: &str) -> Option<Failure> {
         // The libvirt of this host knows nothing of it.
-        let Domain { uuid, direct, .. } = self.domain.as_ref().filter(|_| !self.context.is_remote)?;
+        let Domain { uuid, direct, .. } =
+            self.domain.as_ref().filter(|_| self.context.connected.is_none())?;
         let goes_on = |state| matches!(state, MigrationState::Running | MigrationState::Cancelling);
         if self.context.client.migration(&self.id).await.is_ok_and(|found| goes_on(found.summary.state)) {
             return None;

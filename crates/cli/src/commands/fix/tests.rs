@@ -103,7 +103,7 @@ impl Agent {
         let context = Context {
             client,
             socket_is_named: true,
-            is_remote: false,
+            connected: None,
             socket_flag: None,
             json: true,
             out: screen,
