@@ -7,6 +7,7 @@ mod fleet;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
@@ -144,6 +145,9 @@ pub struct Config {
     /// system's own by default.
     #[serde(default)]
     pub rdma_type_of_service: Option<u8>,
+    /// Each step of an RDMA connection has so long, in seconds, before a migration uses TCP on that link. 2 by default.
+    #[serde(default)]
+    pub rdma_connect_s: Option<NonZeroU8>,
 }
 
 /// What protects the connections between agents; the values of [`Config::security`].

@@ -65,9 +65,10 @@ impl Dialler {
         ))
     }
 
-    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, or what a far link needs.
+    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, what is configured, or what a far
+    /// link needs: the longest.
     pub(super) fn rdma_options(&self, round_trip: RoundTrip, patience: Duration) -> RdmaOptions {
-        RdmaOptions { round_trip, connect_wait: patience, ..self.rdma.clone() }
+        RdmaOptions { round_trip, connect_wait: patience.max(self.rdma.connect_wait), ..self.rdma.clone() }
     }
 
     /// One more channel over RDMA.
