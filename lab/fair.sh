@@ -4,8 +4,9 @@
 # to run for 15 s, on two cores with two busy loops.
 switch=/proc/sys/kernel/sched_autogroup_enabled
 if [ "$(cat "$switch" 2>/dev/null)" = 1 ] && (echo 0 >"$switch") 2>/dev/null; then
-    echo "kernel.sched_autogroup_enabled is 0 while this runs, and 1 again behind it"
+    echo "kernel.sched_autogroup_enabled is 0 while this runs, and 1 again afterwards"
     trap 'echo 1 >"$switch"' EXIT
+    trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
 fi

@@ -7,7 +7,6 @@ mod fleet;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
@@ -145,9 +144,9 @@ pub struct Config {
     /// system's own by default.
     #[serde(default)]
     pub rdma_type_of_service: Option<u8>,
-    /// Each step of an RDMA connection has so long, in seconds, before a migration uses TCP on that link. 2 by default.
-    #[serde(default)]
-    pub rdma_connect_s: Option<NonZeroU8>,
+    /// Each step of an RDMA connection has so long, in seconds, when a link is opened, before it carries over TCP.
+    #[serde(default = "default_rdma_connect_s")]
+    pub rdma_connect_s: u64,
 }
 
 /// What protects the connections between agents; the values of [`Config::security`].
@@ -221,6 +220,10 @@ fn default_file_roots() -> Vec<PathBuf> {
 
 fn default_reserve_mib() -> u64 {
     512
+}
+
+fn default_rdma_connect_s() -> u64 {
+    2
 }
 
 fn default_tunnel_streams_max() -> usize {
@@ -381,6 +384,9 @@ impl Config {
         if let Some(address) = self.join_listen.iter().find(|address| self.listen.contains(address)) {
             return Some(format!("join_listen and listen both have {address}; join at another port"));
         }
+        if !(2..=60).contains(&self.rdma_connect_s) {
+            return Some("rdma_connect_s must be 2 to 60".into());
+        }
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
         }
@@ -515,6 +521,15 @@ mod tests {
         assert!(config.listen.iter().all(|address| !address.ip().is_loopback()), "{:?}", config.listen);
         let error = read("listen_auto = true\nsecurity = \"insecure\"").unwrap_err().to_string();
         assert!(error.contains("name the addresses in `listen`"), "{error}");
+    }
+
+    #[test]
+    fn the_time_for_rdma_is_bounded() {
+        assert_eq!(read("rdma_connect_s = 60").unwrap().rdma_connect_s, 60);
+        for wrong in ["1", "61"] {
+            let error = read(&format!("rdma_connect_s = {wrong}")).unwrap_err().to_string();
+            assert!(error.contains("must be 2 to 60"), "{error}");
+        }
     }
 
     #[test]

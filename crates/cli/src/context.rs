@@ -65,13 +65,11 @@ impl Context {
         Client::new(socket)
     }
 
-    /// Words with commands to type, and where to type them if the agent is another host's.
-    pub fn commands(&self, words: &str) -> String {
+    /// A command to type that asks the same agent.
+    pub fn command(&self, words: &str) -> String {
         match &self.connected {
-            Some(host) if words.contains("`linerate ") && !words.contains("--connect") => {
-                format!("{words} (on {host}, or with `--connect {host}`)")
-            }
-            _ => words.to_owned(),
+            Some(host) => format!("`linerate --connect {host} {words}`"),
+            None => format!("`linerate {words}`"),
         }
     }
 
@@ -141,19 +139,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_another_host_are_said_to_be_its() {
+    fn commands_for_another_hosts_agent_say_so() {
         let here = Context::from_environment(None, false);
         let there = Context { connected: Some("root@b".into()), ..Context::from_environment(None, false) };
-        let hint = "see `linerate drain status`";
-        assert_eq!(here.commands(hint), hint);
-        let failure = crate::failure::Failure::new(crate::exit::Exit::Failed, "", hint);
-        let text = failure.with_commands_of(&there).render(200, Paint::PLAIN);
-        assert!(
-            text.contains("see `linerate drain status` (on root@b, or with `--connect root@b`)"),
-            "{text}"
-        );
-        for words in ["free memory", "`linerate --connect c undrain`"] {
-            assert_eq!(there.commands(words), words);
-        }
+        assert_eq!(here.command("drain status"), "`linerate drain status`");
+        assert_eq!(there.command("drain status"), "`linerate --connect root@b drain status`");
     }
 }

@@ -3,7 +3,6 @@
 use console::measure_text_width;
 use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
 
-use crate::context::Context;
 use crate::documents::ErrorLine;
 use crate::exit::{self, Exit};
 use crate::render::format::clean;
@@ -19,13 +18,23 @@ pub struct Failure {
     place: Option<String>,
     guest: Option<String>,
     hint: String,
+    /// Of the agent that was asked, if it is another host's.
+    target: Option<String>,
     body: Option<Box<ErrorBody>>,
 }
 
 impl Failure {
     /// A failure of the command itself.
     pub fn new(exit: Exit, message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), place: None, guest: None, hint: hint.into(), body: None }
+        Failure {
+            exit,
+            message: message.into(),
+            place: None,
+            guest: None,
+            hint: hint.into(),
+            target: None,
+            body: None,
+        }
     }
 
     /// What an agent said.
@@ -36,6 +45,7 @@ impl Failure {
             place: place(body),
             guest: body.guest_state.map(|state| state.text().to_owned()),
             hint: hint(body),
+            target: None,
             body: Some(Box::new(body.clone())),
         }
     }
@@ -74,14 +84,10 @@ impl Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }
 
-    /// The same; commands in its hint are said to be another host's if `--connect` named one.
+    /// The same, of an agent that was asked by `--connect TARGET`. Some commands of a hint are for other hosts.
     #[must_use]
-    pub fn with_commands_of(mut self, context: &Context) -> Failure {
-        self.hint = context.commands(&self.hint);
-        if let Some(body) = &mut self.body {
-            body.hint = context.commands(&body.hint);
-        }
-        self
+    pub fn of_agent_at(self, target: &str) -> Failure {
+        Failure { target: Some(target.to_owned()), ..self }
     }
 
     /// The message for people, in lines of this width.
@@ -92,6 +98,10 @@ impl Failure {
         }
         if !self.hint.is_empty() {
             lines.extend(entry(&paint.bold("do:"), "do:", &self.hint, width));
+        }
+        if let Some(target) = self.target.as_deref().filter(|_| self.hint.contains("`linerate ")) {
+            let text = format!("that of {target}: with `--connect {target}` a command asks it");
+            lines.extend(entry(&paint.bold("agent:"), "agent:", &text, width));
         }
         lines.join("\n") + "\n"
     }
@@ -187,6 +197,16 @@ mod tests {
             )
             .with_hint("free memory on beta, or choose another host")
         }
+    }
+
+    #[test]
+    fn whose_agent_was_asked_is_said_where_there_are_commands() {
+        let said = |hint: &str| {
+            Failure::new(Exit::Failed, "no", hint).of_agent_at("root@b").render(80, Paint::PLAIN)
+        };
+        let agent = "\nagent: that of root@b: with `--connect root@b` a command asks it\n";
+        assert!(said("see `linerate resolve` on both hosts").ends_with(agent));
+        assert!(!said("free memory").contains("agent:"));
     }
 
     #[test]

@@ -16,10 +16,11 @@ use crate::failure::Failure;
 
 /// How often ssh is looked at until it forwards. It has its own limits, and may ask for a password.
 const LOOK: Duration = Duration::from_millis(50);
-/// ssh gives up a host that does not answer for so long, in seconds. One whose processors are busy was seen to need 15 for one answer.
+/// ssh gives up a host that does not answer for so long, in seconds. A host with busy processors was seen to need 15 for
+/// one answer.
 const CONNECT_S: u32 = 30;
-/// It asks a silent host this often, in seconds, and three times. Their sum is also what a host has for each answer of the
-/// handshake.
+/// It asks a silent host this often, in seconds, and three times. Each answer of the handshake may take as long as the
+/// three together.
 const ALIVE_S: u32 = 10;
 /// Of what ssh writes, the end is shown.
 const SHOWN_BYTES: usize = 2048;

@@ -173,16 +173,14 @@ fn dialler(
     found: &Found,
     identity: Identity,
 ) -> Result<Dialler, Fault> {
-    let defaults = RdmaOptions::default();
-    let patience = sessions.config.rdma_connect_s.map(|seconds| Duration::from_secs(seconds.get().into()));
     let rdma = RdmaOptions {
-        connect_wait: patience.unwrap_or(defaults.connect_wait),
+        connect_wait: Duration::from_secs(sessions.config.rdma_connect_s),
         type_of_service: sessions.config.rdma_type_of_service,
         checksums: request.rdma_checksums,
         // A guest that gives pages back gets other ones for them, which the adapter would not know of. Rings of streams
         // keep theirs.
         zero_copy: found.mode.tag().carries_streams() || !found.description.traits.may_discard,
-        ..defaults
+        ..RdmaOptions::default()
     };
     Ok(Dialler::new(identity, transport(sessions, request)?, rdma))
 }

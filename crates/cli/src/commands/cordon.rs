@@ -16,9 +16,10 @@ pub async fn run(flags: &CordonFlags, context: &Context) -> Result<Exit, Failure
         let (host, by) = (clean(host), cordon.as_ref().map(|cordon| clean(&cordon.by)).unwrap_or_default());
         match changed {
             true => {
-                let until = context
-                    .commands(&format!("{host} takes no guests from other hosts until `linerate uncordon`"));
-                format!("{until}; guests that are arriving go on\n")
+                let uncordon = context.command("uncordon");
+                format!(
+                    "{host} takes no guests from other hosts until {uncordon}; guests that are arriving go on\n"
+                )
             }
             false => format!("{host} takes no guests already: {by} cordoned it\n"),
         }

@@ -35,8 +35,8 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     match (context.json, flags.detach) {
         (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
         (false, true) => {
-            let how = context.commands(&format!("watch it with `linerate drain attach {id}`"));
-            context.print(&format!("{id}\n{how}\n"))?;
+            let attach = context.command(&format!("drain attach {id}"));
+            context.print(&format!("{id}\nwatch it with {attach}\n"))?;
         }
         (false, false) => {}
     }

@@ -96,8 +96,8 @@ fn name(id: &MigrationId, detach: bool, context: &Context) -> Result<(), Failure
     match (context.json, detach) {
         (true, _) => context.print_json_line(&MigrationStarted { id: id.clone() }),
         (false, true) => {
-            let how = context.commands(&format!("watch it with `linerate migration attach {id}`"));
-            context.print(&format!("{id}\n{how}\n"))
+            let attach = context.command(&format!("migration attach {id}"));
+            context.print(&format!("{id}\nwatch it with {attach}\n"))
         }
         (false, false) => Ok(()),
     }

@@ -50,8 +50,7 @@ pub fn run(command: Command, connect: Option<&str>, context: &Context) -> Result
         command => runtime()?.block_on(async {
             let Some(target) = connect else { return ask(command, context).await };
             let remote = Remote::open(target, context).await?;
-            let there = remote.context(context);
-            ask(command, &there).await.map_err(|failure| failure.with_commands_of(&there))
+            ask(command, &remote.context(context)).await.map_err(|failure| failure.of_agent_at(target))
         }),
     }
 }

@@ -65,10 +65,14 @@ impl Dialler {
         ))
     }
 
-    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, what is configured, or what a far
-    /// link needs: the longest.
+    /// What each step of an RDMA connection has that a link waits for, if a TCP connection has `patience`.
+    pub(super) fn rdma_patience(&self, patience: Duration) -> Duration {
+        patience.max(self.rdma.connect_wait)
+    }
+
+    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, or what a far link needs.
     pub(super) fn rdma_options(&self, round_trip: RoundTrip, patience: Duration) -> RdmaOptions {
-        RdmaOptions { round_trip, connect_wait: patience.max(self.rdma.connect_wait), ..self.rdma.clone() }
+        RdmaOptions { round_trip, connect_wait: patience, ..self.rdma.clone() }
     }
 
     /// One more channel over RDMA.
@@ -81,5 +85,23 @@ impl Dialler {
         let channel = self.next_channel();
         let hello = self.identity.hello(Role::Data, link, channel);
         Ok((channel, rdma::connect::connect(route, &hello, options, &self.domains)?.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::SessionId;
+    use linerate_core::Token;
+
+    use super::*;
+
+    #[test]
+    fn rdma_has_the_configured_time_and_no_less_than_tcp() {
+        let seconds = Duration::from_secs;
+        let plain = crate::security::Security::insecure();
+        let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &plain);
+        let configured = RdmaOptions { connect_wait: seconds(5), ..RdmaOptions::default() };
+        let dialler = Dialler::new(identity, Transport::Auto, configured);
+        assert_eq!([2, 8].map(|tcp| dialler.rdma_patience(seconds(tcp))), [seconds(5), seconds(8)]);
     }
 }

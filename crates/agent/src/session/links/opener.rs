@@ -99,6 +99,7 @@ impl Opener {
         let patience = self.patience.get();
         if let Some(remote) = self.wants_rdma(dialler)? {
             let count = queue_pairs_for(self.link.speed_mbps, cpus);
+            let patience = dialler.rdma_patience(patience);
             match (0..count).map(|_| self.queue_pair(dialler, remote, patience)).collect() {
                 Ok(opened) => {
                     self.carries_rdma = true;
