@@ -207,6 +207,8 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     hall.until("sshd answers", || run(&hall, &["--connect", &names[1], "status"]).0 == 0);
     let (exit, text) = run(&hall, &["-c", &names[2], "vm", "list"]);
     assert!(exit == 0 && text.contains("c1") && !text.contains("a1"), "{text}");
+    let (exit, text) = run(&hall, &["-c", &names[2], "drain", "status"]);
+    assert!(exit != 0 && text.contains(&format!("with `--connect {}` a command asks it", names[2])), "{text}");
     let (exit, text) = run(&hall, &["-c", "nowhere.invalid", "status"]);
     assert!(exit == 3 && text.contains("by ssh"), "{exit} {text}");
     let (exit, text) = run(&hall, &["-c", &names[2], "--socket", "/run/none.sock", "status"]);
