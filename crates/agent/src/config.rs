@@ -384,8 +384,8 @@ impl Config {
         if let Some(address) = self.join_listen.iter().find(|address| self.listen.contains(address)) {
             return Some(format!("join_listen and listen both have {address}; join at another port"));
         }
-        if !(2..=60).contains(&self.rdma_connect_s) {
-            return Some("rdma_connect_s must be 2 to 60".into());
+        if !(2..=10).contains(&self.rdma_connect_s) {
+            return Some("rdma_connect_s must be 2 to 10".into());
         }
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
@@ -525,10 +525,10 @@ mod tests {
 
     #[test]
     fn the_time_for_rdma_is_bounded() {
-        assert_eq!(read("rdma_connect_s = 60").unwrap().rdma_connect_s, 60);
-        for wrong in ["1", "61"] {
+        assert_eq!(read("rdma_connect_s = 10").unwrap().rdma_connect_s, 10);
+        for wrong in ["1", "11"] {
             let error = read(&format!("rdma_connect_s = {wrong}")).unwrap_err().to_string();
-            assert!(error.contains("must be 2 to 60"), "{error}");
+            assert!(error.contains("must be 2 to 10"), "{error}");
         }
     }
 

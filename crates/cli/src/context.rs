@@ -32,7 +32,7 @@ pub struct Context {
     pub client: Client,
     /// The socket was named, by the option or the variable.
     pub socket_is_named: bool,
-    /// The agent is that of another host, which `--connect` named so.
+    /// If the agent is that of another host: options of a command that asks it.
     pub connected: Option<String>,
     /// What the option says.
     pub socket_flag: Option<PathBuf>,
@@ -68,7 +68,7 @@ impl Context {
     /// A command to type that asks the same agent.
     pub fn command(&self, words: &str) -> String {
         match &self.connected {
-            Some(host) => format!("`linerate --connect {host} {words}`"),
+            Some(options) => format!("`linerate {options} {words}`"),
             None => format!("`linerate {words}`"),
         }
     }
@@ -141,7 +141,8 @@ mod tests {
     #[test]
     fn commands_for_another_hosts_agent_say_so() {
         let here = Context::from_environment(None, false);
-        let there = Context { connected: Some("root@b".into()), ..Context::from_environment(None, false) };
+        let there =
+            Context { connected: Some("--connect root@b".into()), ..Context::from_environment(None, false) };
         assert_eq!(here.command("drain status"), "`linerate drain status`");
         assert_eq!(there.command("drain status"), "`linerate --connect root@b drain status`");
     }

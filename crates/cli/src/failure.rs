@@ -84,7 +84,7 @@ impl Failure {
         Failure { exit: Exit::NotWatched, ..self }
     }
 
-    /// The same, of an agent that was asked by `--connect TARGET`. Some commands of a hint are for other hosts.
+    /// The same, of the agent of another host, which was asked by ssh.
     #[must_use]
     pub fn of_agent_at(self, target: &str) -> Failure {
         Failure { target: Some(target.to_owned()), ..self }
@@ -99,8 +99,8 @@ impl Failure {
         if !self.hint.is_empty() {
             lines.extend(entry(&paint.bold("do:"), "do:", &self.hint, width));
         }
-        if let Some(target) = self.target.as_deref().filter(|_| self.hint.contains("`linerate ")) {
-            let text = format!("that of {target}: with `--connect {target}` a command asks it");
+        if let Some(target) = &self.target {
+            let text = format!("that of {target} (`--connect {target}`)");
             lines.extend(entry(&paint.bold("agent:"), "agent:", &text, width));
         }
         lines.join("\n") + "\n"
@@ -200,13 +200,11 @@ mod tests {
     }
 
     #[test]
-    fn whose_agent_was_asked_is_said_where_there_are_commands() {
-        let said = |hint: &str| {
-            Failure::new(Exit::Failed, "no", hint).of_agent_at("root@b").render(80, Paint::PLAIN)
-        };
-        let agent = "\nagent: that of root@b: with `--connect root@b` a command asks it\n";
-        assert!(said("see `linerate resolve` on both hosts").ends_with(agent));
-        assert!(!said("free memory").contains("agent:"));
+    fn another_hosts_agent_is_named() {
+        let failure = Failure::new(Exit::Failed, "no", "see `linerate resolve` on both hosts");
+        assert!(!failure.render(80, Paint::PLAIN).contains("agent:"));
+        let text = failure.of_agent_at("root@b").render(80, Paint::PLAIN);
+        assert!(text.ends_with("\nagent: that of root@b (`--connect root@b`)\n"), "{text}");
     }
 
     #[test]

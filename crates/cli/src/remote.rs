@@ -26,10 +26,11 @@ const ALIVE_S: u32 = 10;
 const SHOWN_BYTES: usize = 2048;
 
 /// Runs ssh so that Ctrl-C, which the terminal sends to all, is left to this process: the way to the agent is needed to cancel.
-/// When this process ends, however it does, its end of the pipe is closed: the folder `$0` is removed, and ssh is ended.
-const GUARD: &str = "trap '' INT; exec 3<&0; \"$@\" </dev/null 3<&- & ssh=$!; \
-    { read -r _ <&3; rm -f \"$0/\"*; rmdir \"$0\"; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
-    exec 3<&-; wait $ssh; status=$?; kill $guard 2>/dev/null; exit $status";
+/// When this process ends, however it does, its end of the pipe is closed: the first argument, a folder, is removed, and ssh
+/// is ended. A terminal that is closed, or a signal for the whole process group, ends the others, but not what does this.
+const GUARD: &str = "trap '' INT; folder=$1; shift; exec 3<&0; \"$@\" </dev/null 3<&- & ssh=$!; \
+    { trap '' HUP TERM; read -r _ <&3; rm -f \"$folder\"/*; rmdir \"$folder\"; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
+    exec 3<&-; wait $ssh; status=$?; kill -9 $guard 2>/dev/null; exit $status";
 
 /// A connection to the agent of another host. It ends when this is dropped.
 #[derive(Debug)]
@@ -37,8 +38,8 @@ pub struct Remote {
     /// A shell that runs it, see [`GUARD`].
     ssh: Child,
     folder: TempDir,
-    /// As the operator named the host.
-    target: String,
+    /// Options of a command that asks the same agent.
+    options: String,
 }
 
 impl Remote {
@@ -62,7 +63,9 @@ impl Remote {
             std::fs::File::create(folder.path().join(ERRORS)).map_err(|error| failed(error.to_string()))?;
         let child = ssh.stderr(file).spawn();
         let child = child.map_err(|error| failed(format!("ssh cannot be started: {error}")))?;
-        let mut remote = Remote { ssh: child, folder, target: target.to_owned() };
+        let socket = here.socket_flag.as_ref().map(|socket| format!(" --socket {}", socket.display()));
+        let options = format!("--connect {target}{}", socket.unwrap_or_default());
+        let mut remote = Remote { ssh: child, folder, options };
         let ready = async {
             loop {
                 if let Some(said) = remote.has_ended() {
@@ -108,7 +111,7 @@ impl Remote {
             client: Client::new(self.folder.path().join(LOCAL)),
             socket_is_named: true,
             socket_flag: None,
-            connected: Some(self.target.clone()),
+            connected: Some(self.options.clone()),
             ..*here
         }
     }
@@ -128,7 +131,7 @@ const ERRORS: &str = "errors";
 
 fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", GUARD]).arg(here.parent().unwrap_or(here)).arg(program);
+    command.args(["-c", GUARD, "sh"]).arg(here.parent().unwrap_or(here)).arg(program);
     command.args(["-N", "-T", "-o", "ExitOnForwardFailure=yes"]);
     // Why a host closed the connection is no error to ssh. What it says is shown only if it fails.
     command.args(["-o", "LogLevel=INFO"]);
@@ -147,6 +150,8 @@ fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command 
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Pid, Signal, kill_process_group};
+
     use super::*;
 
     #[test]
@@ -188,5 +193,35 @@ mod tests {
         drop(guard.stdin.take());
         assert!(!guard.wait().unwrap().success());
         assert!(!kill("-0", &pid) && !for_socket.exists());
+    }
+
+    #[test]
+    fn the_folder_goes_when_all_are_ended_together() {
+        for signal in [Signal::HUP, Signal::TERM] {
+            let folder = tempfile::tempdir().unwrap();
+            let for_socket = folder.path().join("socket");
+            std::fs::create_dir(&for_socket).unwrap();
+            std::fs::write(for_socket.join(ERRORS), "").unwrap();
+            let begun = folder.path().join("begun");
+            let program = folder.path().join("ssh");
+            std::fs::write(&program, format!("#!/bin/sh\n> {}; exec sleep 1000\n", begun.display())).unwrap();
+            std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            let mut ssh = command(program.as_ref(), "x", &for_socket.join(LOCAL), Path::new("/b"));
+            std::os::unix::process::CommandExt::process_group(&mut ssh, 0);
+            let mut guard = ssh.spawn().unwrap();
+            while !begun.exists() {
+                std::thread::sleep(LOOK);
+            }
+            // The guard begins behind ssh.
+            std::thread::sleep(10 * LOOK);
+            kill_process_group(Pid::from_child(&guard), signal).unwrap();
+            assert!(!guard.wait().unwrap().success());
+            drop(guard.stdin.take());
+            let end = std::time::Instant::now() + Duration::from_secs(60);
+            while for_socket.exists() {
+                assert!(std::time::Instant::now() < end, "{signal:?}");
+                std::thread::sleep(LOOK);
+            }
+        }
     }
 }

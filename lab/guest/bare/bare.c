@@ -64,8 +64,8 @@ __attribute__((used)) void run(const struct facts *facts) {
     start_timer();
     for (u32 pass = 1;; pass++) {
         make_pass(pass, hot, pages);
-        u32 tick = 0;
+        u32 slept = 0;
         do __asm__ volatile("hlt");
-        while (++tick < ticks);
+        while (++slept < ticks);
     }
 }

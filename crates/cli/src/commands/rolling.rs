@@ -37,7 +37,7 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
     let mut hosts: Vec<Host> = Vec::new();
     for target in &flags.each {
         let looked = unless_interrupted(look(target, flags, context)).await;
-        let host = looked.map_err(|failure| failure.and("nothing was begun"))?;
+        let host = looked.map_err(|failure| failure.of_agent_at(target).and("nothing was begun"))?;
         if let Some(same) = hosts.iter().find(|other| other.name == host.name) {
             let text =
                 format!("{} and {target} are the same host, {}; nothing was begun", same.target, host.name);
@@ -151,7 +151,7 @@ impl Step<'_> {
         let Host { target, name, .. } = self.host;
         let command = self.flags.then.as_deref().unwrap_or_default();
         self.say(RollingStep::Drain, "its guests leave")?;
-        self.empty().await?;
+        self.empty().await.map_err(|failure| failure.of_agent_at(target))?;
         self.say(RollingStep::Command, command)?;
         self.execute(command).await.map_err(|failure| {
             failure.and(&format!(
@@ -160,7 +160,7 @@ impl Step<'_> {
         })?;
         self.say(RollingStep::Undrain, "its guests come back")?;
         self.fill().await.map_err(|failure| {
-            something_was_done(failure).and(&format!(
+            something_was_done(failure).of_agent_at(target).and(&format!(
                 "the command has run on {name}; `linerate --connect {target} undrain` brings back what is still \
                  elsewhere"
             ))

@@ -2,7 +2,7 @@
 //!
 //! A host without CPU to spare answers the small packets of a new link at once, and needs seconds for queue pairs and a
 //! probe. The start of a migration waits for the first try of each link, so that one is short. Nothing waits for the
-//! later ones: each may take twice as long as the one before.
+//! later ones: each may take twice as long as the one before. RDMA may be given more (`rdma_connect_s`).
 
 use std::time::Duration;
 
