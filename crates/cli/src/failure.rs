@@ -18,23 +18,13 @@ pub struct Failure {
     place: Option<String>,
     guest: Option<String>,
     hint: String,
-    /// Of the agent that was asked, if it is another host's.
-    target: Option<String>,
     body: Option<Box<ErrorBody>>,
 }
 
 impl Failure {
     /// A failure of the command itself.
     pub fn new(exit: Exit, message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure {
-            exit,
-            message: message.into(),
-            place: None,
-            guest: None,
-            hint: hint.into(),
-            target: None,
-            body: None,
-        }
+        Failure { exit, message: message.into(), place: None, guest: None, hint: hint.into(), body: None }
     }
 
     /// What an agent said.
@@ -45,7 +35,6 @@ impl Failure {
             place: place(body),
             guest: body.guest_state.map(|state| state.text().to_owned()),
             hint: hint(body),
-            target: None,
             body: Some(Box::new(body.clone())),
         }
     }
@@ -86,8 +75,10 @@ impl Failure {
 
     /// The same, of the agent of another host, which was asked by ssh.
     #[must_use]
-    pub fn of_agent_at(self, target: &str) -> Failure {
-        Failure { target: Some(target.to_owned()), ..self }
+    pub fn of_agent_at(mut self, target: &str) -> Failure {
+        let agent = format!("the agent of {target} (`--connect {target}`)");
+        self.place = Some(self.place.map_or(agent.clone(), |place| format!("{agent}: {place}")));
+        self
     }
 
     /// The message for people, in lines of this width.
@@ -98,10 +89,6 @@ impl Failure {
         }
         if !self.hint.is_empty() {
             lines.extend(entry(&paint.bold("do:"), "do:", &self.hint, width));
-        }
-        if let Some(target) = &self.target {
-            let text = format!("that of {target} (`--connect {target}`)");
-            lines.extend(entry(&paint.bold("agent:"), "agent:", &text, width));
         }
         lines.join("\n") + "\n"
     }
@@ -201,10 +188,11 @@ mod tests {
 
     #[test]
     fn another_hosts_agent_is_named() {
-        let failure = Failure::new(Exit::Failed, "no", "see `linerate resolve` on both hosts");
-        assert!(!failure.render(80, Paint::PLAIN).contains("agent:"));
-        let text = failure.of_agent_at("root@b").render(80, Paint::PLAIN);
-        assert!(text.ends_with("\nagent: that of root@b (`--connect root@b`)\n"), "{text}");
+        let said = |failure: Failure| failure.of_agent_at("root@b").render(200, Paint::PLAIN);
+        let text = said(Failure::new(Exit::Failed, "no", "see `linerate resolve` on both hosts"));
+        assert!(text.contains("\nwhere: the agent of root@b (`--connect root@b`)\n"), "{text}");
+        let text = said(Failure::of_body(Exit::Refused, &short_of_memory()));
+        assert!(text.contains("(`--connect root@b`): the destination, step"), "{text}");
     }
 
     #[test]

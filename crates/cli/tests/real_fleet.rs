@@ -208,7 +208,7 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     let (exit, text) = run(&hall, &["-c", &names[2], "vm", "list"]);
     assert!(exit == 0 && text.contains("c1") && !text.contains("a1"), "{text}");
     let (exit, text) = run(&hall, &["-c", &names[2], "drain", "status"]);
-    assert!(exit != 0 && text.contains(&format!("agent: that of {}", names[2])), "{text}");
+    assert!(exit != 0 && text.contains(&format!("where: the agent of {}", names[2])), "{text}");
     let (exit, text) = run(&hall, &["-c", "nowhere.invalid", "status"]);
     assert!(exit == 3 && text.contains("by ssh"), "{exit} {text}");
     let (exit, text) = run(&hall, &["-c", &names[2], "--socket", "/run/none.sock", "status"]);
@@ -221,7 +221,7 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     assert_eq!(run(&hall, &["-c", &names[2], "cordon"]).0, 0);
     let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true"]);
     assert!(exit == 4 && text.contains("nothing was begun") && text.contains("cordoned"), "{exit} {text}");
-    assert!(text.contains(&format!("agent: that of {}", names[2])), "{text}");
+    assert!(text.contains(&format!("where: the agent of {}", names[2])), "{text}");
     assert_eq!(run(&hall, &["-c", &names[2], "uncordon"]).0, 0);
     let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true", "--keep", "a1,nobody"]);
     assert!(exit == 2 && text.contains("none of the hosts has: nobody"), "{exit} {text}");
