@@ -20,6 +20,8 @@ use crate::render::format::clean;
 /// A host that the command has restarted is waited for so long.
 const BACK_MAX: Duration = Duration::from_secs(1800);
 const BACK_PAUSE: Duration = Duration::from_secs(1);
+/// Ctrl-C reaches the command and this process; the command may have ended before it is seen here.
+const INTERRUPT_MAX: Duration = Duration::from_millis(200);
 
 /// One of the hosts.
 struct Host {
@@ -235,6 +237,7 @@ impl Step<'_> {
                 _ = interrupts.recv() => interrupted = true,
             }
         };
+        interrupted |= tokio::time::timeout(INTERRUPT_MAX, interrupts.recv()).await.is_ok();
         match ended {
             Err(error) => failed(Exit::Failed, format!("cannot be waited for: {error}")),
             Ok(status) if interrupted => failed(Exit::NotWatched, format!("was ended by Ctrl-C: {status}")),

@@ -56,13 +56,6 @@ impl Stage {
         Stage::shared_with(version, disk, quick(48))
     }
 
-    /// The same without a disk, over two links of this rate, Mb/s.
-    pub fn shared_over(version: LibvirtVersion, mbps: u64) -> Stage {
-        let mut stage = Stage::empty_over(version, mbps);
-        stage.begin(&quick(48));
-        stage
-    }
-
     /// The same with a guest that boots Linux in QEMU's emulation.
     pub fn shared_emulated(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
         Stage::shared_with(version, disk, emulated(48))
