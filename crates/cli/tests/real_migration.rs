@@ -16,7 +16,8 @@ mod stage;
 
 use std::time::Duration;
 
-use linerate_lab::{DiskMode, GuestParameters, QemuVersion, Way, wait};
+use linerate_lab::guest::kvm_is_missing;
+use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Way, wait};
 use stage::{Stage, ended, lost, round_began};
 
 /// Long enough for a slow machine; only a hang meets it.
@@ -209,11 +210,15 @@ fn links_of_hosts_that_are_far_from_each_other_are_kept() {
 }
 
 /// An acknowledgement takes longer than a near link may be silent. The guest goes in direct mode, and back in stream
-/// mode.
+/// mode, under KVM: QEMU 7.2 harmed an emulated guest in 2 of 14 such moves (docs/stream-mode.md).
 #[test]
 fn a_guest_moves_over_a_single_link_with_a_round_trip_of_800_ms() {
-    let calm = GuestParameters { mem_mb: 48, dirty_mbps: 1, dirty_ws_mb: Some(1), ..busy() };
-    let mut stage = Stage::through_switches(&[1000], calm);
+    let calm = GuestParameters { mem_mb: 48, dirty_ws_mb: Some(1), ..busy() };
+    let guest = match kvm_is_missing() {
+        None => GuestSpec::user_mode("g", GuestParameters { dirty_mbps: 0, ..calm }),
+        Some(_) => GuestSpec::new("g", GuestParameters { dirty_mbps: 1, ..calm }).qemu(QemuVersion::Ten),
+    };
+    let mut stage = Stage::guest_through_switches(&[1000], guest);
     let way = Way { delay: Duration::from_millis(400), loses_one_of: 0 };
     let _far = stage.lab.forward(0, [0, 1], [way, way]).unwrap();
     for mode in ["direct", "stream"] {

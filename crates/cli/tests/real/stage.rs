@@ -60,8 +60,12 @@ impl Stage {
 
     /// Two hosts whose cables end in switches, bridges that can be set; their ports may be set from each other.
     pub fn through_switches(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
-        let hosts = hosts_of(Lab::builder().hosts(3), links_mbps, |_| "settings_from_agents = true\n".into());
-        Stage::build_on(hosts, parameters, QemuVersion::System, None)
+        Stage::guest_through_switches(links_mbps, GuestSpec::new("g", parameters))
+    }
+
+    /// The same with any guest called `g`.
+    pub fn guest_through_switches(links_mbps: &[u64], guest: GuestSpec) -> Stage {
+        Stage::with_hosts_set(Lab::builder().hosts(3), links_mbps, "settings_from_agents = true\n", |_| guest)
     }
 
     /// The switch of a link passes no larger packets any more. A veth hands over what an adapter would have cut into packets, and a
@@ -133,16 +137,7 @@ impl Stage {
     }
 
     fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
-        Stage::build_on(hosts(links), parameters, qemu, disk)
-    }
-
-    fn build_on(
-        hosts: Hosts,
-        parameters: GuestParameters,
-        qemu: QemuVersion,
-        disk: Option<DiskMode>,
-    ) -> Stage {
-        Stage::of(hosts, |lab| {
+        Stage::of(hosts(links), |lab| {
             let spec = GuestSpec::new("g", parameters).qemu(qemu);
             let Some(mode) = disk else { return spec };
             let image = lab.directory().join("disk.img");
@@ -329,7 +324,7 @@ impl Stage {
         if self.disk_operations > 0 {
             console.wait_disk(self.disk_operations, LONG).unwrap();
         }
-        assert_eq!(console.bad_lines(), Vec::<String>::new());
+        assert_eq!(console.bad_lines(), Vec::<String>::new(), "{}", console.text());
     }
 
     /// No write protection is left on any memory of its QEMU.
