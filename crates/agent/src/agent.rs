@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, MigrateRequest, MigrationSummary};
 use linerate_core::{Code, Fault, SessionId, Side, Step};
-use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
@@ -47,7 +46,7 @@ pub struct Agent {
     /// What this host has, for others that ask.
     pub(crate) describer: Arc<Describer>,
     /// Guests that other hosts wanted back.
-    sent_guests: SentGuests,
+    pub(crate) sent_guests: SentGuests,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -278,7 +277,7 @@ impl Agent {
     // ---- connections ----
 
     /// A connection from another agent: a new session, one more connection of a session, or a question.
-    pub fn accept(&self, accepted: Accepted) {
+    pub fn accept(self: &Arc<Agent>, accepted: Accepted) {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let name = match self.security.peer(accepted.peer_certificates()) {
             Ok(name) => name,
@@ -310,8 +309,9 @@ impl Agent {
             Purpose::Doctor => {
                 let doing = doctor::serve::Doing {
                     change: |change| settings::asked_by_another(&self.trials, change, &name),
-                    send_back: |session: &str, port| {
-                        self.send_back(session, SocketAddr::new(peer.ip(), port), &name, &caller)
+                    send_back: |session: &str, domain: Option<&str>, port| {
+                        let to = SocketAddr::new(peer.ip(), port);
+                        self.send_back(session, domain, to, (&name, &caller))
                     },
                 };
                 doctor::serve::serve(&self.doctor, accepted, &name, doing)
@@ -335,27 +335,6 @@ impl Agent {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
         self.note(&hello, caller, handled.err());
-    }
-
-    /// Moves a guest back to the host that asks for it.
-    fn send_back(&self, session: &str, to: SocketAddr, asker: &PeerName, caller: &AuditCaller) -> SentBack {
-        let begin = |request: MigrateRequest| {
-            let guest = request.guest.clone();
-            let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
-            let (result, reason) = match &begun {
-                Ok(_) => (AuditResult::Done, None),
-                Err(fault) => (AuditResult::Failed, Some(fault.to_string())),
-            };
-            self.audit.record(AuditEntry {
-                guest: Some(guest),
-                to: Some(to.to_string()),
-                session: begun.as_ref().ok().map(|outgoing| outgoing.session.to_string()),
-                reason,
-                ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
-            });
-            begun
-        };
-        self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
     }
 
     /// What another host's agent began here, and what was refused to it.

@@ -130,7 +130,12 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let accepting = agent.clone();
     let audit = agent.audit.clone();
     let on_refusal = OnRefusal(Arc::new(move |peer, reason| audit.refused(peer, reason)));
-    agent.cluster.start(move |accepted| accepting.accept(accepted), on_refusal)?;
+    let handle = runtime.handle().clone();
+    let accept = move |accepted| {
+        let _inside = handle.enter();
+        accepting.accept(accepted);
+    };
+    agent.cluster.start(accept, on_refusal)?;
     if agent.security.allows_rdma() {
         rdma_ports::listen(&agent);
     } else {

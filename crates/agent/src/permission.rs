@@ -43,7 +43,9 @@ pub(crate) fn of_question(question: &Question, migrating: bool) -> Permission {
             }
         }
         // It sent the guest here. That it may receive guests is looked at by the migration itself.
-        Question::SendBack { .. } => Permission::Send,
+        Question::SendBack { domain: None, .. } => Permission::Send,
+        // Its host must be able to reach libvirt here: then it could fetch the domain by itself.
+        Question::SendBack { domain: Some(_), .. } => Permission::Tunnel,
         Question::Change { .. } => Permission::SetPorts,
     }
 }

@@ -2,43 +2,77 @@
 //!
 //! The other host names the session in which a guest came. The journal has the host that opened that session, and the
 //! process that arrived: no other host gets a guest, and no guest that has become another one.
+//!
+//! A domain of libvirt need not have come in a session of the journal's. The other host gets it if it may reach this host's
+//! libvirt through a tunnel: it could fetch the domain by itself then.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use linerate_api::{ErrorBody, EventKind, MigrateRequest, MigrationOutcome, code};
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, EventKind, LibvirtRequest, MigrateRequest,
+    MigrationOutcome, code,
+};
 use linerate_core::journal::DestinationPhase as Phase;
 use linerate_core::{Fault, SessionId};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::registry::Registry;
 use linerate_net::lock::Mutex;
+use tokio::runtime::Handle;
 
-use crate::convert;
+use crate::agent::Agent;
 use crate::faults::chain;
 use crate::journal::{Journal, Role, process};
+use crate::libvirt::Move;
 use crate::outgoing::Outgoing;
 use crate::security::PeerName;
+use crate::{audit, convert, libvirt, outgoing, tunnel};
 
 /// Ended ones that are remembered: whoever asked may not have heard the end yet.
 const KEPT: usize = 1024;
 
+/// One that is on its way back.
+enum Going {
+    /// libvirt is being asked.
+    Beginning,
+    Guest(Arc<Outgoing>),
+    Domain(Arc<Move>),
+    /// It did not begin.
+    Refused(Box<ErrorBody>),
+}
+
+impl Going {
+    fn finished(&self) -> Option<EventKind> {
+        match self {
+            Going::Beginning => None,
+            Going::Guest(one) => one.event_log.finished(),
+            Going::Domain(one) => one.event_log.finished(),
+            Going::Refused(error) => Some(EventKind::Finished {
+                outcome: MigrationOutcome::Failed,
+                error: Some(error.clone()),
+                report: None,
+            }),
+        }
+    }
+}
+
 /// Guests on their way back, by the session in which they came.
 #[derive(Default)]
 pub(crate) struct SentGuests {
-    known: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
+    known: Mutex<BTreeMap<SessionId, Going>>,
 }
 
 impl SentGuests {
     /// Begins to move a guest to `to`, the asker's host, or says how far that is.
-    pub fn answer(
+    fn answer(
         &self,
         (journal, registry): (&Journal, &Registry),
         asker: &PeerName,
-        (session, to): (&str, SocketAddr),
+        (session, to): (SessionId, SocketAddr),
         begin: impl FnOnce(MigrateRequest) -> Result<Arc<Outgoing>, Fault>,
     ) -> SentBack {
-        let Some(session) = parse(session) else { return refused("the session has no such name") };
         if let Some(state) = self.state(session) {
             return state;
         }
@@ -48,7 +82,7 @@ impl SentGuests {
         };
         match begin(MigrateRequest::new(&guest, to.to_string())) {
             Ok(outgoing) => {
-                self.keep(session, outgoing);
+                self.keep(session, Going::Guest(outgoing));
                 SentBack::Moving
             }
             Err(fault) => SentBack::Failed(Box::new(convert::error(&fault, None))),
@@ -57,7 +91,7 @@ impl SentGuests {
 
     fn state(&self, session: SessionId) -> Option<SentBack> {
         let mut known = self.known.lock();
-        let finished = known.get(&session)?.event_log.finished();
+        let finished = known.get(&session)?.finished();
         Some(match finished {
             None => SentBack::Moving,
             Some(EventKind::Finished { outcome: MigrationOutcome::Completed, .. }) => SentBack::Moved,
@@ -71,12 +105,100 @@ impl SentGuests {
         })
     }
 
-    fn keep(&self, session: SessionId, outgoing: Arc<Outgoing>) {
+    /// How far it is. None: it begins with this call.
+    fn begin(&self, session: SessionId) -> Option<SentBack> {
+        if let Some(state) = self.state(session) {
+            return Some(state);
+        }
+        match self.known.lock().entry(session) {
+            Entry::Occupied(_) => Some(SentBack::Moving),
+            Entry::Vacant(free) => {
+                free.insert(Going::Beginning);
+                None
+            }
+        }
+    }
+
+    fn keep(&self, session: SessionId, going: Going) {
         let mut known = self.known.lock();
         if known.len() >= KEPT {
-            known.retain(|_, one| !one.is_over());
+            known.retain(|_, one| one.finished().is_none());
         }
-        known.insert(session, outgoing);
+        known.insert(session, going);
+    }
+}
+
+impl Agent {
+    /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
+    pub(crate) fn send_back(
+        self: &Arc<Agent>,
+        session: &str,
+        domain: Option<&str>,
+        to: SocketAddr,
+        (asker, caller): (&PeerName, &AuditCaller),
+    ) -> SentBack {
+        let Some(session) = parse(session) else { return refused("the session has no such name") };
+        if let Some(uuid) = domain {
+            return self.send_domain_back(uuid, (session, to), (asker, caller));
+        }
+        let begin = |request: MigrateRequest| {
+            let guest = request.guest.clone();
+            let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
+            let session = begun.as_ref().map(|outgoing| outgoing.session.to_string());
+            self.note_sent_back(guest, to, session.map_err(ToString::to_string), caller);
+            begun
+        };
+        self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
+    }
+
+    fn send_domain_back(
+        self: &Arc<Agent>,
+        uuid: &str,
+        (session, to): (SessionId, SocketAddr),
+        (asker, caller): (&PeerName, &AuditCaller),
+    ) -> SentBack {
+        let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
+        if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
+            return refused(&error.to_string());
+        }
+        if !is_uuid(uuid) {
+            return refused("the domain has no such UUID");
+        }
+        let Ok(runtime) = Handle::try_current() else { return refused("this agent does not move domains") };
+        if let Some(state) = self.sent_guests.begin(session) {
+            return state;
+        }
+        let (agent, uuid, caller) = (self.clone(), uuid.to_owned(), caller.clone());
+        runtime.spawn(async move {
+            let asked = LibvirtRequest::default();
+            let request =
+                MigrateRequest { libvirt: Some(asked.clone()), ..MigrateRequest::new(&uuid, to.to_string()) };
+            let begun = libvirt::begin(agent.libvirt(), request, asked).await;
+            let id = begun.as_ref().map(|id| id.0.clone());
+            agent.note_sent_back(uuid, to, id.map_err(|error| error.message.clone()), &caller);
+            let lost = || ErrorBody::new("internal", "a migration of a domain was lost");
+            let moving = begun.and_then(|id| agent.moves.by_id(&id.0).ok_or_else(lost));
+            let going = moving.map_or_else(|error| Going::Refused(Box::new(error)), Going::Domain);
+            agent.sent_guests.keep(session, going);
+        });
+        SentBack::Moving
+    }
+
+    fn note_sent_back(
+        &self,
+        guest: String,
+        to: SocketAddr,
+        session: Result<String, String>,
+        caller: &AuditCaller,
+    ) {
+        let result = if session.is_ok() { AuditResult::Done } else { AuditResult::Failed };
+        self.audit.record(AuditEntry {
+            guest: Some(guest),
+            to: Some(to.to_string()),
+            reason: session.as_ref().err().cloned(),
+            session: session.ok(),
+            ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
+        });
     }
 }
 
@@ -112,6 +234,14 @@ fn parse(text: &str) -> Option<SessionId> {
         *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
     }
     Some(SessionId(bytes))
+}
+
+/// As libvirt writes it: neither a name nor an ID.
+fn is_uuid(text: &str) -> bool {
+    const DASHES: [usize; 4] = [8, 13, 18, 23];
+    let is =
+        |(at, byte): (usize, u8)| if DASHES.contains(&at) { byte == b'-' } else { byte.is_ascii_hexdigit() };
+    text.len() == 36 && text.bytes().enumerate().all(is)
 }
 
 fn refused(why: &str) -> SentBack {
@@ -158,8 +288,8 @@ mod tests {
         let ask = |session: u8, asker: &PeerName| {
             let mut begun = None;
             let to = "192.0.2.1:7979".parse().unwrap();
-            let name = SessionId([session; 16]).to_string();
-            let answer = sent.answer((&agent.journal, &agent.registry), asker, (&name, to), |request| {
+            let session = SessionId([session; 16]);
+            let answer = sent.answer((&agent.journal, &agent.registry), asker, (session, to), |request| {
                 begun = Some((request.guest, request.to));
                 Err(Fault::new(Code::NoLink, Step::Authorise, Side::Source, "nobody is there"))
             });
@@ -183,6 +313,33 @@ mod tests {
         assert_eq!(ask(1, &sender).0, None, "it has ended");
         another.kill().unwrap();
         another.wait().unwrap();
+    }
+
+    #[test]
+    fn a_domain_goes_only_to_a_host_whose_tunnels_reach_libvirt() {
+        const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let to = "192.0.2.1:7979".parse().unwrap();
+        let session = SessionId([7; 16]);
+        let answer = agent.send_back(&session.to_string(), Some(UUID), to, (&None, &AuditCaller::Agent));
+        let SentBack::Failed(error) = answer else { panic!("{answer:?}") };
+        assert!(error.message.contains("libvirt-sock is not in tunnel_targets"), "{}", error.message);
+        assert!(is_uuid(UUID));
+        for name in ["web", "7", &UUID.replace('-', ""), &UUID.replace('a', "g"), &UUID.replace('-', "0")] {
+            assert!(!is_uuid(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_domain_begins_once_and_its_failure_is_told_once() {
+        let (sent, session) = (SentGuests::default(), SessionId([7; 16]));
+        assert_eq!(sent.begin(session), None);
+        assert_eq!(sent.begin(session), Some(SentBack::Moving), "libvirt is still being asked");
+        let error = ErrorBody::new("guest_busy", "no");
+        sent.keep(session, Going::Refused(Box::new(error.clone())));
+        assert_eq!(sent.begin(session), Some(SentBack::Failed(Box::new(error))));
+        assert_eq!(sent.begin(session), None, "it is tried again");
     }
 
     #[test]

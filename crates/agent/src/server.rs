@@ -431,7 +431,9 @@ async fn undrain(
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let request: UndrainRequest = parse(&body)?;
-    let begun = blocking(move || drain::undrain::begin(&agent, &drains, request.host.as_deref())).await?;
+    let runtime = tokio::runtime::Handle::current();
+    let begin = move || drain::undrain::begin(&agent, &drains, runtime, request.host.as_deref());
+    let begun = blocking(begin).await?;
     Ok((StatusCode::ACCEPTED, Json(begun)).into_response())
 }
 

@@ -371,7 +371,8 @@ fn a_domain_that_direct_mode_refuses_moves_by_libvirts_own_migration() {
     stage.is_whole_at(1);
 }
 
-/// A domain of libvirt, a guest of the agent and one that writes faster than the links carry, in one drain.
+/// A domain of libvirt, a guest of the agent and one that writes faster than the links carry, in one drain. Those that have
+/// left come back.
 #[test]
 fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     let mut stage = Stage::empty_over(LibvirtVersion::Eleven, 80);
@@ -439,4 +440,18 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     assert_eq!(stage.asks_agent(0, &["drain", "status"]).1["unseen"], serde_json::json!([]));
     stage.arrived(1);
     stage.is_whole_at(1);
+
+    // Both come back. What is here already is left as it is.
+    for _ in 0..2 {
+        let (exit, answer) = stage.asks_agent(0, &["undrain"]);
+        assert_eq!(exit, Some(0), "{answer:#}\n{}", stage.evidence());
+        let of = |one: &Value| (one["guest"].clone(), one["state"].clone());
+        let guests: Vec<_> = answer["guests"].as_array().unwrap().iter().map(of).collect();
+        assert_eq!(guests, [("calm".into(), "back".into()), ("g".into(), "back".into())]);
+    }
+    stage.arrived(0);
+    stage.is_whole_at(0);
+    let (_, list) = stage.asks_agent(0, &["vm", "list"]);
+    let here: Vec<_> = list.as_array().unwrap().iter().map(|one| one["name"].as_str()).collect();
+    assert_eq!(here, [Some("calm"), Some("hot")]);
 }

@@ -33,7 +33,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 pub struct Doing<C, S> {
     /// Does what the other host wants changed here.
     pub change: C,
-    /// Moves a guest back: its session, and the port of the other host's agent.
+    /// Moves a guest back: its session, its UUID if it is a domain of libvirt, and the port of the other host's agent.
     pub send_back: S,
 }
 
@@ -46,7 +46,7 @@ pub fn serve<C, S>(
 ) -> Result<(), String>
 where
     C: FnOnce(Change) -> Changed,
-    S: FnOnce(&str, u16) -> SentBack,
+    S: FnOnce(&str, Option<&str>, u16) -> SentBack,
 {
     let hello = &accepted.hello;
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
@@ -65,7 +65,7 @@ fn serve_question<C, S>(
 ) -> Result<(), AskError>
 where
     C: FnOnce(Change) -> Changed,
-    S: FnOnce(&str, u16) -> SentBack,
+    S: FnOnce(&str, Option<&str>, u16) -> SentBack,
 {
     let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
     let needed = permission::of_question(&question, doctor.is_migrating());
@@ -77,8 +77,8 @@ where
         }
         (_, Err(denied)) => Answer::Refused { why: denied.detail },
         (Question::Sink, Ok(())) => return take_load(doctor, stream, peer),
-        (Question::SendBack { session, port }, Ok(())) => {
-            Answer::SendBack { state: (doing.send_back)(&session, port) }
+        (Question::SendBack { session, domain, port }, Ok(())) => {
+            Answer::SendBack { state: (doing.send_back)(&session, domain.as_deref(), port) }
         }
         (question, Ok(())) => answer(doctor, question),
     };

@@ -99,6 +99,9 @@ struct Kept {
     /// By the last look.
     #[serde(default)]
     unseen: leaving::Unseen,
+    /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.
+    #[serde(default)]
+    cordoned_ms: Option<u64>,
 }
 
 /// The drain of this host, if one is open.
@@ -275,8 +278,10 @@ fn begin_with(
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     owner::register(agent, &fleet, &ready.source, &ready.destinations)
         .map_err(|error| of_fleet(&error, agent))?;
-    let id = drain_id();
-    let kept = owner::kept(&request, &ready.unseen);
+    let (id, begun_ms) = (drain_id(), unix_ms());
+    let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
+    let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
+    let kept = Kept { cordoned_ms, ..owner::kept(&request, &ready.unseen) };
     let record = DrainRecord {
         id: id.clone(),
         host: agent.config.name.clone(),
@@ -291,7 +296,7 @@ fn begin_with(
                 (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
             })
             .collect(),
-        begun_ms: unix_ms(),
+        begun_ms,
         ended_ms: None,
     };
     let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error, agent))?;

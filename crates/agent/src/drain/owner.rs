@@ -677,5 +677,6 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         links_bytes_per_s: 0,
         takes: BTreeMap::new(),
         unseen: unseen.clone(),
+        cordoned_ms: None,
     }
 }

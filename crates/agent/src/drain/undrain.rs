@@ -15,12 +15,14 @@ use linerate_api::{
 };
 use linerate_fabric::probe::{Answer as Told, Question, SentBack};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
+use tokio::runtime::Handle;
 
 use super::hosts::{self, Destination};
 use super::{Answer, Drains, Kept, leaving, of_fleet, refused};
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
+use crate::libvirt::domains;
 
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
@@ -31,7 +33,12 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 const ARRIVE_MAX: Duration = Duration::from_secs(30);
 
 /// Begins, unless it goes on already. Returns what is to come.
-pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>) -> Answer<UndrainDetail> {
+pub(crate) fn begin(
+    agent: &Arc<Agent>,
+    drains: &Arc<Drains>,
+    runtime: Handle,
+    host: Option<&str>,
+) -> Answer<UndrainDetail> {
     let own = &agent.config.name;
     if let Some(other) = host.filter(|host| host != own) {
         let text = format!("this is host {own}: its agent does not undrain host {other}; nothing was begun");
@@ -54,19 +61,14 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
         let text = format!("drain {} is not over; nothing was begun", last.id);
         return Err(refused(text, "`linerate drain abort` ends it"));
     }
-    let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let (mut moved, mut to) = (BTreeMap::new(), BTreeSet::new());
-    // A host that was drained in several attempts was cordoned all the time.
-    for drain in
-        known.iter().filter(|one| one.id == last.id || cordoned.is_some_and(|since| one.begun_ms >= since))
-    {
-        let damaged = |error| {
-            let text = format!("drain {} cannot be read: {}; nothing was begun", drain.id, chain(&error));
-            ErrorBody::new("journal_failed", text)
-        };
-        to.extend(serde_json::from_value::<Kept>(drain.settings.clone()).map_err(damaged)?.request.to);
+    // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun again.
+    let since = kept(last)?.cordoned_ms.unwrap_or(last.begun_ms);
+    for drain in known.iter().filter(|one| one.id == last.id || one.begun_ms >= since) {
+        to.extend(kept(drain)?.request.to);
         for value in drain.guests.values() {
-            let guest: DrainGuest = serde_json::from_value(value.clone()).map_err(damaged)?;
+            let guest: DrainGuest =
+                serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
             // One that was left in doubt may have arrived since.
             if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
                 moved.entry(guest.guest.clone()).or_insert(guest);
@@ -96,13 +98,22 @@ pub(crate) fn begin(agent: &Arc<Agent>, drains: &Arc<Drains>, host: Option<&str>
     tracing::info!(drain = last.id, guests = moved.len(), "guests are brought back");
     *slot = Some(detail.clone());
     let (agent, drains) = (agent.clone(), drains.clone());
-    let run = move || all(&agent, &drains, &moved, &to);
+    let run = move || all(&Here { agent, runtime }, &drains, &moved, &to);
     let started = std::thread::Builder::new().name("undrain".into()).spawn(run);
     if let Err(error) = started {
         *slot = None;
         return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
     }
     Ok(detail)
+}
+
+fn kept(drain: &DrainRecord) -> Answer<Kept> {
+    serde_json::from_value(drain.settings.clone()).map_err(|error| damaged(drain, &error))
+}
+
+fn damaged(drain: &DrainRecord, error: &serde_json::Error) -> ErrorBody {
+    let text = format!("drain {} cannot be read: {}; nothing was begun", drain.id, chain(error));
+    ErrorBody::new("journal_failed", text)
 }
 
 /// The last one since the agent was started.
@@ -113,8 +124,14 @@ pub(crate) fn show(drains: &Drains) -> Answer<UndrainDetail> {
     })
 }
 
-fn all(agent: &Arc<Agent>, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
-    let hosts = hosts::named(agent, to, None).unwrap_or_else(|error| {
+/// This host.
+struct Here {
+    agent: Arc<Agent>,
+    runtime: Handle,
+}
+
+fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
+    let hosts = hosts::named(&here.agent, to, None).unwrap_or_else(|error| {
         tracing::warn!(%error, "the fleet's hosts cannot be looked up");
         Vec::new()
     });
@@ -128,7 +145,7 @@ fn all(agent: &Arc<Agent>, drains: &Drains, moved: &[DrainGuest], to: &[String])
             scope.spawn(move || {
                 for (at, guest) in guests {
                     note(drains, at, State::Moving, None);
-                    match one(agent, guest, host) {
+                    match here.one(guest, host) {
                         Ok(()) => note(drains, at, State::Back, None),
                         Err(error) => {
                             tracing::warn!(
@@ -157,62 +174,68 @@ fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
     }
 }
 
-/// Brings one guest back.
-fn one(agent: &Agent, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
-    let name = &guest.guest;
-    let by_hand = "move it by hand from where it is: `linerate migrate` there";
-    if is_back(agent, guest) {
-        return Ok(());
-    }
-    if guest.domain {
-        return Err(refused("it is a domain of libvirt, and those are not brought back", by_hand));
-    }
-    let Some(session) = guest.migration.clone() else {
-        return Err(refused("it is not known in which migration it left", by_hand));
-    };
-    let Some(host) = host else {
-        return Err(refused(
-            format!("{} does not answer", guest.to.as_deref().unwrap_or("its host")),
-            by_hand,
-        ));
-    };
-    let mut host = host.clone();
-    let port = agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
-    let question = Question::SendBack { session, port };
-    let mut answered = Instant::now();
-    loop {
-        match find(&host.at, &question, ASK_WAIT, &agent.security) {
-            Ok((_, Told::SendBack { state: SentBack::Moving })) => answered = Instant::now(),
-            Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
-            // It may have arrived before the other host's agent forgot about it.
-            Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
-                return if is_back(agent, guest) { Ok(()) } else { Err(*error) };
+impl Here {
+    /// Brings one guest back.
+    fn one(&self, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
+        let name = &guest.guest;
+        let by_hand = "move it by hand from where it is: `linerate migrate` there";
+        if self.is_back(guest) {
+            return Ok(());
+        }
+        let Some(session) = guest.migration.clone() else {
+            return Err(refused("it is not known in which migration it left", by_hand));
+        };
+        let Some(host) = host else {
+            return Err(refused(
+                format!("{} does not answer", guest.to.as_deref().unwrap_or("its host")),
+                by_hand,
+            ));
+        };
+        let mut host = host.clone();
+        let port = self.agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
+        let domain = guest.domain.then(|| guest.uuid.clone());
+        let question = Question::SendBack { session, domain, port };
+        let mut answered = Instant::now();
+        loop {
+            match find(&host.at, &question, ASK_WAIT, &self.agent.security) {
+                Ok((_, Told::SendBack { state: SentBack::Moving })) => answered = Instant::now(),
+                Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
+                // It may have arrived before the other host's agent forgot about it.
+                Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
+                    return if self.is_back(guest) { Ok(()) } else { Err(*error) };
+                }
+                Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
+                Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
+                Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
+                Err(_) if self.is_back(guest) => return Ok(()),
+                // By another of its addresses.
+                Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
             }
-            Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
-            Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
-            Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
-            Err(_) if is_back(agent, guest) => return Ok(()),
-            // By another of its addresses.
-            Err(_) => hosts::ask_one(&mut host, &agent.security, ASK_WAIT),
+            std::thread::sleep(ASK_AGAIN);
         }
-        std::thread::sleep(ASK_AGAIN);
-    }
-    let end = Instant::now() + ARRIVE_MAX;
-    while !is_back(agent, guest) {
-        if Instant::now() >= end {
-            return Err(refused(format!("{name} was moved, and is not here"), "see `linerate vm list` here"));
+        let end = Instant::now() + ARRIVE_MAX;
+        while !self.is_back(guest) {
+            if Instant::now() >= end {
+                return Err(refused(
+                    format!("{name} was moved, and is not here"),
+                    "see `linerate vm list` here",
+                ));
+            }
+            std::thread::sleep(ASK_AGAIN);
         }
-        std::thread::sleep(ASK_AGAIN);
+        Ok(())
     }
-    Ok(())
-}
 
-/// It is here, and nothing else has it. Another guest may have got its name meanwhile.
-fn is_back(agent: &Agent, guest: &DrainGuest) -> bool {
-    !guest.domain
-        && leaving::is_settled(agent, &guest.guest)
-        && leaving::look_at(agent, &guest.guest, ModeChoice::Auto)
-            .is_some_and(|found| found.key == guest.uuid)
+    /// It is here, and nothing else has it. Another guest may have got its name meanwhile.
+    fn is_back(&self, guest: &DrainGuest) -> bool {
+        if guest.domain {
+            return self.runtime.block_on(domains::is_at_rest(&guest.uuid));
+        }
+        let agent = &self.agent;
+        leaving::is_settled(agent, &guest.guest)
+            && leaving::look_at(agent, &guest.guest, ModeChoice::Auto)
+                .is_some_and(|found| found.key == guest.uuid)
+    }
 }
 
 fn silent(error: &FindError) -> ErrorBody {

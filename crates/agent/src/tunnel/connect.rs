@@ -19,7 +19,7 @@ use crate::local::{CONNECT_WAIT, connect_in_folder, connect_unix};
 use crate::security::PeerName;
 
 #[derive(Debug, thiserror::Error)]
-enum ConnectError {
+pub(crate) enum ConnectError {
     #[error("{service}: {source}")]
     NoAddress {
         service: String,
@@ -70,7 +70,12 @@ fn connect(sessions: &Sessions, tunnel: &Tunnel, stream: StreamId, service: Stri
     }
 }
 
-fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Socket, ConnectError> {
+/// Whether a tunnel of that host's may reach a socket of this one.
+pub(crate) fn may_reach(
+    sessions: &Sessions,
+    opener: &PeerName,
+    service: String,
+) -> Result<TunnelAddress, ConnectError> {
     let address: TunnelAddress =
         service.parse().map_err(|source| ConnectError::NoAddress { service, source })?;
     let host = sessions.config.name.clone();
@@ -84,6 +89,12 @@ fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Sock
         let (peer, table) = (granted.host.clone(), granted.table);
         return Err(ConnectError::NotGranted { address, host, peer, table });
     }
+    Ok(address)
+}
+
+fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Socket, ConnectError> {
+    let address = may_reach(sessions, opener, service)?;
+    let host = sessions.config.name.clone();
     open(sessions, &address).map_err(|source| ConnectError::Connect { address, host, source })
 }
 

@@ -44,6 +44,7 @@ use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
 use crate::stream_gate::{LibvirtJob, StreamGate};
 
+pub(crate) use connect::may_reach;
 pub use sessions::Sessions;
 pub use stale::clear_folders;
 pub use start::{Begun, begin};

@@ -131,10 +131,6 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
         if guest.state == DrainGuestState::Failed {
             return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
         }
-        if guest.domain {
-            let why = "it is a domain of libvirt, which `undrain` does not bring back";
-            return refused(guest, why, "keep it there with --keep, or drain that host by itself");
-        }
     }
     Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
 }

@@ -89,6 +89,9 @@ pub enum Question {
     SendBack {
         /// The session in which it came, in hexadecimal digits.
         session: String,
+        /// UUID of a domain of libvirt.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
         /// Where the asker's agent listens, on the host of this connection.
         port: u16,
     },
