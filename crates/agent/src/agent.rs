@@ -7,8 +7,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, MigrateRequest, MigrationSummary};
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, LibvirtRequest, MigrateRequest,
+    MigrationSummary,
+};
 use linerate_core::{Code, Fault, SessionId, Side, Step};
+use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
@@ -17,6 +21,7 @@ use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 use rustls_pki_types::UnixTime;
+use tokio::runtime::Handle;
 
 use crate::audit::{self, Audit};
 use crate::config::Config;
@@ -35,7 +40,7 @@ use crate::session::offer::RdmaPorts;
 use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
-use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, settings, tunnel};
+use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
 
 pub struct Agent {
     pub config: Arc<Config>,
@@ -46,7 +51,7 @@ pub struct Agent {
     /// What this host has, for others that ask.
     pub(crate) describer: Arc<Describer>,
     /// Guests that other hosts wanted back.
-    pub(crate) sent_guests: SentGuests,
+    sent_guests: SentGuests,
     /// Who did what on this host.
     pub audit: Arc<Audit>,
     /// Takes up this host's identity, and listens as it allows.
@@ -335,6 +340,81 @@ impl Agent {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
         self.note(&hello, caller, handled.err());
+    }
+
+    /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
+    pub(crate) fn send_back(
+        self: &Arc<Agent>,
+        session: &str,
+        domain: Option<&str>,
+        to: SocketAddr,
+        (asker, caller): (&PeerName, &AuditCaller),
+    ) -> SentBack {
+        let Some(session) = send_back::parse(session) else {
+            return send_back::refused("the session has no such name");
+        };
+        if let Some(uuid) = domain {
+            return self.send_domain_back(uuid, (session, to), (asker, caller));
+        }
+        let begin = |request: MigrateRequest| {
+            let guest = request.guest.clone();
+            let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
+            let session = begun.as_ref().map(|outgoing| outgoing.session.to_string());
+            self.note_sent_back(guest, to, session.map_err(ToString::to_string), caller);
+            begun
+        };
+        self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
+    }
+
+    fn send_domain_back(
+        self: &Arc<Agent>,
+        uuid: &str,
+        (session, to): (SessionId, SocketAddr),
+        (asker, caller): (&PeerName, &AuditCaller),
+    ) -> SentBack {
+        let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
+        if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
+            return send_back::refused(&error.to_string());
+        }
+        if !send_back::is_uuid(uuid) {
+            return send_back::refused("the domain has no such UUID");
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return send_back::refused("this agent does not move domains");
+        };
+        if let Some(state) = self.sent_guests.answer_domain(session) {
+            return state;
+        }
+        let (agent, uuid, caller) = (self.clone(), uuid.to_owned(), caller.clone());
+        runtime.spawn(async move {
+            let asked = LibvirtRequest::default();
+            let request =
+                MigrateRequest { libvirt: Some(asked.clone()), ..MigrateRequest::new(&uuid, to.to_string()) };
+            let begun = libvirt::begin(agent.libvirt(), request, asked).await;
+            let id = begun.as_ref().map(|id| id.0.clone());
+            agent.note_sent_back(uuid, to, id.map_err(|error| error.message.clone()), &caller);
+            let lost = || ErrorBody::new("internal", "a migration of a domain was lost");
+            let moving = begun.and_then(|id| agent.moves.by_id(&id.0).ok_or_else(lost));
+            agent.sent_guests.domain_begun(session, moving);
+        });
+        SentBack::Moving
+    }
+
+    fn note_sent_back(
+        &self,
+        guest: String,
+        to: SocketAddr,
+        session: Result<String, String>,
+        caller: &AuditCaller,
+    ) {
+        let result = if session.is_ok() { AuditResult::Done } else { AuditResult::Failed };
+        self.audit.record(AuditEntry {
+            guest: Some(guest),
+            to: Some(to.to_string()),
+            reason: session.as_ref().err().cloned(),
+            session: session.ok(),
+            ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
+        });
     }
 
     /// What another host's agent began here, and what was refused to it.

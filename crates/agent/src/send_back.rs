@@ -11,24 +11,19 @@ use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, EventKind, LibvirtRequest, MigrateRequest,
-    MigrationOutcome, code,
-};
+use linerate_api::{ErrorBody, EventKind, MigrateRequest, MigrationOutcome, code};
 use linerate_core::journal::DestinationPhase as Phase;
 use linerate_core::{Fault, SessionId};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::registry::Registry;
 use linerate_net::lock::Mutex;
-use tokio::runtime::Handle;
 
-use crate::agent::Agent;
+use crate::convert;
 use crate::faults::chain;
 use crate::journal::{Journal, Role, process};
 use crate::libvirt::Move;
 use crate::outgoing::Outgoing;
 use crate::security::PeerName;
-use crate::{audit, convert, libvirt, outgoing, tunnel};
 
 /// Ended ones that are remembered: whoever asked may not have heard the end yet.
 const KEPT: usize = 1024;
@@ -66,7 +61,7 @@ pub(crate) struct SentGuests {
 
 impl SentGuests {
     /// Begins to move a guest to `to`, the asker's host, or says how far that is.
-    fn answer(
+    pub fn answer(
         &self,
         (journal, registry): (&Journal, &Registry),
         asker: &PeerName,
@@ -105,8 +100,8 @@ impl SentGuests {
         })
     }
 
-    /// How far it is. None: it begins with this call.
-    fn begin(&self, session: SessionId) -> Option<SentBack> {
+    /// A domain. How far it is; none if the caller shall begin, and say how that went.
+    pub fn answer_domain(&self, session: SessionId) -> Option<SentBack> {
         if let Some(state) = self.state(session) {
             return Some(state);
         }
@@ -119,86 +114,18 @@ impl SentGuests {
         }
     }
 
+    /// How it went.
+    pub fn domain_begun(&self, session: SessionId, begun: Result<Arc<Move>, ErrorBody>) {
+        let going = begun.map_or_else(|error| Going::Refused(Box::new(error)), Going::Domain);
+        self.keep(session, going);
+    }
+
     fn keep(&self, session: SessionId, going: Going) {
         let mut known = self.known.lock();
         if known.len() >= KEPT {
             known.retain(|_, one| one.finished().is_none());
         }
         known.insert(session, going);
-    }
-}
-
-impl Agent {
-    /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
-    pub(crate) fn send_back(
-        self: &Arc<Agent>,
-        session: &str,
-        domain: Option<&str>,
-        to: SocketAddr,
-        (asker, caller): (&PeerName, &AuditCaller),
-    ) -> SentBack {
-        let Some(session) = parse(session) else { return refused("the session has no such name") };
-        if let Some(uuid) = domain {
-            return self.send_domain_back(uuid, (session, to), (asker, caller));
-        }
-        let begin = |request: MigrateRequest| {
-            let guest = request.guest.clone();
-            let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
-            let session = begun.as_ref().map(|outgoing| outgoing.session.to_string());
-            self.note_sent_back(guest, to, session.map_err(ToString::to_string), caller);
-            begun
-        };
-        self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
-    }
-
-    fn send_domain_back(
-        self: &Arc<Agent>,
-        uuid: &str,
-        (session, to): (SessionId, SocketAddr),
-        (asker, caller): (&PeerName, &AuditCaller),
-    ) -> SentBack {
-        let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
-        if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
-            return refused(&error.to_string());
-        }
-        if !is_uuid(uuid) {
-            return refused("the domain has no such UUID");
-        }
-        let Ok(runtime) = Handle::try_current() else { return refused("this agent does not move domains") };
-        if let Some(state) = self.sent_guests.begin(session) {
-            return state;
-        }
-        let (agent, uuid, caller) = (self.clone(), uuid.to_owned(), caller.clone());
-        runtime.spawn(async move {
-            let asked = LibvirtRequest::default();
-            let request =
-                MigrateRequest { libvirt: Some(asked.clone()), ..MigrateRequest::new(&uuid, to.to_string()) };
-            let begun = libvirt::begin(agent.libvirt(), request, asked).await;
-            let id = begun.as_ref().map(|id| id.0.clone());
-            agent.note_sent_back(uuid, to, id.map_err(|error| error.message.clone()), &caller);
-            let lost = || ErrorBody::new("internal", "a migration of a domain was lost");
-            let moving = begun.and_then(|id| agent.moves.by_id(&id.0).ok_or_else(lost));
-            let going = moving.map_or_else(|error| Going::Refused(Box::new(error)), Going::Domain);
-            agent.sent_guests.keep(session, going);
-        });
-        SentBack::Moving
-    }
-
-    fn note_sent_back(
-        &self,
-        guest: String,
-        to: SocketAddr,
-        session: Result<String, String>,
-        caller: &AuditCaller,
-    ) {
-        let result = if session.is_ok() { AuditResult::Done } else { AuditResult::Failed };
-        self.audit.record(AuditEntry {
-            guest: Some(guest),
-            to: Some(to.to_string()),
-            reason: session.as_ref().err().cloned(),
-            session: session.ok(),
-            ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
-        });
     }
 }
 
@@ -225,7 +152,7 @@ fn arrived(
     Ok(record.guest)
 }
 
-fn parse(text: &str) -> Option<SessionId> {
+pub(crate) fn parse(text: &str) -> Option<SessionId> {
     let mut bytes = [0; 16];
     if text.len() != 32 || !text.is_ascii() {
         return None;
@@ -237,14 +164,14 @@ fn parse(text: &str) -> Option<SessionId> {
 }
 
 /// As libvirt writes it: neither a name nor an ID.
-fn is_uuid(text: &str) -> bool {
+pub(crate) fn is_uuid(text: &str) -> bool {
     const DASHES: [usize; 4] = [8, 13, 18, 23];
     let is =
         |(at, byte): (usize, u8)| if DASHES.contains(&at) { byte == b'-' } else { byte.is_ascii_hexdigit() };
     text.len() == 36 && text.bytes().enumerate().all(is)
 }
 
-fn refused(why: &str) -> SentBack {
+pub(crate) fn refused(why: &str) -> SentBack {
     let hint = "see `linerate vm list` on that host; move the guest by hand from where it is";
     SentBack::Failed(Box::new(ErrorBody::new(code::REFUSED, why).with_hint(hint)))
 }
@@ -253,8 +180,8 @@ fn refused(why: &str) -> SentBack {
 mod tests {
     use std::process::Command;
 
-    use linerate_core::Code;
-    use linerate_core::{Side, Step};
+    use linerate_api::AuditCaller;
+    use linerate_core::{Code, Side, Step};
 
     use super::*;
     use crate::journal::{IncomingRecord, Record};
@@ -334,12 +261,12 @@ mod tests {
     #[test]
     fn a_domain_begins_once_and_its_failure_is_told_once() {
         let (sent, session) = (SentGuests::default(), SessionId([7; 16]));
-        assert_eq!(sent.begin(session), None);
-        assert_eq!(sent.begin(session), Some(SentBack::Moving), "libvirt is still being asked");
+        assert_eq!(sent.answer_domain(session), None);
+        assert_eq!(sent.answer_domain(session), Some(SentBack::Moving), "libvirt is still being asked");
         let error = ErrorBody::new("guest_busy", "no");
-        sent.keep(session, Going::Refused(Box::new(error.clone())));
-        assert_eq!(sent.begin(session), Some(SentBack::Failed(Box::new(error))));
-        assert_eq!(sent.begin(session), None, "it is tried again");
+        sent.domain_begun(session, Err(error.clone()));
+        assert_eq!(sent.answer_domain(session), Some(SentBack::Failed(Box::new(error))));
+        assert_eq!(sent.answer_domain(session), None, "it is tried again");
     }
 
     #[test]
