@@ -374,7 +374,9 @@ impl Agent {
     ) -> SentBack {
         let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
         if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
-            return send_back::refused(&error.to_string());
+            let error = error.to_string();
+            self.note_sent_back(uuid.to_owned(), to, Err(error.clone()), caller);
+            return send_back::refused(&error);
         }
         if !send_back::is_uuid(uuid) {
             return send_back::refused("the domain has no such UUID");

@@ -454,4 +454,13 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     let (_, list) = stage.asks_agent(0, &["vm", "list"]);
     let here: Vec<_> = list.as_array().unwrap().iter().map(|one| one["name"].as_str()).collect();
     assert_eq!(here, [Some("calm"), Some("hot")]);
+
+    // Somebody wants it there.
+    let (exit, answer) = stage.asks_agent(0, &["migrate", "qemu:///system/g", "--to", &to]);
+    assert_eq!(exit, Some(0), "{answer:#}");
+    let (exit, answer) = stage.asks_agent(0, &["undrain"]);
+    assert_eq!(exit, Some(1), "{answer:#}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("1 of 2 guests did not"), "{answer:#}");
+    stage.arrived(1);
+    stage.is_whole_at(1);
 }

@@ -8,7 +8,7 @@
 //! | here | drains are begun, taken up after a restart, shown, steered |
 //! | `plan` | what a drain would do, with a dry run of each migration |
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
-//! | `undrain` | the guests of the last drain come back |
+//! | `undrain` | the guests that drains have moved come back |
 //! | `lost` | drains of hosts that are lost are ended |
 //! | `status` | the fleet, for people |
 //! | `sessions` | the migration of each guest, as the controller orders it |
@@ -110,6 +110,8 @@ pub(crate) struct Drains {
     open: Mutex<Option<Arc<Drain>>>,
     /// The last undrain of this process, which may go on.
     undrain: Mutex<Option<UndrainDetail>>,
+    /// Migrations of domains that left, and that undrains of this process have brought back: once each.
+    back: Mutex<BTreeSet<String>>,
 }
 
 type Answer<T> = Result<T, ErrorBody>;

@@ -63,7 +63,8 @@ pub(crate) fn begin(
     }
     let (mut moved, mut to) = (BTreeMap::new(), BTreeSet::new());
     // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun again.
-    let since = kept(last)?.cordoned_ms.unwrap_or(last.begun_ms);
+    let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
+    let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     for drain in known.iter().filter(|one| one.id == last.id || one.begun_ms >= since) {
         to.extend(kept(drain)?.request.to);
         for value in drain.guests.values() {
@@ -71,7 +72,9 @@ pub(crate) fn begin(
                 serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
             // One that was left in doubt may have arrived since.
             if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
-                moved.entry(guest.guest.clone()).or_insert(guest);
+                // A guest and a domain, or two domains, may have had one name.
+                let uuid = guest.domain.then(|| guest.uuid.clone());
+                moved.entry((guest.guest.clone(), uuid)).or_insert(guest);
             }
         }
     }
@@ -145,7 +148,7 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
             scope.spawn(move || {
                 for (at, guest) in guests {
                     note(drains, at, State::Moving, None);
-                    match here.one(guest, host) {
+                    match here.one(drains, guest, host) {
                         Ok(()) => note(drains, at, State::Back, None),
                         Err(error) => {
                             tracing::warn!(
@@ -176,10 +179,24 @@ fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
 
 impl Here {
     /// Brings one guest back.
-    fn one(&self, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
-        let name = &guest.guest;
+    fn one(&self, drains: &Drains, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
         let by_hand = "move it by hand from where it is: `linerate migrate` there";
-        if self.is_back(guest) {
+        let migration = guest.migration.as_ref().filter(|_| guest.domain);
+        if migration.is_some_and(|left| drains.back.lock().contains(left)) {
+            return if self.is_back(guest, true) {
+                Ok(())
+            } else {
+                Err(refused("it was back, and has left again", by_hand))
+            };
+        }
+        self.fetch(guest, host, by_hand)?;
+        drains.back.lock().extend(migration.cloned());
+        Ok(())
+    }
+
+    fn fetch(&self, guest: &DrainGuest, host: Option<&Destination>, by_hand: &str) -> Answer<()> {
+        let name = &guest.guest;
+        if self.is_back(guest, false) {
             return Ok(());
         }
         let Some(session) = guest.migration.clone() else {
@@ -202,34 +219,35 @@ impl Here {
                 Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
                 // It may have arrived before the other host's agent forgot about it.
                 Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
-                    return if self.is_back(guest) { Ok(()) } else { Err(*error) };
+                    return if self.is_back(guest, false) { Ok(()) } else { Err(*error) };
                 }
                 Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
                 Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
-                Err(_) if self.is_back(guest) => return Ok(()),
+                Err(_) if self.is_back(guest, false) => return Ok(()),
                 // By another of its addresses.
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
             }
             std::thread::sleep(ASK_AGAIN);
         }
         let end = Instant::now() + ARRIVE_MAX;
-        while !self.is_back(guest) {
+        while !self.is_back(guest, true) {
             if Instant::now() >= end {
-                return Err(refused(
-                    format!("{name} was moved, and is not here"),
-                    "see `linerate vm list` here",
-                ));
+                let list = if guest.domain { "virsh list" } else { "linerate vm list" };
+                let hint = format!("see `{list}` here");
+                return Err(refused(format!("{name} was moved, and is not here"), hint));
             }
             std::thread::sleep(ASK_AGAIN);
         }
         Ok(())
     }
 
-    /// It is here, and nothing else has it. Another guest may have got its name meanwhile.
-    fn is_back(&self, guest: &DrainGuest) -> bool {
+    /// It is here, and nothing else has it. Another guest may have got its name meanwhile. `moved`: its host says that it was
+    /// moved.
+    fn is_back(&self, guest: &DrainGuest, moved: bool) -> bool {
         if guest.domain {
-            return self.runtime.block_on(domains::is_at_rest(&guest.uuid));
+            let state = self.runtime.block_on(domains::state(&guest.uuid));
+            return !self.agent.moves.has(&guest.uuid) && has_arrived(state.as_deref(), moved);
         }
         let agent = &self.agent;
         leaving::is_settled(agent, &guest.guest)
@@ -238,9 +256,28 @@ impl Here {
     }
 }
 
+/// Whether a domain in this state here is back. One that is paused here may be on its way, or run there.
+fn has_arrived(state: Option<&str>, moved: bool) -> bool {
+    matches!((state, moved), (Some("running"), _) | (Some("paused"), true))
+}
+
 fn silent(error: &FindError) -> ErrorBody {
     refused(
         format!("its host does not answer, and may have moved it: {}", chain(error)),
         "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_that_is_paused_here_is_back_only_if_its_host_says_so() {
+        assert!(has_arrived(Some("running"), false) && has_arrived(Some("running"), true));
+        assert!(has_arrived(Some("paused"), true) && !has_arrived(Some("paused"), false));
+        for other in [None, Some("shut off"), Some("crashed")] {
+            assert!(!has_arrived(other, true), "{other:?}");
+        }
+    }
 }

@@ -24,15 +24,10 @@ pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
     all(&Virsh::new(HERE)).await
 }
 
-/// Whether this host's libvirt has the domain with this UUID, which runs or is paused, and does nothing with it.
-pub(crate) async fn is_at_rest(uuid: &str) -> bool {
-    at_rest(&Virsh::new(HERE), uuid).await
-}
-
-async fn at_rest(virsh: &Virsh, uuid: &str) -> bool {
-    let state = virsh.state(uuid).await.unwrap_or_default();
-    // One that is arriving has a job.
-    matches!(state.as_str(), "running" | "paused") && virsh.job(uuid, false).await.is_none()
+/// State of a domain of this host's libvirt. One that is arriving is `paused`. None if libvirt does not know it or does
+/// not answer.
+pub(crate) async fn state(uuid: &str) -> Option<String> {
+    Virsh::new(HERE).state(uuid).await.ok()
 }
 
 async fn all(virsh: &Virsh) -> Result<Vec<Domain>, ErrorBody> {

@@ -55,6 +55,11 @@ impl Moves {
         Err(ErrorBody::new("guest_busy", text).with_hint(hint))
     }
 
+    /// Whether a migration from this host has the domain.
+    pub fn has(&self, uuid: &str) -> bool {
+        self.claimed.lock().contains(uuid)
+    }
+
     pub fn add(&self, one: Arc<Move>) {
         let mut all = self.all.lock();
         let mut surplus = all.iter().filter(|one| one.is_over()).count().saturating_sub(ENDED_SHOWN);
@@ -312,12 +317,14 @@ mod tests {
     fn a_domain_has_one_migration_at_a_time_whatever_it_is_called() {
         let moves = Arc::<Moves>::default();
         let claim = moves.claim(UUID, "web").unwrap();
+        assert!(moves.has(UUID));
         let refused = moves.claim(UUID, "renamed").map(drop).unwrap_err();
         assert_eq!(refused.code, "guest_busy");
         assert!(refused.message.contains("already moved"), "{}", refused.message);
         // Another domain may have the name that this one had.
         let other = moves.claim("0f0e8c9a-0000-4000-8000-000000000002", "web").unwrap();
         drop((claim, other));
+        assert!(!moves.has(UUID));
         assert!(moves.claim(UUID, "web").is_ok());
     }
 

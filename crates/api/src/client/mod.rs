@@ -171,7 +171,7 @@ impl Client {
         self.post(&paths::fill(paths::DRAIN, id), &DrainSteer { order }).await
     }
 
-    /// Has the guests come back that the last drain moved.
+    /// Has the guests come back that drains have moved since the host was cordoned.
     pub async fn undrain(&self, request: &UndrainRequest) -> Result<UndrainDetail, ClientError> {
         self.post(paths::UNDRAIN, request).await
     }

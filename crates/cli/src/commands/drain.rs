@@ -102,7 +102,7 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
     }
 }
 
-/// Has the guests come back that the last drain moved, and watches that.
+/// Has the guests come back that drains have moved since the host was cordoned, and watches that.
 pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Failure> {
     let begun = context.client.undrain(&flags.request()).await?;
     if flags.detach {

@@ -131,6 +131,10 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
         if guest.state == DrainGuestState::Failed {
             return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
         }
+        if guest.domain {
+            let why = "it is a domain of libvirt, whose way there and back cannot be tried beforehand";
+            return refused(guest, why, "keep it there with --keep, or drain that host by itself");
+        }
     }
     Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
 }
