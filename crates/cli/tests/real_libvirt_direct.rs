@@ -455,9 +455,11 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     let here: Vec<_> = list.as_array().unwrap().iter().map(|one| one["name"].as_str()).collect();
     assert_eq!(here, [Some("calm"), Some("hot")]);
 
-    // Somebody wants it there.
+    // Somebody wants it there. That agent forgets what it was asked before.
     let (exit, answer) = stage.asks_agent(0, &["migrate", "qemu:///system/g", "--to", &to]);
     assert_eq!(exit, Some(0), "{answer:#}");
+    stage.agents[1].kill().unwrap();
+    stage.agents[1].restart().unwrap();
     let (exit, answer) = stage.asks_agent(0, &["undrain"]);
     assert_eq!(exit, Some(1), "{answer:#}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("1 of 2 guests did not"), "{answer:#}");
