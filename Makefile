@@ -1,6 +1,8 @@
 # Two commands are all that a new user needs: `make demo` and `make test`. `make help` lists the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Where cargo puts what it has built.
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 CARGO ?= cargo
 SEEDS ?= 5000
 FUZZ_SECONDS ?= 60
@@ -22,7 +24,7 @@ build: install ## build the binaries
 	$(CARGO) build --release --locked -p linerate -p linerate-lab -p linerate-bench
 
 demo: build ## move a real QEMU guest between two hosts over two links, cut one on the way, show what happened
-	@./target/release/linerate-lab demo --linerate ./target/release/linerate
+	@$(RELEASE)/linerate-lab demo --linerate $(RELEASE)/linerate
 
 test: install ## everything that must pass: unit, property, simulator and real-QEMU tests
 	lab/fair.sh $(CARGO) run --quiet --locked -p xtask -- test
@@ -49,30 +51,30 @@ fuzz: ## fuzz what strangers send: make fuzz FUZZ_SECONDS=600
 	FUZZ_SECONDS=$(FUZZ_SECONDS) bash fuzz/run.sh
 
 bench: build ## interleaved comparison with QEMU's own migration; writes bench/out/
-	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench run --linerate $(RELEASE)/linerate --out bench/out
 
 bench-tls: build ## TLS against plain text, Linerate's and QEMU's, interleaved; writes bench/out/tls/
-	./target/release/linerate-bench run --linerate ./target/release/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --pairs 6 --methods linerate,multifd,linerate-tls,multifd-tls
+	$(RELEASE)/linerate-bench run --linerate $(RELEASE)/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --pairs 6 --methods linerate,multifd,linerate-tls,multifd-tls
 
 drain-kills: install ## drains whose agents are killed at random instants: make drain-kills KILLS=20 RUNS=5
 	for run in $$(seq $(RUNS)); do LINERATE_KILLS=$(KILLS) LINERATE_SEED=$$run $(CARGO) test --locked --workspace --test real_drains random_instants -- --nocapture || exit 1; done
 
 soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes
-	./target/release/linerate-bench soak --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench soak --linerate $(RELEASE)/linerate --out bench/out
 
 faults: build ## cut one of two links 50 times at a random instant, and kill everything at every step
-	./target/release/linerate-bench faults --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench faults --linerate $(RELEASE)/linerate --out bench/out
 
 libvirt-cuts: build ## 50 moves of libvirt's domains, a link lost at a random instant of each
-	./target/release/linerate-bench libvirt --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench libvirt --linerate $(RELEASE)/linerate --out bench/out
 
 disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link lost at a random instant of each: QEMU 10.0, and 7.2 under KVM
-	./target/release/linerate-bench disks --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench disks --linerate $(RELEASE)/linerate --out bench/out
 	@[ -w /dev/kvm ] || echo "not run: 50 moves with QEMU 7.2, as there is no /dev/kvm here"
-	@[ ! -w /dev/kvm ] || ./target/release/linerate-bench disks --qemu 7.2 --kvm --linerate ./target/release/linerate --out bench/out
+	@[ ! -w /dev/kvm ] || $(RELEASE)/linerate-bench disks --qemu 7.2 --kvm --linerate $(RELEASE)/linerate --out bench/out
 
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
-	./target/release/linerate-bench wires --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench wires --linerate $(RELEASE)/linerate --out bench/out
 
 rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
 	$(CARGO) build --locked -p linerate -p linerate-lab
@@ -85,23 +87,23 @@ rdma-moves: install ## 200 moves of a guest between two machines by RDMA, a cabl
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_moves_by_rdma_many_times --nocapture
 
 bench-drain: build ## a host that is emptied: `linerate drain` against fixed numbers of migrations at once; writes bench/out/
-	./target/release/linerate-bench drains --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench drains --linerate $(RELEASE)/linerate --out bench/out
 
 far: build ## migrations beside a link that is far away or loses packets, against the good link alone; writes bench/out/
-	./target/release/linerate-bench far --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench far --linerate $(RELEASE)/linerate --out bench/out
 
 rdma-wires: build ## `linerate bench` over RDMA against perftest on the same soft-RoCE devices; writes bench/out/
-	./target/release/linerate-bench rdma-wires --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench rdma-wires --linerate $(RELEASE)/linerate --out bench/out
 
 doctor: build ## how long the doctor takes, and migrations over a path that passes less than its ends; writes bench/out/
-	./target/release/linerate-bench doctor --linerate ./target/release/linerate --out bench/out
+	$(RELEASE)/linerate-bench doctor --linerate $(RELEASE)/linerate --out bench/out
 
 deb: ## build the Debian package: target/deb/linerate_VERSION_amd64.deb; installs debhelper, lintian and shellcheck; DEB_VERSION=, DEB_MAINTAINER='Name <address>'
 	bash lab/install.sh deb deb-check
 	$(CARGO) build --release --locked -p linerate
 	mkdir -p target/deb
 	$(CARGO) run --quiet --locked -p xtask -- licences >target/deb/third-party.txt
-	packaging/build-deb.sh --binary target/release/linerate --third-party target/deb/third-party.txt $(if $(DEB_VERSION),--version $(DEB_VERSION))
+	packaging/build-deb.sh --binary $(RELEASE)/linerate --third-party target/deb/third-party.txt $(if $(DEB_VERSION),--version $(DEB_VERSION))
 	shellcheck packaging/build-deb.sh packaging/debian/linerate.postrm
 	lintian --allow-root --fail-on error,warning target/deb/linerate_$(DEB_NAME)_amd64.deb
 
@@ -109,11 +111,11 @@ deb-test: deb ## the package in machines with systemd: install, upgrade, remove,
 	bash lab/install.sh packages kernel guest rdma-kernel system-root system-image
 	rm -rf target/deb/test && mkdir -p target/deb/test
 	cp target/deb/linerate_$(DEB_NAME)_amd64.deb target/deb/test/
-	packaging/build-deb.sh --binary target/release/linerate --third-party target/deb/third-party.txt --out target/deb/test --fast --version $(DEB_NAME)+next1
+	packaging/build-deb.sh --binary $(RELEASE)/linerate --third-party target/deb/third-party.txt --out target/deb/test --fast --version $(DEB_NAME)+next1
 	LINERATE_DEBS=$(CURDIR)/target/deb/test $(CARGO) test --workspace --locked --test package -- --ignored --nocapture --test-threads 1
 
 sweep: ## remove what an interrupted run left behind (namespaces, mounts, processes of dead makers)
-	./target/release/linerate-lab sweep
+	$(RELEASE)/linerate-lab sweep
 
 clean: ## remove build results and the cache of packages
 	rm -rf target .cache bench/out fuzz/target
