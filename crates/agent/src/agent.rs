@@ -372,14 +372,14 @@ impl Agent {
         (session, to): (SessionId, SocketAddr),
         (asker, caller): (&PeerName, &AuditCaller),
     ) -> SentBack {
+        if !send_back::is_uuid(uuid) {
+            return send_back::refused("the domain has no such UUID");
+        }
         let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
         if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
             let error = error.to_string();
             self.note_sent_back(uuid.to_owned(), to, Err(error.clone()), caller);
             return send_back::refused(&error);
-        }
-        if !send_back::is_uuid(uuid) {
-            return send_back::refused("the domain has no such UUID");
         }
         let Ok(runtime) = Handle::try_current() else {
             return send_back::refused("this agent does not move domains");

@@ -179,6 +179,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_domain_is_fetched_only_by_a_host_that_may_tunnel() {
+        let needs = |domain: Option<&str>| {
+            let (session, domain) = (String::new(), domain.map(str::to_owned));
+            of_question(&Question::SendBack { session, domain, port: 7979 }, false)
+        };
+        assert_eq!((needs(None), needs(Some("web"))), (Permission::Send, Permission::Tunnel));
+    }
+
     /// What a viewer may ask changes nothing, and takes no link of a guest that moves.
     #[test]
     fn a_viewer_changes_and_disturbs_nothing() {

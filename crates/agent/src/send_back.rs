@@ -249,9 +249,14 @@ mod tests {
         let agent = agent(&dir, &[]);
         let to = "192.0.2.1:7979".parse().unwrap();
         let session = SessionId([7; 16]);
-        let answer = agent.send_back(&session.to_string(), Some(UUID), to, (&None, &AuditCaller::Agent));
-        let SentBack::Failed(error) = answer else { panic!("{answer:?}") };
-        assert!(error.message.contains("libvirt-sock is not in tunnel_targets"), "{}", error.message);
+        let asks = |uuid: &str| {
+            let asker = (&None, &AuditCaller::Agent);
+            let answer = agent.send_back(&session.to_string(), Some(uuid), to, asker);
+            let SentBack::Failed(error) = answer else { panic!("{answer:?}") };
+            error.message
+        };
+        assert!(asks(UUID).contains("libvirt-sock is not in tunnel_targets"), "{}", asks(UUID));
+        assert!(asks("web").contains("no such UUID"), "{}", asks("web"));
         assert!(is_uuid(UUID));
         for name in ["web", "7", &UUID.replace('-', ""), &UUID.replace('a', "g"), &UUID.replace('-', "0")] {
             assert!(!is_uuid(name), "{name}");

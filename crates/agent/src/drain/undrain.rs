@@ -61,28 +61,20 @@ pub(crate) fn begin(
         let text = format!("drain {} is not over; nothing was begun", last.id);
         return Err(refused(text, "`linerate drain abort` ends it"));
     }
-    let (mut moved, mut to) = (BTreeMap::new(), BTreeSet::new());
     // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun again.
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
-    for drain in known.iter().filter(|one| one.id == last.id || one.begun_ms >= since) {
-        to.extend(kept(drain)?.request.to);
-        for value in drain.guests.values() {
-            let guest: DrainGuest =
-                serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
-            // One that was left in doubt may have arrived since.
-            if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
-                // A guest and a domain, or two domains, may have had one name.
-                let uuid = guest.domain.then(|| guest.uuid.clone());
-                moved.entry((guest.guest.clone(), uuid)).or_insert(guest);
-            }
+    known.retain(|one| one.id == last.id || one.begun_ms >= since);
+    let moved = moved_by(&known)?;
+    let mut to = BTreeSet::new();
+    if agent.fleet.shared().is_some() {
+        to.extend(moved.iter().filter_map(|guest| guest.to.clone()));
+    } else {
+        for drain in &known {
+            to.extend(kept(drain)?.request.to);
         }
     }
-    if agent.fleet.shared().is_some() {
-        to = moved.values().filter_map(|guest| guest.to.clone()).collect();
-    }
-    let (moved, to): (Vec<DrainGuest>, Vec<String>) =
-        (moved.into_values().collect(), to.into_iter().collect());
+    let to: Vec<String> = to.into_iter().collect();
     // It refuses while a drain is open.
     agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
     let shown = |guest: &DrainGuest| UndrainGuest {
@@ -108,6 +100,24 @@ pub(crate) fn begin(
         return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
     }
     Ok(detail)
+}
+
+/// The guests that have left in these drains, the newest drain first: each as it left last.
+fn moved_by(drains: &[&DrainRecord]) -> Answer<Vec<DrainGuest>> {
+    let mut moved = BTreeMap::new();
+    for drain in drains {
+        for value in drain.guests.values() {
+            let guest: DrainGuest =
+                serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
+            // One that was left in doubt may have arrived since.
+            if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
+                // A guest and a domain, or two domains, may have had one name.
+                let uuid = guest.domain.then(|| guest.uuid.clone());
+                moved.entry((guest.guest.clone(), uuid)).or_insert(guest);
+            }
+        }
+    }
+    Ok(moved.into_values().collect())
 }
 
 fn kept(drain: &DrainRecord) -> Answer<Kept> {
@@ -271,6 +281,31 @@ fn silent(error: &FindError) -> ErrorBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
+        let guest = |uuid: &str, domain: bool, state: &str, to: &str| {
+            serde_json::json!({
+                "guest": "web", "uuid": uuid, "domain": domain, "state": state, "to": to, "memory_bytes": 1,
+                "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
+            })
+        };
+        let drain = |guests: Vec<serde_json::Value>| DrainRecord {
+            id: "d".into(),
+            host: "a".into(),
+            by: "anna".into(),
+            state: Stored::Ended,
+            settings: serde_json::Value::Null,
+            guests: (0..).map(|n: usize| n.to_string()).zip(guests).collect(),
+            begun_ms: 0,
+            ended_ms: None,
+        };
+        let earlier = drain(vec![guest("web", false, "moved", "b"), guest("u2", true, "in_doubt", "b")]);
+        let last = drain(vec![guest("web", false, "moved", "c"), guest("u3", true, "failed", "c")]);
+        let moved = moved_by(&[&last, &earlier]).unwrap();
+        let moved: Vec<_> = moved.iter().map(|one| (one.uuid.as_str(), one.to.as_deref())).collect();
+        assert_eq!(moved, [("web", Some("c")), ("u2", Some("b"))]);
+    }
 
     #[test]
     fn a_domain_that_is_paused_here_is_back_only_if_its_host_says_so() {
