@@ -21,7 +21,7 @@ pub enum DiskMode {
 pub enum GuestProgram {
     /// A Debian kernel and lab/guest, under emulation.
     Linux,
-    /// No kernel (lab/guest/bare/bare.c), under emulation: memory only, quick to start in a machine that is emulated itself.
+    /// No kernel (lab/guest/bare/bare.c), under emulation: memory, and a disk. It starts quickly and sleeps most of its time.
     Bare,
     /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine: memory, and a disk.
     UserMode,
@@ -159,7 +159,7 @@ impl GuestSpec {
         }
     }
 
-    /// The guest without a kernel: `mem_mb`, `dirty_ws_mb` and a positive `dirty_mbps` are its parameters.
+    /// The guest without a kernel: `mem_mb`, `dirty_ws_mb`, a positive `dirty_mbps` and those of a disk are its parameters.
     pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
         GuestSpec::without_kernel(name, parameters, GuestProgram::Bare)
     }

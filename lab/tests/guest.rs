@@ -175,6 +175,11 @@ fn a_damaged_disk_is_reported() {
 }
 
 #[test]
+fn a_damaged_disk_is_reported_without_a_kernel() {
+    notices_a_damaged_disk(GuestSpec::bare);
+}
+
+#[test]
 fn a_damaged_disk_is_reported_under_kvm() {
     match guest::kvm_is_missing() {
         Some(error) => guest::not_run(&format!("no /dev/kvm ({error})")),

@@ -33,6 +33,11 @@ fn busy() -> GuestParameters {
     }
 }
 
+/// For the guest without a kernel, which makes more passes over less memory.
+fn steady() -> GuestParameters {
+    GuestParameters { dirty_ws_mb: Some(2), ..busy() }
+}
+
 /// Writes so little that it arrives over slow links, too, however busy the machine is.
 fn idle() -> GuestParameters {
     GuestParameters { dirty_mbps: 2, dirty_ws_mb: Some(1), ..busy() }
@@ -117,7 +122,7 @@ fn an_unmovable_guest_is_refused_at_the_source_with_the_reason_of_the_list() {
 
 #[test]
 fn a_link_is_cut_and_used_again() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
     stage.lab.cut(1).unwrap();
@@ -139,7 +144,7 @@ fn a_link_is_cut_and_used_again() {
 /// The port of the other host goes down: this host's stays up, without a carrier. Nothing is sent into it.
 #[test]
 fn a_port_without_carrier_is_not_tried_until_it_has_one() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
     let far_port = |state| {
@@ -166,7 +171,7 @@ fn a_port_without_carrier_is_not_tried_until_it_has_one() {
 
 #[test]
 fn a_link_that_loses_silently_in_one_direction_is_noticed() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
     // Nothing that the source sends arrives; no port goes down, and there is no error.
@@ -181,7 +186,7 @@ fn a_link_that_loses_silently_in_one_direction_is_noticed() {
 
 #[test]
 fn all_links_gone_for_a_while_is_waited_for() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--verify"]);
     migration.wait(LONG, round_began);
     (0..2).for_each(|link| stage.lab.cut(link).unwrap());
@@ -196,7 +201,7 @@ fn all_links_gone_for_a_while_is_waited_for() {
 /// To open a link takes longer here than a control connection may be silent.
 #[test]
 fn links_of_hosts_that_are_far_from_each_other_are_kept() {
-    let calm = GuestParameters { mem_mb: 48, dirty_mbps: 1, dirty_ws_mb: Some(1), ..busy() };
+    let calm = GuestParameters { mem_mb: 48, ..idle() };
     let mut stage = Stage::through_switches(&[1000, 1000], calm);
     let way = Way { delay: Duration::from_millis(130), loses_one_of: 0 };
     let _far = [0, 1].map(|link| stage.lab.forward(link, [0, 1], [way, way]).unwrap());
@@ -234,7 +239,7 @@ fn a_guest_moves_over_a_single_link_with_a_round_trip_of_800_ms() {
 
 #[test]
 fn a_host_that_is_too_far_is_refused_with_a_sentence() {
-    let stage = Stage::through_switches(&[1000], GuestParameters { mem_mb: 48, ..busy() });
+    let stage = Stage::through_switches(&[1000], GuestParameters { mem_mb: 48, ..idle() });
     let way = Way { delay: Duration::from_millis(1100), loses_one_of: 0 };
     let _far = stage.lab.forward(0, [0, 1], [way, way]).unwrap();
     let to = stage.destination_address();
@@ -246,7 +251,7 @@ fn a_host_that_is_too_far_is_refused_with_a_sentence() {
 
 #[test]
 fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
@@ -260,7 +265,7 @@ fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
 
 #[test]
 fn the_sources_agent_is_killed_in_the_middle() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&[]);
     migration.wait(LONG, round_began);
     stage.source_agent().kill().unwrap();
@@ -275,7 +280,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
 
 #[test]
 fn a_restarted_destination_that_forgot_the_migration_ends_it() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     // The time-out is longer than the test's patience: only the destination's own message can end it.
     let mut migration = stage.migrate(&["--link-timeout", "3600s"]);
     migration.wait(LONG, round_began);
@@ -303,7 +308,7 @@ fn a_display_adapters_memory_arrives_while_it_is_drawn_on() {
 
 #[test]
 fn the_destinations_agent_is_killed_in_the_middle() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     let mut migration = stage.migrate(&["--link-timeout", "5s"]);
     migration.wait(LONG, round_began);
     stage.destination_agent().kill().unwrap();
@@ -350,7 +355,7 @@ fn leave_room_for_ram(stage: &Stage, bytes: u64) {
 
 #[test]
 fn a_destination_without_room_for_ram_refuses_and_one_that_fills_up_fails() {
-    let mut stage = Stage::new(&[300, 300], busy());
+    let mut stage = Stage::new(&[300, 300], steady());
     leave_room_for_ram(&stage, 8 << 20);
     let refused = ended(&stage.migrate(&[]).finish()).failed(4);
     assert_eq!(refused["code"], "memory_short", "{refused}");
@@ -371,7 +376,7 @@ fn a_destination_without_room_for_ram_refuses_and_one_that_fills_up_fails() {
 
 #[test]
 fn refusals_have_a_reason_and_change_nothing() {
-    let mut stage = Stage::new(&[1000], busy());
+    let mut stage = Stage::new(&[1000], steady());
     let refused = |stage: &Stage, guest: &str, to: &str, code: &str| {
         let (exit, text) = stage.linerate_at_source(&["migrate", guest, "--to", to, "--json"]);
         assert_ne!(exit, 0);
@@ -394,7 +399,7 @@ fn refusals_have_a_reason_and_change_nothing() {
 /// advice the migration goes without that link, or not at all if it may use no other; with it both links carry.
 #[test]
 fn jumbo_frames_into_a_small_bridge_cost_a_link_until_the_doctor_has_fixed_it() {
-    let mut stage = Stage::through_switches(&[300, 300], busy());
+    let mut stage = Stage::through_switches(&[300, 300], steady());
     stage.switch_mtu(1, 1500);
     let to = stage.destination_address();
     let (exit, text) = stage.linerate_at_source(&["doctor", "--quick", &to]);

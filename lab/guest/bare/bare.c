@@ -2,8 +2,10 @@
 // are emulated themselves, where booting Linux would take minutes. It fills `mem_mb` MiB with a pattern and makes passes over
 // them, the first `dirty_ws_mb` of which are hot (pages.h); with `idle=1` it only fills, and stops its CPU.
 // Between two passes it sleeps until the timer's next tick, 18.2 times a second, or for so many ticks that it writes about
-// `dirty_mbps` MiB in a second. The console's lines are those of the other guest.
+// `dirty_mbps` MiB in a second. Its disk, if it has one, takes a step at each tick (disk.h). The console's lines are those of the other
+// guest.
 #include "pages.h"
+#include "disk.h"
 
 #define TICKS_HZ 18u
 
@@ -61,11 +63,15 @@ __attribute__((used)) void run(const struct facts *facts) {
     u32 pages = fill_all(parameter(line, "mem_mb", 16)), hot = parameter(line, "dirty_ws_mb", pages / 256) * 256;
     while (parameter(line, "idle", 0)) __asm__ volatile("cli; hlt");
     u32 rate = parameter(line, "dirty_mbps", 0), ticks = rate ? hot / 256 * TICKS_HZ / rate : 1;
+    disk_start(line);
     start_timer();
-    for (u32 pass = 1;; pass++) {
+    for (u32 pass = 1, tick = 1;; pass++) {
         make_pass(pass, hot, pages);
         u32 slept = 0;
-        do __asm__ volatile("hlt");
-        while (++slept < ticks);
+        do {
+            disk_step();
+            disk_report(tick++);
+            __asm__ volatile("hlt");
+        } while (++slept < ticks);
     }
 }

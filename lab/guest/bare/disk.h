@@ -1,4 +1,4 @@
-// A disk for the guest for KVM: virtio's legacy interface over ports ("Virtual I/O Device (VIRTIO)" 1.0, 2.4 and 4.1, the parts on legacy
+// A disk for the guests without a kernel: virtio's legacy interface over ports ("Virtual I/O Device (VIRTIO)" 1.0, 2.4 and 4.1, the parts on legacy
 // interfaces), looked at and never interrupted. Each buffer reads a slot, checks it against what was written there last, and may write the
 // next generation. What came by DMA stays in the buffer until its next turn and is checked once more then, so that a page that a device
 // wrote and a migration missed is seen too. The lines on the console are those of lab/guest/disk.c.
@@ -6,9 +6,10 @@
 
 #define BUFFERS 16
 #define MOST_SLOTS 4096
+#define NO_SLOT ~0u
 #define SECTORS (SLOT_BYTES / 512)
-#define OPERATIONS_A_SECOND 11 // of a buffer that takes a step in each pass: three of five are an operation
-#define PASSES_A_SECOND 18
+#define OPERATIONS_A_SECOND 11 // of a buffer that takes a step 18 times a second: three of five are an operation
+#define STEPS_A_SECOND 18
 
 #define PCI_ADDRESS 0xcf8
 #define PCI_DATA 0xcfc
@@ -29,8 +30,9 @@ struct descriptor {
 struct buffer {
     enum { IDLE, READS, WRITES } does;
     int done;
-    uint64_t turn;             // which of its slots it comes to next
-    uint64_t slot, generation; // slot is SLOT_UNKNOWN while nothing in the buffer is to be checked
+    u32 turn;            // which of its slots it comes to next
+    u32 slot;            // NO_SLOT while nothing in the buffer is to be checked
+    uint64_t generation;
     struct {
         uint32_t type, reserved;
         uint64_t sector;
@@ -41,8 +43,8 @@ struct buffer {
 static uint64_t words[BUFFERS][SLOT_WORDS] __attribute__((aligned(4096)));
 static unsigned char queue[3 * 4096] __attribute__((aligned(4096)));
 static struct buffer buffers[BUFFERS];
-static uint64_t generations[MOST_SLOTS], slots, chances;
-static u32 used_buffers, entries, device, disk_operations, disk_bad;
+static uint64_t generations[MOST_SLOTS], chances;
+static u32 slots, used_buffers, entries, device, disk_operations, disk_bad;
 static uint16_t asked, answered;
 
 static void out16(u32 port, uint16_t value) { __asm__ volatile("outw %0, %1" ::"a"(value), "d"((uint16_t)port)); }
@@ -70,10 +72,10 @@ static volatile uint16_t *used(void) {
     return (volatile uint16_t *)(queue + ((end + 4095) & ~4095u));
 }
 
-static void disk_harmed(const char *what, uint64_t slot, uint64_t expected, uint64_t found) {
+static void disk_harmed(const char *what, u32 slot, uint64_t expected, uint64_t found) {
     if (disk_bad++ >= MOST_LINES) return;
     say(what);
-    say_number(" slot=", (u32)slot);
+    say_number(" slot=", slot);
     say_number(" expected_generation=", (u32)expected);
     if (found == SLOT_UNKNOWN) say(" found_generation=-1\n");
     else say_number(" found_generation=", (u32)found), say("\n");
@@ -112,7 +114,7 @@ static void disk_start(const char *line) {
     used_buffers = (rate * 16 + OPERATIONS_A_SECOND - 1) / OPERATIONS_A_SECOND;
     if (!used_buffers || used_buffers > BUFFERS) used_buffers = BUFFERS;
     // Each begins elsewhere, so that the whole disk is written at any time.
-    for (u32 i = 0; i < used_buffers; i++) buffers[i] = (struct buffer){.slot = SLOT_UNKNOWN, .turn = i * slots / used_buffers / used_buffers};
+    for (u32 i = 0; i < used_buffers; i++) buffers[i] = (struct buffer){.slot = NO_SLOT, .turn = i * slots / used_buffers / used_buffers};
 }
 
 static void disk_ask(u32 i, u32 writes) {
@@ -123,7 +125,7 @@ static void disk_ask(u32 i, u32 writes) {
     buffer->done = 0;
     buffer->status = 0xff;
     buffer->header.type = writes;
-    buffer->header.sector = buffer->slot * SECTORS;
+    buffer->header.sector = (uint64_t)buffer->slot * SECTORS;
     chain[0] = (struct descriptor){(unsigned long)&buffer->header, sizeof buffer->header, NEXT, (uint16_t)(3 * i + 1)};
     chain[1] = (struct descriptor){(unsigned long)words[i], SLOT_BYTES, flags, (uint16_t)(3 * i + 2)};
     chain[2] = (struct descriptor){(unsigned long)&buffer->status, 1, DEVICE_WRITES, 0};
@@ -146,7 +148,8 @@ static void disk_answers(void) {
 
 static void disk_read(u32 i) {
     struct buffer *buffer = &buffers[i];
-    uint64_t slot = buffer->slot, found = buffer->status ? SLOT_UNKNOWN : slot_read(words[i], slot);
+    u32 slot = buffer->slot;
+    uint64_t found = buffer->status ? SLOT_UNKNOWN : slot_read(words[i], slot);
     buffer->does = IDLE;
     if (buffer->status) {
         disk_harmed("DISKERR read", slot, generations[slot], buffer->status);
@@ -156,7 +159,7 @@ static void disk_read(u32 i) {
     // From here on the slot is what it is: one report for one loss.
     generations[slot] = buffer->generation = found;
     if (found == SLOT_UNKNOWN) {
-        buffer->slot = SLOT_UNKNOWN;
+        buffer->slot = NO_SLOT;
     } else if (mix(chances++) & 1) {
         slot_write(words[i], slot, ++buffer->generation);
         disk_ask(i, 1);
@@ -176,8 +179,8 @@ static void disk_written(u32 i) {
 // What is still in the buffer, before another slot comes into it. Each buffer has slots of its own, and goes over all of them.
 static void disk_next(u32 i) {
     struct buffer *buffer = &buffers[i];
-    uint64_t found = buffer->slot == SLOT_UNKNOWN ? SLOT_UNKNOWN : slot_read(words[i], buffer->slot);
-    if (buffer->slot != SLOT_UNKNOWN && found != buffer->generation)
+    uint64_t found = buffer->slot == NO_SLOT ? SLOT_UNKNOWN : slot_read(words[i], buffer->slot);
+    if (buffer->slot != NO_SLOT && found != buffer->generation)
         disk_harmed("DISKBAD in memory", buffer->slot, buffer->generation, found);
     buffer->slot = buffer->turn++ % (slots / used_buffers) * used_buffers + i;
     disk_ask(i, 0);
@@ -194,8 +197,9 @@ static void disk_step(void) {
     }
 }
 
-static void disk_report(u32 pass) {
-    if (!used_buffers || pass % PASSES_A_SECOND) return;
+// At each step: it says once a second what became of the disk.
+static void disk_report(u32 step) {
+    if (!used_buffers || step % STEPS_A_SECOND) return;
     say_number("DISK ops=", disk_operations);
     say_number(" bad=", disk_bad);
     say("\n");

@@ -25,7 +25,7 @@ fn restart_destination_with_cpu(stage: &mut Stage, cpu: &str) {
 
 #[test]
 fn a_processor_that_lacks_a_feature_takes_no_guest_and_one_with_more_does() {
-    let mut stage = Stage::new(&[1000, 1000], GuestParameters { mem_mb: 64, ..crate::busy() });
+    let mut stage = Stage::new(&[1000, 1000], GuestParameters { mem_mb: 64, ..crate::steady() });
     restart_destination_with_cpu(&mut stage, "qemu64,-cx16");
     for mode in ["direct", "stream"] {
         let failure = ended(&stage.migrate(&["--mode", mode]).finish()).failed(REFUSED);

@@ -44,8 +44,9 @@ pub struct Stage {
 }
 
 impl Stage {
+    /// With the guest without a kernel.
     pub fn new(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
-        Stage::build(links_mbps, parameters, QemuVersion::System, None)
+        Stage::with_guest(links_mbps, GuestSpec::bare("g", parameters))
     }
 
     pub fn with_disk(
@@ -55,12 +56,16 @@ impl Stage {
         disk: DiskMode,
     ) -> Stage {
         let parameters = GuestParameters { disk_generation: Some(1), disk_mbps: 4, ..parameters };
-        Stage::build(links_mbps, parameters, qemu, Some(disk))
+        Stage::of(hosts(links_mbps), |lab| {
+            let image = lab.directory().join("disk.img");
+            make_disk(&image, DISK_MB).unwrap();
+            GuestSpec::new("g", parameters).qemu(qemu).disk(&image, disk)
+        })
     }
 
     /// Two hosts whose cables end in switches, bridges that can be set; their ports may be set from each other.
     pub fn through_switches(links_mbps: &[u64], parameters: GuestParameters) -> Stage {
-        Stage::guest_through_switches(links_mbps, GuestSpec::new("g", parameters))
+        Stage::guest_through_switches(links_mbps, GuestSpec::bare("g", parameters))
     }
 
     /// The same with any guest called `g`.
@@ -134,16 +139,6 @@ impl Stage {
         let (exit, text) = stage.linerate_at_source(&["vm", "adopt", "--qmp", socket.to_str().unwrap()]);
         assert_eq!(exit, 0, "{text}");
         stage
-    }
-
-    fn build(links: &[u64], parameters: GuestParameters, qemu: QemuVersion, disk: Option<DiskMode>) -> Stage {
-        Stage::of(hosts(links), |lab| {
-            let spec = GuestSpec::new("g", parameters).qemu(qemu);
-            let Some(mode) = disk else { return spec };
-            let image = lab.directory().join("disk.img");
-            make_disk(&image, DISK_MB).unwrap();
-            spec.disk(&image, mode)
-        })
     }
 
     /// With a guest of any kind, called `g`.
