@@ -406,7 +406,7 @@ fn pair_with_mtus(mtus: [u32; 2], second: MachineKernel, tests: [&str; 2]) {
 }
 
 /// The transport's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
-fn the_transport(kernel: MachineKernel) {
+fn the_transport(kernel: MachineKernel, cpus: u32) {
     let _places = places(1);
     let program = unit_tests("linerate_net");
     // The kernel resolves a neighbour for rdma_cm only slowly if it was not asked for it before; agents have, by TCP. A
@@ -419,7 +419,7 @@ fn the_transport(kernel: MachineKernel) {
         $run in_the_middle",
         program.display()
     );
-    let machine = shell(kernel, &script).share(program.parent().unwrap());
+    let machine = shell(kernel, &script).share(program.parent().unwrap()).cpus(cpus);
     let output = ran(&machine);
     succeeded(&output);
     // A name that fits no test is a success to the program.
@@ -476,12 +476,12 @@ fn unit_tests(of: &str) -> PathBuf {
 
 #[test]
 fn rdma_transport_moves_fences_and_reports_errors_on_6_1() {
-    the_transport(MachineKernel::Debian12);
+    the_transport(MachineKernel::Debian12, 1);
 }
 
 #[test]
 fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
-    the_transport(MachineKernel::Backports);
+    the_transport(MachineKernel::Backports, 2);
 }
 
 /// `linerate bench` measures queue pairs too.

@@ -214,10 +214,10 @@ fn disks_of_both_formats_and_a_busy_one_with_qemu_7() {
     }
 }
 
-/// The guest writes its disk as fast as it can, which the link cannot carry.
+/// The guest writes its disk faster than the link carries.
 fn writes_too_fast() -> Stage {
     let guest = GuestSpec::new("g", GuestParameters { dirty_mbps: 0, ..parameters() }).qemu(QemuVersion::Ten);
-    Stage::unshared_busy(&[40], guest, Some((DiskMode::Direct, 0)), |_| Vec::new())
+    Stage::unshared_busy(&[40], guest, Some((DiskMode::Direct, 24)), |_| Vec::new())
 }
 
 #[test]

@@ -21,12 +21,11 @@ const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
 fn busy() -> GuestSpec {
     let parameters = GuestParameters {
         mem_mb: 64,
-        dirty_mbps: 2,
-        dirty_ws_mb: Some(2),
-        verify_mbps: 50,
+        dirty_mbps: 4,
+        dirty_ws_mb: Some(1),
         ..GuestParameters::default()
     };
-    GuestSpec::new("g", parameters).qemu(QemuVersion::Ten)
+    GuestSpec::bare("g", parameters).qemu(QemuVersion::Ten)
 }
 
 fn asks(stage: &Stage, host: usize, arguments: &[&str]) -> Value {

@@ -100,10 +100,15 @@ fn site(hosts: usize) -> Site {
     Site { agents, lab }
 }
 
+/// A guest that hardly writes.
+fn calm() -> GuestParameters {
+    GuestParameters { mem_mb: 96, dirty_mbps: 2, dirty_ws_mb: Some(1), ..GuestParameters::default() }
+}
+
 #[test]
 fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
     let parameters =
-        GuestParameters { mem_mb: 96, dirty_mbps: 4, dirty_ws_mb: Some(8), ..GuestParameters::default() };
+        GuestParameters { mem_mb: 96, dirty_mbps: 4, dirty_ws_mb: Some(1), ..GuestParameters::default() };
     let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
     for host in [0, 1] {
         let status = status(stage.agent_of(host));
@@ -161,7 +166,7 @@ fn its_times(agent: &Agent) -> Vec<i64> {
 #[test]
 fn hosts_whose_clocks_are_an_hour_apart_are_a_cluster_and_a_guest_moves_both_ways() {
     for seconds in APART {
-        let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+        let parameters = calm();
         let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
         let clock = clock(&stage.lab.hosts()[1], seconds);
         stage.restart_agent_in(1, DEFAULT, clock);
@@ -289,7 +294,7 @@ fn a_revoked_host_is_refused_at_once_and_by_members_that_ask() {
 
 #[test]
 fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
-    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let parameters = calm();
     let mut stage = Stage::configured(&[100], parameters, DEFAULT);
     done(stage.agent_of(0), &["cluster", "init"]);
     assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
@@ -312,7 +317,7 @@ fn a_host_that_is_revoked_in_the_middle_of_a_copy_gets_no_more_of_it() {
 
 #[test]
 fn guests_move_on_while_the_authority_changes() {
-    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
+    let parameters = calm();
     let mut stage = Stage::configured(&[1000, 1000], parameters, DEFAULT);
     done(stage.agent_of(0), &["cluster", "init"]);
     assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);
@@ -342,8 +347,8 @@ fn guests_move_on_while_the_authority_changes() {
 /// Commit is in the source's journal when the destination is revoked, and does not get there.
 #[test]
 fn a_destination_that_is_revoked_at_commit_leaves_one_guest_and_the_command_ends() {
-    let parameters = GuestParameters { mem_mb: 96, ..GuestParameters::default() };
-    let guest = GuestSpec::new("g", parameters).qemu(QemuVersion::Ten);
+    let parameters = calm();
+    let guest = GuestSpec::bare("g", parameters).qemu(QemuVersion::Ten);
     let (mut stage, gates) = Stage::gated_with(&[1000, 1000], guest, DEFAULT);
     done(stage.agent_of(0), &["cluster", "init"]);
     assert_eq!(join(stage.agent_of(1), &line(stage.agent_of(0), &[]), &[]).0, 0);

@@ -218,7 +218,7 @@ fn links_of_hosts_that_are_far_from_each_other_are_kept() {
 /// mode, under KVM: QEMU 7.2 harmed an emulated guest in 2 of 14 such moves (docs/stream-mode.md).
 #[test]
 fn a_guest_moves_over_a_single_link_with_a_round_trip_of_800_ms() {
-    let calm = GuestParameters { mem_mb: 48, dirty_ws_mb: Some(1), ..busy() };
+    let calm = GuestParameters { mem_mb: 16, dirty_ws_mb: Some(1), ..busy() };
     let guest = match kvm_is_missing() {
         None => GuestSpec::user_mode("g", GuestParameters { dirty_mbps: 0, ..calm }),
         Some(_) => GuestSpec::new("g", GuestParameters { dirty_mbps: 1, ..calm }).qemu(QemuVersion::Ten),

@@ -27,8 +27,7 @@ fn parameters() -> GuestParameters {
     GuestParameters {
         mem_mb: 96,
         dirty_mbps: 4,
-        dirty_ws_mb: Some(8),
-        verify_mbps: 32,
+        dirty_ws_mb: Some(1),
         ..GuestParameters::default()
     }
 }

@@ -14,14 +14,14 @@ impl Stage {
             String::new()
         };
         Stage::of(hosts_of(Lab::builder().hosts(2), links_mbps, join), |_| {
-            GuestSpec::new("g", parameters).qemu(QemuVersion::Ten)
+            GuestSpec::bare("g", parameters).qemu(QemuVersion::Ten)
         })
     }
 
     /// Two hosts whose agents have more configuration.
     pub fn configured(links_mbps: &[u64], parameters: GuestParameters, configuration: &str) -> Stage {
         let hosts = hosts_of(Lab::builder().hosts(2), links_mbps, |_| configuration.to_owned());
-        Stage::of(hosts, |_| GuestSpec::new("g", parameters).qemu(QemuVersion::Ten))
+        Stage::of(hosts, |_| GuestSpec::bare("g", parameters).qemu(QemuVersion::Ten))
     }
 
     /// The agent of the first or the second host, wherever the guest is.
