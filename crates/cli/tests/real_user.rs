@@ -43,15 +43,20 @@ fn steady() -> GuestParameters {
 }
 
 /// A guest that its agent starts, with a tap and a disk that both hosts share.
-fn stage(version: QemuVersion) -> Stage {
+fn stage() -> Stage {
+    on_lan(GuestSpec::bare("g", steady()))
+}
+
+/// The same with any guest called `g`.
+fn on_lan(guest: GuestSpec) -> Stage {
     let on_lan = |lab: &Lab| {
         for host in lab.hosts() {
             host.add_tap("g0").unwrap();
         }
         let image = lab.directory().join("disk.img");
-        make_disk(&image, 16).unwrap();
+        make_disk(&image, 4).unwrap();
         std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o640)).unwrap();
-        GuestSpec::new("g", busy()).qemu(version).tap("g0").disk(&image, DiskMode::Buffered)
+        guest.tap("g0").disk(&image, DiskMode::Buffered)
     };
     Stage::with_hosts(Lab::builder(), &[1000, 1000], on_lan)
 }
@@ -126,7 +131,7 @@ fn goes(stage: &mut Stage, arguments: &[&str]) {
 }
 
 fn there_and_back(version: QemuVersion) {
-    let mut stage = stage(version);
+    let mut stage = on_lan(GuestSpec::new("g", busy()).qemu(version));
     has_no_rights(&stage);
     assert!(is_open(&image(&stage)));
     for arguments in [&["--verify"][..], &["--verify"], &STREAM] {
@@ -149,7 +154,7 @@ fn qemu_10_has_no_rights_wherever_it_goes_and_its_disk_is_as_before_in_the_end()
 /// What QEMU itself can be made to open by whoever has it: nothing but what the guest was given.
 #[test]
 fn a_hostile_qemu_opens_nothing_of_the_hosts_and_nothing_of_the_agents() {
-    let mut stage = stage(QemuVersion::Ten);
+    let mut stage = on_lan(GuestSpec::bare("g", steady()).qemu(QemuVersion::Ten));
     goes(&mut stage, &[]);
     let host = stage.lab.hosts()[stage.source].clone();
     let (state, run) = (host.state_directory(), host.run_directory());
@@ -177,7 +182,7 @@ fn a_hostile_qemu_opens_nothing_of_the_hosts_and_nothing_of_the_agents() {
 
 #[test]
 fn a_migration_that_ends_early_leaves_the_disk_open_to_the_source_and_closed_in_the_end() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     for arguments in [&[][..], &STREAM] {
         let mut migration = stage.migrate(arguments);
         migration.wait(LONG, round_began);
@@ -242,7 +247,7 @@ fn a_copied_disk_is_open_where_the_guest_is_and_nowhere_else() {
 /// The agent as its unit starts it: no more capabilities than those, and files that are its own alone.
 #[test]
 fn agents_with_the_capabilities_and_the_mask_of_their_unit_move_guests() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     let unit = include_str!("../../../packaging/linerate-agent.service");
     let lines = unit.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet=~"));
     let dropped: Vec<String> =
@@ -279,7 +284,7 @@ fn a_host_without_the_user_takes_no_guest_and_says_what_to_do() {
 
 #[test]
 fn a_folder_that_the_user_cannot_pass_is_named_before_anything_is_copied() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     let (other, closed) = (stage.lab.directory().join("closed"), image(&stage));
     std::fs::create_dir(&other).unwrap();
     std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -321,7 +326,7 @@ fn write_other(stage: &Stage, disk: &Path) -> PathBuf {
 /// What QEMU can write, its image's header too, names no file that the agent would then open to it.
 #[test]
 fn an_image_that_a_hostile_qemu_has_written_opens_nothing() {
-    let stage = stage(QemuVersion::System);
+    let stage = stage();
     let other = tempfile::tempdir().unwrap();
     std::fs::set_permissions(other.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (secret, disk) = (other.path().join("secret"), stage.lab.directory().join("h.qcow2"));
@@ -352,7 +357,7 @@ fn an_image_that_a_hostile_qemu_has_written_opens_nothing() {
 /// The guests that run are still another user's, and leave what they had as it was.
 #[test]
 fn an_agent_that_runs_new_guests_as_root_closes_the_files_of_those_before() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     stage.restart_destination_with("");
     goes(&mut stage, &[]);
     stage.source = 1 - stage.source;
@@ -365,7 +370,7 @@ fn an_agent_that_runs_new_guests_as_root_closes_the_files_of_those_before() {
 /// Links and a socket of its own where the agent looks for QEMU's, by whoever has the user.
 #[test]
 fn what_is_planted_in_qemus_folder_harms_neither_the_agent_nor_the_host() {
-    let stage = stage(QemuVersion::System);
+    let stage = stage();
     let folder = stage.lab.hosts()[0].run_directory().join("guests/g/qemu");
     let other = tempfile::tempdir().unwrap();
     std::fs::write(other.path().join("kept"), "x").unwrap();
@@ -386,7 +391,7 @@ fn what_is_planted_in_qemus_folder_harms_neither_the_agent_nor_the_host() {
 /// A disk of the agent's that is full while it would write down what it opens.
 #[test]
 fn a_record_that_cannot_be_written_opens_nothing() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     let folder = stage.lab.hosts()[1].state_directory().join("access");
     std::fs::create_dir_all(&folder).unwrap();
     let mount = |words: &[&str]| {
@@ -411,7 +416,7 @@ fn a_record_that_cannot_be_written_opens_nothing() {
 /// Where there are no access lists, the mode and the groups count.
 #[test]
 fn a_disk_without_access_lists_is_used_as_its_mode_allows() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     let folder = stage.lab.directory().join("ramfs");
     std::fs::create_dir(&folder).unwrap();
     let mounted = Command::new("mount").args(["-t", "ramfs", "none"]).arg(&folder).status();
@@ -438,7 +443,7 @@ fn a_disk_without_access_lists_is_used_as_its_mode_allows() {
 
 #[test]
 fn a_tap_of_another_user_is_named_before_anything_is_copied() {
-    let mut stage = stage(QemuVersion::System);
+    let mut stage = stage();
     let host = stage.lab.hosts()[1].clone();
     host.remove_tap("g0").unwrap();
     let words = ["-n", host.namespace(), "tuntap", "add", "g0", "mode", "tap", "user", "nobody"];
