@@ -19,12 +19,8 @@ const REFUSED: i32 = 4;
 const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
 
 fn busy() -> GuestSpec {
-    let parameters = GuestParameters {
-        mem_mb: 64,
-        dirty_mbps: 4,
-        dirty_ws_mb: Some(1),
-        ..GuestParameters::default()
-    };
+    let parameters =
+        GuestParameters { mem_mb: 64, dirty_mbps: 4, dirty_ws_mb: Some(1), ..GuestParameters::default() };
     GuestSpec::bare("g", parameters).qemu(QemuVersion::Ten)
 }
 

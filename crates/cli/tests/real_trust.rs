@@ -24,12 +24,7 @@ const LONG: Duration = Duration::from_secs(180);
 const STRANGERS_KIB: u64 = 64 << 10;
 
 fn parameters() -> GuestParameters {
-    GuestParameters {
-        mem_mb: 96,
-        dirty_mbps: 4,
-        dirty_ws_mb: Some(1),
-        ..GuestParameters::default()
-    }
+    GuestParameters { mem_mb: 96, dirty_mbps: 4, dirty_ws_mb: Some(1), ..GuestParameters::default() }
 }
 
 /// The migration is refused, and the guest runs on. All that was said.
