@@ -132,6 +132,43 @@ fn a_damaged_page_is_reported() {
     assert!(line.contains("wrong_words=1"), "{line}");
 }
 
+/// Each guest without a kernel checks one word of 64 bytes: a migration loses whole pages.
+fn notices_a_damaged_page(make: fn(&str, GuestParameters) -> GuestSpec) {
+    let lab = lab();
+    let parameters = GuestParameters { mem_mb: 32, dirty_ws_mb: Some(1), ..GuestParameters::default() };
+    let spec = make("g", parameters);
+    let host = &lab.hosts()[0];
+    let qemu = Qemu::start(host, &spec, &QemuOptions::default()).unwrap();
+    let console = Console::new([spec.serial(host)]);
+    console.wait_passes(9, LONG).unwrap();
+    assert_eq!(console.bad_lines(), Vec::<String>::new());
+    let mut qmp = qemu.qmp().unwrap();
+    qmp.execute("stop", Value::Null).unwrap();
+    let ram = std::fs::File::options().write(true).open(spec.ram_file(host)).unwrap();
+    // Its memory is at 4 MiB: a page that it writes all the time, and one that it only checks.
+    for page in [1, 5000] {
+        ram.write_all_at(&[0; 4096], (4 << 20) + page * 4096).unwrap();
+    }
+    qmp.execute("cont", Value::Null).unwrap();
+    for page in ["page=1 ", "page=5000 "] {
+        let line = console.wait_for(&format!("MEMBAD {page}"), LONG).unwrap();
+        assert!(line.contains("lines=64"), "{line}");
+    }
+}
+
+#[test]
+fn a_damaged_page_is_reported_without_a_kernel() {
+    notices_a_damaged_page(GuestSpec::bare);
+}
+
+#[test]
+fn a_damaged_page_is_reported_under_kvm() {
+    match guest::kvm_is_missing() {
+        Some(error) => guest::not_run(&format!("no /dev/kvm ({error})")),
+        None => notices_a_damaged_page(GuestSpec::user_mode),
+    }
+}
+
 #[test]
 fn a_stale_page_is_reported_with_its_age() {
     let lab = lab();

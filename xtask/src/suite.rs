@@ -42,7 +42,7 @@ const LONG: &[&str] = &[
 /// At a time, where nothing else is said. Most of their time they wait.
 const JOBS: usize = 5;
 
-/// The longest takes ten minutes, and sixteen on a busy machine.
+/// The longest takes sixteen minutes beside four others on two cores.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// Builds and runs them all; false if one failed. The last line says what became of them.

@@ -64,9 +64,10 @@ fn quick(version: QemuVersion) -> Option<GuestSpec> {
     missing.is_none().then(|| GuestSpec::user_mode("g", parameters).qemu(version))
 }
 
-/// Without a kernel: it leaves the CPU to others.
+/// Under KVM if there is one.
 fn guest() -> GuestSpec {
-    GuestSpec::bare("g", GuestParameters { dirty_ws_mb: Some(2), ..parameters() }).qemu(QemuVersion::Ten)
+    let bare = GuestSpec::bare("g", GuestParameters { dirty_mbps: 0, ..parameters() });
+    if kvm_is_missing().is_none() { quick(QemuVersion::Ten).unwrap() } else { bare.qemu(QemuVersion::Ten) }
 }
 
 fn content() -> Vec<u8> {

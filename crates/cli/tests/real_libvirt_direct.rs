@@ -384,7 +384,7 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     };
     // The links carry 20 MB/s. The last guest writes its 32 MiB under KVM, and wrote 56 MB/s where many processes shared two
     // cores (64 alone). The domain writes the same 1 MiB again and again.
-    stage.begin(&GuestSpec::bare("g", writes(0, 1)));
+    stage.begin(&GuestSpec::user_mode("g", writes(0, 1)));
     let place = &stage.lab.hosts()[0];
     let calm = GuestSpec::bare("calm", writes(1, 1));
     let hot = GuestSpec::user_mode("hot", writes(0, 32));

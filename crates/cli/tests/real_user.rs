@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, Lab, QemuVersion, Qmp, make_disk};
 use serde_json::{Value, json};
 use stage::{Stage, ended, round_began};
@@ -234,7 +235,13 @@ fn a_host_that_is_restarted_behind_commit_leaves_a_shared_disk_open() {
 /// Disks that are copied: the one that is left is as before, the new one is open to its QEMU.
 #[test]
 fn a_copied_disk_is_open_where_the_guest_is_and_nowhere_else() {
-    let spec = GuestSpec::bare("g", steady()).qemu(QemuVersion::Ten);
+    let parameters = GuestParameters { dirty_mbps: 0, ..busy() };
+    let spec = if kvm_is_missing().is_none() {
+        GuestSpec::user_mode("g", parameters)
+    } else {
+        GuestSpec::new("g", parameters)
+    };
+    let spec = spec.qemu(QemuVersion::Ten);
     let mut stage = Stage::unshared(&[1000, 1000], spec, Some(DiskMode::Buffered), |_| Vec::new());
     let [first, second] = stage.disks().map(|folder| folder.join("disk.img"));
     goes(&mut stage, &COPY);

@@ -1,5 +1,5 @@
-// A disk for the guests without a kernel: virtio's legacy interface over ports ("Virtual I/O Device (VIRTIO)" 1.0, 2.4 and 4.1, the parts on legacy
-// interfaces), looked at and never interrupted. Each buffer reads a slot, checks it against what was written there last, and may write the
+// A disk for the guests without a kernel: virtio's legacy interface over ports ("Virtual I/O Device (VIRTIO)" 1.0, 2.4 and 4.1,
+// the parts on legacy interfaces), looked at and never interrupted. Each buffer reads a slot, checks it against what was written there last, and may write the
 // next generation. What came by DMA stays in the buffer until its next turn and is checked once more then, so that a page that a device
 // wrote and a migration missed is seen too. The lines on the console are those of lab/guest/disk.c.
 #include "../slot.h"

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Hosts, ONE, Stage, options, plain_disk_mbps};
 
-/// The guest goes over all of it within a second.
+/// The guest goes over all of it within some seconds.
 const SMALL_DISK_MB: u64 = 4;
 /// Recovery tries every second.
 const SOON: Duration = Duration::from_secs(40);
