@@ -8,6 +8,7 @@ mod documents;
 mod exit;
 mod failure;
 mod flags;
+mod interrupts;
 mod remote;
 mod render;
 mod units;

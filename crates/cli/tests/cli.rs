@@ -217,6 +217,49 @@ async fn a_second_ctrl_c_stops_watching() {
     assert_eq!(end(&mut child).await, Some(8));
 }
 
+/// A command whose migration the agent has been asked for, and has not answered; its first Ctrl-C is noted.
+async fn interrupted_before_the_answer(lab: &mut Lab, line: &str) -> (Child, u32) {
+    lab.seen.held.send_replace(true);
+    let mut child = lab.command(line).spawn().unwrap();
+    let asked = lab.seen.asked.wait_for(Option::is_some);
+    drop(tokio::time::timeout(DEADLINE, asked).await.unwrap().unwrap());
+    let pid = child.id().unwrap();
+    interrupt(pid).await;
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let noted = async {
+        loop {
+            if lines.next_line().await.unwrap().unwrap().contains("has not answered yet") {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, noted).await.unwrap();
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    (child, pid)
+}
+
+/// The process used to end there, and the migration went on.
+#[tokio::test]
+async fn ctrl_c_before_the_agent_answers_cancels_what_has_begun() {
+    for more in ["", "--detach", "--json"] {
+        let mut lab = Lab::new(0.05);
+        let line = format!("migrate long --to beta --no-check {more}");
+        let (mut child, _) = interrupted_before_the_answer(&mut lab, &line).await;
+        lab.seen.held.send_replace(false);
+        assert_eq!(end(&mut child).await, Some(5), "{line}");
+        assert!(*lab.seen.cancelled.borrow_and_update(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_ctrl_c_ends_the_wait_for_an_answer() {
+    let mut lab = Lab::new(0.05);
+    let (mut child, pid) = interrupted_before_the_answer(&mut lab, "migrate long --to beta --no-check").await;
+    interrupt(pid).await;
+    assert_eq!(end(&mut child).await, Some(8));
+    assert!(!*lab.seen.cancelled.borrow_and_update());
+}
+
 #[tokio::test]
 async fn cancelling_by_command_ends_well() {
     let lab = Lab::new(0.05);

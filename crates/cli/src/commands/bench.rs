@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use linerate_agent::bench::{Reason, Stop, local};
 use linerate_api::{BenchEvent, BenchReport, BenchRequest, BenchStream, ClientError};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Interval, interval};
 
@@ -16,6 +15,7 @@ use crate::display::bench::BenchDisplay;
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
 use crate::flags::{BenchCommand, BenchFlags};
+use crate::interrupts::Interrupts;
 use crate::render::bench::report;
 use crate::render::bench_charts;
 
@@ -41,12 +41,13 @@ impl Events {
 /// Measures and shows what was found.
 pub async fn run(command: &BenchCommand, context: &Context) -> Result<Exit, Failure> {
     let (flags, request) = (command.flags(), command.request());
-    // Before anything begins, so that a Ctrl-C in the meantime is not the end of the process.
-    let interrupts = signal(SignalKind::interrupt())
-        .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
+    let mut interrupts = Interrupts::listen()?;
     let events = match &flags.local {
         Some(addresses) => here(addresses.iter().map(|ip| SocketAddr::new(*ip, 0)).collect(), request)?,
-        None => Events::Agent(context.client.bench(&request).await?),
+        None => {
+            let begun = interrupts.unless(context.client.bench(&request)).await.ok_or_else(cancelled)?;
+            Events::Agent(begun?)
+        }
     };
     let report = watch(events, interrupts, flags, context).await?;
     keep(&report, flags)?;
@@ -78,18 +79,22 @@ enum Next {
     Tick,
 }
 
-async fn next(events: &mut Events, interrupts: &mut Signal, ticks: &mut Interval) -> Next {
+async fn next(events: &mut Events, interrupts: &mut Interrupts, ticks: &mut Interval) -> Next {
     tokio::select! {
         event = events.next() => Next::Event(event),
-        _ = interrupts.recv() => Next::Interrupt,
+        () = interrupts.next() => Next::Interrupt,
         _ = ticks.tick() => Next::Tick,
     }
+}
+
+fn cancelled() -> Failure {
+    Failure::new(Exit::Cancelled, "the measurement was cancelled", "")
 }
 
 /// To the end. Ctrl-C stops the measurement on both hosts.
 async fn watch(
     mut events: Events,
-    mut interrupts: Signal,
+    mut interrupts: Interrupts,
     flags: &BenchFlags,
     context: &Context,
 ) -> Result<BenchReport, Failure> {
@@ -109,9 +114,7 @@ async fn watch(
             Next::Event(Err(error)) => break Err(error.into()),
             Next::Interrupt => match &events {
                 Events::Here(_, stop) => stop.stop(Reason::Cancelled),
-                Events::Agent(_) => {
-                    break Err(Failure::new(Exit::Cancelled, "the measurement was cancelled", ""));
-                }
+                Events::Agent(_) => break Err(cancelled()),
             },
             Next::Tick => display.tick(),
         }

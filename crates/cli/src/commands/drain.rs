@@ -10,6 +10,7 @@ use crate::display::undrain::watch as watch_undrain;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{DrainCommand, DrainFlags, DrainIdFlags, FleetCommand, PlaceFlags, UndrainFlags};
+use crate::interrupts::Interrupts;
 use crate::render::drain;
 
 /// Begins a drain and watches it, or does something with one.
@@ -21,7 +22,7 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
         Some(DrainCommand::Status(which)) => status(which, context).await,
         Some(DrainCommand::Attach(which)) => {
             let id = find(which, context).await?.id;
-            watch(&id, false, context).await
+            watch(&id, false, &mut Interrupts::listen()?, context).await
         }
         Some(DrainCommand::Pause(which)) => steer(which, DrainOrder::Pause, context).await,
         Some(DrainCommand::Resume(which)) => steer(which, DrainOrder::Resume, context).await,
@@ -30,8 +31,12 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
 }
 
 async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
+    let mut interrupts = Interrupts::listen()?;
     let what = "asking the destinations".to_owned();
-    let id = with_progress(what, context.err, context.client.drain(&flags.request())).await?;
+    let request = flags.request();
+    let asking = with_progress(what, context.err, context.client.drain(&request));
+    let unknown = format!("{} shows whether it has begun", context.command("drain status"));
+    let id = interrupts.answer(asking, &unknown, context).await?;
     match (context.json, flags.detach) {
         (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
         (false, true) => {
@@ -40,7 +45,7 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
         }
         (false, false) => {}
     }
-    if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, context).await }
+    if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, &mut interrupts, context).await }
 }
 
 async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
@@ -66,8 +71,11 @@ async fn steer(which: &DrainIdFlags, order: DrainOrder, context: &Context) -> Re
 /// Waits for the end: until then guests may still arrive.
 async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
     let id = find(which, context).await?.id;
-    context.client.steer_drain(&id, DrainOrder::Abort).await?;
-    match watch(&id, false, context).await {
+    let mut interrupts = Interrupts::listen()?;
+    let asking = context.client.steer_drain(&id, DrainOrder::Abort);
+    let unknown = format!("{} shows whether it ends", context.command("drain status"));
+    interrupts.answer(asking, &unknown, context).await?;
+    match watch(&id, false, &mut interrupts, context).await {
         // That is what was asked for.
         Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
         other => other,
@@ -104,12 +112,15 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
 
 /// Has the guests come back that drains have moved since the host was cordoned, and watches that.
 pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Failure> {
-    let begun = context.client.undrain(&flags.request()).await?;
+    let mut interrupts = Interrupts::listen()?;
+    let request = flags.request();
+    let unknown = format!("{} begins it, or watches it if it has begun", context.command("undrain"));
+    let begun = interrupts.answer(context.client.undrain(&request), &unknown, context).await?;
     if flags.detach {
         context.answer(&begun, || drain::undrained(&begun, context.out.width, context.out.paint))?;
         return Ok(Exit::Ok);
     }
-    watch_undrain(begun, false, context).await
+    watch_undrain(begun, false, &mut interrupts, context).await
 }
 
 /// Where a guest can go.

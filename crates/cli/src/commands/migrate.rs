@@ -13,6 +13,7 @@ use crate::display::{Start, watch};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{Domain, MigrateFlags};
+use crate::interrupts::Interrupts;
 use crate::render::doctor;
 
 /// Longer than this the look before a migration holds nothing up.
@@ -32,13 +33,17 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     if !(context.json || flags.quiet || flags.no_check) {
         look_first(&request.to, context).await;
     }
-    let id = context.client.migrate(&request).await?;
+    let mut interrupts = Interrupts::listen()?;
+    let unknown = context.command("migration list");
+    let unknown = format!("{unknown} shows whether it has begun");
+    let id = interrupts.answer(context.client.migrate(&request), &unknown, context).await?;
     name(&id, flags.detach, context)?;
-    if flags.detach {
+    // Ctrl-C cancels it in the meantime, and its end is waited for.
+    if flags.detach && !interrupts.is_noted() {
         return Ok(Exit::Ok);
     }
     let view = View::new(&request.guest, &request.to, Some(request.blackout_budget_ms()));
-    watch(context, Start { id, view, quiet: flags.quiet, cancel: false }).await
+    watch(context, Start { id, view, quiet: flags.quiet, cancel: false, interrupts }).await
 }
 
 fn of_domain(domain: &Domain, flags: &MigrateFlags) -> Result<MigrateRequest, Failure> {

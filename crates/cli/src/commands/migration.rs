@@ -11,6 +11,7 @@ use crate::display::{Start, watch};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::MigrationCommand;
+use crate::interrupts::Interrupts;
 use crate::render::lists;
 use crate::render::report::report;
 
@@ -64,7 +65,8 @@ async fn attach(id: &str, context: &Context) -> Result<Exit, Failure> {
 
 async fn follow(found: MigrationSummary, cancel: bool, context: &Context) -> Result<Exit, Failure> {
     let MigrationSummary { id, guest, peer, .. } = found;
-    watch(context, Start { id, view: View::new(&guest, &peer, None), quiet: false, cancel }).await
+    let (view, interrupts) = (View::new(&guest, &peer, None), Interrupts::listen()?);
+    watch(context, Start { id, view, quiet: false, cancel, interrupts }).await
 }
 
 /// Cancelled is what was asked for here, so it ends well.

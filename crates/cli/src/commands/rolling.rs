@@ -4,7 +4,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use linerate_api::{AgentStatus, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::progress::with_progress;
 use crate::context::Context;
@@ -14,6 +13,7 @@ use crate::documents::{RollingLine, RollingStep};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::DrainFlags;
+use crate::interrupts::Interrupts;
 use crate::remote::Remote;
 use crate::render::format::clean;
 
@@ -36,9 +36,10 @@ struct Host {
 
 /// Does it for each host. The first failure ends it: what one host does not survive, the others shall not be put through.
 pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
+    let mut interrupts = Interrupts::listen()?;
     let mut hosts: Vec<Host> = Vec::new();
     for target in &flags.each {
-        let looked = unless_interrupted(look(target, flags, context)).await;
+        let looked = unless(&mut interrupts, look(target, flags, context)).await;
         let host = looked.map_err(|failure| failure.of_agent_at(target).and("nothing was begun"))?;
         if let Some(same) = hosts.iter().find(|other| other.name == host.name) {
             let text =
@@ -61,7 +62,8 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
-        let step = Step { host, place: format!("[{}/{}]", at + 1, hosts.len()), flags, context };
+        let place = format!("[{}/{}]", at + 1, hosts.len());
+        let mut step = Step { host, place, interrupts: &mut interrupts, flags, context };
         step.run().await.map_err(|failure| {
             let failure = if at > 0 { something_was_done(failure) } else { failure };
             failure.and(&format!("done: {}; not begun: {}", names(&hosts[..at]), names(&hosts[at + 1..])))
@@ -78,18 +80,13 @@ fn something_was_done(mut failure: Failure) -> Failure {
     failure
 }
 
-fn interrupts() -> Result<Signal, Failure> {
-    let interrupts = signal(SignalKind::interrupt());
-    interrupts.map_err(|error| Failure::new(Exit::Failed, format!("no signals: {error}"), ""))
-}
-
 /// What the work gives, or its end by Ctrl-C.
-async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let mut interrupts = interrupts()?;
-    tokio::select! {
-        done = work => done,
-        _ = interrupts.recv() => Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C", "")),
-    }
+async fn unless<T>(
+    interrupts: &mut Interrupts,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let ended = || Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C", ""));
+    interrupts.unless(work).await.unwrap_or_else(ended)
 }
 
 /// The operator's cordon must not be lifted on the way.
@@ -144,12 +141,13 @@ struct Step<'a> {
     host: &'a Host,
     /// Which one of how many.
     place: String,
+    interrupts: &'a mut Interrupts,
     flags: &'a DrainFlags,
     context: &'a Context,
 }
 
 impl Step<'_> {
-    async fn run(&self) -> Result<(), Failure> {
+    async fn run(&mut self) -> Result<(), Failure> {
         let Host { target, name, .. } = self.host;
         let command = self.flags.then.as_deref().unwrap_or_default();
         self.say(RollingStep::Drain, "its guests leave")?;
@@ -181,17 +179,18 @@ impl Step<'_> {
         Ok(())
     }
 
-    async fn empty(&self) -> Result<(), Failure> {
+    async fn empty(&mut self) -> Result<(), Failure> {
         let Host { target, name, to, keep } = self.host;
-        let remote = unless_interrupted(Remote::open(target, self.context)).await?;
+        let remote = unless(self.interrupts, Remote::open(target, self.context)).await?;
         let there = remote.context(self.context);
-        free_of_cordon(&unless_interrupted(async { Ok(there.client.status().await?) }).await?, target)?;
+        let status = async { Ok(there.client.status().await?) };
+        free_of_cordon(&unless(self.interrupts, status).await?, target)?;
         let request = DrainRequest { to: to.clone(), keep: keep.clone(), ..self.flags.request() };
         let asks = async {
             let what = format!("{name} asks the destinations");
             Ok(with_progress(what, self.context.err, there.client.drain(&request)).await?)
         };
-        let id = unless_interrupted(asks).await.map_err(|failure| {
+        let id = unless(self.interrupts, asks).await.map_err(|failure| {
             let refused = matches!(failure.exit, Exit::Usage | Exit::Refused);
             let state =
                 format!("`linerate --connect {target} drain status` shows whether {name} is being drained");
@@ -200,7 +199,7 @@ impl Step<'_> {
         if self.context.json {
             self.context.print_json_line(&DrainStarted { id: id.clone() })?;
         }
-        watch(&id, self.flags.quiet, &there).await.map(drop).map_err(|failure| {
+        watch(&id, self.flags.quiet, self.interrupts, &there).await.map(drop).map_err(|failure| {
             failure.and(&format!(
                 "the command was not run on {name}, which is cordoned; `linerate --connect {target} drain status`, and \
                  `undrain` brings back what has left"
@@ -210,7 +209,7 @@ impl Step<'_> {
 
     /// Runs the command here, in a shell. Its output is the terminal's, or standard error where documents are printed. The
     /// terminal's Ctrl-C reaches it too; it is waited for all the same, and nothing follows it then.
-    async fn execute(&self, command: &str) -> Result<(), Failure> {
+    async fn execute(&mut self, command: &str) -> Result<(), Failure> {
         let Host { target, name, .. } = self.host;
         let failed = |exit, text: String| {
             let text = format!("the command for host {name} {text}");
@@ -220,7 +219,6 @@ impl Step<'_> {
                 "mend it, have the guests come back, and begin again with this host",
             ))
         };
-        let mut interrupts = interrupts()?;
         let mut shell = tokio::process::Command::new("sh");
         shell.args(["-c", command]).env("LINERATE_HOST", name).env("LINERATE_CONNECT", target);
         if self.context.json {
@@ -234,10 +232,10 @@ impl Step<'_> {
         let ended = loop {
             tokio::select! {
                 ended = running.wait() => break ended,
-                _ = interrupts.recv() => interrupted = true,
+                () = self.interrupts.next() => interrupted = true,
             }
         };
-        interrupted |= tokio::time::timeout(INTERRUPT_MAX, interrupts.recv()).await.is_ok();
+        interrupted |= tokio::time::timeout(INTERRUPT_MAX, self.interrupts.next()).await.is_ok();
         match ended {
             Err(error) => failed(Exit::Failed, format!("cannot be waited for: {error}")),
             Ok(status) if interrupted => failed(Exit::NotWatched, format!("was ended by Ctrl-C: {status}")),
@@ -246,47 +244,48 @@ impl Step<'_> {
         }
     }
 
-    async fn fill(&self) -> Result<(), Failure> {
-        let remote = unless_interrupted(self.back()).await?;
+    async fn fill(&mut self) -> Result<(), Failure> {
+        let remote = unless(self.interrupts, back(self.host, self.flags, self.context)).await?;
         let there = remote.context(self.context);
         let asks = async { Ok(there.client.undrain(&UndrainRequest::default()).await?) };
-        watch_undrain(unless_interrupted(asks).await?, self.flags.quiet, &there).await.map(drop)
+        let begun = unless(self.interrupts, asks).await?;
+        watch_undrain(begun, self.flags.quiet, self.interrupts, &there).await.map(drop)
     }
+}
 
-    /// The host's agent, as soon as it answers: the command may have restarted either.
-    async fn back(&self) -> Result<Remote, Failure> {
-        let end = Instant::now() + BACK_MAX;
-        let mut told = self.flags.quiet || self.context.json;
-        loop {
-            let failure = match self.answering().await {
-                Ok(remote) => return Ok(remote),
-                Err(failure) => failure,
-            };
-            if Instant::now() >= end {
-                return Err(failure);
-            }
-            if !told {
-                let text = format!("waiting for the agent of {}: {}", self.host.name, failure.message());
-                self.context.print_line(&text);
-                told = true;
-            }
-            tokio::time::sleep(BACK_PAUSE).await;
+/// The host's agent, as soon as it answers: the command may have restarted either.
+async fn back(host: &Host, flags: &DrainFlags, context: &Context) -> Result<Remote, Failure> {
+    let end = Instant::now() + BACK_MAX;
+    let mut told = flags.quiet || context.json;
+    loop {
+        let failure = match answering(host, context).await {
+            Ok(remote) => return Ok(remote),
+            Err(failure) => failure,
+        };
+        if Instant::now() >= end {
+            return Err(failure);
         }
+        if !told {
+            let text = format!("waiting for the agent of {}: {}", host.name, failure.message());
+            context.print_line(&text);
+            told = true;
+        }
+        tokio::time::sleep(BACK_PAUSE).await;
     }
+}
 
-    async fn answering(&self) -> Result<Remote, Failure> {
-        let Host { target, name, .. } = self.host;
-        let remote = Remote::open(target, self.context).await?;
-        let there = remote.context(self.context);
-        let now = there.client.status().await?.name;
-        if now != *name {
-            let text = format!("{target} was host {name} before, and is host {now} now");
-            return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
-        }
-        // An agent that was started again waits for the end of its earlier lease.
-        match there.client.fleet().await?.error {
-            Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
-            None => Ok(remote),
-        }
+async fn answering(host: &Host, context: &Context) -> Result<Remote, Failure> {
+    let Host { target, name, .. } = host;
+    let remote = Remote::open(target, context).await?;
+    let there = remote.context(context);
+    let now = there.client.status().await?.name;
+    if now != *name {
+        let text = format!("{target} was host {name} before, and is host {now} now");
+        return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
+    }
+    // An agent that was started again waits for the end of its earlier lease.
+    match there.client.fleet().await?.error {
+        Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
+        None => Ok(remote),
     }
 }

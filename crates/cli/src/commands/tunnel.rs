@@ -17,7 +17,11 @@ pub async fn run(flags: &TunnelFlags, context: &Context) -> Result<Exit, Failure
     let signals = |error| Failure::new(Exit::Failed, format!("signals cannot be watched: {error}"), "");
     let mut terminate = signal(SignalKind::terminate()).map_err(signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signals)?;
-    let mut events = context.client.tunnel(&request).await?;
+    let mut events = tokio::select! {
+        events = context.client.tunnel(&request) => events?,
+        _ = terminate.recv() => return Ok(Exit::Ok),
+        _ = interrupt.recv() => return Ok(Exit::Ok),
+    };
     loop {
         let event = tokio::select! {
             event = events.next() => event?,

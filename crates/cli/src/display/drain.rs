@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use linerate_api::{ClientError, DrainDetail, DrainGuest, DrainGuestState};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::canvas::Canvas;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::interrupts::Interrupts;
 use crate::render::drain;
 use crate::render::format::{bit_rate, clean, clock_us};
 
@@ -36,18 +36,25 @@ struct Lines {
 }
 
 /// Follows a drain to its end. Ctrl-C stops watching only.
-pub async fn watch(id: &str, quiet: bool, context: &Context) -> Result<Exit, Failure> {
-    let mut interrupts = signal(SignalKind::interrupt())
-        .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
+pub async fn watch(
+    id: &str,
+    quiet: bool,
+    interrupts: &mut Interrupts,
+    context: &Context,
+) -> Result<Exit, Failure> {
     let mut display = match (context.json, quiet, context.err.live) {
         (true, _, _) => Display::Json(None, Instant::now()),
         (false, true, _) => Display::Quiet,
         (false, false, true) => Display::Live(Canvas::new()),
         (false, false, false) => Display::Plain(Lines::default()),
     };
-    let again = || format!("the drain goes on: watch it with `linerate drain attach {id}`");
+    let stopped = || {
+        let again = format!("the drain goes on: watch it with `linerate drain attach {id}`");
+        Failure::new(Exit::NotWatched, "no longer watching", again)
+    };
     loop {
-        let detail = match context.client.drain_detail(id).await {
+        let asked = interrupts.unless(context.client.drain_detail(id)).await;
+        let detail = match asked.ok_or_else(stopped)? {
             Ok(detail) => detail,
             Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
             Err(error) => {
@@ -60,12 +67,7 @@ pub async fn watch(id: &str, quiet: bool, context: &Context) -> Result<Exit, Fai
         if detail.is_over() {
             return display.end(&detail, context);
         }
-        tokio::select! {
-            _ = interrupts.recv() => {
-                return Err(Failure::new(Exit::NotWatched, "no longer watching", again()));
-            }
-            () = tokio::time::sleep(LOOK) => {}
-        }
+        interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use linerate_api::{ClientError, UndrainDetail, UndrainGuestState};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::canvas::Canvas;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::interrupts::Interrupts;
 use crate::render::drain;
 
 /// How often the agent is asked.
@@ -17,9 +17,16 @@ const LOOK: Duration = Duration::from_millis(250);
 const WIDTH_MAX: usize = 110;
 
 /// Follows it to its end. Ctrl-C stops watching only.
-pub async fn watch(begun: UndrainDetail, quiet: bool, context: &Context) -> Result<Exit, Failure> {
-    let mut interrupts = signal(SignalKind::interrupt())
-        .map_err(|error| Failure::new(Exit::Failed, format!("signals cannot be received: {error}"), ""))?;
+pub async fn watch(
+    begun: UndrainDetail,
+    quiet: bool,
+    interrupts: &mut Interrupts,
+    context: &Context,
+) -> Result<Exit, Failure> {
+    let stopped = || {
+        let hint = "guests go on coming back: `linerate undrain` watches again";
+        Failure::new(Exit::NotWatched, "no longer watching", hint)
+    };
     let mut canvas = (!context.json && !quiet && context.err.live).then(Canvas::new);
     let (mut before, mut now): (Option<UndrainDetail>, _) = (None, begun);
     loop {
@@ -30,14 +37,9 @@ pub async fn watch(begun: UndrainDetail, quiet: bool, context: &Context) -> Resu
             break;
         }
         before = Some(now);
-        tokio::select! {
-            _ = interrupts.recv() => {
-                let hint = "guests go on coming back: `linerate undrain` watches again";
-                return Err(Failure::new(Exit::NotWatched, "no longer watching", hint));
-            }
-            () = tokio::time::sleep(LOOK) => {}
-        }
-        now = match context.client.undrain_detail().await {
+        interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
+        let asked = interrupts.unless(context.client.undrain_detail()).await;
+        now = match asked.ok_or_else(stopped)? {
             Ok(detail) => detail,
             Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
             Err(error) => {

@@ -7,7 +7,6 @@ use linerate_api::{
     Client, ClientError, DomainEvent, ErrorBody, Event, EventKind, EventStream, MigrationId,
     MigrationOutcome, MigrationState, MigrationSummary, Mode, Report,
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
 
@@ -17,6 +16,7 @@ use super::view::View;
 use crate::context::Context;
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
+use crate::interrupts::Interrupts;
 use crate::render::report::report;
 
 const REDRAW: Duration = Duration::from_millis(100);
@@ -36,6 +36,8 @@ pub struct Start {
     pub quiet: bool,
     /// Ask it to stop at once.
     pub cancel: bool,
+    /// One that was noted already cancels it.
+    pub interrupts: Interrupts,
 }
 
 struct End {
@@ -68,7 +70,7 @@ struct Watch<'a> {
     /// If it is one of libvirt.
     domain: Option<Domain>,
     events: EventStream,
-    interrupts: Signal,
+    interrupts: Interrupts,
     ticks: Interval,
     cancel: Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
     cancelled: bool,
@@ -106,19 +108,12 @@ pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
 
 impl<'a> Watch<'a> {
     async fn new(context: &'a Context, start: Start) -> Result<Watch<'a>, Failure> {
-        // Before anything else, so that a Ctrl-C in the meantime is not the end of the process.
-        let interrupts = signal(SignalKind::interrupt()).map_err(|error| {
-            Failure::new(
-                Exit::NotWatched,
-                format!("signals cannot be received: {error}"),
-                attach_hint(&start.id),
-            )
-        })?;
-        let events = context.client.events(&start.id).await?;
+        let Start { id, view, quiet, cancel, mut interrupts } = start;
+        let events = interrupts.answer(context.client.events(&id), &attach_hint(&id), context).await?;
         let mut watch = Watch {
             context,
-            id: start.id,
-            display: Display::new(context, start.view, start.quiet),
+            id,
+            display: Display::new(context, view, quiet),
             domain: None,
             events,
             interrupts,
@@ -127,7 +122,7 @@ impl<'a> Watch<'a> {
             cancelled: false,
             doubt: Doubt { looked: Instant::now(), since: None },
         };
-        if start.cancel {
+        if cancel {
             watch.begin_cancel();
         }
         Ok(watch)
@@ -201,7 +196,7 @@ impl<'a> Watch<'a> {
     async fn next(&mut self) -> Next {
         tokio::select! {
             event = self.events.next() => Next::Event(event),
-            _ = self.interrupts.recv() => Next::Interrupt,
+            () = self.interrupts.next() => Next::Interrupt,
             error = answer(&mut self.cancel) => Next::CancelAnswered(error),
             _ = self.ticks.tick() => Next::Tick,
         }

@@ -38,6 +38,8 @@ struct Agent {
     cancelled: watch::Sender<bool>,
     /// What was asked, for tests to look at.
     asked: watch::Sender<Option<MigrateRequest>>,
+    /// Migrations that are asked for are not answered while this is set.
+    held: watch::Receiver<bool>,
 }
 
 /// What tests see of it.
@@ -46,6 +48,8 @@ pub struct Seen {
     pub asked: watch::Receiver<Option<MigrateRequest>>,
     /// Whether a cancel was asked for.
     pub cancelled: watch::Receiver<bool>,
+    /// Set: no migration that is asked for is answered.
+    pub held: watch::Sender<bool>,
 }
 
 /// Serves at the socket until the future is dropped or its task aborted; ready as soon as this returns.
@@ -56,7 +60,8 @@ pub fn serve(
     let listener = UnixListener::bind(socket)?;
     let (cancelled, cancelled_seen) = watch::channel(false);
     let (asked, asked_seen) = watch::channel(None);
-    let agent = Arc::new(Agent { pace, cancelled, asked });
+    let (hold, held) = watch::channel(false);
+    let agent = Arc::new(Agent { pace, cancelled, asked, held });
     let router = Router::new()
         .route(paths::STATUS, get(status))
         .route(paths::GUESTS, get(guests))
@@ -66,7 +71,7 @@ pub fn serve(
         .route(paths::SESSION_RESOLVE, post(resolve))
         .route(paths::DOCTOR, post(examine))
         .with_state(agent);
-    let seen = Seen { asked: asked_seen, cancelled: cancelled_seen };
+    let seen = Seen { asked: asked_seen, cancelled: cancelled_seen, held: hold };
     Ok((async move { axum::serve(listener, router).await }, seen))
 }
 
@@ -142,6 +147,7 @@ async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {
     agent.asked.send_replace(Some(request.clone()));
+    let _ = agent.held.clone().wait_for(|held| !held).await;
     if request.guest == "pinned" {
         let body = ErrorBody {
             step: Some(Step::Resolve),
