@@ -4,6 +4,7 @@
 //! default that suits a systemd service; `listen` has none, because it decides who can reach this host.
 
 mod fleet;
+mod placement;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use serde::Deserialize;
 pub use crate::local_users::LocalUsers;
 use crate::own_addresses;
 pub use fleet::FleetSettings;
+pub use placement::Placement;
 
 /// Port that agents listen on unless the operator configures another.
 pub const DEFAULT_PORT: u16 = 7979;
@@ -140,6 +142,9 @@ pub struct Config {
     /// by default: each host has a store of its own.
     #[serde(default)]
     pub fleet: Option<FleetSettings>,
+    /// Which guests must be on different hosts. None by default.
+    #[serde(default)]
+    pub placement: Placement,
     /// Type of service (DSCP and ECN bits) of RDMA connections, from which switches choose a lossless priority. The
     /// system's own by default.
     #[serde(default)]
@@ -426,6 +431,9 @@ impl Config {
         }
         if let Some(what) = self.fleet.as_ref().and_then(|fleet| fleet.problem(self.security)) {
             return Some(what);
+        }
+        if let Some(what) = self.placement.problem() {
+            return Some(format!("[placement] {what}"));
         }
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir, &self.domain_sockets];
         let relative = relative.into_iter().chain(&self.huge_ram_dir);

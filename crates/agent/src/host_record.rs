@@ -16,10 +16,12 @@ use linerate_store::fleet::records::{GuestRecord, HostRecord, PortRecord};
 use crate::cluster::watch::Watch;
 use crate::config::Config;
 use crate::fleet::HostInFleet;
-use crate::{incoming, outgoing};
+use crate::{incoming, libvirt, outgoing};
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 const QEMU_WAIT: Duration = Duration::from_secs(15);
+/// libvirt is not asked more often for its domains.
+const DOMAINS_FRESH: Duration = Duration::from_secs(2);
 /// A port that does not say its speed, in bytes per second: one gigabit per second.
 const UNKNOWN_PORT: u64 = 125_000_000;
 /// Ports that a record has at most: a drain numbers them in 64 bits.
@@ -36,6 +38,8 @@ pub(crate) struct Describer {
     pub fleet: Arc<HostInFleet>,
     /// By process and its start: a guest is asked once. One that migrates cannot be asked.
     known: Mutex<BTreeMap<(i32, u64), (String, GuestRecord)>>,
+    /// Domains of libvirt, and when it was asked.
+    domains: Mutex<Option<(Instant, BTreeMap<String, String>)>>,
 }
 
 impl Describer {
@@ -57,6 +61,7 @@ impl Describer {
             cluster,
             fleet,
             known: Mutex::default(),
+            domains: Mutex::default(),
         }
     }
 
@@ -92,6 +97,7 @@ impl Describer {
             networks: BTreeSet::new(),
             ports: self.ports(),
             guests,
+            domains: self.domains(),
         }
     }
 
@@ -138,6 +144,23 @@ impl Describer {
             .collect()
     }
 
+    /// Names of this host's domains by their UUID. Where libvirt does not answer, as they were when it did.
+    fn domains(&self) -> BTreeMap<String, String> {
+        let mut domains = self.domains.lock();
+        if let Some((asked, known)) = domains.as_ref()
+            && asked.elapsed() < DOMAINS_FRESH
+        {
+            return known.clone();
+        }
+        let before = domains.take().map(|(_, known)| known).unwrap_or_default();
+        let found = libvirt::domains::names().unwrap_or_else(|why| {
+            tracing::debug!(why, "domains of libvirt are not seen");
+            before
+        });
+        *domains = Some((Instant::now(), found.clone()));
+        found
+    }
+
     fn is_arriving(&self, guest: &str) -> bool {
         let of_guest = self.incoming.all().into_iter().filter(|one| one.guest() == guest);
         of_guest.into_iter().any(|one| one.outcome() != linerate_core::Outcome::Committed)
@@ -164,7 +187,7 @@ impl Describer {
 }
 
 fn record(name: &str, memory_bytes: u64) -> GuestRecord {
-    GuestRecord { name: name.to_owned(), memory_bytes, ..GuestRecord::default() }
+    GuestRecord { name: name.to_owned(), memory_bytes }
 }
 
 /// Lengths of the files that were made for its RAM.

@@ -18,6 +18,10 @@ pub struct DrainRequest {
     /// Names of guests that stay.
     #[serde(default)]
     pub keep: Vec<String>,
+    /// Lists of guests of which no two may be on one host, beside those of agent.toml. `db-*` stands for all names that begin
+    /// with `db-`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<Vec<String>>,
     /// How guest RAM is moved.
     #[serde(default)]
     pub mode: ModeChoice,
@@ -305,6 +309,9 @@ pub struct PlaceRequest {
     pub guest: String,
     /// The hosts that are looked at, `HOST` or `HOST:PORT`.
     pub to: Vec<String>,
+    /// As [`DrainRequest::apart`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<Vec<String>>,
 }
 
 /// Where a guest can go.

@@ -4,6 +4,7 @@
 //! and nobody is told that the agent has begun.
 
 use std::pin::pin;
+use std::task::{Context as Task, Waker};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -31,9 +32,17 @@ impl Interrupts {
         Ok(Interrupts { signal, noted: false })
     }
 
-    /// Whether there was one that nothing has acted on.
-    pub fn is_noted(&self) -> bool {
+    /// Whether there was one that nothing has acted on. It stays for [`Interrupts::next`].
+    pub fn is_noted(&mut self) -> bool {
+        self.noted = self.noted || self.signal.poll_recv(&mut Task::from_waker(Waker::noop())).is_ready();
         self.noted
+    }
+
+    /// The same, and something acts on it now.
+    pub fn take_noted(&mut self) -> bool {
+        let noted = self.is_noted();
+        self.noted = false;
+        noted
     }
 
     /// The next. It can be dropped while it waits without losing one.
@@ -52,27 +61,27 @@ impl Interrupts {
         }
     }
 
-    /// The answer to a request that may begin something. The first Ctrl-C is noted for [`Interrupts::next`]: what was begun
-    /// is known only with the answer. The second ends the wait, with `unknown` as the advice.
+    /// The answer to a request. The first Ctrl-C is noted for [`Interrupts::next`]: what was begun is known only with the
+    /// answer. The second ends the wait, with `advice`.
     pub async fn answer<T, E: Into<Failure>>(
         &mut self,
         request: impl Future<Output = Result<T, E>>,
-        unknown: &str,
+        advice: &str,
         context: &Context,
     ) -> Result<T, Failure> {
         let mut request = pin!(request);
         if !self.noted {
             tokio::select! {
-                answer = &mut request => return answer.map_err(E::into),
+                biased;
                 _ = self.signal.recv() => self.noted = true,
+                answer = &mut request => return answer.map_err(E::into),
             }
             context.print_line("the agent has not answered yet; Ctrl-C again ends this command");
         }
         tokio::select! {
             answer = request => answer.map_err(E::into),
             _ = self.signal.recv() => {
-                let text = "ended by Ctrl-C before the agent answered: whether it has begun is not known";
-                Err(Failure::new(Exit::NotWatched, text, unknown))
+                Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the agent has answered", advice))
             }
         }
     }

@@ -28,6 +28,9 @@ pub enum UnitError {
     /// Nothing that ssh takes as a host.
     #[error("a host for ssh is written [USER@]HOST, such as root@beta, or as a name of ssh's configuration")]
     NotATarget,
+    /// A list of names has an empty one.
+    #[error("a name is missing: write GUEST,GUEST")]
+    NoName,
     #[error("a pair is written LISTEN=CONNECT, such as unix:/run/a.sock=unix:/run/b.sock")]
     NotAPair,
     /// The address of a socket cannot be read.
@@ -219,6 +222,12 @@ pub fn ssh_target(text: &str) -> Result<String, UnitError> {
         && !text.starts_with('-')
         && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
     if is_good { Ok(text.to_owned()) } else { Err(UnitError::NotATarget) }
+}
+
+/// Names of guests, with commas between them.
+pub fn names(text: &str) -> Result<Vec<String>, UnitError> {
+    let names: Vec<String> = text.split(',').map(str::to_owned).collect();
+    if names.iter().any(String::is_empty) { Err(UnitError::NoName) } else { Ok(names) }
 }
 
 /// A path to a UNIX socket.

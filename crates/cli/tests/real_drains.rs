@@ -95,6 +95,49 @@ fn guests_go_to_several_hosts_and_the_plan_says_what_keeps_them_from_one() {
 }
 
 #[test]
+fn guests_that_must_be_apart_go_to_different_hosts() {
+    let hall = Hall::with(3, &[400, 400], "[placement]\napart = [[\"db-*\"]]\n");
+    hall.start(0, &[calm("db-1"), calm("db-2"), calm("web"), calm("log")]);
+    hall.start(1, &[calm("dns")]);
+    let (b, c) = (hall.name(1), hall.name(2));
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    let asked = ["drain", "--to", &to, "--apart", "web,dns", "--apart", "log,dns"];
+    let are_apart = |drain: &Value| {
+        let at =
+            |guest: &str| hall::text(hall::guests(drain).find(|one| one["guest"] == guest).unwrap(), "to");
+        assert_eq!((at("web"), at("log")), (&*c, &*c), "{drain:#}");
+        assert!([(&*b, &*c), (&*c, &*b)].contains(&(at("db-1"), at("db-2"))), "{drain:#}");
+    };
+    // One destination is too few, and the plan says why.
+    let (exit, plan) = hall.json(0, &["drain", "--to", &hall.address(2), "--dry-run"]);
+    assert_eq!((exit, hall::count(&plan, "failed")), (1, 1), "{plan:#}");
+    let failed = hall::guests(&plan).find(|one| one["state"] == "failed").unwrap();
+    assert!(hall::text(failed, "guest").starts_with("db-"), "{plan:#}");
+    assert!(hall::text(failed, "reason").contains("must be apart"), "{plan:#}");
+    // A name that nobody has keeps nobody apart, and neither does one alone.
+    for (list, words) in [("db-1,dbb-2", "dbb-2"), ("db-1", "name two guests")] {
+        let (exit, text) = hall.run(0, &["drain", "--to", &to, "--apart", list]);
+        assert!(exit == 2 && text.contains(words) && text.contains("nothing was begun"), "{exit} {text}");
+    }
+    let (exit, placed) = hall.json(0, &["place", "web", "--to", &to, "--explain", "--apart", "web,dns"]);
+    assert_eq!(
+        (exit, &placed["best"], &placed["hosts"][1]["obstacles"]),
+        (0, &json!(c), &json!([])),
+        "{placed:#}"
+    );
+    assert!(placed["hosts"][0]["obstacles"].to_string().contains("dns is there"), "{placed:#}");
+
+    let (exit, plan) = hall.json(0, &[&asked[..], &["--dry-run"]].concat());
+    assert_eq!(exit, 0, "{plan:#}");
+    are_apart(&plan);
+    let (exit, lines) = hall.lines(0, &asked);
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}");
+    are_apart(last);
+    hall.all_go_on();
+}
+
+#[test]
 fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
     let hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..5).map(|n| calm(&format!("a{n}"))).collect();

@@ -89,6 +89,40 @@ fn another_drain_takes_the_memory() {
     assert!(matches!(scene.reserve(3), Err(FleetError::NoRoom { free_bytes, .. }) if free_bytes == 2 * GIB));
 }
 
+/// Each way in which a guest that must be apart comes to the destination between the reads and the write.
+#[test]
+fn a_guest_that_must_be_apart_comes_meanwhile() {
+    for way in ["reservation", "guest", "domain"] {
+        let scene = scene();
+        remove(&*scene.client.store(), "alive/b");
+        let own = Fleet::new(scene.client.store(), "b", "own").unwrap();
+        own.register(&host("b", 8)).unwrap();
+        scene.meanwhile.next(move |other| {
+            let mut record = with_guests(host("b", 8), &[("g8", 1)]);
+            match way {
+                "reservation" => {
+                    let owner = other.begin(&drain("d2", "c")).unwrap();
+                    other.reserve_apart(&owner, "g9", "db-2", GIB, "b", None).unwrap();
+                }
+                "guest" => record.guests.get_mut("g8").unwrap().name = "db-2".into(),
+                _ => drop(record.domains.insert("g9".into(), "db-2".into())),
+            }
+            own.register(&record).unwrap();
+        });
+        let reserve = |begins: &str| {
+            let apart = |name: &str| name.starts_with(begins);
+            scene.fleet.reserve_apart(&scene.owner, "g1", "db-1", GIB, "b", Some(&apart))
+        };
+        let refused = reserve("db-");
+        assert!(scene.meanwhile.has_happened());
+        assert!(matches!(refused, Err(FleetError::Apart { other, .. }) if other == "db-2"), "{way}");
+        check(&scene.fleet);
+        reserve("web-").unwrap();
+        // It has its reservation there, from which it is not apart itself.
+        reserve("db-1").unwrap();
+    }
+}
+
 #[test]
 fn another_drain_reserves_for_the_guest() {
     for to in ["b", "c"] {

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::Cordon;
-use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Offer, Port};
+use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Obstacle, Offer, Port};
 use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Question};
 use linerate_store::fleet::records::{HostRecord, PortRecord};
 use linerate_store::fleet::{FleetError, View};
 
 use super::leaving::Leaving;
+use super::rules::Rules;
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
@@ -44,6 +45,8 @@ pub(super) struct Destination {
     pub cordon: Option<Cordon>,
     /// Bytes that other drains have reserved there, as far as the store of a fleet says.
     pub others_bytes: u64,
+    /// UUIDs and names of the guests that these are for.
+    pub others: BTreeMap<String, String>,
     /// It is being emptied itself, as far as the store of a fleet says.
     pub is_drained: bool,
     /// Bytes per second that it takes, where an earlier drain has measured less than its ports say.
@@ -60,6 +63,7 @@ impl Destination {
             record: None,
             cordon: None,
             others_bytes: 0,
+            others: BTreeMap::new(),
             is_drained: false,
             measured: None,
             lost: Some("it was not asked yet".into()),
@@ -79,9 +83,10 @@ impl Destination {
             self.lost = Some(format!("host {} is not in this fleet", self.name()));
             return;
         };
-        let others = view.reservations.values().filter(|one| Some(one.drain.as_str()) != drain);
-        let others = others.filter(|one| one.host == host.record.name);
-        self.others_bytes = others.map(|one| one.bytes).fold(0, u64::saturating_add);
+        let others = view.reservations.iter().filter(|(_, one)| Some(one.drain.as_str()) != drain);
+        let others: Vec<_> = others.filter(|(_, one)| one.host == host.record.name).collect();
+        self.others_bytes = others.iter().map(|(_, one)| one.bytes).fold(0, u64::saturating_add);
+        self.others = others.into_iter().map(|(key, one)| (key.clone(), one.name.clone())).collect();
         self.cordon = host.cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms });
         self.is_drained = host.drain.is_some();
         self.lost = (!host.alive).then(|| "the fleet's store has not heard of it lately".to_owned());
@@ -254,14 +259,39 @@ pub(super) fn takes(ledger: &Ledger, destinations: &[Destination], host: HostId)
     ledger.links(SOURCE, host).1.min(measured).max(1.0)
 }
 
-/// The ledger of a drain, and who is who in it: the guests of the drain come first, in their order.
+/// A ledger, and the names of its guests by their numbers.
+pub(super) struct Known {
+    pub ledger: Ledger,
+    guests: Vec<String>,
+}
+
+/// The ledger of a drain. The guests of the drain come first, in their order.
 ///
 /// Guests that have moved are where they moved to; those that are gone count nowhere.
 pub(super) fn ledger(
     source: &HostRecord,
     destinations: &[Destination],
     guests: &[(Leaving, Place)],
-) -> Ledger {
+    rules: &Rules,
+) -> Known {
+    let of_drain: BTreeSet<&str> = guests.iter().map(|(guest, _)| guest.key.as_str()).collect();
+    // Guests and domains that are at a destination, or that other drains have reserved memory for there. What the memory of
+    // the last two is, is not free already.
+    let there = |(number, one): (u32, &'_ Destination)| -> Vec<(HostId, u64, String)> {
+        let known = one.record.iter().flat_map(|record| &record.guests);
+        let known = known.map(|(key, guest)| (key, guest.memory_bytes, &guest.name));
+        let domains = one.record.iter().flat_map(|record| &record.domains);
+        let all = known
+            .chain(domains.chain(&one.others).map(|(key, name)| (key, 0, name)))
+            .filter(|(key, ..)| !of_drain.contains(key.as_str()));
+        all.map(|(_, bytes, name)| (HostId(number), bytes, name.clone())).collect()
+    };
+    let there: Vec<_> = (1..).zip(destinations).flat_map(there).collect();
+    let names: Vec<String> = guests
+        .iter()
+        .map(|(guest, _)| guest.name.clone())
+        .chain(there.iter().map(|(.., name)| name.clone()))
+        .collect();
     let mut ledger = Ledger::new();
     ledger.add_host(host(source, &source_ports(source)));
     for one in destinations {
@@ -272,23 +302,18 @@ pub(super) fn ledger(
         ledger.cordon(id, one.cordon.is_some());
         ledger.lose(id, one.lost.is_some());
     }
-    let of_drain: BTreeSet<&str> = guests.iter().map(|(guest, _)| guest.key.as_str()).collect();
     for (guest, place) in guests {
         let at = if let Place::At(host) = place { *host } else { SOURCE };
-        let id = ledger.add_guest(leaving(guest), at);
+        let (needs, memory_bytes) = (guest.needs.clone(), guest.memory_bytes);
+        let apart = rules.groups(&guest.name);
+        let id = ledger.add_guest(Guest { needs, memory_bytes, apart, ..Guest::default() }, at);
         if *place == Place::Gone {
             ledger.ended(id);
         }
     }
-    for (number, one) in (1..).zip(destinations) {
-        for (key, guest) in one.record.iter().flat_map(|record| &record.guests) {
-            if !of_drain.contains(key.as_str()) {
-                ledger.add_guest(
-                    Guest { memory_bytes: guest.memory_bytes, ..Guest::default() },
-                    HostId(number),
-                );
-            }
-        }
+    for (host, memory_bytes, name) in &there {
+        let (memory_bytes, apart) = (*memory_bytes, rules.groups(name));
+        ledger.add_guest(Guest { memory_bytes, apart, ..Guest::default() }, *host);
     }
     for (number, (_, place)) in (0..).zip(guests) {
         if let Place::Reserved(host) = place {
@@ -296,7 +321,7 @@ pub(super) fn ledger(
             let _ = ledger.reserve(DRAIN, GuestId(number), *host);
         }
     }
-    ledger
+    Known { ledger, guests: names }
 }
 
 /// Where a guest of a drain is.
@@ -307,10 +332,6 @@ pub(super) enum Place {
     Reserved(HostId),
     At(HostId),
     Gone,
-}
-
-fn leaving(guest: &Leaving) -> Guest {
-    Guest { needs: guest.needs.clone(), memory_bytes: guest.memory_bytes, ..Guest::default() }
 }
 
 /// A host that has never answered.
@@ -364,13 +385,20 @@ fn host(record: &HostRecord, ports: &[PortRecord]) -> Host {
 }
 
 /// Why a guest cannot go to each destination: what each lacks.
-pub(super) fn why(ledger: &Ledger, guest: GuestId, destinations: &[Destination]) -> Vec<Vec<String>> {
-    let obstacles: BTreeMap<HostId, Vec<_>> = ledger.explain(guest).into_iter().collect();
+pub(super) fn why(known: &Known, guest: GuestId, destinations: &[Destination]) -> Vec<Vec<String>> {
+    let obstacles: BTreeMap<HostId, Vec<_>> = known.ledger.explain(guest).into_iter().collect();
+    let text = |obstacle: &Obstacle| match obstacle {
+        Obstacle::ApartFrom(other) => {
+            let name = known.guests.get(other.0 as usize).map_or("a guest", String::as_str);
+            format!("{name} is there or on its way there, and the two must be apart")
+        }
+        other => other.to_string(),
+    };
     let one = |(number, one): (u32, &Destination)| {
         let found = obstacles.get(&HostId(number)).map(Vec::as_slice).unwrap_or_default();
         match (&one.lost, found) {
             (Some(lost), _) => vec![format!("its agent does not answer: {lost}")],
-            (None, found) => found.iter().map(ToString::to_string).collect(),
+            (None, found) => found.iter().map(text).collect(),
         }
     };
     (1..).zip(destinations).map(one).collect()
@@ -378,6 +406,8 @@ pub(super) fn why(ledger: &Ledger, guest: GuestId, destinations: &[Destination])
 
 #[cfg(test)]
 mod tests {
+    use linerate_store::fleet::records::GuestRecord;
+
     use super::*;
 
     fn at(name: &str, ports: &[(&str, u64)]) -> HostRecord {
@@ -403,12 +433,50 @@ mod tests {
         let there = Destination { others_bytes: 600 << 20, ..answered(at("b", &[("10.0.0.0/24", 1)])) };
         let ledger = |guest: u64, there: &Destination| {
             let guest = Leaving { memory_bytes: guest << 20, ..Leaving::default() };
-            ledger(&source, std::slice::from_ref(there), &[(guest, Place::Source)])
+            ledger(&source, std::slice::from_ref(there), &[(guest, Place::Source)], &Rules::default()).ledger
         };
         assert_eq!(ledger(1, &there).free_bytes(HostId(1)), 424 << 20);
         let request = linerate_core::fleet::Request { guests: vec![GuestId(0)], ..Default::default() };
         assert!(ledger(424, &there).place(&request)[0].1.is_ok());
         assert!(ledger(425, &there).place(&request)[0].1.is_err());
+    }
+
+    #[test]
+    fn guests_are_kept_apart_by_their_names() {
+        let source = at("a", &[("10.0.0.0/24", 1)]);
+        let mut there = at("b", &[("10.0.0.0/24", 1)]);
+        there.guests.insert("u9".into(), GuestRecord { name: "db-9".into(), memory_bytes: 1 << 20 });
+        there.domains.insert("u7".into(), "log-7".into());
+        let mut third = answered(at("c", &[("10.0.0.0/24", 1)]));
+        third.others.insert("u8".into(), "dns-8".into());
+        let destinations = [answered(there), third];
+        let names = ["db-1", "dns-1", "log-1", "web", "db-2"];
+        let guest = |name: &str| Leaving {
+            name: name.into(),
+            key: format!("key of {name}"),
+            memory_bytes: 1 << 20,
+            ..Leaving::default()
+        };
+        let guests = names.map(|name| (guest(name), Place::Source));
+        let apart = ["db-*", "dns-*", "log-*"].map(|name| vec![name.to_owned()]);
+        let rules = Rules::new(&crate::config::Placement::default(), &apart).unwrap();
+        let known = ledger(&source, &destinations, &guests, &rules);
+        let request =
+            linerate_core::fleet::Request { guests: (0..5).map(GuestId).collect(), ..Default::default() };
+        let placed: Vec<_> = known.ledger.place(&request).into_iter().map(|(_, found)| found.ok()).collect();
+        let [b, c] = [1, 2].map(|host| Some(HostId(host)));
+        assert_eq!((placed[1], placed[2], placed[3].is_some()), (b, c, true), "{placed:?}");
+        // Neither can be on b, and only one on c.
+        let mut databases = [placed[0], placed[4]];
+        databases.sort();
+        assert_eq!(databases, [None, c], "{placed:?}");
+        let why = |guest| why(&known, GuestId(guest), &destinations);
+        let of = |name: &str| format!("{name} is there or on its way there, and the two must be apart");
+        assert_eq!(why(0), [vec![of("db-9")], vec![]]);
+        assert_eq!(why(1), [vec![], vec![of("dns-8")]]);
+        assert_eq!(why(2), [vec![of("log-7")], vec![]]);
+        let free = ledger(&source, &destinations, &guests, &Rules::default());
+        assert!(free.ledger.place(&request).iter().all(|(_, found)| found.is_ok()));
     }
 
     #[test]
@@ -419,7 +487,7 @@ mod tests {
         let all = [near.clone(), far];
         assert_eq!(port_rates(&source, &all), [300_000_000.0, 0.0, 300_000_000.0]);
         assert_eq!(port_rates(&source, &[near]), [0.0, 0.0, 300_000_000.0], "no routers");
-        let ledger = ledger(&source, &all, &[]);
+        let Known { ledger, .. } = ledger(&source, &all, &[], &Rules::default());
         assert_eq!(ledger.links(SOURCE, HostId(1)), (0b100, 250_000_000.0));
         assert_eq!(ledger.links(SOURCE, HostId(2)), (0b001, 150_000_000.0));
     }

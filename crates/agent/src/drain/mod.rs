@@ -15,6 +15,7 @@
 //! | `member` | a guest of a drain, as it is shown and kept |
 //! | `leaving` | the guests of this host |
 //! | `hosts` | the destinations, and the ledger of both |
+//! | `rules` | which guests must be on different hosts |
 
 mod hosts;
 mod leaving;
@@ -22,6 +23,7 @@ pub(crate) mod lost;
 mod member;
 mod owner;
 mod plan;
+mod rules;
 mod sessions;
 pub(crate) mod status;
 pub(crate) mod undrain;
@@ -53,6 +55,7 @@ use leaving::Found;
 use member::{Decided, Member};
 use owner::{Begin, Owner, PlaceResult, Whereabouts};
 pub(crate) use plan::plan;
+use rules::Rules;
 
 /// An order to a drain is taken within this: its thread waits for the store at most.
 const STEER_MAX: Duration = Duration::from_secs(20);
@@ -151,6 +154,7 @@ struct Ready {
     source: HostRecord,
     members: Vec<Member>,
     destinations: Vec<Destination>,
+    rules: Rules,
     /// Guests that are being migrated, or wait for recovery or an operator.
     unsettled: BTreeSet<String>,
     unseen: leaving::Unseen,
@@ -169,6 +173,7 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         return Err(ErrorBody::new(code::USAGE, text)
             .with_hint("name them: --to HOST,HOST; or configure [fleet] in agent.toml"));
     }
+    let rules = Rules::new(&agent.config.placement, &request.apart)?;
     let Found { guests, unsettled, arriving, unseen } = leaving::look_with_domains(agent, request.mode).await;
     let mut warnings = Vec::new();
     let unknown: Vec<&str> = request
@@ -197,8 +202,20 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     }
     let mut destinations = distinct(destinations, &own, &mut warnings)?;
     destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
+    let there: Vec<&HostRecord> = destinations.iter().filter_map(|one| one.record.as_ref()).collect();
+    let all = guests.iter().map(|guest| &guest.name).chain(&unsettled).chain(&arriving);
+    let all = all.chain(there.iter().flat_map(|one| one.guests.values()).map(|guest| &guest.name));
+    let all = all.chain(there.iter().flat_map(|one| one.domains.values()));
+    let unknown = rules::unknown(&request.apart, &all.map(String::as_str).collect());
+    if !unknown.is_empty() {
+        let text = format!(
+            "--apart names guests that neither this host nor a destination has: {}; nothing was begun",
+            unknown.join(", ")
+        );
+        return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those of a host"));
+    }
     let members = guests.into_iter().map(Member::new).collect();
-    Ok(Ready { source, members, destinations, unsettled, unseen, warnings })
+    Ok(Ready { source, members, destinations, rules, unsettled, unseen, warnings })
 }
 
 /// What earlier drains of this host have measured of each destination; nothing where the store cannot be read.
@@ -309,11 +326,20 @@ fn begin_with(
     for member in &mut ready.members {
         (member.to, member.nowhere) = (None, None);
     }
-    let Ready { mut members, destinations, unsettled, warnings, .. } = ready;
+    let Ready { mut members, destinations, rules, unsettled, warnings, .. } = ready;
     // They are waited for.
     members.extend(unsettled.iter().map(|name| Member::new(leaving::Leaving::unknown(name))));
-    let begin =
-        |drain| Begin { drain, fleet, ownership, record, kept, destinations, warnings, is_again: false };
+    let begin = |drain| Begin {
+        drain,
+        fleet,
+        ownership,
+        record,
+        kept,
+        destinations,
+        warnings,
+        rules,
+        is_again: false,
+    };
     own(agent, drains, runtime, members, begin)?;
     Ok(id)
 }
@@ -360,7 +386,8 @@ fn own(
 fn place(ready: &mut Ready, request: &DrainRequest) -> usize {
     let kept = |member: &Member| request.keep.contains(&member.guest.name);
     let guests: Vec<_> = ready.members.iter().map(|member| (member.guest.clone(), Place::Source)).collect();
-    let ledger = hosts::ledger(&ready.source, &ready.destinations, &guests);
+    let known = hosts::ledger(&ready.source, &ready.destinations, &guests, &ready.rules);
+    let ledger = &known.ledger;
     let leave = ready.members.iter().zip(0..).filter(|(member, _)| member.decided.is_none() && !kept(member));
     let request = Request { guests: leave.map(|(_, n)| GuestId(n)).collect(), ..Request::default() };
     let mut placed = 0;
@@ -369,11 +396,11 @@ fn place(ready: &mut Ready, request: &DrainRequest) -> usize {
         match found {
             Ok(host) => {
                 placed += 1;
-                let rate = hosts::takes(&ledger, &ready.destinations, host);
+                let rate = hosts::takes(ledger, &ready.destinations, host);
                 member.to = Some(host);
                 member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
             }
-            Err(_) => member.nowhere = Some(owner::why_nowhere(&ledger, id, &ready.destinations, None)),
+            Err(_) => member.nowhere = Some(owner::why_nowhere(&known, id, &ready.destinations, None)),
         }
     }
     placed
@@ -435,6 +462,7 @@ fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Hand
     let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
         ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
     })?;
+    let rules = Rules::new(&agent.config.placement, &kept.request.apart)?;
     let mut destinations =
         hosts::named(agent, &kept.request.to, Some(&id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
@@ -449,6 +477,7 @@ fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Hand
         kept,
         destinations,
         warnings: Vec::new(),
+        rules,
         is_again: true,
     };
     own(agent, drains, runtime, members, begin)
@@ -564,17 +593,19 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
 
 /// Where a guest can go.
 pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer<PlaceAnswer> {
-    let asked = DrainRequest { to: request.to, ..DrainRequest::default() };
-    let Ready { source, members, destinations, .. } = look(agent, &asked).await?;
+    let PlaceRequest { guest, to, apart } = request;
+    let asked = DrainRequest { to, apart, ..DrainRequest::default() };
+    let Ready { source, members, destinations, rules, .. } = look(agent, &asked).await?;
     let guests: Vec<_> = members.iter().map(|member| (member.guest.clone(), Place::Source)).collect();
-    let at = guests.iter().position(|(guest, _)| guest.name == request.guest || guest.key == request.guest);
+    let at = guests.iter().position(|(one, _)| one.name == guest || one.key == guest);
     let Some(at) = at else {
-        let text = format!("no guest {} is here, or it is just being migrated", request.guest);
+        let text = format!("no guest {} is here, or it is just being migrated", guest);
         return Err(
             ErrorBody::new("guest_unknown", text).with_hint("`linerate vm list` shows those that are")
         );
     };
-    let ledger = hosts::ledger(&source, &destinations, &guests);
+    let known = hosts::ledger(&source, &destinations, &guests, &rules);
+    let ledger = &known.ledger;
     let id = GuestId(u32::try_from(at).unwrap_or(u32::MAX));
     let own = members.get(at).and_then(|member| member.guest.cannot.clone()).map(|(why, _)| why);
     let placed = ledger
@@ -582,7 +613,7 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
         .pop()
         .and_then(|(_, found)| found.ok());
     let name = |host: HostId| destinations.get(hosts::index(host)).map(|one| one.name().to_owned());
-    let hosts = destinations.iter().zip(1..).zip(hosts::why(&ledger, id, &destinations)).map(
+    let hosts = destinations.iter().zip(1..).zip(hosts::why(&known, id, &destinations)).map(
         |((one, n), obstacles)| PlaceHost {
             host: one.name().to_owned(),
             free_bytes: ledger.free_bytes(HostId(n)),
@@ -590,11 +621,7 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
             obstacles: own.iter().cloned().chain(obstacles).collect(),
         },
     );
-    Ok(PlaceAnswer {
-        guest: request.guest,
-        best: placed.filter(|_| own.is_none()).and_then(name),
-        hosts: hosts.collect(),
-    })
+    Ok(PlaceAnswer { guest, best: placed.filter(|_| own.is_none()).and_then(name), hosts: hosts.collect() })
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use linerate_store::fleet::{Fleet, FleetError, Ownership};
 use super::hosts::{self, Destination};
 use super::leaving::{self, Found, Leaving, Unseen};
 use super::member::{Decided, Member, ms};
+use super::rules::Rules;
 use super::sessions::{End, Line, Report, Session, request};
 use super::{Drain, Input, Kept};
 use crate::agent::Agent;
@@ -58,6 +59,7 @@ pub(super) struct Begin {
     pub destinations: Vec<Destination>,
     /// What could not be looked at.
     pub warnings: Vec<String>,
+    pub rules: Rules,
     /// An earlier process of this agent began it.
     pub is_again: bool,
 }
@@ -76,6 +78,7 @@ pub(super) struct Owner {
     /// By the number of the guest.
     members: Vec<Member>,
     destinations: Vec<Destination>,
+    rules: Rules,
     /// This host, with the ports in the order of the controller's numbers.
     source: HostRecord,
     sessions: BTreeMap<GuestId, Session>,
@@ -113,7 +116,7 @@ impl Owner {
         to_self: Sender<Input>,
         begin: Begin,
     ) -> Owner {
-        let Begin { drain, fleet, ownership, record, kept, destinations, warnings, is_again } = begin;
+        let Begin { drain, fleet, ownership, record, kept, destinations, warnings, rules, is_again } = begin;
         let clock = Clock::start();
         let source = agent.describer.describe();
         let settings = Settings { copies_max: COPIES_MAX, prepared_max: COPIES_MAX, ..Settings::default() };
@@ -132,6 +135,7 @@ impl Owner {
             controller,
             members: Vec::new(),
             destinations,
+            rules,
             source,
             sessions: BTreeMap::new(),
             settling: BTreeMap::new(),

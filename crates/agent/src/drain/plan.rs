@@ -10,8 +10,9 @@ use linerate_api::{
 use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::HostId;
 
-use super::hosts;
+use super::hosts::{self, Known};
 use super::member::{Decided, Member};
+use super::rules::Rules;
 use super::{Answer, Ready, look, nothing, place, refused, sessions, sorted};
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -92,7 +93,7 @@ fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<
 
 fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDetail {
     let source: f64 = hosts::port_rates(&ready.source, &ready.destinations).iter().sum();
-    let ledger = hosts::ledger(&ready.source, &ready.destinations, &[]);
+    let Known { ledger, .. } = hosts::ledger(&ready.source, &ready.destinations, &[], &Rules::default());
     let links = |host: HostId| hosts::takes(&ledger, &ready.destinations, host);
     let work: Vec<Work> = ready
         .members

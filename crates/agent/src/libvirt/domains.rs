@@ -1,11 +1,19 @@
 //! The domains that run on this host, for a drain.
 
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use linerate_api::ErrorBody;
 
 use super::virsh::{HERE, Virsh};
 
 /// Sockets of a libvirt of this host: of the one daemon, and of the one for QEMU alone.
 const SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];
+
+/// libvirt answers [`names`] within this, or it hangs.
+const NAMES_MAX: Duration = Duration::from_secs(5);
 
 /// A running or paused domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,12 +24,50 @@ pub(crate) struct Domain {
     pub memory_bytes: u64,
 }
 
+fn has_libvirt() -> bool {
+    SOCKETS.iter().any(|socket| std::path::Path::new(socket).exists())
+}
+
 /// Domains that this host's libvirt runs; none on a host without libvirt.
 pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
-    if !SOCKETS.iter().any(|socket| std::path::Path::new(socket).exists()) {
-        return Ok(Vec::new());
+    if has_libvirt() { all(&Virsh::new(HERE)).await } else { Ok(Vec::new()) }
+}
+
+/// Their names by UUID, for callers that are no task. The error says why they are not known.
+pub(crate) fn names() -> Result<BTreeMap<String, String>, String> {
+    if has_libvirt() { listed("virsh") } else { Ok(BTreeMap::new()) }
+}
+
+fn listed(program: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut command = Command::new(program);
+    command.env("LC_ALL", "C").args(["--quiet", "--connect", HERE, "list", "--uuid", "--name"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| format!("{program} cannot be run: {error}"))?;
+    let mut output = child.stdout.take().ok_or("a pipe is missing")?;
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        output.read_to_string(&mut text).map(|_| text)
+    });
+    let end = Instant::now() + NAMES_MAX;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err("libvirt does not answer".into());
+            }
+        }
+    };
+    let text = reader.join().map_err(|_| "a defect in the agent")?.map_err(|error| error.to_string())?;
+    if !status.success() {
+        return Err(format!("virsh fails: {status}"));
     }
-    all(&Virsh::new(HERE)).await
+    let pair = |line: &str| {
+        line.split_once(char::is_whitespace).map(|(uuid, name)| (uuid.into(), name.trim().into()))
+    };
+    Ok(text.lines().filter_map(pair).collect())
 }
 
 /// State of a domain of this host's libvirt. One that is arriving is `paused`. None if libvirt does not know it or does
@@ -67,6 +113,26 @@ mod tests {
         assert_eq!(all(&fake.virsh()).await.ok(), Some(vec![]));
         fake.set("others", "0f0e8c9a-0000-4000-8000-000000000002\n");
         assert!(all(&fake.virsh()).await.is_err());
+    }
+
+    /// A program that prints what virsh prints.
+    fn program(text: &str) -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("virsh");
+        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let name = file.to_str().unwrap().to_owned();
+        (folder, name)
+    }
+
+    #[test]
+    fn names_of_domains_may_have_blanks() {
+        let uuid = "6695eb01-f6a4-8304-79aa-97f2502e193f";
+        let (_folder, lists) = program(&format!("echo '{uuid} my web                        '; echo"));
+        assert_eq!(listed(&lists).unwrap(), BTreeMap::from([(uuid.into(), "my web".into())]));
+        let (_folder, fails) = program("exit 1");
+        assert!(listed(&fails).unwrap_err().contains("fails"));
+        assert!(listed("/no/such/virsh").unwrap_err().contains("cannot be run"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "asking the destinations".to_owned();
     let request = flags.request();
     let asking = with_progress(what, context.err, context.client.drain(&request));
-    let unknown = format!("{} shows whether it has begun", context.command("drain status"));
+    let unknown = format!("whether it has begun: see {}", context.command("drain status"));
     let id = interrupts.answer(asking, &unknown, context).await?;
     match (context.json, flags.detach) {
         (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
@@ -73,7 +73,7 @@ async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure>
     let id = find(which, context).await?.id;
     let mut interrupts = Interrupts::listen()?;
     let asking = context.client.steer_drain(&id, DrainOrder::Abort);
-    let unknown = format!("{} shows whether it ends", context.command("drain status"));
+    let unknown = format!("whether it is being ended: see {}", context.command("drain status"));
     interrupts.answer(asking, &unknown, context).await?;
     match watch(&id, false, &mut interrupts, context).await {
         // That is what was asked for.

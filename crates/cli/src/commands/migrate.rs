@@ -34,8 +34,7 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
         look_first(&request.to, context).await;
     }
     let mut interrupts = Interrupts::listen()?;
-    let unknown = context.command("migration list");
-    let unknown = format!("{unknown} shows whether it has begun");
+    let unknown = format!("whether it has begun: see {}", context.command("migration list"));
     let id = interrupts.answer(context.client.migrate(&request), &unknown, context).await?;
     name(&id, flags.detach, context)?;
     // Ctrl-C cancels it in the meantime, and its end is waited for.

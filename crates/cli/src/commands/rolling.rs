@@ -153,7 +153,13 @@ impl Step<'_> {
         self.say(RollingStep::Drain, "its guests leave")?;
         self.empty().await.map_err(|failure| failure.of_agent_at(target))?;
         self.say(RollingStep::Command, command)?;
-        self.execute(command).await.map_err(|failure| {
+        let interrupted = self.interrupts.take_noted();
+        let executed = if interrupted {
+            Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the command was run", ""))
+        } else {
+            self.execute(command).await
+        };
+        executed.map_err(|failure| {
             failure.and(&format!(
                 "host {name} is empty and cordoned; `linerate --connect {target} undrain` brings its guests back"
             ))

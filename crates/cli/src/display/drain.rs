@@ -49,7 +49,7 @@ pub async fn watch(
         (false, false, false) => Display::Plain(Lines::default()),
     };
     let stopped = || {
-        let again = format!("the drain goes on: watch it with `linerate drain attach {id}`");
+        let again = format!("the agent goes on by itself: watch it with `linerate drain attach {id}`");
         Failure::new(Exit::NotWatched, "no longer watching", again)
     };
     loop {

@@ -26,6 +26,8 @@ const DOUBT_LOOK: Duration = Duration::from_secs(5);
 const DOUBT_ANSWER: Duration = Duration::from_secs(1);
 /// A command does not wait longer for a migration that is in doubt. The agent goes on asking.
 const DOUBT_MAX: Duration = Duration::from_secs(60);
+/// A command that ends by a failure waits so long until the agent has the request to cancel.
+const CANCEL_MAX: Duration = Duration::from_secs(2);
 
 /// A migration to watch, and how.
 pub struct Start {
@@ -62,6 +64,9 @@ enum Next {
     Tick,
 }
 
+/// The answer of the agent that was asked to cancel.
+type Cancelling = JoinHandle<Result<MigrationSummary, ClientError>>;
+
 /// A migration being watched.
 struct Watch<'a> {
     context: &'a Context,
@@ -72,7 +77,7 @@ struct Watch<'a> {
     events: EventStream,
     interrupts: Interrupts,
     ticks: Interval,
-    cancel: Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
+    cancel: Option<Cancelling>,
     cancelled: bool,
     doubt: Doubt,
 }
@@ -109,7 +114,17 @@ pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
 impl<'a> Watch<'a> {
     async fn new(context: &'a Context, start: Start) -> Result<Watch<'a>, Failure> {
         let Start { id, view, quiet, cancel, mut interrupts } = start;
-        let events = interrupts.answer(context.client.events(&id), &attach_hint(&id), context).await?;
+        // A Ctrl-C of the time in which the migration was asked for is obeyed first.
+        let cancelled = cancel || interrupts.take_noted();
+        let mut cancelling = cancelled.then(|| begin_cancel(context, &id));
+        let events = interrupts.answer(context.client.events(&id), &attach_hint(&id), context).await;
+        let events = match events {
+            Ok(events) => events,
+            Err(failure) => {
+                let _ = tokio::time::timeout(CANCEL_MAX, answer(&mut cancelling)).await;
+                return Err(failure);
+            }
+        };
         let mut watch = Watch {
             context,
             id,
@@ -118,12 +133,12 @@ impl<'a> Watch<'a> {
             events,
             interrupts,
             ticks: interval(REDRAW),
-            cancel: None,
-            cancelled: false,
+            cancel: cancelling,
+            cancelled,
             doubt: Doubt { looked: Instant::now(), since: None },
         };
-        if cancel {
-            watch.begin_cancel();
+        if cancelled {
+            watch.display.cancelling(context);
         }
         Ok(watch)
     }
@@ -237,15 +252,17 @@ impl<'a> Watch<'a> {
     fn begin_cancel(&mut self) {
         self.cancelled = true;
         self.display.cancelling(self.context);
-        let (client, id): (Client, MigrationId) = (self.context.client.clone(), self.id.clone());
-        self.cancel = Some(tokio::spawn(async move { client.cancel(&id).await }));
+        self.cancel = Some(begin_cancel(self.context, &self.id));
     }
 }
 
+fn begin_cancel(context: &Context, id: &MigrationId) -> Cancelling {
+    let (client, id): (Client, MigrationId) = (context.client.clone(), id.clone());
+    tokio::spawn(async move { client.cancel(&id).await })
+}
+
 /// The answer to a cancel in progress, once; never, if none is.
-async fn answer(
-    cancel: &mut Option<JoinHandle<Result<MigrationSummary, ClientError>>>,
-) -> Option<ClientError> {
+async fn answer(cancel: &mut Option<Cancelling>) -> Option<ClientError> {
     let Some(handle) = cancel else { return std::future::pending().await };
     let answered = handle.await;
     *cancel = None;

@@ -20,10 +20,12 @@ pub struct DrainFlags {
     /// Guests that stay
     #[arg(long, value_name = "GUEST,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub keep: Vec<String>,
+    #[command(flatten)]
+    pub rules: RuleFlags,
     /// Hosts that are emptied by ssh, one after another. Each gets its guests back before the next one
     #[arg(
         long, value_name = "[USER@]HOST,…", value_delimiter = ',', value_parser = units::ssh_target, requires = "then",
-        conflicts_with_all = ["host", "dry_run", "detach"]
+        conflicts_with_all = ["host", "dry_run", "detach", "apart"]
     )]
     pub each: Vec<String>,
     /// With --each: run here by sh for each host when it is empty, with LINERATE_HOST and LINERATE_CONNECT. It returns when the
@@ -57,11 +59,21 @@ impl DrainFlags {
             host: self.host.clone(),
             to: self.to.clone(),
             keep: self.keep.clone(),
+            apart: self.rules.apart.clone(),
             mode: self.mode,
             max_blackout_ms: self.max_blackout,
             throttle: self.throttle,
         }
     }
+}
+
+/// Which guests must be on different hosts.
+#[derive(Debug, Args)]
+pub struct RuleFlags {
+    /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Once for each list, beside
+    /// those of the table placement in agent.toml
+    #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
+    pub apart: Vec<Vec<String>>,
 }
 
 /// What is done with a drain that was begun.
@@ -113,6 +125,8 @@ pub struct PlaceFlags {
     /// The hosts to look at [default: every other host of a fleet that shares etcd]
     #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
     pub to: Vec<String>,
+    #[command(flatten)]
+    pub rules: RuleFlags,
     /// Show for each host what the guest lacks there
     #[arg(long)]
     pub explain: bool,
@@ -121,7 +135,7 @@ pub struct PlaceFlags {
 impl PlaceFlags {
     /// What to ask of the agent.
     pub fn request(&self) -> PlaceRequest {
-        PlaceRequest { guest: self.guest.clone(), to: self.to.clone() }
+        PlaceRequest { guest: self.guest.clone(), to: self.to.clone(), apart: self.rules.apart.clone() }
     }
 }
 

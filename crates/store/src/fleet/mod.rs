@@ -94,6 +94,9 @@ pub enum FleetError {
     /// The guest is at the destination, or the host does not list it there yet.
     #[error("guest {guest} is {} host {host}", if *is_there { "already at" } else { "not yet listed at" })]
     Place { guest: String, host: String, is_there: bool },
+    /// A guest that must be on another host is there, or has a reservation there.
+    #[error("{other} is on host {host} or on its way there, and must be apart")]
+    Apart { host: String, other: String },
     /// Another drain, or this one elsewhere, has a reservation for the guest.
     #[error("guest {guest} has a reservation at host {} by drain {}", by.host, by.drain)]
     Reserved { guest: String, by: Reservation },

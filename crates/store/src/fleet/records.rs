@@ -33,6 +33,9 @@ pub struct HostRecord {
     pub ports: Vec<PortRecord>,
     /// The guests that are there, by their UUID.
     pub guests: BTreeMap<String, GuestRecord>,
+    /// Names of libvirt's domains that are there, by their UUID. What they take is not free in `memory_bytes`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub domains: BTreeMap<String, String>,
 }
 
 /// A port for migrations.
@@ -51,12 +54,6 @@ pub struct GuestRecord {
     pub name: String,
     /// Bytes that it takes from its host.
     pub memory_bytes: u64,
-    /// No other guest of these groups may be on its host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub apart: Vec<String>,
-    /// All guests of this group are on one host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub together: Option<String>,
 }
 
 impl HostRecord {
@@ -141,6 +138,16 @@ pub struct Reservation {
     pub drain: String,
     /// How many bytes are held.
     pub bytes: u64,
+    /// What the guest is called.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+}
+
+impl Reservation {
+    /// Whether both hold the same memory for the same drain.
+    pub(super) fn is_for(&self, other: &Reservation) -> bool {
+        (&self.host, &self.drain, self.bytes) == (&other.host, &other.drain, other.bytes)
+    }
 }
 
 /// Sum of a host's reservations. Each change of one is a change of this, so two owners cannot both take the last bytes.

@@ -19,13 +19,31 @@ impl Fleet {
     /// [`FleetError::NoRoom`], [`FleetError::Cordoned`], [`FleetError::Lost`], [`FleetError::NoHost`],
     /// [`FleetError::Reserved`], [`FleetError::Place`] if the guest is there; [`FleetError::NotOwner`]; those of the store.
     pub fn reserve(&self, owner: &Ownership, guest: &str, bytes: u64, host: &str) -> Result<(), FleetError> {
+        self.reserve_apart(owner, guest, guest, bytes, host, None)
+    }
+
+    /// The same for a guest that is called `name`. With `apart`: only where no guest is, or has a reservation, of whose name it
+    /// says that it must be on another host. Two owners that reserve at the same time see each other: the later one is refused.
+    ///
+    /// # Errors
+    /// Those of [`Fleet::reserve`]; [`FleetError::Apart`].
+    pub fn reserve_apart(
+        &self,
+        owner: &Ownership,
+        guest: &str,
+        name: &str,
+        bytes: u64,
+        host: &str,
+        apart: Option<&dyn Fn(&str) -> bool>,
+    ) -> Result<(), FleetError> {
         check_name(guest)?;
         check_name(host)?;
-        let wanted = Reservation { host: host.to_owned(), drain: owner.drain.clone(), bytes };
+        let drain = owner.drain.clone();
+        let wanted = Reservation { host: host.to_owned(), drain, bytes, name: name.to_owned() };
         self.write_as(owner, || {
             let (_, reserved) = self.read::<Reservation>(&reserved_key(guest))?;
             match reserved {
-                Some(there) if there == wanted => return Ok((Vec::new(), Vec::new())),
+                Some(there) if there.is_for(&wanted) => return Ok((Vec::new(), Vec::new())),
                 Some(by) => return Err(FleetError::Reserved { guest: guest.to_owned(), by }),
                 None => {}
             }
@@ -45,6 +63,16 @@ impl Fleet {
                     host: host.to_owned(),
                     is_there: true,
                 });
+            }
+            if let Some(apart) = apart {
+                let guests = record.guests.iter().map(|(key, guest)| (key, &guest.name));
+                let there = guests.chain(&record.domains).map(|(key, name)| (key.clone(), name.clone()));
+                // Each reservation changes the load, so none is made unseen after that was read.
+                let on_way = self.reservations_at(host)?.into_iter().map(|(key, by)| (key, by.name));
+                let other = |(key, name): &(String, String)| key != guest && apart(name);
+                if let Some((_, other)) = there.chain(on_way).find(other) {
+                    return Err(FleetError::Apart { host: host.to_owned(), other });
+                }
             }
             let load = load.unwrap_or_default();
             let taken = record.reserve_bytes.saturating_add(record.used_bytes()).saturating_add(load.bytes);
@@ -71,11 +99,15 @@ impl Fleet {
     /// # Errors
     /// Those of the store; [`FleetError::Damaged`].
     pub fn reserved_at(&self, host: &str) -> Result<Vec<String>, FleetError> {
+        Ok(self.reservations_at(host)?.into_iter().map(|(guest, _)| guest).collect())
+    }
+
+    fn reservations_at(&self, host: &str) -> Result<Vec<(String, Reservation)>, FleetError> {
         let mut found = Vec::new();
         for entry in self.store.list("reserved/")? {
             let there: Reservation = decode(&entry)?;
             if let Some((_, guest)) = entry.key.split_once('/').filter(|_| there.host == host) {
-                found.push(guest.to_owned());
+                found.push((guest.to_owned(), there));
             }
         }
         Ok(found)

@@ -1,19 +1,20 @@
 //! Destinations of guests: found, reserved in the store, and given up.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use linerate_api::DrainGuestState;
 use linerate_core::drain::{Event, Outcome, State};
 use linerate_core::fleet::placement::Nowhere;
-use linerate_core::fleet::{GuestId, HostId, Ledger, Request};
+use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_store::fleet::records::{DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 use super::super::Input;
-use super::super::hosts::{self, Destination, Place, SOURCE};
+use super::super::hosts::{self, Destination, Known, Place, SOURCE};
 use super::super::leaving::Leaving;
 use super::super::member::Decided;
+use super::super::rules::Rules;
 use super::Owner;
 use crate::agent::Agent;
 
@@ -40,6 +41,7 @@ impl Owner {
             source: self.source.clone(),
             destinations: self.destinations.clone(),
             guests,
+            rules: self.rules.clone(),
         };
         std::thread::spawn(move || {
             let found = hosts::renew(&agent, &mut search.destinations, Some(search.ownership.drain()))
@@ -163,6 +165,7 @@ struct Search {
     source: HostRecord,
     destinations: Vec<Destination>,
     guests: Vec<(Leaving, Place)>,
+    rules: Rules,
 }
 
 impl Search {
@@ -189,7 +192,8 @@ impl Search {
             let (again, good): (Vec<_>, Vec<_>) = found.drain(..).partition(|(_, result)| lost(result));
             results.extend(good);
             for (id, _) in &again {
-                if let Some((guest, _)) = self.guests.get(id.0 as usize) {
+                if let Some((guest, place)) = self.guests.get_mut(id.0 as usize) {
+                    *place = Place::Source;
                     self.fleet.release(&self.ownership, &guest.key)?;
                 }
             }
@@ -205,7 +209,10 @@ impl Search {
     fn reserve_one(&self, guest: &Leaving, host: &str) -> Result<(), FleetError> {
         let mut tries = 0;
         loop {
-            match self.fleet.reserve(&self.ownership, &guest.key, guest.memory_bytes, host) {
+            let Leaving { key, name, memory_bytes, .. } = guest;
+            let is_apart = |other: &str| self.rules.keep_apart(name, other);
+            let apart = (!self.rules.groups(name).is_empty()).then_some(&is_apart as &dyn Fn(&str) -> bool);
+            match self.fleet.reserve_apart(&self.ownership, key, name, *memory_bytes, host, apart) {
                 Err(FleetError::Lost(_)) if tries < REGISTERS_ASKS => {
                     tries += 1;
                     std::thread::sleep(REGISTERS_PAUSE);
@@ -215,42 +222,49 @@ impl Search {
         }
     }
 
+    /// A host that the store refuses, since others have changed it meanwhile, is left out when its guest is placed again.
     fn reserve(
         &mut self,
         wanted: &[(GuestId, Vec<HostId>)],
     ) -> Result<Vec<(GuestId, PlaceResult)>, FleetError> {
-        let ledger = hosts::ledger(&self.source, &self.destinations, &self.guests);
-        let request = Request {
+        let avoid = wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect()));
+        let mut request = Request {
             guests: wanted.iter().map(|(guest, _)| *guest).collect(),
             only: None,
-            avoid: wanted.iter().map(|(guest, avoid)| (*guest, avoid.iter().copied().collect())).collect(),
+            avoid: avoid.collect(),
         };
+        let mut refused: BTreeMap<GuestId, Vec<String>> = BTreeMap::new();
         let mut results = Vec::new();
-        for (id, found) in ledger.place(&request) {
-            let Some((guest, _)) = self.guests.get(id.0 as usize) else { continue };
-            let result = match found {
-                Ok(host) => {
-                    let name = self.at(host).map(Destination::name).unwrap_or_default();
-                    match self.reserve_one(guest, name) {
-                        Ok(()) => {
-                            let (ports, bytes_per_s) = ledger.links(SOURCE, host);
-                            Ok((host, ports, bytes_per_s))
-                        }
-                        Err(
-                            error @ (FleetError::Store(_)
-                            | FleetError::NotOwner(_)
-                            | FleetError::Damaged { .. }),
-                        ) => return Err(error),
-                        Err(error) => Err((Nowhere::default(), Some(error.to_string()))),
+        while !request.guests.is_empty() {
+            let known = hosts::ledger(&self.source, &self.destinations, &self.guests, &self.rules);
+            for (id, found) in known.ledger.place(&request) {
+                let Some((guest, _)) = self.guests.get(id.0 as usize) else { continue };
+                let host = match found {
+                    Ok(host) => host,
+                    Err(nowhere) => {
+                        let mut text = why_nowhere(&known, id, &self.destinations, request.avoid.get(&id));
+                        refused.remove(&id).into_iter().flatten().for_each(|why| text += &format!("; {why}"));
+                        results.push((id, Err((nowhere, Some(text)))));
+                        continue;
+                    }
+                };
+                let name = self.at(host).map(Destination::name).unwrap_or_default();
+                match self.reserve_one(guest, name) {
+                    Ok(()) => {
+                        let (ports, bytes_per_s) = known.ledger.links(SOURCE, host);
+                        results.push((id, Ok((host, ports, bytes_per_s))));
+                        self.guests[id.0 as usize].1 = Place::Reserved(host);
+                    }
+                    Err(
+                        error @ (FleetError::Store(_) | FleetError::NotOwner(_) | FleetError::Damaged { .. }),
+                    ) => return Err(error),
+                    Err(error) => {
+                        request.avoid.entry(id).or_default().insert(host);
+                        refused.entry(id).or_default().push(error.to_string());
                     }
                 }
-                Err(nowhere) => {
-                    let avoid = request.avoid.get(&id);
-                    let text = why_nowhere(&ledger, id, &self.destinations, avoid);
-                    Err((nowhere, Some(text)))
-                }
-            };
-            results.push((id, result));
+            }
+            request.guests.retain(|id| results.iter().all(|(done, _)| done != id));
         }
         Ok(results)
     }
@@ -258,18 +272,18 @@ impl Search {
 
 /// Each destination with what keeps the guest from it.
 pub(in crate::drain) fn why_nowhere(
-    ledger: &Ledger,
+    known: &Known,
     id: GuestId,
     destinations: &[Destination],
     avoid: Option<&BTreeSet<HostId>>,
 ) -> String {
-    let why = hosts::why(ledger, id, destinations);
+    let why = hosts::why(known, id, destinations);
     let all = destinations.iter().zip(why).zip(1..).map(|((one, mut why), number)| {
         if avoid.is_some_and(|avoid| avoid.contains(&HostId(number))) {
             why.push("a try there failed".into());
         }
         let why = if why.is_empty() {
-            "its memory is needed by other guests of this drain".into()
+            "other guests of this drain go there: they need its memory, or must be apart from this one".into()
         } else {
             why.join(", ")
         };
