@@ -236,7 +236,7 @@ copy_modules() { # ROOT FOLDER
 step_guest() {
     busybox=$(command -v busybox) || die "busybox is missing: run lab/install.sh packages"
     [ -e "$CACHE/kernel/version" ] || step_kernel
-    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$LAB"/guest/bare/* "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
+    stamp=$(cat "$LAB"/guest/*.c "$LAB"/guest/*.h "$LAB"/guest/Makefile "$LAB"/guest/bare/* "$LAB"/guest/tsc/* "$CACHE/kernel/.stamp" "$CACHE/kernel/version" "$busybox" |
         sha256sum | cut -d' ' -f1)
     fresh "$CACHE/guest" "$stamp" && return 0
     say "building the guest"
@@ -244,6 +244,7 @@ step_guest() {
     mkdir -p "$work/root/bin" "$work/root/modules" "$work/root/proc" "$work/root/sys" "$work/root/dev" "$work/guest"
     make -s -C "$LAB/guest" OUT="$work/root/init"
     make -s -C "$LAB/guest/bare" OUT="$work/guest"
+    make -s -C "$LAB/guest/tsc" OUT="$work/guest"
     cp "$busybox" "$work/root/bin/busybox"
     ln -s busybox "$work/root/bin/sh"
     cp "$CACHE"/kernel/modules/*.ko "$work/root/modules/"

@@ -206,7 +206,7 @@ impl GuestSpec {
     pub fn command_line(&self) -> String {
         let p = &self.parameters;
         let mut words = vec![
-            BASE.to_owned(),
+            BASE.to_owned() + &Cache::locate().tsc_parameter(),
             format!("mem_mb={} dirty_mbps={} verify_mbps={}", p.mem_mb, p.dirty_mbps, p.verify_mbps),
         ];
         words.extend(p.dirty_ws_mb.map(|mb| format!("dirty_ws_mb={mb}")));
@@ -338,6 +338,10 @@ mod tests {
             "{line}"
         );
         assert!(line.ends_with(" work=1") && !line.contains("disk"), "{line}");
+        // Without it some guests of a busy host have a wrong clock.
+        let khz =
+            line.split_once("tsc_early_khz=").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        assert!(khz.is_some_and(|khz: u64| (100_000..20_000_000).contains(&khz)), "{line}");
         let disk = plain.disk(Path::new("/d.img"), DiskMode::Buffered).command_line();
         assert!(disk.contains(" disk=buffered disk_mbps=16 disk_threads=2 "), "{disk}");
     }

@@ -20,7 +20,8 @@ impl Machine {
         command.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory_mb)]);
         command.arg("-kernel").arg(cache.machine_kernel(self.kernel)?);
         command.arg("-initrd").arg(directory.join("initrd"));
-        let parameters = format!("console=ttyS0 panic=-1 quiet mitigations=off{}", self.parameters);
+        let (tsc, own) = (cache.tsc_parameter(), &self.parameters);
+        let parameters = format!("console=ttyS0 panic=-1 quiet mitigations=off{tsc}{own}");
         command.args(["-append", &parameters]);
         let console = format!("file,id=console,path={}", directory.join("console.log").display());
         command.args(["-chardev", &console, "-serial", "chardev:console", "-device", "virtio-serial-pci"]);
