@@ -25,13 +25,15 @@ impl World {
         });
         // libvirt may have decided while the source gave up.
         let unsure = decided == GuestState::Unknown && self.scenario.mode == ModeTag::Handover;
+        // Nor does a source know more whose copy an operator has ended.
+        let given_up = decided == GuestState::Unknown && by_operator;
         // Its own copy has died: that is what it says, or an operator has let the other one run.
         let let_run = self.check.run_there.contains(&self.session);
         let died = self.guest.gone && (decided == GuestState::Gone || let_run);
-        self.check.that(moved || unsure || died || !owned, Property::OneRuns, || {
+        self.check.that(moved || unsure || given_up || died || !owned, Property::OneRuns, || {
             format!("the source reports {decided:?}, and the destination has the guest")
         });
-        let true_here = decided == self.state_at_source() || unsure && owned;
+        let true_here = decided == self.state_at_source() || unsure && owned || given_up;
         self.check.that(moved || crashed[0] || self.paused_since || true_here, Property::Truthful, || {
             format!("the source reports {decided:?}")
         });

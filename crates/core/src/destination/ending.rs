@@ -14,9 +14,14 @@ impl Destination {
         if !has_copy {
             *retry_at = Some(now + RETRY_AFTER);
         } else {
-            (self.committed, self.returned) = (false, true);
-            self.end_guest(DestinationPhase::Returned, fault);
+            self.give_back(fault);
         }
+    }
+
+    /// It could not be run here, and never will be.
+    fn give_back(&mut self, fault: Fault) {
+        (self.committed, self.returned) = (false, true);
+        self.end_guest(DestinationPhase::Returned, fault);
     }
 
     /// Whether the guest ran is not known, or it did: it may not be resumed without a question, so the source learns
@@ -88,14 +93,20 @@ impl Destination {
                 self.message_after_abort(now, Message::Aborted)
             }
             State::Loaded => self.give_up(fault),
+            State::Resuming { retry_at: Some(_) } => self.give_back(fault),
             _ => self.fail(now, fault),
         }
     }
 
     /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
     pub(super) fn rolled_back_at_source(&mut self, now: Time) {
-        let detail = "the source has rolled back";
-        self.fail(now, Fault::new(Code::Cancelled, self.state.step(), Side::Source, detail));
+        let fault =
+            Fault::new(Code::Cancelled, self.state.step(), Side::Source, "the source has rolled back");
+        match self.state {
+            // It waits for the next try, which would run it although its source does.
+            State::Resuming { retry_at: Some(_) } => self.give_back(fault),
+            _ => self.fail(now, fault),
+        }
     }
 
     pub(super) fn finished(&mut self) {

@@ -211,6 +211,10 @@ impl DestinationRecovery {
             (State::Committing, E::RolledBackAtSource | E::Resolve(false)) if self.due.is_some() => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
+            // It could not be run and waits for the next try: the source runs it, by its operator's decision.
+            (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() && !self.may_have_run => {
+                self.enter(now, State::Returning);
+            }
             (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
             (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
             (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),

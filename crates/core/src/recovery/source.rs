@@ -149,8 +149,10 @@ impl SourceRecovery {
         }
     }
 
+    /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
-        if self.due.is_some() { self.decide(now, resume) } else { self.operator_decision = Some(resume) }
+        self.operator_decision = Some(resume);
+        self.due = self.due.map(|due| due.min(now));
     }
 
     fn decide(&mut self, now: Time, resume: bool) {

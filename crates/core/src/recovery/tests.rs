@@ -289,7 +289,7 @@ mod at_the_source {
     }
 
     #[test]
-    fn the_operator_decides_between_two_questions_and_after_one_in_progress() {
+    fn the_operator_decides_after_one_more_question_or_the_one_in_progress() {
         let decided = SourceAction::Write(From::ResumingHere);
         for (resume, follows) in [(true, decided), (false, SourceAction::EndSource)] {
             let mut driver = querying();
@@ -298,8 +298,9 @@ mod at_the_source {
             assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
             let mut driver = querying();
             driver.action();
-            driver.handle(SourceEvent::Answered(Some(Outcome::Pending)));
-            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(follows));
+            driver.handle(SourceEvent::Answered(None));
+            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(SourceAction::Query));
+            assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
         }
     }
 
@@ -323,7 +324,8 @@ mod at_the_source {
         driver.action();
         driver.handle(SourceEvent::Answered(None));
         let writes = SourceAction::Write(From::ResumingHere);
-        assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(writes));
+        assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Query));
+        assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
         for _ in 0..100 {
             assert_eq!(driver.handle(SourceEvent::Written(false)), None);
             driver.again(writes);
@@ -589,6 +591,16 @@ mod at_the_destination {
         }
         assert_eq!(driver.handle(Did::CommitAgain { copy: true }), None, "one action at a time");
         assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
+    }
+
+    #[test]
+    fn a_guest_that_could_not_run_is_not_run_any_more_when_its_source_has_rolled_back() {
+        let mut driver = waiting();
+        driver.handle(Did::CommitAgain { copy: false });
+        driver.handle(Did::Written(true));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it is just being run");
+        driver.handle(Did::Ran(RunResult::Refused));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Write(To::Returned)));
     }
 
     #[test]

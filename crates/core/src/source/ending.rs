@@ -245,6 +245,7 @@ impl Source {
         self.querying = false;
         let operator_decision = self.operator_decision.take();
         if !matches!(self.state, State::Committing { .. }) {
+            self.given_up &= answer != Some(Outcome::Committed);
             return;
         }
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
@@ -289,17 +290,14 @@ impl Source {
         self.end(now, Some(fault), GuestState::InDoubt);
     }
 
-    /// The operator knows better: the destination's host is lost for good, or the guest is known to run there.
+    /// The operator knows better: the destination's host is lost for good, or the guest is known to run there. The
+    /// destination is asked once more before that counts: it may answer, and then it decides.
     pub(super) fn resolve(&mut self, now: Time, resume_here: bool) {
-        if !matches!(self.state, State::Committing { .. }) {
+        if !matches!(self.state, State::Committing { .. }) || self.resuming {
             return;
         }
-        // A question is a commit: one in flight is answered first.
-        if self.querying {
-            self.operator_decision = Some(resume_here);
-        } else {
-            self.decide(now, resume_here);
-        }
+        self.operator_decision = Some(resume_here);
+        self.ask(now);
     }
 
     fn decide(&mut self, now: Time, resume_here: bool) {
@@ -310,6 +308,7 @@ impl Source {
             self.resuming = true;
             self.actions.push_back(Action::Journal(SourcePhase::ResumingHere));
         } else {
+            self.given_up = true;
             self.running(now);
         }
     }

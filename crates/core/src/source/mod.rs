@@ -131,6 +131,8 @@ pub struct Source {
     querying: bool,
     /// The operator's decision, while a question is in progress.
     operator_decision: Option<bool>,
+    /// The operator ended the copy here, and the destination has not said that it runs the guest.
+    given_up: bool,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
 }
@@ -168,6 +170,7 @@ impl Source {
             resuming: false,
             querying: false,
             operator_decision: None,
+            given_up: false,
             unfinished: false,
             config,
         }
@@ -289,7 +292,9 @@ impl Source {
                 self.statistics.destination_cpu = Duration::from_micros(cpu_us);
                 self.running(now);
             }
-            (State::CleaningUp { .. } | State::Closing { .. }, Message::TakenOver { .. }) => {}
+            (State::CleaningUp { .. } | State::Closing { .. }, Message::TakenOver { .. }) => {
+                self.given_up = false
+            }
             (_, message) => self.violation(now, message.name()),
         }
     }

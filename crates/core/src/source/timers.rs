@@ -173,7 +173,7 @@ impl Source {
         self.fail(now, Fault::new(code, self.step, Side::Source, detail));
     }
 
-    fn ask(&mut self, now: Time) {
+    pub(super) fn ask(&mut self, now: Time) {
         let journaled = self.statistics.blackout.journaled;
         let State::Committing { ask_at, in_doubt } = &mut self.state else { return };
         *ask_at = now + ASK_AFTER;

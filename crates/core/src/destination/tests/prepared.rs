@@ -350,6 +350,21 @@ fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
     );
 }
 
+/// Its source's operator has let it run there. Run here later, it would have older memory than its disks.
+#[test]
+fn a_guest_that_could_not_run_is_not_run_any_more_when_its_source_has_rolled_back() {
+    let words: [Onward; 2] =
+        [|d| d.handle(Event::RolledBackAtSource), |d| d.receive(Message::Abort(fault(Code::Cancelled)))];
+    for word in words {
+        let mut driver = Driver::at(Resuming);
+        driver.handle(Event::CommitAgain { copy: false });
+        assert_eq!(word(&mut driver), [], "it is just being run");
+        driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
+        let actions = word(&mut driver);
+        assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::Discard]);
+    }
+}
+
 #[test]
 fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));

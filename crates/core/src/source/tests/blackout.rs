@@ -133,7 +133,10 @@ fn what_the_operator_resumes_here_after_commit_sends_a_roll_back_notice() {
     let mut driver = Driver::at(Committing);
     driver.handle(Event::PathLost(PATH));
     let decided = Action::Journal(SourcePhase::ResumingHere);
-    assert!(driver.handle(Event::Resolve(true)).contains(&decided));
+    // The destination is asked once more: it may answer.
+    assert_eq!(driver.handle(Event::Resolve(true)), [Action::Query]);
+    assert!(driver.handle(Event::Unanswered).contains(&decided));
+    assert_eq!(driver.handle(Event::Resolve(false)), [], "what is decided is not decided again");
     // The disk does not take it: nothing is done, and the destination is not asked, for that would be a commit.
     driver.handle(Event::Failed(fault(Code::JournalFailed)));
     driver.now = driver.now + Duration::from_secs(1);

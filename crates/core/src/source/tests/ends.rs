@@ -121,6 +121,7 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
         |d| d.receive(Message::Abort(fault(Code::Cancelled))),
         |d| {
             d.handle(Event::Resolve(true));
+            d.handle(Event::Unanswered);
             d.handle(Event::Journaled(SourcePhase::ResumingHere))
         },
     ];
@@ -130,7 +131,10 @@ fn after_commit_only_the_destination_or_the_operator_decides() {
     let away: [fn(&mut Driver) -> Vec<Action>; 3] = [
         |d| d.handle(Event::Answered(Outcome::Committed)),
         |d| d.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 }),
-        |d| d.handle(Event::Resolve(false)),
+        |d| {
+            d.handle(Event::Resolve(false));
+            d.handle(Event::Unanswered)
+        },
     ];
     for word in away {
         assert!(word(&mut Driver::at(Committing)).contains(&Action::CleanUp));
@@ -193,6 +197,42 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
     driver.handle(Event::Journaled(SourcePhase::ResumingHere));
     let actions = driver.handle(rolled_back(true));
     assert!(sends(&actions, is_abort), "{actions:?}");
+}
+
+/// Between two questions too: the last answer may be a second old.
+#[test]
+fn a_destination_that_answers_decides_and_not_the_operator() {
+    for resume in [true, false] {
+        let mut driver = Driver::at(Committing);
+        let actions = driver.handle(Event::Resolve(resume));
+        assert!(actions.contains(&Action::Query) && !actions.contains(&Action::CleanUp), "{actions:?}");
+        assert!(driver.handle(Event::Answered(Outcome::Returned)).contains(&Action::RollBack), "{resume}");
+    }
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::Resolve(true));
+    assert_eq!(driver.handle(Event::Answered(Outcome::Pending)), [], "it holds the guest");
+    assert!(driver.handle(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp));
+}
+
+#[test]
+fn a_copy_that_the_operator_gives_up_is_no_guest_that_runs_at_the_destination() {
+    let ended = |word: Option<Event>| {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(false));
+        driver.handle(Event::Unanswered);
+        let mut actions = word.map(|word| driver.handle(word)).unwrap_or_default();
+        actions.extend(driver.handle(Event::CleanedUp));
+        let end = actions.into_iter().find_map(|action| match action {
+            Action::End(ending) => Some(ending),
+            _ => None,
+        });
+        let end = end.expect("it has ended");
+        (end.fault.is_some(), end.guest)
+    };
+    assert_eq!(ended(None), (true, GuestState::Unknown));
+    let comes = Event::Answered(Outcome::Committed);
+    assert_eq!(ended(Some(comes)), (false, GuestState::RunsAtDestination));
 }
 
 #[test]
