@@ -197,6 +197,14 @@ fn memory_of_an_arrived_guest_is_never_counted_as_free() {
         fleet.arrived(&owner, "g1").unwrap();
         fleet.arrived(&owner, "g1").unwrap();
         assert_eq!(fleet.view().unwrap().hosts["b"].free_bytes(), 5 * GIB);
+        // A domain of libvirt is listed apart.
+        fleet.reserve(&owner, "d1", GIB, "b").unwrap();
+        assert!(matches!(fleet.arrived(&owner, "d1"), Err(FleetError::Place { is_there: false, .. })));
+        let mut record = with_guests(host("b", 8), &[("g1", 3)]);
+        record.domains.insert("d1".into(), "web".into());
+        fleet.register(&record).unwrap();
+        fleet.arrived(&owner, "d1").unwrap();
+        assert!(fleet.view().unwrap().reservations.is_empty());
         check(&fleet);
     }
 }
@@ -388,6 +396,37 @@ fn an_agent_that_starts_again_takes_its_drain_up() {
         again.release(&now, "g1").unwrap();
         again.end(&now, &record).unwrap();
         check(&again);
+    }
+}
+
+/// The agent that ends a lost host's drain is interrupted, and the host comes back meanwhile.
+#[test]
+fn a_drain_that_was_taken_over_and_not_ended_is_still_left_behind() {
+    for kind in Kind::both() {
+        let [client, second, third] = kind.clients();
+        let lost = client.fleet("a");
+        hosts(&lost, &["a"]);
+        let [helper, other] = [second.fleet("b"), third.fleet("c")];
+        hosts(&helper, &["b"]);
+        hosts(&other, &["c"]);
+        lost.begin(&drain("d1", "a")).unwrap();
+        assert_eq!(helper.left_behind().unwrap(), []);
+        let store = second.store();
+        let gone = |key: &str| Write::Delete(key.to_owned());
+        let writes = vec![gone("owner/d1"), gone("alive/a")];
+        store.commit(&Transaction { conditions: Vec::new(), writes }).unwrap();
+        let left = [("d1".to_owned(), "a".to_owned())];
+        assert_eq!(
+            (helper.left_behind().unwrap(), other.left_behind().unwrap()),
+            (left.to_vec(), left.to_vec())
+        );
+        let (owner, record) = helper.take_over("d1").unwrap();
+        hosts(&lost, &["a"]);
+        assert!(matches!(lost.take_over("d1"), Err(FleetError::Owned { owner, .. }) if owner == "b"));
+        assert_eq!((helper.left_behind().unwrap(), other.left_behind().unwrap()), (left.to_vec(), vec![]));
+        helper.end(&owner, &record).unwrap();
+        assert_eq!(helper.left_behind().unwrap(), []);
+        assert!(matches!(lost.take_over("d1"), Err(FleetError::HasEnded(_))));
     }
 }
 

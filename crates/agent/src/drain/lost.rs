@@ -28,7 +28,10 @@ pub(crate) fn end(
 ) -> Result<bool, FleetError> {
     let view = fleet.view()?;
     let one = Destination::of(host, &view, None);
-    if one.is_some_and(|one| hosts::is_running(&one, &agent.security, ASK_WAIT)) {
+    // What this agent has taken over before, and could not end, the host cannot end either.
+    let owner = view.drains.get(id).and_then(|drain| drain.owner.as_ref());
+    let is_taken = owner.is_some_and(|owner| owner.host == agent.config.name);
+    if !is_taken && one.is_some_and(|one| hosts::is_running(&one, &agent.security, ASK_WAIT)) {
         return Ok(false);
     }
     let (ownership, record) = fleet.take_over(id)?;
@@ -38,7 +41,11 @@ pub(crate) fn end(
     );
     let (record, given_up) = judged(record, &view, &why);
     for guest in &given_up {
-        fleet.release(&ownership, guest)?;
+        match fleet.release(&ownership, guest) {
+            // A guest that has moved may be on its way again, by a drain of its present host.
+            Ok(()) | Err(FleetError::Reserved { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
     fleet.end(&ownership, &record)?;
     tracing::warn!(drain = id, host = record.host, "a host is lost: its drain was ended");

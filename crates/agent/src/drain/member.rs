@@ -19,6 +19,8 @@ pub(super) struct Member {
     pub decided: Option<Decided>,
     /// Where it goes, or has gone.
     pub to: Option<HostId>,
+    /// The name of that host by an earlier process of this agent, while the host does not answer.
+    pub was_to: Option<String>,
     /// Why no host can take it, by host.
     pub nowhere: Option<String>,
     pub migration: Option<String>,
@@ -81,7 +83,7 @@ impl Member {
             uuid: self.guest.key.clone(),
             domain: self.guest.domain,
             state: shown,
-            to: self.to.map(name),
+            to: self.to.map(name).or_else(|| self.was_to.clone()),
             memory_bytes: self.guest.memory_bytes,
             copy_bytes: self.guest.copy_bytes,
             copied_bytes: sample.copied_bytes,

@@ -502,6 +502,7 @@ fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
     Member {
         decided,
         to: at.map(|(_, host)| HostId(host)),
+        was_to: shown.to,
         migration: shown.migration,
         predicted_ms: shown.predicted_ms,
         took_ms: shown.took_ms,

@@ -15,7 +15,7 @@ use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuestState, DrainOrder,
     DrainRequest, DrainState,
 };
-use linerate_core::drain::{Attempt, Controller, Event, Order, Settings, Start, State};
+use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
@@ -252,6 +252,8 @@ impl Owner {
         self.show();
         loop {
             if self.is_over() {
+                // Guests that came or were started since the last look leave too.
+                self.look();
                 self.look_for_domains();
                 if self.is_over() {
                     break;
@@ -272,8 +274,13 @@ impl Owner {
     fn is_over(&self) -> bool {
         // A guest that arrives is a guest of this drain. One that is held arrives only if somebody decides.
         let arriving = |one: &Arc<crate::incoming::Incoming>| !one.is_arrived() && !one.is_held();
+        let in_doubt = |id: &GuestId| {
+            let state = self.controller.guests().find(|(guest, ..)| guest == id).map(|(_, state, _)| state);
+            matches!(state, Some(State::Ended(Outcome::Failed { in_doubt: true, .. })))
+        };
         self.controller.is_over()
-            && self.sessions.is_empty()
+            // A session that says nothing any more does not hold the others: its guest is in doubt.
+            && self.sessions.keys().all(in_doubt)
             && self.settling.is_empty()
             && self.arriving.is_empty()
             && (self.is_aborting() || !self.agent.incoming_live().iter().any(arriving))
@@ -494,10 +501,9 @@ impl Owner {
         if self.disowned.is_none() && !self.fleet.owns(&self.ownership) {
             self.store_failed("the lease with which this agent owns the drain has ended".into());
         }
-        let over = |state: &DrainGuestState| matches!(state, DrainGuestState::Moved | DrainGuestState::Gone);
         let guests = self.guests();
         // One that has left and is here again is another one.
-        let known = guests.iter().filter(|guest| !over(&guest.state));
+        let known = guests.iter().filter(|guest| !has_left(guest.state));
         let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
         let found = leaving::look(&self.agent, self.kept.request.mode, &known);
         self.kept.unseen.guests.clone_from(&found.unseen.guests);
@@ -529,8 +535,9 @@ impl Owner {
         if self.is_aborting() {
             return;
         }
-        let members = self.members.iter().map(|member| &member.guest);
-        let known: BTreeSet<String> = members.map(|guest| guest.key.clone()).collect();
+        // One that has left and is here again is another one.
+        let known = self.guests().into_iter().filter(|guest| !has_left(guest.state));
+        let known: BTreeSet<String> = known.map(|guest| guest.uuid).collect();
         let mut found = Found::default();
         self.runtime.block_on(leaving::look_for_domains(&mut found, &known));
         self.kept.unseen.domains.clone_from(&found.unseen.domains);
@@ -660,6 +667,10 @@ impl Owner {
 }
 
 /// The operator has nothing to do about it.
+fn has_left(state: DrainGuestState) -> bool {
+    matches!(state, DrainGuestState::Moved | DrainGuestState::Gone)
+}
+
 fn is_well(state: DrainGuestState) -> bool {
     matches!(state, DrainGuestState::Moved | DrainGuestState::Kept | DrainGuestState::Gone)
 }

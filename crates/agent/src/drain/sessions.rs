@@ -172,7 +172,11 @@ fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
     match begun {
         Ok(outgoing) => {
             agent.audit.record(line_of(AuditResult::Done, Some(outgoing.session.to_string()), None));
-            let _ = line.to.send(Input::Begun(line.guest, line.number, outgoing));
+            let told = line.to.send(Input::Begun(line.guest, line.number, outgoing.clone()));
+            if told.is_err() {
+                // The drain is over: it has no use for the session.
+                outgoing.cancel();
+            }
         }
         Err(fault) => {
             agent.audit.record(line_of(AuditResult::Failed, None, Some(fault.to_string())));
@@ -224,7 +228,9 @@ async fn move_domain(agent: Arc<Agent>, line: Line, request: MigrateRequest) {
     let Some(moving) = moving else {
         return line.report(Report::Ended(End::Unknown(internal("a migration of a domain was lost"))));
     };
-    let _ = line.to.send(Input::DomainBegun(line.guest, line.number, moving.clone()));
+    if line.to.send(Input::DomainBegun(line.guest, line.number, moving.clone())).is_err() {
+        let _ = moving.cancel();
+    }
     line.report(Report::Named(moving.id().0.clone()));
     let mut before = (Instant::now(), 0u64);
     while !moving.is_over() {

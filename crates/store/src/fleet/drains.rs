@@ -1,6 +1,6 @@
 //! Drains: begun, owned, taken over, ended.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::{Cordon, DrainRecord, DrainState, OwnerRecord};
 use super::{Fleet, FleetError, check_name, decode, put};
@@ -124,23 +124,30 @@ impl Fleet {
         Ok((self.ownership(drain, &record.host)?, record))
     }
 
-    /// Open drains that nobody owns, of hosts whose agents do not run: identity and host.
+    /// Open drains that nobody owns, of hosts whose agents do not run; and those of other hosts that this agent has taken over,
+    /// and has not ended. Identity and host.
     ///
     /// # Errors
     /// Those of the store; [`FleetError::Damaged`].
     pub fn left_behind(&self) -> Result<Vec<(String, String)>, FleetError> {
         // In this order: one that ends meanwhile is found out when it is taken over.
         let open = self.store.list("open/")?;
-        let names = |prefix: &str| -> Result<BTreeSet<String>, FleetError> {
-            let entries = self.store.list(prefix)?;
-            Ok(entries.iter().filter_map(|entry| Some(entry.key.split_once('/')?.1.to_owned())).collect())
-        };
-        let (owned, alive) = (names("owner/")?, names("alive/")?);
+        let name = |entry: &Entry| Some(entry.key.split_once('/')?.1.to_owned());
+        let owners = self.store.list("owner/")?;
+        let alive: BTreeSet<String> = self.store.list("alive/")?.iter().filter_map(name).collect();
+        let mut owned: BTreeMap<String, OwnerRecord> = BTreeMap::new();
+        for entry in &owners {
+            owned.extend(name(entry).map(|id| Ok::<_, FleetError>((id, decode(entry)?))).transpose()?);
+        }
         let mut found = Vec::new();
         for entry in &open {
             let Some((_, host)) = entry.key.split_once('/') else { continue };
             let id: String = decode(entry)?;
-            if !owned.contains(&id) && !alive.contains(host) {
+            let is_left = match owned.get(&id) {
+                None => !alive.contains(host),
+                Some(owner) => self.is(owner) && host != self.host,
+            };
+            if is_left {
                 found.push((id, host.to_owned()));
             }
         }

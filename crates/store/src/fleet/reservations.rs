@@ -137,7 +137,9 @@ impl Fleet {
         check_name(guest)?;
         if let (_, Some(there)) = self.read::<Reservation>(&reserved_key(guest))? {
             let record = self.read::<HostRecord>(&format!("host/{}", there.host))?.1;
-            if record.is_some_and(|record| !record.guests.contains_key(guest)) {
+            let lists =
+                |record: &HostRecord| record.guests.contains_key(guest) || record.domains.contains_key(guest);
+            if record.is_some_and(|record| !lists(&record)) {
                 return Err(FleetError::Place { guest: guest.to_owned(), host: there.host, is_there: false });
             }
         }

@@ -97,9 +97,10 @@ impl Owner {
         let (mut to, agent, drain) = (self.destinations.clone(), self.agent.clone(), self.record.id.clone());
         let own = member.to;
         let came = if domain { came(&self.agent, member) } else { None };
+        let may_have_left = member.migration.is_some();
         let runtime = self.runtime.clone();
         std::thread::spawn(move || {
-            let is_here = domain && runtime.block_on(is_domain_here(&key));
+            let is_here = domain && runtime.block_on(is_domain_here(&key, may_have_left));
             let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
             // What the store has of a host may be older than the guest's arrival.
             let own = own.and_then(|host| to.get_mut(hosts::index(host)));
@@ -194,7 +195,33 @@ fn came(agent: &Agent, member: &Member) -> Option<HostId> {
     }
 }
 
-async fn is_domain_here(uuid: &str) -> bool {
-    let running = domains::running().await;
-    running.is_ok_and(|all| all.iter().any(|domain| domain.uuid == uuid))
+/// libvirt leaves a domain paused here if it got no answer that it runs at the destination: then nobody knows.
+async fn is_domain_here(uuid: &str, may_have_left: bool) -> bool {
+    is_here(domains::state(uuid).await.as_deref(), may_have_left)
+}
+
+fn is_here(state: Option<&str>, may_have_left: bool) -> bool {
+    match state {
+        Some("running") => true,
+        Some("shut off") | None => false,
+        Some(_) => !may_have_left,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_domain_whose_migration_has_begun_may_run_elsewhere() {
+        for (state, may_have_left, here) in [
+            (Some("running"), true, true),
+            (Some("paused"), false, true),
+            (Some("paused"), true, false),
+            (Some("shut off"), false, false),
+            (None, false, false),
+        ] {
+            assert_eq!(is_here(state, may_have_left), here, "{state:?} {may_have_left}");
+        }
+    }
 }
