@@ -38,7 +38,7 @@ pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outg
 /// copy.
 pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
     let (asked, peers) = (shared.clone(), peers(shared, record));
-    let has_copy = matches!(&record.role, Role::Source { qemu, .. } if qemu.is_alive());
+    let has_copy = matches!(&record.role, Role::Source { qemu, .. } if qemu.can_run());
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
         let answer = ask(&peers, &asked.dialler.identity);

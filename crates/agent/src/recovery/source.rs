@@ -151,7 +151,7 @@ impl Unfinished {
             );
             return None;
         }
-        let ask = if qemu.is_alive() { ask_any } else { commit_any };
+        let ask = if qemu.can_run() { ask_any } else { commit_any };
         let asked = Identity::with_peer(self.session, parse_token(&token), &sessions.security, &peer)
             .map_err(|fault| NoAnswer { not_asked: Some(fault.detail) })
             .and_then(|identity| ask(&peers, &identity));

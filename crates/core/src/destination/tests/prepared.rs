@@ -358,10 +358,14 @@ fn a_guest_that_could_not_run_is_not_run_any_more_when_its_source_has_rolled_bac
     for word in words {
         let mut driver = Driver::at(Resuming);
         driver.handle(Event::CommitAgain { copy: false });
-        assert_eq!(word(&mut driver), [], "it is just being run");
-        driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
-        let actions = word(&mut driver);
-        assert_eq!(actions, [Action::Journal(DestinationPhase::Returned), Action::Discard]);
+        let mut done = || {
+            let actions = word(&mut driver).into_iter();
+            let done: Vec<Action> = actions.filter(|one| !matches!(one, Action::Transmit(..))).collect();
+            driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
+            done
+        };
+        assert_eq!(done(), [], "it is just being run");
+        assert_eq!(done(), [Action::Journal(DestinationPhase::Returned), Action::Discard]);
     }
 }
 

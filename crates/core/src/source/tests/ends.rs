@@ -235,6 +235,23 @@ fn a_copy_that_the_operator_gives_up_is_no_guest_that_runs_at_the_destination() 
     assert_eq!(ended(Some(comes)), (false, GuestState::RunsAtDestination));
 }
 
+/// Both come before the driver has written anything.
+#[test]
+fn a_decision_that_is_not_on_disk_is_void_when_the_destination_runs_the_guest() {
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::PathLost(PATH));
+    driver.handle(Event::Resolve(true));
+    driver.machine.handle(driver.now, Event::Unanswered);
+    driver.machine.handle(driver.now, Event::PathUp(PATH));
+    driver.sequence += 1;
+    let message = Message::TakenOver { resume_us: 1, cpu_us: 0 };
+    let received = Event::Received { path: PATH, sequence: driver.sequence, message };
+    driver.machine.handle(driver.now, received);
+    let actions = driver.actions();
+    assert!(actions.contains(&Action::CleanUp), "{actions:?}");
+    assert!(!actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
+}
+
 #[test]
 fn commit_is_sent_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
