@@ -16,9 +16,9 @@ use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, Process, UnwrittenEnds};
 use linerate_core::{ModeTag, SessionId, Time};
 use linerate_guest::migrate::Settings;
-use linerate_guest::procfs;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
+use linerate_guest::vcpu_time::VcpuTime;
 use linerate_net::lock::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
@@ -106,6 +106,9 @@ pub enum Role {
         peer: PeerName,
         /// How its QEMU was set before.
         settings: Option<Settings>,
+        /// Of its virtual CPUs, when commit was about to be sent.
+        #[serde(flatten)]
+        vcpu_time: VcpuTime,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -176,13 +179,9 @@ pub struct IncomingRecord {
     /// Whether the guest ran at the source when it was stopped; none before.
     #[serde(default)]
     pub ran: Option<bool>,
-    /// Threads of its virtual CPUs, and for how many nanoseconds they had run before the guest was committed. A guest
-    /// that has executed anything since has other figures.
-    #[serde(default)]
-    pub cpu_threads: Vec<i32>,
-    /// CPU time of `cpu_threads` at commit, nanoseconds.
-    #[serde(default)]
-    pub cpu_run_ns: Option<u64>,
+    /// Of its virtual CPUs, when the guest was committed.
+    #[serde(flatten)]
+    pub vcpu_time: VcpuTime,
     /// Images that were copied into: when the guest runs with them, they are not stale any more.
     #[serde(default)]
     pub copied: Vec<PathBuf>,
@@ -192,13 +191,6 @@ pub struct IncomingRecord {
 }
 
 impl IncomingRecord {
-    /// Whether the virtual CPUs of this process have executed anything since the guest was committed. `None`: it is not
-    /// known.
-    pub fn ran_since_commit(&self, pid: i32) -> Option<bool> {
-        let before = self.cpu_run_ns?;
-        procfs::run_time_ns(pid, &self.cpu_threads).map(|now| now != before)
-    }
-
     /// The destination's part of a record.
     pub fn role(self, phase: DestinationPhase) -> Role {
         match self.domain {

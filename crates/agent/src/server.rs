@@ -326,9 +326,10 @@ async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
-    let decided = || Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is not in doubt")));
+    let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
+    let decided = || refused("is not in doubt");
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
-        return if unfinished.resolve(resume_here) { Ok(Json(unfinished.summary())) } else { Err(decided()) };
+        return unfinished.resolve(resume_here).map(|()| Json(unfinished.summary())).map_err(refused);
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
         if !incoming.is_held() {

@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
 use crate::journal::DestinationPhase;
-use crate::recovery::COPY_COUNTS_FOR;
+use crate::source_copy::SourceCopy;
 use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, Message, Mode, ModeTag, Outcome, PathId, RegionInfo, Side,
     Step, StreamSettings, Time, UnknownMode,
@@ -299,8 +299,7 @@ pub struct Destination {
     started: Time,
     guest: String,
     committed: bool,
-    /// Whether the source still has its own copy, as far as it was said on a connection of its own.
-    source_copy: Option<(bool, Time)>,
+    source_copy: SourceCopy,
     /// Committed, and it could not be run.
     returned: bool,
     /// Committed, and its hypervisor has ended.
@@ -332,7 +331,7 @@ impl Destination {
             started: now,
             guest: String::new(),
             committed: false,
-            source_copy: None,
+            source_copy: SourceCopy::default(),
             returned: false,
             gone: false,
             was_running: None,
@@ -583,14 +582,13 @@ impl Destination {
 
     /// Not by the session.
     pub(super) fn commit_aside(&mut self, now: Time, copy: bool) {
-        self.source_copy = Some((copy, now));
+        self.source_copy.note(now, copy);
         self.commit();
     }
 
-    /// Whether a source is connected to which the guest can return. Otherwise the copy here may be the only one: a
-    /// connection says that the agent over there runs, and nothing of its hypervisor.
+    /// Whether the guest can return. Otherwise the copy here may be the only one.
     pub(super) fn source_has_copy(&self, now: Time) -> bool {
-        self.source_copy.is_some_and(|(copy, at)| copy && now - at <= COPY_COUNTS_FOR)
+        self.source_copy.is_there(now)
     }
 
     /// The source cannot know yet that we gave up; the abort is on its way or will be found by asking.

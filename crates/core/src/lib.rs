@@ -27,6 +27,7 @@ pub mod recovery;
 pub mod roll_back_notice;
 pub mod scheduler;
 pub mod source;
+mod source_copy;
 pub mod statistics;
 pub mod stream;
 pub mod time;

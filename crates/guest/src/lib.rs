@@ -12,6 +12,7 @@
 //! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left
 //!   behind. [`in_use`] finds who else uses an image.
 //! - [`qemu_user`] is the user that QEMU runs as, [`access`] what that user is let in to.
+//! - [`vcpu_time`] tells whether a stopped guest has executed anything since.
 //! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
@@ -52,4 +53,5 @@ pub mod shared;
 pub mod socket_file;
 pub mod spec;
 pub mod stale;
+pub mod vcpu_time;
 pub mod verdict;

@@ -173,8 +173,8 @@ impl World {
     fn begin_case_work(&mut self, host: usize, session: u64, work: CaseWork) {
         self.case_faults();
         let incarnation = self.hosts[host].incarnation;
-        if work == CaseWork::Source(SourceAction::Query) {
-            return self.ask(host, session);
+        if let CaseWork::Source(SourceAction::Query { gives_up }) = work {
+            return self.ask(host, session, gives_up);
         }
         let span = self.micros(100, 30_000);
         self.after(span, SimEvent::Recovers { host, incarnation, session, work });
@@ -201,7 +201,7 @@ impl World {
     fn source_recovers(&mut self, host: usize, session: u64, action: SourceAction) -> Option<SourceEvent> {
         let pid = self.named(host, session);
         Some(match action {
-            SourceAction::Query => return None,
+            SourceAction::Query { .. } => return None,
             SourceAction::ResumeHere => {
                 let state = pid.map_or(Some(GuestState::Gone), |pid| self.resume_here(pid));
                 SourceEvent::ResumedHere(state)

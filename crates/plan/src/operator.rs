@@ -143,15 +143,20 @@ impl World {
     }
 
     /// Commit was sent. If the other copy has ended, this one is all that is left; if it runs, this one is of no use.
-    /// If it only waits for a decision, the operator may take either.
+    /// If it only waits for a decision, the operator may take either. So he may, in impatience, while it is busy.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
                 return Some(false);
             }
-            let waits = self.sees(1 - host, session) == Some(OperatorView::InDoubt);
+            let view = self.sees(1 - host, session);
+            let waits = view == Some(OperatorView::InDoubt);
             self.check_needed(waits);
-            return (waits && self.random.percent(50)).then_some(true);
+            return match view {
+                Some(OperatorView::InDoubt) => self.random.percent(50).then_some(true),
+                Some(OperatorView::Busy) if self.random.percent(20) => Some(self.random.percent(50)),
+                _ => None,
+            };
         }
         self.check_needed(true);
         let here = self.process_of(host, session).and_then(|pid| self.find(pid));

@@ -99,7 +99,7 @@ impl World {
     // ---- asking ----
 
     /// A source asks for the outcome and says commit once more, on any link that works.
-    pub fn ask(&mut self, host: usize, session: u64) {
+    pub fn ask(&mut self, host: usize, session: u64, gives_up: bool) {
         if self.options.mutation == Some(Mutation::ResumeAfterCommit) {
             self.resume_source_guest();
         }
@@ -109,16 +109,16 @@ impl World {
                 .after(UNANSWERED_AFTER, SimEvent::Answered { host, incarnation, session, outcome: None });
         };
         let latency = self.links[link].latency;
-        self.after(latency, SimEvent::Asked { host, incarnation, session, link });
+        self.after(latency, SimEvent::Asked { host, incarnation, session, link, gives_up });
     }
 
     /// The question arrives at the other host.
-    pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
+    pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize, gives_up: bool) {
         let other = 1 - host;
         let receives = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
         let outcome = receives.then(|| {
             if self.options.mutation != Some(Mutation::CommitNotRepeated) {
-                self.repeat_commit(host, other, session);
+                self.repeat_commit(host, other, session, gives_up);
             }
             let outcome = self.outcome_at(other, session);
             let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
@@ -135,9 +135,9 @@ impl World {
         self.after(latency, SimEvent::Answered { host, incarnation, session, outcome });
     }
 
-    fn repeat_commit(&mut self, from: usize, host: usize, session: u64) {
+    fn repeat_commit(&mut self, from: usize, host: usize, session: u64, gives_up: bool) {
         let pid = self.hosts[from].record(session).and_then(|record| record.process);
-        let copy = pid.is_some_and(|pid| self.is_alive(pid));
+        let copy = !gives_up && pid.is_some_and(|pid| self.is_alive(pid));
         if session == self.session && host == self.at(Side::Destination) {
             self.handle_destination(destination::Event::CommitAgain { copy });
         }

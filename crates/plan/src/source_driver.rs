@@ -188,7 +188,7 @@ impl World {
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
             Action::NoticeDue(is) => self.notice_due(is),
-            Action::Query => self.ask(self.at(Side::Source), self.session),
+            Action::Query { gives_up } => self.ask(self.at(Side::Source), self.session, gives_up),
             Action::NotifyRollBack { may_be_loaded } => {
                 self.begin_roll_back_notice(self.at(Side::Source), self.session, may_be_loaded)
             }

@@ -93,6 +93,8 @@ pub enum SimEvent {
         session: u64,
         /// Index of the link.
         link: usize,
+        /// The operator ends the source's copy.
+        gives_up: bool,
     },
     /// The answer reaches the source.
     Answered {
@@ -390,8 +392,8 @@ impl World {
             }
             SimEvent::OwnerLoads { since } => self.owner_loads(since),
             SimEvent::OwnerGivesUp => self.owner_gives_up(),
-            SimEvent::Asked { host, incarnation, session, link } => {
-                self.asked(host, incarnation, session, link)
+            SimEvent::Asked { host, incarnation, session, link, gives_up } => {
+                self.asked(host, incarnation, session, link, gives_up)
             }
             SimEvent::Answered { host, incarnation, session, outcome } => {
                 self.answered(host, incarnation, session, outcome);

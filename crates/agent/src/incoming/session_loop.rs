@@ -9,7 +9,6 @@ use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::Event;
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
-use linerate_guest::procfs;
 
 use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
@@ -172,9 +171,10 @@ impl SessionLoop {
             )));
         }
         if phase == DestinationPhase::Committed {
-            let pid = record.qemu.as_ref().map(|qemu| qemu.process.pid);
-            record.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &record.cpu_threads));
-            self.worker.note_run_time(record.cpu_run_ns);
+            if let Some(qemu) = &record.qemu {
+                record.vcpu_time.count(qemu.process.pid);
+            }
+            self.worker.note_vcpu_time(record.vcpu_time.clone());
         }
         let record = Record::new(&self.shared.guest(), self.shared.order, record.role(phase));
         let (journal, session) = (&self.sessions.journal, self.shared.session);

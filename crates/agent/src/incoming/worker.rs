@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use linerate_core::Mode;
 use linerate_core::destination::Event;
+use linerate_guest::vcpu_time::VcpuTime;
 
 use super::context::Context;
 use super::driver::{self, Done, Driver, NotAdmitted};
@@ -80,8 +81,8 @@ impl Worker {
     }
 
     /// For how long the guest's virtual CPUs have run when it is committed.
-    pub fn note_run_time(&self, cpu_run_ns: Option<u64>) {
-        self.context.record().cpu_run_ns = cpu_run_ns;
+    pub fn note_vcpu_time(&self, vcpu_time: VcpuTime) {
+        self.context.record().vcpu_time = vcpu_time;
     }
 
     #[cfg(test)]

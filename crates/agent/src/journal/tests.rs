@@ -25,6 +25,7 @@ fn source(phase: SourcePhase) -> Record {
         token: "aa".into(),
         peer: None,
         settings: Some(serde_json::from_str(SETTINGS).unwrap()),
+        vcpu_time: VcpuTime { threads: vec![3], run_ns: Some(5) },
         copied: vec!["/srv/db.img".into()],
         notice_due: false,
     };
@@ -42,8 +43,7 @@ fn a_record_is_there_after_reopening_and_sessions_continue_in_order() {
         qemu: Some(qemu()),
         token: "bb".into(),
         ran: Some(false),
-        cpu_threads: vec![11, 12],
-        cpu_run_ns: Some(77),
+        vcpu_time: VcpuTime { threads: vec![11, 12], run_ns: Some(77) },
         ..IncomingRecord::default()
     };
     let journal = Journal::open(dir.path()).unwrap();

@@ -91,6 +91,11 @@ pub(super) trait Driver: Send {
         not_this_way("release a stream")
     }
 
+    /// Whether the guest has the disks and devices of the beginning.
+    fn check_source_unchanged(&mut self) -> Done {
+        not_this_way("check the disks of the source's guest")
+    }
+
     /// Whether the source's paused guest is as it was when QEMU stopped it.
     fn check_source_intact(&mut self) -> Done {
         not_this_way("check the source's guest")

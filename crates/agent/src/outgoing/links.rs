@@ -35,10 +35,10 @@ pub(super) fn open(shared: &Arc<Outgoing>, endpoints: &[Endpoint]) -> Links<Outg
 
 /// Asks the destination for the session's outcome, in a thread of its own; the answer goes to the core if there is one.
 /// The question repeats commit, since the message may not have arrived, and carries whether this host still has its
-/// copy.
-pub(super) fn query(shared: &Arc<Outgoing>, record: &Record) {
+/// copy. `gives_up`: the operator ends that.
+pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
     let (asked, peers) = (shared.clone(), peers(shared, record));
-    let has_copy = matches!(&record.role, Role::Source { qemu, .. } if qemu.can_run());
+    let has_copy = !gives_up && matches!(&record.role, Role::Source { qemu, .. } if qemu.can_run());
     let asking = move || {
         let ask = if has_copy { ask_any } else { commit_any };
         let answer = ask(&peers, &asked.dialler.identity);

@@ -83,6 +83,8 @@ pub(crate) enum Input {
     LinkLost(LinkId),
     /// Whether the source's paused guest is as it was when QEMU stopped it.
     SourceIntact(bool),
+    /// The source's guest has the disks and devices of the beginning.
+    SourceUnchanged,
     /// The capability of a domain's QEMU is off: a later agent has nothing to put back.
     HypervisorRestored,
     /// The core may have something to do: a channel changed it.

@@ -43,8 +43,9 @@ pub(super) struct SessionLoop {
     pub ending: Option<Ending>,
     /// When the first byte of RAM had arrived, and the round of the last sample for the observer.
     sampled: Option<(Instant, u32)>,
-    /// The destination is to be asked when it is known that the source's guest is intact.
-    asks: bool,
+    /// The destination is to be asked when it is known that the source's guest is intact; whether the operator gives
+    /// the copy here up.
+    asks: Option<bool>,
 }
 
 impl SessionLoop {
@@ -67,7 +68,7 @@ impl SessionLoop {
             cpu_before: cpu_time(),
             ending: None,
             sampled: None,
-            asks: false,
+            asks: None,
         }
     }
 
@@ -148,6 +149,11 @@ impl SessionLoop {
                     self.handle(Event::PathLost(path));
                 }
             }
+            Input::SourceUnchanged if self.shared.machine().is_to_commit() => {
+                self.write_journal(SourcePhase::CommitSent);
+            }
+            // It was given up meanwhile.
+            Input::SourceUnchanged => {}
             Input::SourceIntact(intact) => self.source_intact(intact),
             Input::HypervisorRestored => {
                 if let Role::Handover { over, .. } = &mut self.record.role {
@@ -203,9 +209,9 @@ impl SessionLoop {
         self.shared.work.notify_all();
     }
 
-    /// Asks when it is known that the source's guest is intact.
-    pub(super) fn ask_destination(&mut self) {
-        if !std::mem::replace(&mut self.asks, true) {
+    /// Asks when it is known that the source's guest is intact. `gives_up`: the operator ends the copy here.
+    pub(super) fn ask_destination(&mut self, gives_up: bool) {
+        if self.asks.replace(gives_up).is_none() {
             self.worker.submit("check source intact", |guest| guest.check_source_intact());
         }
     }
@@ -220,12 +226,15 @@ impl SessionLoop {
 
     /// What was to be done if the source's paused guest is as it was: commit, or the question that is commit again.
     fn source_intact(&mut self, intact: bool) {
-        let asks = std::mem::take(&mut self.asks);
+        let asks = self.asks.take();
         let commits = self.shared.machine().is_to_commit();
         match intact {
             true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
-            true if asks => links::query(&self.shared, &self.record),
-            true => {}
+            true => {
+                if let Some(gives_up) = asks {
+                    links::query(&self.shared, &self.record, gives_up);
+                }
+            }
             false if commits => {
                 let detail =
                     "the guest was resumed or reset at the source by another program before it was committed";
@@ -237,7 +246,7 @@ impl SessionLoop {
                     session = %self.shared.session,
                     "the guest's migration is not decided, and it was resumed here by another program: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
                 );
-                if asks {
+                if asks.is_some() {
                     self.handle(Event::Unanswered);
                 }
             }
@@ -264,7 +273,12 @@ impl SessionLoop {
         let reachable = links::peers(&self.shared, &self.record);
         let mut record = self.record.clone();
         match &mut record.role {
-            Role::Source { phase, peers, .. } => (*phase, *peers) = (new, reachable),
+            Role::Source { phase, peers, qemu, vcpu_time, .. } => {
+                (*phase, *peers) = (new, reachable);
+                if new == SourcePhase::CommitSent {
+                    vcpu_time.count(qemu.process.pid);
+                }
+            }
             Role::Handover { .. } | Role::Destination { .. } | Role::Libvirt { .. } => {}
         }
         record.changed_unix_ms = crate::clock::unix_ms();

@@ -16,6 +16,7 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::vcpu_time::VcpuTime;
 use linerate_guest::{process, read};
 use linerate_net::control::ControlPath;
 use linerate_net::interfaces;
@@ -109,6 +110,7 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             token: token_text(&opened.identity.token),
             peer: opened.identity.peer(),
             settings: found.qemu.found().cloned(),
+            vcpu_time: VcpuTime::of(&found.description.process.vcpu_threads),
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             notice_due: false,
         },

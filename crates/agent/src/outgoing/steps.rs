@@ -23,6 +23,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use linerate_api::MigrateRequest;
+use linerate_core::journal::SourcePhase;
 use linerate_core::source::Action;
 use linerate_core::{Code, Fault, Side, Step};
 
@@ -81,6 +82,10 @@ impl SessionLoop {
             // All steps: what the core sends to the destination.
             Action::Transmit(path, frame) => self.transmit(path, frame),
             Action::DeliverStreamMessage(message) => self.shared.deliver_stream_message(message),
+            // A later agent commits what the journal says is committed: so its disks are compared first.
+            Action::Journal(SourcePhase::CommitSent) => {
+                self.worker.submit("check source unchanged", |guest| guest.check_source_unchanged());
+            }
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
             Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
@@ -110,7 +115,7 @@ impl SessionLoop {
             }
             Action::ReleaseStream => self.worker.submit("release stream", |guest| guest.release_stream()),
             // 9 commit: its answer may have to be asked for
-            Action::Query => self.ask_destination(),
+            Action::Query { gives_up } => self.ask_destination(gives_up),
             // 10 clean up
             Action::CleanUp => self.worker.submit("clean up", |guest| guest.clean_up()),
             Action::End(ending) => self.ending = Some(ending),

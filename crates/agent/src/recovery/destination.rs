@@ -20,6 +20,8 @@ use crate::journal::{IncomingRecord, Role};
 pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
         "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
+    } else if machine.is_held() && machine.is_rolled_back_at_source() {
+        "the guest was committed to this host, is paused, and may have run here already; meanwhile the source has rolled back and lets its own copy run: give this one up (`linerate resolve --give-up`)"
     } else if machine.is_held() {
         "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
     } else {
@@ -102,7 +104,7 @@ impl Unfinished {
             Ok(status) if status.is_live() => Inspection::Runs,
             // It is not to be run, so that nothing is undone by taking it over once more.
             Ok(_) if incoming.ran == Some(false) => Inspection::NeverRan,
-            Ok(_) if incoming.ran_since_commit(qemu.process.pid) == Some(false) => Inspection::NeverRan,
+            Ok(_) if incoming.vcpu_time.has_run(qemu.process.pid) == Some(false) => Inspection::NeverRan,
             Ok(_) => Inspection::MayHaveRun,
             Err(_) if !qemu.is_alive() => Inspection::Ended,
             Err(trouble) => {

@@ -28,7 +28,7 @@ use linerate_core::recovery::{
 };
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
-use linerate_guest::procfs::{self, ProcessIdentity, boot_id};
+use linerate_guest::procfs::{ProcessIdentity, boot_id};
 use linerate_guest::registry::QEMU_FOLDER;
 use linerate_net::lock::Mutex;
 
@@ -330,22 +330,30 @@ impl Unfinished {
         let _ = self.signals.lock().send(signal);
     }
 
-    /// The operator decides: `true` runs the guest here. `false` is returned if there was nothing to decide.
-    pub fn resolve(&self, resume_here: bool) -> bool {
+    /// The operator decides: `true` runs the guest here.
+    ///
+    /// # Errors
+    /// Why there is nothing to decide, as the end of a sentence about the migration.
+    pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
         let now = self.clock.now();
-        let decides = match &mut *self.machine.lock() {
+        match &mut *self.machine.lock() {
             Machine::Source(machine) if machine.is_in_doubt() => {
                 machine.handle(now, SourceEvent::Resolve(resume_here));
-                true
+            }
+            Machine::Destination(machine)
+                if resume_here && machine.is_held() && machine.is_rolled_back_at_source() =>
+            {
+                return Err(
+                    "was rolled back: the source lets its own copy of the guest run; give this one up (--give-up)",
+                );
             }
             Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
-                true
             }
-            _ => false,
-        };
+            _ => return Err("is not in doubt"),
+        }
         self.signal(Signal::Wake);
-        decides
+        Ok(())
     }
 
     /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a
@@ -463,8 +471,9 @@ impl Unfinished {
         match (&mut record.role, phase) {
             (Role::Source { notice_due, .. }, Phase::Source(SourcePhase::ResumingHere)) => *notice_due = true,
             (Role::Destination { incoming, .. }, Phase::Destination(DestinationPhase::Committed)) => {
-                let pid = incoming.qemu.as_ref().map(|qemu| qemu.process.pid);
-                incoming.cpu_run_ns = pid.and_then(|pid| procfs::run_time_ns(pid, &incoming.cpu_threads));
+                if let Some(qemu) = &incoming.qemu {
+                    incoming.vcpu_time.count(qemu.process.pid);
+                }
             }
             _ => {}
         }

@@ -10,6 +10,7 @@ use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
+use linerate_guest::vcpu_time::VcpuTime;
 
 use super::{
     Machine, QMP_WAIT, Sessions, Unfinished, is_registered, notify_destination, remove_sockets,
@@ -56,7 +57,7 @@ impl Unfinished {
         let event = match action {
             SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
-            SourceAction::Query => SourceEvent::Answered(self.ask(sessions)),
+            SourceAction::Query { gives_up } => SourceEvent::Answered(self.ask(sessions, gives_up)),
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
                 if written && phase == SourcePhase::RolledBack {
@@ -140,18 +141,19 @@ impl Unfinished {
     }
 
     /// Asks, which sends commit again: the message may never have left this host. The question also carries whether
-    /// there is still a copy here, to which a destination that cannot run the guest may return it.
-    fn ask(&self, sessions: &Sessions) -> Option<Outcome> {
-        let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
+    /// there is still a copy here, to which a destination that cannot run the guest may return it. `gives_up`: the
+    /// operator ends it.
+    fn ask(&self, sessions: &Sessions, gives_up: bool) -> Option<Outcome> {
+        let Role::Source { qemu, peers, token, peer, vcpu_time, .. } = self.record.lock().role.clone() else {
             return None;
         };
-        if runs_here(&qemu) {
+        if runs_here(&qemu, &vcpu_time) {
             self.failed(
                 "the guest was resumed here by another program: the destination is not asked, which would let it run there too".into(),
             );
             return None;
         }
-        let ask = if qemu.can_run() { ask_any } else { commit_any };
+        let ask = if qemu.can_run() && !gives_up { ask_any } else { commit_any };
         let asked = Identity::with_peer(self.session, parse_token(&token), &sessions.security, &peer)
             .map_err(|fault| NoAnswer { not_asked: Some(fault.detail) })
             .and_then(|identity| ask(&peers, &identity));
@@ -162,11 +164,13 @@ impl Unfinished {
     }
 }
 
-/// Another program has resumed or reset the guest. A QEMU that does not answer counts as one that runs nothing.
-fn runs_here(qemu: &GuestRecord) -> bool {
+/// Another program has resumed or reset the guest. Of a QEMU that does not answer, because that program has its QMP
+/// connection, the CPU time tells it.
+fn runs_here(qemu: &GuestRecord, at_commit: &VcpuTime) -> bool {
     let deadline = Instant::now() + CONNECT_WAIT;
-    let runs = process::connect(qemu, deadline).is_ok_and(|qmp| {
-        !SourceQemu::recovered(qmp, true, None, false).is_still_stopped(deadline).unwrap_or(true)
-    });
+    let stopped = process::connect(qemu, deadline)
+        .ok()
+        .and_then(|qmp| SourceQemu::recovered(qmp, true, None, false).is_still_stopped(deadline).ok());
+    let runs = stopped.map_or_else(|| at_commit.has_run(qemu.process.pid) == Some(true), |stopped| !stopped);
     runs && qemu.is_alive()
 }

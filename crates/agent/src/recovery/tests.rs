@@ -7,6 +7,7 @@ use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::vcpu_time::VcpuTime;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::Authority;
@@ -33,6 +34,7 @@ fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         token: "00".repeat(32),
         peer: None,
         settings: None,
+        vcpu_time: VcpuTime::default(),
         copied: vec![],
         notice_due: false,
     }
@@ -211,7 +213,9 @@ fn a_destination_is_not_notified_that_an_operator_keeps_a_guest_before_it_is_res
         let asks = peer.0.accept().is_ok();
         assert!(!asks || before == SourcePhase::CommitSent, "it is notified, and the guest is not resumed");
         match before {
-            SourcePhase::CommitSent => resolved |= !resolved && asks && agent.unfinished()[0].resolve(true),
+            SourcePhase::CommitSent => {
+                resolved |= !resolved && asks && agent.unfinished()[0].resolve(true).is_ok()
+            }
             SourcePhase::ResumingHere => ending.end(),
             _ => break,
         }

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use super::RETRY_AFTER;
 use crate::journal::DestinationPhase;
+use crate::source_copy::SourceCopy;
 use crate::{Outcome, Time};
 
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
 /// holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
-/// A source's message that it still has its own copy counts for so long: while it waits it asks every second.
-pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// Between two looks at a guest that is held for an operator.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Between two tries to run it.
@@ -104,10 +103,11 @@ enum State {
 pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
-    /// When the source said last that it still has its own copy.
-    source_copy: Option<Time>,
+    source_copy: SourceCopy,
     /// It may have run here before: a refusal of the hypervisor does not say that it never did.
     may_have_run: bool,
+    /// The source has said that it has its guest back.
+    rolled_back: bool,
 }
 
 impl DestinationRecovery {
@@ -120,14 +120,21 @@ impl DestinationRecovery {
         DestinationRecovery {
             state: State::Discarding(end),
             due: Some(now),
-            source_copy: None,
+            source_copy: SourceCopy::default(),
             may_have_run: false,
+            rolled_back: false,
         }
     }
 
     /// The guest is complete and the source may have committed.
     pub fn wait() -> DestinationRecovery {
-        DestinationRecovery { state: State::Waiting, due: None, source_copy: None, may_have_run: false }
+        DestinationRecovery {
+            state: State::Waiting,
+            due: None,
+            source_copy: SourceCopy::default(),
+            may_have_run: false,
+            rolled_back: false,
+        }
     }
 
     /// The guest is committed.
@@ -135,8 +142,9 @@ impl DestinationRecovery {
         DestinationRecovery {
             state: State::Inspecting,
             due: Some(now),
-            source_copy: None,
+            source_copy: SourceCopy::default(),
             may_have_run: false,
+            rolled_back: false,
         }
     }
 
@@ -153,6 +161,11 @@ impl DestinationRecovery {
     /// It was committed and may have run: only an operator decides.
     pub fn is_held(&self) -> bool {
         self.state == State::Holding
+    }
+
+    /// The source lets its own copy run: this one must not run beside it.
+    pub fn is_rolled_back_at_source(&self) -> bool {
+        self.rolled_back
     }
 
     /// The answer to the source meanwhile; none if the journal knows.
@@ -193,14 +206,17 @@ impl DestinationRecovery {
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
         if let E::CommitAgain { copy } = event {
-            self.source_copy = copy.then_some(now);
+            self.source_copy.note(now, copy);
         }
+        self.rolled_back |= event == E::RolledBackAtSource;
         match (self.state, event) {
             (State::Waiting, E::CommitAgain { .. } | E::Resolve(true)) => self.enter(now, State::Committing),
             (State::Waiting, E::RolledBackAtSource | E::Resolve(false)) => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
-            (State::Holding, E::Resolve(true)) => self.enter(now, State::Running { since: now }),
+            (State::Holding, E::Resolve(true)) if !self.rolled_back => {
+                self.enter(now, State::Running { since: now })
+            }
             // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
             (State::Holding, E::Resolve(false)) => {
                 self.enter(now, State::Discarding(DestinationPhase::Committed));
@@ -244,7 +260,7 @@ impl DestinationRecovery {
         match result {
             RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
             RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(now),
-            RunResult::Refused if now - since >= RUN_FOR && self.source_has_copy(now) => {
+            RunResult::Refused if now - since >= RUN_FOR && self.source_copy.is_there(now) => {
                 self.enter(now, State::Returning);
             }
             // No source has confirmed that it can resume: this copy may be the only one.
@@ -255,10 +271,6 @@ impl DestinationRecovery {
                 (self.state, self.due) = (State::Inspecting, Some(now + RETRY_AFTER));
             }
         }
-    }
-
-    fn source_has_copy(&self, now: Time) -> bool {
-        self.source_copy.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
     }
 
     /// An operator decides, here or by letting the guest run himself: it is looked at now and then.

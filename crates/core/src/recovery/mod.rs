@@ -20,7 +20,6 @@ mod ends;
 mod setting;
 mod source;
 
-pub(crate) use destination::COPY_COUNTS_FOR;
 pub use destination::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, RUN_AGAIN_AFTER, RUN_FOR, RunResult,
 };

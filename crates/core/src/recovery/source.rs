@@ -31,7 +31,11 @@ pub enum SourceAction {
     /// Send commit once more on a connection of its own, and ask how the session ended. Whether the process here is
     /// alive or not: the message may never have arrived, and a destination that holds the loaded guest never gives it
     /// up by itself.
-    Query,
+    Query {
+        /// The operator has decided that the copy here is to be ended: the destination is told that there is none, and
+        /// cannot return the guest to it any more.
+        gives_up: bool,
+    },
     /// Put the phase on disk.
     Write(SourcePhase),
 }
@@ -56,6 +60,10 @@ pub struct SourceRecovery {
     answer: Option<Outcome>,
     /// The operator's decision, while a question is in flight.
     operator_decision: Option<bool>,
+    /// The last question said that there is no copy here any more.
+    query_gives_up: bool,
+    /// The operator ended the copy here, and the destination has not said that it runs the guest.
+    given_up: bool,
 }
 
 impl SourceRecovery {
@@ -70,7 +78,14 @@ impl SourceRecovery {
     }
 
     fn new(now: Time, state: State) -> SourceRecovery {
-        SourceRecovery { state, due: Some(now), answer: None, operator_decision: None }
+        SourceRecovery {
+            state,
+            due: Some(now),
+            answer: None,
+            operator_decision: None,
+            query_gives_up: false,
+            given_up: false,
+        }
     }
 
     /// The guest's state once all is done and written.
@@ -102,7 +117,10 @@ impl SourceRecovery {
     pub fn poll_action(&mut self, now: Time) -> Option<SourceAction> {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
-            State::Querying => Some(SourceAction::Query),
+            State::Querying => {
+                self.query_gives_up = self.operator_decision == Some(false);
+                Some(SourceAction::Query { gives_up: self.query_gives_up })
+            }
             State::Deciding => Some(SourceAction::Write(SourcePhase::ResumingHere)),
             State::ResumingHere => Some(SourceAction::ResumeHere),
             State::EndingSource => Some(SourceAction::EndSource),
@@ -120,7 +138,8 @@ impl SourceRecovery {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
             (State::EndingSource, SourceEvent::SourceEnded(true)) => {
-                self.enter(now, State::Writing(SourcePhase::Finished, GuestState::RunsAtDestination));
+                let guest = if self.given_up { GuestState::Unknown } else { GuestState::RunsAtDestination };
+                self.enter(now, State::Writing(SourcePhase::Finished, guest));
             }
             (State::Writing(_, guest), SourceEvent::Written(true)) => {
                 (self.state, self.due) = (State::Over(guest), None);
@@ -144,6 +163,10 @@ impl SourceRecovery {
         match (answer.map(verdict), operator_decision) {
             (Some(Verdict::EndSource), _) => self.enter(now, State::EndingSource),
             (Some(Verdict::Resume), _) => self.enter(now, State::ResumingHere),
+            // The destination may still return the guest to the copy that is to be ended.
+            (_, Some(false)) if !self.query_gives_up => {
+                (self.operator_decision, self.due) = (Some(false), Some(now));
+            }
             (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
             (Some(Verdict::QueryAgain) | None, _) => self.due = Some(now + RETRY_AFTER),
         }
@@ -156,6 +179,7 @@ impl SourceRecovery {
     }
 
     fn decide(&mut self, now: Time, resume: bool) {
+        self.given_up = !resume;
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }
 

@@ -256,7 +256,7 @@ mod at_the_source {
     #[test]
     fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
         let mut driver = querying();
-        assert_eq!(driver.action(), Some(SourceAction::Query));
+        assert_eq!(driver.action(), Some(SourceAction::Query { gives_up: false }));
         let gives_up = driver.handle(SourceEvent::Answered(Some(Outcome::Committed)));
         assert_eq!(gives_up, Some(SourceAction::EndSource));
         assert_eq!(driver.handle(SourceEvent::SourceEnded(false)), None);
@@ -274,7 +274,7 @@ mod at_the_source {
         for answer in in_doubt {
             assert_eq!(driver.handle(SourceEvent::Answered(answer)), None, "{answer:?}");
             assert!(driver.recovery.is_in_doubt());
-            driver.again(SourceAction::Query);
+            driver.again(SourceAction::Query { gives_up: false });
         }
         assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");
         for (answer, follows) in [
@@ -295,12 +295,35 @@ mod at_the_source {
             let mut driver = querying();
             driver.action();
             assert_eq!(driver.handle(SourceEvent::Resolve(resume)), None, "one action at a time");
-            assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
+            let mut next = driver.handle(SourceEvent::Answered(None));
+            if !resume {
+                // The destination may still return the guest to the copy that is to be ended.
+                assert_eq!(next, Some(SourceAction::Query { gives_up: true }));
+                next = driver.handle(SourceEvent::Answered(None));
+            }
+            assert_eq!(next, Some(follows));
             let mut driver = querying();
             driver.action();
             driver.handle(SourceEvent::Answered(None));
-            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(SourceAction::Query));
+            let asks = SourceAction::Query { gives_up: !resume };
+            assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(asks));
             assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
+        }
+    }
+
+    /// Without the destination's word nobody knows that it runs there.
+    #[test]
+    fn what_the_operator_gave_up_is_not_reported_as_moved() {
+        for (answer, guest) in
+            [(None, GuestState::Unknown), (Some(Outcome::Committed), GuestState::RunsAtDestination)]
+        {
+            let mut driver = querying();
+            driver.handle(SourceEvent::Resolve(false));
+            driver.action();
+            assert_eq!(driver.handle(SourceEvent::Answered(answer)), Some(SourceAction::EndSource));
+            driver.handle(SourceEvent::SourceEnded(true));
+            driver.handle(SourceEvent::Written(true));
+            assert_eq!(driver.recovery.is_over(), Some(guest));
         }
     }
 
@@ -311,7 +334,7 @@ mod at_the_source {
         driver.action();
         driver.handle(SourceEvent::Resolve(true));
         assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
-        driver.again(SourceAction::Query);
+        driver.again(SourceAction::Query { gives_up: false });
         assert_eq!(
             driver.handle(SourceEvent::Answered(Some(Outcome::Committed))),
             Some(SourceAction::EndSource)
@@ -324,7 +347,7 @@ mod at_the_source {
         driver.action();
         driver.handle(SourceEvent::Answered(None));
         let writes = SourceAction::Write(From::ResumingHere);
-        assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Query));
+        assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Query { gives_up: false }));
         assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
         for _ in 0..100 {
             assert_eq!(driver.handle(SourceEvent::Written(false)), None);
@@ -526,9 +549,7 @@ mod at_the_destination {
         };
         let mut driver = held();
         driver.now = Time::ZERO + Duration::from_secs(86_400);
-        for event in
-            [Did::Tick, Did::CommitAgain { copy: false }, Did::RolledBackAtSource, Did::Written(true)]
-        {
+        for event in [Did::Tick, Did::CommitAgain { copy: false }, Did::Written(true)] {
             let next = driver.handle(event);
             assert!(next.is_none_or(|next| next == Do::Inspect), "{event:?}: an operator may have paused it");
         }
@@ -637,11 +658,36 @@ mod at_the_destination {
         assert!(next != Some(Do::Run) && driver.recovery.is_held(), "an operator decides again");
     }
 
+    /// Its source's operator has let it run there.
+    #[test]
+    fn a_guest_that_may_have_run_is_not_run_beside_its_source() {
+        let mut driver = seeing();
+        driver.handle(Did::Inspected(Inspection::MayHaveRun));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "what it did here may be wanted");
+        assert!(driver.recovery.is_held() && driver.recovery.is_rolled_back_at_source());
+        assert_ne!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
+    }
+
+    /// An earlier question may arrive late.
+    #[test]
+    fn a_guest_does_not_return_to_a_copy_that_was_given_up() {
+        let mut driver = seeing();
+        driver.handle(Did::Inspected(Inspection::NeverRan));
+        driver.handle(Did::CommitAgain { copy: false });
+        for _ in 0..20 {
+            driver.handle(Did::CommitAgain { copy: true });
+            driver.now = driver.now + RETRY_AFTER;
+            let next = driver.handle(Did::Ran(RunResult::Refused)).or(driver.action());
+            assert!(next.is_none_or(|next| next == Do::Run), "{next:?}");
+        }
+    }
+
     #[test]
     fn a_source_that_does_not_answer_any_more_does_not_get_the_guest_back() {
         let mut driver = seeing();
         driver.handle(Did::CommitAgain { copy: true });
-        driver.now = driver.now + COPY_COUNTS_FOR + RETRY_AFTER;
+        driver.now = driver.now + crate::source_copy::COPY_COUNTS_FOR + RETRY_AFTER;
         driver.handle(Did::Inspected(Inspection::NeverRan));
         for _ in 0..20 {
             driver.now = driver.now + RETRY_AFTER;

@@ -251,6 +251,8 @@ impl Source {
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
         let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
         match (answer, operator_decision) {
+            // The destination may still return the guest to the copy that is to be ended.
+            (_, Some(false)) if !decides && !self.query_gives_up => self.resolve(now, false),
             (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
             (Some(outcome), _) => self.decided_by_peer(now, outcome),
             (None, _) => {}

@@ -227,7 +227,11 @@ pub enum Action {
     /// Send commit once more on a connection of its own, and ask for the state of the session: the destination's agent may
     /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
     /// or [`Event::Unanswered`].
-    Query,
+    Query {
+        /// The operator has decided that the copy here is to be ended: the destination is told that there is none, and
+        /// cannot return the guest to it any more.
+        gives_up: bool,
+    },
     /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
     /// for it.
     NotifyRollBack {

@@ -127,6 +127,8 @@ pub struct Source {
     source_copy_lost: bool,
     /// The operator has decided that the guest stays; acted on when it is on disk.
     resuming: bool,
+    /// The last [`Action::Query`] said that there is no copy here any more.
+    query_gives_up: bool,
     /// An [`Action::Query`] is in progress.
     querying: bool,
     /// The operator's decision, while a question is in progress.
@@ -169,6 +171,7 @@ impl Source {
             source_copy_lost: false,
             resuming: false,
             querying: false,
+            query_gives_up: false,
             operator_decision: None,
             given_up: false,
             unfinished: false,

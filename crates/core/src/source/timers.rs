@@ -182,8 +182,9 @@ impl Source {
             true => self.actions.push_back(Action::Journal(SourcePhase::ResumingHere)),
             false if self.querying => {}
             false => {
-                self.querying = true;
-                self.actions.push_back(Action::Query);
+                let gives_up = self.operator_decision == Some(false);
+                (self.querying, self.query_gives_up) = (true, gives_up);
+                self.actions.push_back(Action::Query { gives_up });
             }
         }
     }

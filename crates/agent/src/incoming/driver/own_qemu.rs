@@ -10,6 +10,7 @@ use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, Launch, StopMethod};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::vcpu_time::VcpuTime;
 use linerate_guest::{images, leftovers, read};
 use linerate_memory::Mapping;
 
@@ -94,7 +95,7 @@ impl OwnQemu {
         let found = read::read(&mut qmp, pid, deadline);
         self.process = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| failed(&error))?;
-        self.context.record().cpu_threads.clone_from(&found.process.vcpu_threads);
+        self.context.record().vcpu_time = VcpuTime::of(&found.process.vcpu_threads);
         let copied = self.admitted.images.exports.iter().map(|one| one.path.clone());
         self.context.record().copied = copied.collect();
         check_processor(&self.admitted.description, &found)?;
@@ -146,8 +147,8 @@ impl OwnQemu {
     /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
         let end = Instant::now() + RUN_FOR;
-        // A command whose answer is lost may have been carried out: a later refusal does not prove that the guest never
-        // ran.
+        // A command whose answer is lost with its connection may have been carried out: a later refusal does not prove
+        // that the guest never ran. An answer that is only late comes before the next one, with its events.
         let mut may_have_run = false;
         loop {
             let Some((record, qemu)) = &mut self.process else {
@@ -162,11 +163,11 @@ impl OwnQemu {
                     return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
                 }
                 TakeOverResult::Unknown(error) => {
-                    may_have_run = true;
                     if !error.is_late() {
                         qemu.qmp().hang_up();
                         if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                            let ran = self.context.record().ran_since_commit(record.process.pid);
+                            let ran = self.context.record().vcpu_time.has_run(record.process.pid);
+                            may_have_run |= ran != Some(false);
                             qemu.reconnect(qmp, ran == Some(true));
                         }
                     }

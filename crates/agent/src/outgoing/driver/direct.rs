@@ -160,6 +160,10 @@ impl Driver for Direct {
         Ok(())
     }
 
+    fn check_source_unchanged(&mut self) -> Done {
+        self.own.check_source_unchanged()
+    }
+
     fn check_source_intact(&mut self) -> Done {
         self.own.check_source_intact()
     }

@@ -11,6 +11,7 @@ use linerate_guest::migrate::{MigrateError, PreSwitchover};
 use linerate_guest::process;
 use linerate_guest::registry::Registry;
 use linerate_guest::shared::Marks;
+use linerate_guest::vcpu_time::VcpuTime;
 
 use super::{Done, here};
 use crate::disks;
@@ -28,6 +29,8 @@ pub(super) struct OwnQemu {
     pub state_socket: PathBuf,
     /// In the images that are not copied, by which the destination knows them. They stay until this is dropped.
     marks: Marks,
+    /// CPU time of the virtual CPUs when QEMU had written its state.
+    stopped: VcpuTime,
     /// Set once [`OwnQemu::check_unchanged`] has passed.
     is_unchanged: bool,
     downtime_ms: Option<u64>,
@@ -39,7 +42,8 @@ impl OwnQemu {
         let folder = registry.folder(&guest.record.name);
         let folder = folder.map_err(|error| here(Code::Internal, Step::Resolve, &error))?;
         let state_socket = folder.join("state.sock");
-        Ok(OwnQemu { guest, registry, state_socket, marks, is_unchanged: false, downtime_ms: None })
+        let stopped = VcpuTime::of(&guest.description.process.vcpu_threads);
+        Ok(OwnQemu { guest, registry, state_socket, marks, stopped, is_unchanged: false, downtime_ms: None })
     }
 
     /// The downtime that QEMU itself counted, once it is known.
@@ -82,7 +86,9 @@ impl OwnQemu {
         let is_abandoned = self.guest.abandon_check();
         let qemu = &mut self.guest.qemu;
         qemu.cont_switchover(Guest::deadline())?;
-        qemu.wait_completed(Instant::now() + HOLD_WAIT, &is_abandoned)
+        qemu.wait_completed(Instant::now() + HOLD_WAIT, &is_abandoned)?;
+        self.stopped.count(self.guest.record.process.pid);
+        Ok(())
     }
 
     /// QEMU does not migrate a disk that a job of another monitor uses, and gives no reason.
@@ -95,21 +101,27 @@ impl OwnQemu {
         }
     }
 
-    /// Commit may be sent for a guest that is still what the destination was prepared for. No program may have let it
-    /// run here: what it did then is not at the destination. A QEMU that has ended, or does not answer, lets nothing
-    /// run.
-    pub fn check_source_intact(&mut self) -> Done {
+    /// Commit may be written for a guest that is still what the destination was prepared for.
+    pub fn check_source_unchanged(&mut self) -> Done {
         if let Err(fault) = self.check_unchanged() {
             if self.guest.record.can_run() {
                 return Err(fault);
             }
             return Err(self.ended_unchecked(&fault));
         }
-        let intact = self.guest.qemu.is_still_stopped(Guest::deadline());
-        if let Err(error) = &intact {
-            tracing::debug!(error = chain(error), "the source's QEMU does not answer what its guest does");
-        }
-        let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact.unwrap_or(true)));
+        let _ = self.guest.shared.inbox.send(Input::SourceUnchanged);
+        Ok(())
+    }
+
+    /// Commit may be sent for a guest that no program has let run here: what it did then is not at the destination. A
+    /// QEMU that has ended lets nothing run; of one that does not answer, the CPU time tells it.
+    pub fn check_source_intact(&mut self) -> Done {
+        let intact = self.guest.qemu.is_still_stopped(Guest::deadline()).unwrap_or_else(|error| {
+            tracing::debug!(error = chain(&error), "the source's QEMU does not answer what its guest does");
+            let Guest { record, .. } = &self.guest;
+            self.stopped.has_run(record.process.pid) != Some(true) || !record.can_run()
+        });
+        let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact));
         Ok(())
     }
 

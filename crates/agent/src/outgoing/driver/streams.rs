@@ -125,6 +125,10 @@ impl Driver for Streams {
         self.own.check_unchanged()
     }
 
+    fn check_source_unchanged(&mut self) -> Done {
+        self.own.check_source_unchanged()
+    }
+
     fn check_source_intact(&mut self) -> Done {
         self.own.check_source_intact()
     }

@@ -44,13 +44,13 @@ fn checked_before_commit(replaced: bool) -> Input {
     }
     let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
     let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
-    worker.submit("check source intact", |guest| guest.check_source_intact());
+    worker.submit("check source unchanged", |guest| guest.check_source_unchanged());
     inputs.recv_timeout(LONG).unwrap()
 }
 
 #[test]
 fn a_disk_that_was_replaced_under_its_name_is_found_before_commit() {
-    assert!(matches!(checked_before_commit(false), Input::SourceIntact(true)));
+    assert!(matches!(checked_before_commit(false), Input::SourceUnchanged));
     match checked_before_commit(true) {
         Input::Event(Event::Failed(fault)) => {
             assert_eq!(fault.code, Code::GuestDiffers, "{fault}");

@@ -369,6 +369,16 @@ fn a_guest_that_could_not_run_is_not_run_any_more_when_its_source_has_rolled_bac
     }
 }
 
+/// An earlier question may arrive late.
+#[test]
+fn a_guest_that_cannot_run_does_not_return_to_a_copy_that_was_given_up() {
+    let mut driver = Driver::at(Resuming);
+    driver.handle(Event::CommitAgain { copy: false });
+    driver.handle(Event::CommitAgain { copy: true });
+    assert_eq!(driver.handle(Event::CannotRun(fault(Code::HypervisorFailed))), []);
+    assert_eq!(driver.machine.outcome(), Outcome::Pending);
+}
+
 #[test]
 fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));

@@ -95,7 +95,7 @@ fn torment(driver: &mut Driver) -> Vec<Action> {
     for _ in 0..3600 {
         driver.now = driver.now + Duration::from_secs(1);
         let ticked = driver.handle(Event::Tick);
-        if ticked.contains(&Action::Query) {
+        if ticked.contains(&Action::Query { gives_up: false }) {
             driver.handle(Event::Unanswered);
         }
         actions.extend(ticked);
@@ -109,7 +109,10 @@ fn after_commit_it_never_resumes_by_itself() {
     let actions = torment(&mut driver);
     assert!(!actions.contains(&Action::RollBack), "{actions:?}");
     assert!(withdraws(&actions).is_none(), "{actions:?}");
-    assert!(actions.iter().filter(|action| **action == Action::Query).count() > 3000, "it keeps asking");
+    assert!(
+        actions.iter().filter(|action| **action == Action::Query { gives_up: false }).count() > 3000,
+        "it keeps asking"
+    );
     assert!(driver.machine.is_in_doubt() && !driver.machine.can_resume());
 }
 
@@ -177,7 +180,7 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
         let mut driver = Driver::at(Committing);
         driver.handle(Event::PathLost(PATH));
         driver.now = driver.now + Duration::from_secs(1);
-        assert!(driver.handle(Event::Tick).contains(&Action::Query));
+        assert!(driver.handle(Event::Tick).contains(&Action::Query { gives_up: false }));
         assert!(!driver.handle(Event::Resolve(true)).contains(&Action::Journal(SourcePhase::ResumingHere)));
         driver
     };
@@ -199,13 +202,34 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
     assert!(sends(&actions, is_abort), "{actions:?}");
 }
 
+/// What was asked before may have the destination return the guest, while the copy here is ended.
+#[test]
+fn a_destination_learns_that_the_copy_is_given_up_before_it_is_ended() {
+    let answers = [None, Some(Outcome::Pending), Some(Outcome::Gone), Some(Outcome::Returned)];
+    let event = |answer: Option<Outcome>| answer.map_or(Event::Unanswered, Event::Answered);
+    for (first, second) in answers[..3].iter().flat_map(|first| answers.map(|second| (*first, second))) {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::PathLost(PATH));
+        driver.now = driver.now + Duration::from_secs(1);
+        assert!(driver.handle(Event::Tick).contains(&Action::Query { gives_up: false }));
+        driver.handle(Event::Resolve(false));
+        let asks = driver.handle(event(first));
+        assert_eq!(asks, [Action::Query { gives_up: true }], "{first:?}");
+        let ends = driver.handle(event(second));
+        let returned = second == Some(Outcome::Returned);
+        let wanted = if returned { Action::RollBack } else { Action::CleanUp };
+        assert!(ends.contains(&wanted), "{first:?}, {second:?}: {ends:?}");
+    }
+}
+
 /// Between two questions too: the last answer may be a second old.
 #[test]
 fn a_destination_that_answers_decides_and_not_the_operator() {
     for resume in [true, false] {
         let mut driver = Driver::at(Committing);
         let actions = driver.handle(Event::Resolve(resume));
-        assert!(actions.contains(&Action::Query) && !actions.contains(&Action::CleanUp), "{actions:?}");
+        let asks = Action::Query { gives_up: !resume };
+        assert!(actions.contains(&asks) && !actions.contains(&Action::CleanUp), "{actions:?}");
         assert!(driver.handle(Event::Answered(Outcome::Returned)).contains(&Action::RollBack), "{resume}");
     }
     let mut driver = Driver::at(Committing);

@@ -1,0 +1,55 @@
+//! What the source has said of its own copy. A guest that cannot run at the destination may return only to a copy that is
+//! there.
+
+use std::time::Duration;
+
+use crate::Time;
+
+/// A source's message that it has its copy counts for so long: while it waits it asks every second.
+pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
+/// A source that has said that it has no copy is not believed the opposite for so long: an earlier question may arrive
+/// late. After that a restarted agent may ask, whose operator's decision came to nothing.
+pub(crate) const NO_COPY_COUNTS_FOR: Duration = Duration::from_secs(60);
+
+/// As the destination knows it, by the questions that the source asks on connections of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SourceCopy {
+    there: Option<Time>,
+    gone: Option<Time>,
+}
+
+impl SourceCopy {
+    /// A question came in. `copy`: the source can have the guest back.
+    pub fn note(&mut self, now: Time, copy: bool) {
+        if !copy {
+            (self.there, self.gone) = (None, Some(now));
+        } else if self.gone.is_none_or(|at| now - at > NO_COPY_COUNTS_FOR) {
+            self.there = Some(now);
+        }
+    }
+
+    /// Whether the guest can return. A connection alone says that the agent over there runs, and nothing of its
+    /// hypervisor.
+    pub fn is_there(&self, now: Time) -> bool {
+        self.there.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_comes_late_does_not_bring_a_copy_back() {
+        let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+        let mut copy = SourceCopy::default();
+        assert!(!copy.is_there(at(0)));
+        copy.note(at(1), true);
+        assert!(copy.is_there(at(6)) && !copy.is_there(at(7)));
+        copy.note(at(8), false);
+        copy.note(at(9), true);
+        assert!(!copy.is_there(at(9)));
+        copy.note(at(70), true);
+        assert!(copy.is_there(at(70)));
+    }
+}
