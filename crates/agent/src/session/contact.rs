@@ -39,7 +39,7 @@ pub(crate) fn open_session(
     for &remote in peers {
         match connect(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
             Ok((stream, _)) => {
-                // A tunnel gives the other host nothing that it could not ask for.
+                // The other end of a tunnel opens no streams, so that it reaches nothing here.
                 let needs = (role == Role::ControlNew).then_some(Permission::Receive);
                 identity.pin(stream.peer_certificates(), needs)?;
                 let control = keep(stream)

@@ -10,15 +10,19 @@ use std::time::Duration;
 
 use linerate_net::lock::{Condvar, Mutex};
 
+use crate::security::PeerName;
+
 /// QEMU takes its stream within milliseconds; what goes wrong with it ends sooner elsewhere.
 const WAIT: Duration = Duration::from_secs(10);
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Number of such domains.
+/// Number of such domains, and which hosts have connections to libvirt here.
 #[derive(Default)]
 pub struct ArrivalCount {
     count: Mutex<usize>,
     changed: Condvar,
+    /// The host of each connection.
+    connected: Mutex<Vec<PeerName>>,
 }
 
 /// One of them, until it is dropped.
@@ -38,15 +42,33 @@ impl ArrivalCount {
         DomainArrival(self.clone())
     }
 
-    /// A connection to this host's libvirt: what the other side sends to it waits as long as a domain arrives.
-    pub fn hold(self: &Arc<ArrivalCount>, libvirt: UnixStream) -> io::Result<UnixStream> {
+    /// Whether that host has a connection to libvirt here. Only such a host can have a domain arrive.
+    pub fn has_connection_of(&self, peer: &PeerName) -> bool {
+        self.connected.lock().contains(peer)
+    }
+
+    fn note_end(&self, peer: &PeerName) {
+        let mut connected = self.connected.lock();
+        if let Some(at) = connected.iter().position(|one| one == peer) {
+            connected.swap_remove(at);
+        }
+    }
+
+    /// A connection of that host to libvirt here: what the other side sends to it waits as long as a domain arrives.
+    pub fn hold(self: &Arc<ArrivalCount>, libvirt: UnixStream, peer: &PeerName) -> io::Result<UnixStream> {
         let (ours, other) = UnixStream::pair()?;
         let (mut from, mut to) = (ours.try_clone()?, libvirt.try_clone()?);
-        let arrivals = self.clone();
-        std::thread::Builder::new().name("libvirt-in".into()).spawn(move || {
+        let (arrivals, opener) = (self.clone(), peer.clone());
+        self.connected.lock().push(peer.clone());
+        let begun = std::thread::Builder::new().name("libvirt-in".into()).spawn(move || {
             let _ = arrivals.carry(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Write);
-        })?;
+            arrivals.note_end(&opener);
+        });
+        if let Err(error) = begun {
+            self.note_end(peer);
+            return Err(error);
+        }
         let (mut from, mut to) = (libvirt, ours);
         std::thread::Builder::new().name("libvirt-out".into()).spawn(move || {
             let _ = io::copy(&mut from, &mut to);
@@ -76,7 +98,11 @@ mod tests {
     fn libvirt_receives_nothing_as_long_as_a_domain_arrives() {
         let arrivals = Arc::<ArrivalCount>::default();
         let (libvirt, mut daemon) = UnixStream::pair().unwrap();
-        let mut other = arrivals.hold(libvirt).unwrap();
+        let host: PeerName = Some("a".parse().unwrap());
+        let mut other = arrivals.hold(libvirt, &host).unwrap();
+        assert!(
+            arrivals.has_connection_of(&host) && !arrivals.has_connection_of(&Some("b".parse().unwrap()))
+        );
         other.write_all(b"prepare").unwrap();
         daemon.read_exact(&mut [0; 7]).unwrap();
         let arriving = arrivals.begin();
@@ -90,5 +116,8 @@ mod tests {
         daemon.read_exact(&mut [0; 6]).unwrap();
         drop(other);
         assert_eq!(daemon.read(&mut [0]).unwrap(), 0);
+        while arrivals.has_connection_of(&host) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

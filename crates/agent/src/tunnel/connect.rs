@@ -95,7 +95,7 @@ pub(crate) fn may_reach(
 fn reach(sessions: &Sessions, opener: &PeerName, service: String) -> Result<Socket, ConnectError> {
     let address = may_reach(sessions, opener, service)?;
     let host = sessions.config.name.clone();
-    open(sessions, &address).map_err(|source| ConnectError::Connect { address, host, source })
+    open(sessions, &address, opener).map_err(|source| ConnectError::Connect { address, host, source })
 }
 
 /// By the names that all of its daemons give their sockets.
@@ -103,14 +103,18 @@ fn is_libvirts(path: &Path) -> bool {
     path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.ends_with("-sock"))
 }
 
-fn open(sessions: &Sessions, address: &TunnelAddress) -> io::Result<Socket> {
+fn open(sessions: &Sessions, address: &TunnelAddress, opener: &PeerName) -> io::Result<Socket> {
     let address = match address {
         TunnelAddress::Unix(path) => {
             // A folder's files are made by others; what the operator names by itself may be a link.
             let named = sessions.config.tunnel_targets.contains(address);
             let connect = if named { connect_unix } else { connect_in_folder };
             let socket: UnixStream = connect(path, CONNECT_WAIT)?.into();
-            return Socket::new(if is_libvirts(path) { sessions.arrivals.hold(socket)? } else { socket });
+            return Socket::new(if is_libvirts(path) {
+                sessions.arrivals.hold(socket, opener)?
+            } else {
+                socket
+            });
         }
         TunnelAddress::Tcp(address) => *address,
     };

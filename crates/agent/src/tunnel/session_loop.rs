@@ -180,6 +180,12 @@ impl SessionLoop {
                 let (applied, damaged) = (fenced.applied, fenced.damaged);
                 self.control.send(now, Message::Fenced { channel, applied, damaged });
             }
+            // Its own agent connects clients. Nothing here was promised to the other host.
+            Input::Asked(stream, _) if self.side == Side::Source => {
+                self.violation(&format!(
+                    "it opened stream {stream}; only the host that asked for a tunnel does"
+                ));
+            }
             Input::Asked(stream, service) => {
                 // Its thread ends with this loop.
                 let _ = self.connector.send((stream, service));

@@ -108,6 +108,22 @@ fn a_link_whose_reverse_channel_has_ended_is_opened_again() {
 }
 
 #[test]
+fn the_other_end_of_a_tunnel_reaches_nothing_at_the_host_that_asked_for_it() {
+    let mut stage = Stage::new(takes);
+    stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let theirs = stage.theirs();
+    theirs
+        .stream_transport
+        .streams
+        .open("tcp:127.0.0.1:9", linerate_net::stream::endpoint::Socket::new(socket).unwrap())
+        .unwrap();
+    let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
+    let TunnelEvent::Ended { error } = ended else { unreachable!() };
+    assert_eq!(error.code, "protocol_violation", "{error:?}");
+}
+
+#[test]
 fn a_peer_that_wants_a_fence_of_a_channel_never_opened_breaks_the_protocol() {
     let mut stage = Stage::new(takes);
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
-use linerate_core::{Code, Fault, RegionInfo, Step};
+use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::domain;
 use linerate_guest::qmp::Qmp;
@@ -49,6 +49,7 @@ impl Handover {
         offered: &GuestDescription,
         regions: &[RegionInfo],
     ) -> Result<Handover, Fault> {
+        may_move_domains(&context)?;
         let found =
             find(&context.sessions.config.domain_sockets, offered, regions, Instant::now() + QMP_WAIT)?;
         let Found { record, qmp, description, mappings } = found;
@@ -97,6 +98,22 @@ impl Handover {
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         drop(arriving);
         self.write_journal(true)
+    }
+}
+
+/// RAM of a domain is written by the host that has its libvirt talk to the one here, and by no other that may send
+/// guests. In plain text nobody knows which host that is.
+fn may_move_domains(context: &Context) -> Done {
+    let peer = &context.shared.opener;
+    match peer {
+        Some(host) if !context.sessions.arrivals.has_connection_of(peer) => {
+            let detail = format!(
+                "host {host} has no connection to libvirt here by a tunnel of its own: a domain is moved by the host \
+                 whose libvirt sends it"
+            );
+            Err(Fault::new(Code::NotAuthorised, Step::Admit, Side::Destination, detail))
+        }
+        _ => Ok(()),
     }
 }
 
