@@ -1,13 +1,15 @@
 //! The port that hosts join at, on the authority's host. It is open only while a token can be used.
 //!
-//! A stranger costs one of [`AT_ONCE`] places for at most [`LIMIT`], and [`REQUEST_BYTES_MAX`] of memory.
+//! A stranger costs one of [`AT_ONCE`] slots for at most [`LIMIT`], and [`REQUEST_BYTES_MAX`] of memory. When all are
+//! taken, a connection that has asked nothing yet gives way to a new one.
 
+use std::cmp::Reverse;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,7 +32,7 @@ use super::{ClusterError, rotation};
 
 /// All of a connection: handshake, request, answer.
 pub const LIMIT: Duration = Duration::from_secs(10);
-/// Connections at a time. More are closed at once.
+/// Connections at a time.
 pub const AT_ONCE: usize = 8;
 /// Between two warnings, so that strangers do not fill the log.
 const REPORT_GAP: Duration = Duration::from_secs(1);
@@ -48,9 +50,19 @@ pub struct Host {
 struct Shared {
     host: Host,
     tls: Arc<ServerConfig>,
-    running: AtomicUsize,
+    slots: Mutex<Vec<Slot>>,
+    connections: AtomicU64,
     wrong_secrets: AtomicU64,
     reported: Mutex<Option<Instant>>,
+}
+
+/// A connection that is being served.
+struct Slot {
+    number: u64,
+    address: IpAddr,
+    socket: TcpStream,
+    /// Its request has come: it is answered.
+    has_asked: bool,
 }
 
 /// Listens until it is dropped. Joins that are under way end in time.
@@ -78,7 +90,8 @@ impl JoinServer {
         let shared = Arc::new(Shared {
             host,
             tls: Arc::new(tls),
-            running: AtomicUsize::new(0),
+            slots: Mutex::default(),
+            connections: AtomicU64::new(0),
             wrong_secrets: AtomicU64::new(0),
             reported: Mutex::default(),
         });
@@ -143,33 +156,64 @@ fn accept(sockets: &[TcpListener], stopped: &OwnedFd, shared: &Arc<Shared>) {
 }
 
 fn begin(connection: TcpStream, peer: SocketAddr, shared: &Arc<Shared>) {
-    if shared.running.fetch_add(1, Ordering::SeqCst) >= AT_ONCE {
-        shared.running.fetch_sub(1, Ordering::SeqCst);
+    let Some(serving) = Serving::begin(shared, &connection, peer) else {
         return shared.report(peer, "too many hosts join at a time; this one was not answered");
-    }
-    let serving = Place(shared.clone());
+    };
     let thread = std::thread::Builder::new().name("joining".into());
-    // Without a thread the connection is closed and the place given back.
+    // Without a thread the connection is closed and its slot is free again.
     let _ = thread.spawn(move || {
-        if let Err(error) = serve(&serving.0, connection, peer) {
-            serving.0.report(peer, &format!("a host did not join: {error}"));
+        if let Err(error) = serve(&serving, connection, peer) {
+            serving.shared.report(peer, &format!("a host did not join: {error}"));
         }
     });
 }
 
-/// One of the connections at a time.
-struct Place(Arc<Shared>);
+/// Holds a slot until it is dropped.
+struct Serving {
+    shared: Arc<Shared>,
+    number: u64,
+}
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
+impl Serving {
+    /// None if there is no slot, because all have asked.
+    fn begin(shared: &Arc<Shared>, connection: &TcpStream, peer: SocketAddr) -> Option<Serving> {
+        let socket = connection.try_clone().ok()?;
+        let mut slots = shared.slots.lock();
+        if slots.len() >= AT_ONCE {
+            let at = least_wanted(&slots)?;
+            let silent = slots.swap_remove(at);
+            let _ = silent.socket.shutdown(Shutdown::Both);
+        }
+        let number = shared.connections.fetch_add(1, Ordering::SeqCst);
+        slots.push(Slot { number, address: peer.ip(), socket, has_asked: false });
+        Some(Serving { shared: shared.clone(), number })
+    }
+
+    fn note_request(&self) {
+        let mut slots = self.shared.slots.lock();
+        slots.iter_mut().filter(|slot| slot.number == self.number).for_each(|slot| slot.has_asked = true);
     }
 }
 
-fn serve(shared: &Shared, connection: TcpStream, peer: SocketAddr) -> io::Result<()> {
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.shared.slots.lock().retain(|slot| slot.number != self.number);
+    }
+}
+
+/// The oldest silent connection of the address that has most of them.
+fn least_wanted(slots: &[Slot]) -> Option<usize> {
+    let of_address = |slot: &Slot| slots.iter().filter(|one| one.address == slot.address).count();
+    let silent = slots.iter().enumerate().filter(|(_, slot)| !slot.has_asked);
+    silent.max_by_key(|(_, slot)| (of_address(slot), Reverse(slot.number))).map(|(at, _)| at)
+}
+
+fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Result<()> {
+    let shared = &serving.shared;
     let tls = ServerConnection::new(shared.tls.clone()).map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(tls, Deadline::new(connection, LIMIT)?);
     let request: JoinRequest = message::receive(&mut stream, REQUEST_BYTES_MAX)?;
+    serving.note_request();
     let answer = match shared.sign(&request, peer) {
         Ok(signed) => Answer::Signed(signed),
         Err(why) => Answer::Refused { why },
