@@ -55,6 +55,10 @@ pub struct Issued {
     pub not_after: UnixTime,
 }
 
+/// A revoked certificate stays on the list for so long after its end. Clocks of hosts may differ by an hour
+/// ([`super::CLOCK_DIFFERENCE`]).
+const KEPT_REVOKED: Duration = Duration::from_secs(25 * 3600);
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -64,6 +68,14 @@ struct Entry {
     /// Seconds since 1970, as the next.
     not_after: u64,
     revoked: Option<u64>,
+}
+
+impl Entry {
+    /// A revoked certificate stays on the list after its end: a host whose clock is behind would take it again.
+    fn is_kept(&self, now: UnixTime) -> bool {
+        let more = if self.revoked.is_some() { KEPT_REVOKED } else { Duration::ZERO };
+        now.as_secs() <= self.not_after.saturating_add(more.as_secs())
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -97,7 +109,7 @@ impl Register {
 
     pub(super) fn add(&mut self, issued: Issued, now: UnixTime) -> Result<(), RegisterError> {
         let mut content = self.content.clone();
-        content.issued.retain(|entry| now.as_secs() <= entry.not_after);
+        content.issued.retain(|entry| entry.is_kept(now));
         if content.issued.len() >= ISSUED_MAX {
             return Err(RegisterError::Full);
         }
@@ -117,7 +129,7 @@ impl Register {
             return Err(RegisterError::UnknownHost(host.clone()).into());
         }
         let mut content = self.content.clone();
-        content.issued.retain(|entry| now.as_secs() <= entry.not_after);
+        content.issued.retain(|entry| entry.is_kept(now));
         for entry in content.issued.iter_mut().filter(|entry| entry.host == *host) {
             entry.revoked.get_or_insert(now.as_secs());
         }
@@ -188,5 +200,21 @@ mod hex {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         HEXLOWER.decode(String::deserialize(deserializer)?.as_bytes()).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revoked_certificate_stays_on_the_list_until_no_clock_takes_it_for_valid() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let entry =
+            |revoked| Entry { serial: vec![1], host: "a".parse().unwrap(), not_after: 1_000_000, revoked };
+        assert!(entry(None).is_kept(at(1_000_000)) && !entry(None).is_kept(at(1_000_001)));
+        let ends = 1_000_000 + super::super::CLOCK_DIFFERENCE.as_secs();
+        assert!(entry(Some(5)).is_kept(at(ends)));
+        assert!(!entry(Some(5)).is_kept(at(ends + 86_401)));
     }
 }
