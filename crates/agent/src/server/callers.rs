@@ -72,10 +72,29 @@ pub(crate) async fn supervise(
         return refuse(&agent, line, with_way_out(&rule, body));
     }
     request.extensions_mut().insert(caller);
-    let answer = next.run(request).await;
-    let answer = about_answer(answer, &mut line).await;
-    agent.audit.record(line);
-    answer
+    run_and_record(agent, line, next.run(request)).await
+}
+
+/// In a task of its own: a client that hangs up drops the request, and what it began goes on and must be written down.
+async fn run_and_record(
+    agent: Arc<Agent>,
+    mut line: AuditEntry,
+    handler: impl Future<Output = Response> + Send + 'static,
+) -> Response {
+    let doing = tokio::spawn(async move {
+        let answer = about_answer(handler.await, &mut line).await;
+        agent.audit.record(line);
+        answer
+    });
+    match doing.await {
+        Ok(answer) => answer,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends, and so does the agent.
+        Err(_) => {
+            let body = ErrorBody::new("internal", "the agent ends");
+            (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
+        }
+    }
 }
 
 /// What the user may do instead.

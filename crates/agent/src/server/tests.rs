@@ -247,3 +247,32 @@ fn without_roles_the_socket_is_for_root_alone() {
     assert!(matches!(answer, Err(ClientError::PermissionDenied { .. })), "{answer:?}");
     as_user(0, &socket, async |client| client.status().await).unwrap();
 }
+
+/// The request waits for another host's agent when its client goes.
+#[test]
+fn what_a_client_began_is_written_down_although_it_hangs_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, "");
+    let _serving = serving(&agent);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let body = format!(r#"{{"port":"eth0","host":"{}"}}"#, silent.local_addr().unwrap());
+    let mut client = std::os::unix::net::UnixStream::connect(&agent.config.socket).unwrap();
+    client.write_all(posted(paths::LINK_CONFIRM, &body).as_bytes()).unwrap();
+    let asked = silent.accept().unwrap();
+    drop(client);
+    // Long enough for the agent to notice.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    drop((asked, silent));
+    let all = AuditRequest { limit: 10, ..AuditRequest::default() };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let lines = loop {
+        let lines = agent.audit.read(&all).unwrap();
+        if !lines.is_empty() {
+            break lines;
+        }
+        assert!(std::time::Instant::now() < end, "no line");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let told: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
+    assert_eq!(told, [(AuditAction::LinkConfirm, AuditResult::Failed)]);
+}
