@@ -432,7 +432,11 @@ impl Agent {
         };
         let result = if refusal.is_none() { AuditResult::Done } else { AuditResult::Refused };
         let line = audit::entry(action, result, caller);
-        self.audit.record(AuditEntry { session: Some(hello.session.to_string()), reason: refusal, ..line });
+        let line = AuditEntry { session: Some(hello.session.to_string()), reason: refusal, ..line };
+        match action {
+            AuditAction::Doctor | AuditAction::Bench => self.audit.record_look(line),
+            _ => self.audit.record(line),
+        }
     }
 
     /// Another host wants streams to sockets here.

@@ -3,16 +3,19 @@
 //! | file | what it has |
 //! |---|---|
 //! | here | what is recorded, and what of it is read again |
+//! | `limit` | how many lines of one kind are written in a second |
 //! | `log` | a file of lines that begins anew when it is full |
 //!
-//! Refusals have a file of their own. Otherwise strangers could push out what was done, by being refused often enough.
+//! Refusals, and what needs no more than to look, have a file of their own. Otherwise strangers and viewers could push out
+//! what was done, by being refused or by looking often enough.
 
+mod limit;
 mod log;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, EventKind, MigrationOutcome,
@@ -24,25 +27,31 @@ use crate::clock::unix_ms;
 use crate::faults::chain;
 use crate::security::PeerName;
 
+use limit::{Limit, Limits};
 use log::Log;
 
 /// Target of the events for journald.
 pub(crate) const TARGET: &str = "linerate::audit";
-/// Refusals of strangers that are written in a second. The others are counted.
-const STRANGERS_PER_SECOND: u32 = 10;
-/// The same for refusals of this host's users.
+/// Lines of hosts without a proved name that are written in a second, and of each host with one. Of refusals and of what
+/// only looks; the others are counted.
+const HOSTS_PER_SECOND: u32 = 10;
+/// The same for this host's users: of refusals, and of what only looks.
 const USERS_PER_SECOND: u32 = 100;
 /// Bytes of one text in a line. Callers choose some of them.
 const TEXT_MAX: usize = 1024;
 
-/// The audit log's two files, and the limits for refusals.
+/// The audit log's two files, and the limits for the second one.
 #[derive(Debug)]
 pub struct Audit {
     done: Mutex<Log>,
+    /// Refusals, and what only looks.
     refused: Mutex<Log>,
-    strangers: Mutex<Limit>,
-    /// Users of this host other than root.
+    /// By their proved names: no stranger, and no other host, uses up what one of them has.
+    hosts: Mutex<Limits>,
+    /// What users of this host were refused.
     users: Mutex<Limit>,
+    /// What users of this host looked at: they do not use up what refusals have.
+    lookers: Mutex<Limit>,
 }
 
 impl Audit {
@@ -51,28 +60,43 @@ impl Audit {
         Ok(Audit {
             done: Mutex::new(Log::open(&state_dir.join("audit.jsonl"))?),
             refused: Mutex::new(Log::open(&state_dir.join("audit-refused.jsonl"))?),
-            strangers: Mutex::new(Limit::of(STRANGERS_PER_SECOND)),
+            hosts: Mutex::new(Limits::of(HOSTS_PER_SECOND)),
             users: Mutex::new(Limit::of(USERS_PER_SECOND)),
+            lookers: Mutex::new(Limit::of(USERS_PER_SECOND)),
         })
     }
 
     /// Writes a line. A disk that does not take it is an error in the agent's log; what was done is done.
-    pub fn record(&self, mut entry: AuditEntry) {
+    pub fn record(&self, entry: AuditEntry) {
         let is_refusal = entry.result == AuditResult::Refused;
-        let limit = match &entry.caller {
-            AuditCaller::Host { .. } => Some(&self.strangers),
-            AuditCaller::Local { .. } => Some(&self.users),
-            AuditCaller::Agent => None,
-        };
-        if let Some(limit) = limit.filter(|_| is_refusal) {
-            let Some(left_out) = limit.lock().take(Instant::now()) else { return };
+        self.write(entry, is_refusal);
+    }
+
+    /// Writes a line about what needs no more than to look.
+    pub fn record_look(&self, entry: AuditEntry) {
+        self.write(entry, true);
+    }
+
+    /// `is_limited`: anybody may bring about any number of such lines.
+    fn write(&self, mut entry: AuditEntry, is_limited: bool) {
+        if is_limited {
+            let now = Instant::now();
+            let left_out = match &entry.caller {
+                AuditCaller::Host { name, .. } => self.hosts.lock().take(name.as_deref(), now),
+                AuditCaller::Local { .. } if entry.result == AuditResult::Refused => {
+                    self.users.lock().take(now)
+                }
+                AuditCaller::Local { .. } => self.lookers.lock().take(now),
+                AuditCaller::Agent => Some(0),
+            };
+            let Some(left_out) = left_out else { return };
             entry.left_out = left_out;
         }
         for text in [&mut entry.guest, &mut entry.session, &mut entry.to, &mut entry.reason] {
             text.iter_mut().for_each(shorten);
         }
         to_journald(&entry);
-        let file = if is_refusal { &self.refused } else { &self.done };
+        let file = if is_limited { &self.refused } else { &self.done };
         if let Err(error) = file.lock().append(&entry) {
             tracing::error!(
                 error = chain(&error),
@@ -199,34 +223,6 @@ fn shorten(text: &mut String) {
     }
 }
 
-/// Counts what is left out after some in a second.
-#[derive(Debug)]
-struct Limit {
-    most: u32,
-    since: Option<Instant>,
-    written: u32,
-    left_out: u64,
-}
-
-impl Limit {
-    fn of(most: u32) -> Limit {
-        Limit { most, since: None, written: 0, left_out: 0 }
-    }
-
-    /// How many were left out before this one; `None` if this one is too.
-    fn take(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
-            (self.since, self.written) = (Some(now), 0);
-        }
-        if self.written >= self.most {
-            self.left_out += 1;
-            return None;
-        }
-        self.written += 1;
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,11 +291,45 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_in_the_next_line() {
-        let (mut limit, start) = (Limit::of(10), Instant::now());
-        let taken: Vec<_> = (0..13).map(|_| limit.take(start)).collect();
-        assert_eq!(taken.iter().filter(|one| one.is_some()).count(), 10);
-        assert_eq!(limit.take(start + Duration::from_secs(1)), Some(3));
-        assert_eq!(limit.take(start + Duration::from_secs(1)), Some(0));
+    fn a_viewer_that_looks_often_cannot_push_out_what_was_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        audit.record(entry(AuditAction::GuestStop, AuditResult::Done, AuditCaller::Agent));
+        let before = std::fs::read(dir.path().join("audit.jsonl")).unwrap();
+        let viewer = AuditCaller::Local { uid: 1, user: None, pid: None };
+        let host = AuditCaller::Host { name: Some("b".into()), address: "192.0.2.1:1".into(), cipher: None };
+        let began = Instant::now();
+        for result in [AuditResult::Done, AuditResult::Failed] {
+            for _ in 0..3_000 {
+                audit.record_look(entry(AuditAction::Bench, result, viewer.clone()));
+                audit.record_look(entry(AuditAction::Doctor, result, host.clone()));
+            }
+        }
+        let seconds = began.elapsed().as_secs() + 2;
+        assert_eq!(std::fs::read(dir.path().join("audit.jsonl")).unwrap(), before);
+        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap().len();
+        let most = 1 + seconds * u64::from(USERS_PER_SECOND + HOSTS_PER_SECOND);
+        assert!(lines > 2 && lines as u64 <= most, "{lines} lines");
+        // What is refused is not left out for that.
+        audit.record(entry(AuditAction::GuestStop, AuditResult::Refused, viewer));
+        let refused =
+            AuditRequest { result: Some(AuditResult::Refused), limit: 10, ..AuditRequest::default() };
+        assert_eq!(audit.read(&refused).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn strangers_do_not_hide_what_a_host_with_a_name_was_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        for _ in 0..1_000 {
+            audit.record(entry(AuditAction::Connection, AuditResult::Refused, stranger()));
+        }
+        for name in ["b", "c"] {
+            let host =
+                AuditCaller::Host { name: Some(name.into()), address: "192.0.2.1:1".into(), cipher: None };
+            audit.record(entry(AuditAction::ArrivalBegin, AuditResult::Refused, host));
+            let by = AuditRequest { by: Some(name.into()), limit: 10, ..AuditRequest::default() };
+            assert_eq!(audit.read(&by).unwrap().len(), 1);
+        }
     }
 }

@@ -25,7 +25,7 @@ pub struct AuditEntry {
     /// Why it was refused or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How many refusals before this one were not written, since they were too many.
+    /// How many lines of its kind before this one were not written, since they were too many.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
 }

@@ -71,19 +71,24 @@ pub(crate) async fn supervise(
     {
         return refuse(&agent, line, with_way_out(&rule, body));
     }
+    let only_looks = rule.needs == Permission::Look && more.is_none();
     request.extensions_mut().insert(caller);
-    run_and_record(agent, line, next.run(request)).await
+    run_and_record(agent, (line, only_looks), next.run(request)).await
 }
 
 /// In a task of its own: a client that hangs up drops the request, and what it began goes on and must be written down.
 async fn run_and_record(
     agent: Arc<Agent>,
-    mut line: AuditEntry,
+    (mut line, only_looks): (AuditEntry, bool),
     handler: impl Future<Output = Response> + Send + 'static,
 ) -> Response {
     let doing = tokio::spawn(async move {
         let answer = about_answer(handler.await, &mut line).await;
-        agent.audit.record(line);
+        if only_looks {
+            agent.audit.record_look(line);
+        } else {
+            agent.audit.record(line);
+        }
         answer
     });
     match doing.await {

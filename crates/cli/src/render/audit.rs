@@ -37,7 +37,7 @@ pub fn table(entries: &[AuditEntry], paint: Paint) -> String {
             text.push('\n');
         }
         if entry.left_out > 0 {
-            text.push_str(&paint.dim(&format!("    {} refusals before it were not written", entry.left_out)));
+            text.push_str(&paint.dim(&format!("    {} lines before it were not written", entry.left_out)));
             text.push('\n');
         }
     }
@@ -126,7 +126,7 @@ TIME (UTC)           BY              ACTION           GUEST  HOST            RES
 2026-03-01 17:05:09  root            migration begin  web    beta            done     01234567
 2026-03-01 17:05:09  192.0.2.1:4711  connection              192.0.2.1:4711  refused
     the certificate is not of this cluster [2J
-    3 refusals before it were not written
+    3 lines before it were not written
 ";
         assert_eq!(text, expected);
         assert_eq!(table(&[], Paint::PLAIN), "nothing in the audit log matches\n");
