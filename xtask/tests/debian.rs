@@ -220,6 +220,8 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
             "audit.jsonl",
             "audit.jsonl.1",
             "audit-refused.jsonl",
+            "audit-commands.jsonl",
+            "audit-commands.jsonl.lock",
             "identity/host.pem",
             "disk.img",
         ] {

@@ -23,7 +23,7 @@ use linerate_wire::negotiate;
 use rustls_pki_types::UnixTime;
 use tokio::runtime::Handle;
 
-use crate::audit::{self, Audit};
+use crate::audit::{self, Asked, Audit};
 use crate::config::Config;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
@@ -300,6 +300,7 @@ impl Agent {
             Purpose::ControlNew | Purpose::Arrival => self.fleet.admit(),
             _ => Ok(()),
         });
+        let mut asked = None;
         let handled = match hello.role {
             _ if permitted.is_err() => refuse(accepted, permitted),
             Purpose::Query => self.committed_again(accepted, &name, true),
@@ -308,8 +309,7 @@ impl Agent {
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
-                bench::accept(&self.bench, accepted, terms);
-                Ok(())
+                bench::accept(&self.bench, accepted, terms).map(|one| asked = one)
             }
             Purpose::Doctor => {
                 let doing = doctor::serve::Doing {
@@ -319,7 +319,7 @@ impl Agent {
                         self.send_back(session, domain, to, (&name, &caller))
                     },
                 };
-                doctor::serve::serve(&self.doctor, accepted, &name, doing)
+                doctor::serve::serve(&self.doctor, accepted, &name, doing).map(|one| asked = Some(one))
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
@@ -339,7 +339,10 @@ impl Agent {
         if let Err(error) = &handled {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
-        self.note(&hello, caller, handled.err());
+        match asked {
+            Some(asked) => self.note_asked(&hello, asked, caller),
+            None => self.note(&hello, caller, handled.err()),
+        }
     }
 
     /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
@@ -419,6 +422,18 @@ impl Agent {
         });
     }
 
+    /// A measurement, or a question of the doctor's.
+    fn note_asked(&self, hello: &Hello, asked: Asked, caller: AuditCaller) {
+        let Asked { action, result, only_looks, reason } = asked;
+        let session = Some(hello.session.to_string());
+        let line = AuditEntry { session, reason, ..audit::entry(action, result, caller) };
+        if only_looks {
+            self.audit.record_look(line);
+        } else {
+            self.audit.record(line);
+        }
+    }
+
     /// What another host's agent began here, and what was refused to it.
     fn note(&self, hello: &Hello, caller: AuditCaller, refusal: Option<String>) {
         let action = match hello.role {
@@ -432,11 +447,7 @@ impl Agent {
         };
         let result = if refusal.is_none() { AuditResult::Done } else { AuditResult::Refused };
         let line = audit::entry(action, result, caller);
-        let line = AuditEntry { session: Some(hello.session.to_string()), reason: refusal, ..line };
-        match action {
-            AuditAction::Doctor | AuditAction::Bench => self.audit.record_look(line),
-            _ => self.audit.record(line),
-        }
+        self.audit.record(AuditEntry { session: Some(hello.session.to_string()), reason: refusal, ..line });
     }
 
     /// Another host wants streams to sockets here.
@@ -536,10 +547,18 @@ impl Agent {
     /// A request for a queue pair: one more channel of a session, or of a measurement.
     pub fn accept_rdma(&self, accepted: RdmaAccepted) {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
+        if let Err(error) = self.take_rdma(accepted) {
+            tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
+            self.note(&hello, audit::host(&None, peer, None), Some(error));
+        }
+    }
+
+    fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), String> {
+        let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if self.bench.answers(hello.session) {
             return bench::accept_rdma(&self.bench, accepted);
         }
-        let handled = match self.agreed(&hello, peer, Caller::Rdma) {
+        match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
                 session.attach_rdma(accepted, welcome)
@@ -548,9 +567,6 @@ impl Agent {
                 let message = fault.to_string();
                 accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(message))
             }
-        };
-        if let Err(error) = handled {
-            tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
         }
     }
 

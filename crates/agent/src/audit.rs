@@ -3,12 +3,14 @@
 //! | file | what it has |
 //! |---|---|
 //! | here | what is recorded, and what of it is read again |
+//! | `command` | what commands on this host write, without the agent |
 //! | `limit` | how many lines of one kind are written in a second |
 //! | `log` | a file of lines that begins anew when it is full |
 //!
 //! Refusals, and what needs no more than to look, have a file of their own. Otherwise strangers and viewers could push out
 //! what was done, by being refused or by looking often enough.
 
+pub(crate) mod command;
 mod limit;
 mod log;
 
@@ -28,7 +30,7 @@ use crate::faults::chain;
 use crate::security::PeerName;
 
 use limit::{Limit, Limits};
-use log::Log;
+use log::{Files, Log};
 
 /// Target of the events for journald.
 pub(crate) const TARGET: &str = "linerate::audit";
@@ -40,12 +42,14 @@ const USERS_PER_SECOND: u32 = 100;
 /// Bytes of one text in a line. Callers choose some of them.
 const TEXT_MAX: usize = 1024;
 
-/// The audit log's two files, and the limits for the second one.
+/// The audit log's files, and the limits for the second one.
 #[derive(Debug)]
 pub struct Audit {
     done: Mutex<Log>,
     /// Refusals, and what only looks.
     refused: Mutex<Log>,
+    /// What commands wrote.
+    commands: Files,
     /// By their proved names: no stranger, and no other host, uses up what one of them has.
     hosts: Mutex<Limits>,
     /// What users of this host were refused.
@@ -60,6 +64,7 @@ impl Audit {
         Ok(Audit {
             done: Mutex::new(Log::open(&state_dir.join("audit.jsonl"))?),
             refused: Mutex::new(Log::open(&state_dir.join("audit-refused.jsonl"))?),
+            commands: Files::of(command::file(state_dir)),
             hosts: Mutex::new(Limits::of(HOSTS_PER_SECOND)),
             users: Mutex::new(Limit::of(USERS_PER_SECOND)),
             lookers: Mutex::new(Limit::of(USERS_PER_SECOND)),
@@ -117,6 +122,16 @@ impl Audit {
         self.record(AuditEntry { reason: Some(reason.to_owned()), ..line });
     }
 
+    /// A host joined at this authority's host, or tried to. Its name counts once it has a certificate.
+    pub fn join(&self, peer: SocketAddr, joined: Result<String, String>) {
+        let (result, to, reason) = match joined {
+            Ok(name) => (AuditResult::Done, Some(name), None),
+            Err(why) => (AuditResult::Refused, None, Some(why)),
+        };
+        let line = entry(AuditAction::Join, result, host(&None, peer, None));
+        self.record(AuditEntry { to, reason, ..line });
+    }
+
     /// A migration from this host has ended, with this last event.
     pub fn migration_end(&self, session: &str, guest: &str, to: &str, last: &EventKind) {
         let EventKind::Finished { outcome, error, .. } = last else { return };
@@ -158,11 +173,22 @@ impl Audit {
         let refused = self.refused.lock().lines()?;
         let mut entries = done.read(wanted)?;
         entries.extend(refused.read(wanted)?);
+        entries.extend(self.commands.lines()?.read(wanted)?);
         entries.sort_by_key(|entry| entry.unix_ms);
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
         entries.drain(..entries.len().saturating_sub(limit));
         Ok(entries)
     }
+}
+
+/// What another host asked for on one connection, and what became of it.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub action: AuditAction,
+    pub result: AuditResult,
+    /// It needs no more than to look.
+    pub only_looks: bool,
+    pub reason: Option<String>,
 }
 
 /// A line with nothing but who did what, and what became of it.

@@ -128,14 +128,14 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     kernel::probe();
     agent.doctor.begin_to_listen();
     let accepting = agent.clone();
-    let audit = agent.audit.clone();
-    let on_refusal = OnRefusal(Arc::new(move |peer, reason| audit.refused(peer, reason)));
+    let (audit, refusals) = (agent.audit.clone(), agent.audit.clone());
+    let on_refusal = OnRefusal(Arc::new(move |peer, reason| refusals.refused(peer, reason)));
     let handle = runtime.handle().clone();
     let accept = move |accepted| {
         let _inside = handle.enter();
         accepting.accept(accepted);
     };
-    agent.cluster.start(accept, on_refusal)?;
+    agent.cluster.start(accept, on_refusal, audit)?;
     if agent.security.allows_rdma() {
         rdma_ports::listen(&agent);
     } else {

@@ -19,10 +19,10 @@ pub struct AuditEntry {
     /// Migration or tunnel that it belongs to, as in `linerate migration list`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// The other host that was asked for, or its address.
+    /// The other host that was asked for, or its address; the host that joined or was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Why it was refused or failed.
+    /// Why it was refused or failed, and what exactly was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// How many lines of its kind before this one were not written, since they were too many.
@@ -79,6 +79,8 @@ pub enum AuditAction {
     LinkPutBack,
     /// Ports were set from an intent.
     QosApply,
+    /// Another host changed settings of ports here, or asked for that.
+    Ports,
     /// A host takes no guests from others (`linerate cordon`).
     Cordon,
     /// A host takes guests again (`linerate uncordon`).
@@ -91,6 +93,16 @@ pub enum AuditAction {
     DrainSteer,
     /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.
     Identity,
+    /// A cluster was made (`linerate cluster init`).
+    ClusterInit,
+    /// A step of a change of the cluster's authority (`linerate cluster rotate`).
+    ClusterRotate,
+    /// A token was made or revoked (`linerate token`).
+    Token,
+    /// A host joined a cluster, as its own host and the authority's saw it.
+    Join,
+    /// A host was revoked (`linerate host revoke`).
+    Revoke,
 }
 
 impl AuditAction {

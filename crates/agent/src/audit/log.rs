@@ -40,8 +40,7 @@ impl Log {
     /// All lines so far. They can be read while more are written.
     pub fn lines(&self) -> io::Result<Lines> {
         // Opened while no file begins anew: each line is in one of them.
-        let opened = (0..=KEPT).rev().map(|number| open_to_read(&self.files.path(number)));
-        Ok(Lines(opened.filter_map(Result::transpose).collect::<io::Result<_>>()?))
+        self.files.lines()
     }
 
     pub fn append(&mut self, entry: &AuditEntry) -> io::Result<()> {
@@ -103,6 +102,16 @@ fn open_to_read(path: &Path) -> io::Result<Option<File>> {
 pub(super) struct Files(PathBuf);
 
 impl Files {
+    pub fn of(path: PathBuf) -> Files {
+        Files(path)
+    }
+
+    /// All lines. If a file begins anew meanwhile, one of the files may be missed.
+    pub fn lines(&self) -> io::Result<Lines> {
+        let opened = (0..=KEPT).rev().map(|number| open_to_read(&self.path(number)));
+        Ok(Lines(opened.filter_map(Result::transpose).collect::<io::Result<_>>()?))
+    }
+
     /// The file that is written, or a full one: 1 is the newest.
     fn path(&self, number: usize) -> PathBuf {
         let mut name = self.0.clone().into_os_string();

@@ -23,12 +23,13 @@ use crate::session::offer::endpoints;
 /// How long the asking side may think between two requests.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// From the first document to the end.
+/// From the first document to the end. Says meanwhile whether the peer asked for `force`.
 pub fn serve(
     host: &Arc<Host>,
     talk: &DocumentChannel,
     names: (SessionId, Token),
     terms: Terms,
+    forced: &mut bool,
 ) -> Result<(), BenchError> {
     let claimed = host.claim(names, &Arc::new(Stop::default()), true);
     // Read before it is refused: closing with something unread would take the refusal back.
@@ -36,6 +37,7 @@ pub fn serve(
         PeerRequest::Open { force } => force,
         PeerRequest::Play { .. } => return Err(BenchError::Unexpected { asked: "nothing", got: "play" }),
     };
+    *forced = force;
     let claim = claimed.and_then(|claim| {
         if force && !terms.may_force {
             return Err(BenchError::Force);

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_net::bench::document_channel::DocumentChannel;
 use linerate_net::lock::Mutex;
@@ -17,6 +18,7 @@ use linerate_wire::negotiate;
 use super::slots::{Attached, ConnectionSlots, Reserved};
 use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
+use crate::audit::Asked;
 use crate::faults::chain;
 use crate::security::Security;
 use crate::session::offer::RdmaPorts;
@@ -169,17 +171,22 @@ pub struct Terms {
     pub may_force: bool,
 }
 
-/// Takes a connection with a role of a measurement, and serves it until it is over.
-pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) {
+/// Takes a connection with a role of a measurement, and serves it until it is over. The measurement that it asked for; the
+/// error is why it was not taken.
+pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Option<Asked>, String> {
     let (peer, role) = (accepted.peer, accepted.hello.role);
-    let served = if role == Role::Bench { serve(host, accepted, terms) } else { attach(host, accepted) };
-    match served {
-        Ok(()) => tracing::debug!(%peer, ?role, "a connection of a measurement is done"),
-        Err(error) => tracing::warn!(%peer, ?role, error, "a connection of a measurement ended"),
+    if role != Role::Bench {
+        return attach(host, accepted).map(|()| None);
     }
+    let asked = serve(host, accepted, terms)?;
+    match &asked.reason {
+        None => tracing::debug!(%peer, "a measurement for another host is done"),
+        Some(error) => tracing::warn!(%peer, error, "a measurement for another host ended"),
+    }
+    Ok(Some(asked))
 }
 
-fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<(), String> {
+fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, String> {
     struct Seat<'a>(&'a AtomicUsize);
     impl Drop for Seat<'_> {
         fn drop(&mut self) {
@@ -194,11 +201,23 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<(), Strin
     let hello = accepted.hello.clone();
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
         let fault = Fault::new(Code::VersionMismatch, Step::Authorise, Side::Destination, "");
-        return accepted.refuse(fault).map_err(|error| chain(&error));
+        return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    answer::serve(host, &DocumentChannel::new(stream), (hello.session, hello.token), terms)
-        .map_err(|error| chain(&error))
+    let mut force = false;
+    let names = (hello.session, hello.token);
+    let served = answer::serve(host, &DocumentChannel::new(stream), names, terms, &mut force);
+    let result = match &served {
+        Ok(()) => AuditResult::Done,
+        Err(BenchError::Force) => AuditResult::Refused,
+        Err(_) => AuditResult::Failed,
+    };
+    Ok(Asked {
+        action: AuditAction::Bench,
+        result,
+        only_looks: !(force && terms.may_force),
+        reason: served.err().map(|error| chain(&error)),
+    })
 }
 
 /// Refuses the other side a place; returns the sentence for the log.
@@ -222,20 +241,20 @@ fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
 }
 
 /// Takes a queue pair of the measurement in progress. The two ends exchange where they can be written to, so that this
-/// waits for the peer: in a thread of its own, once it has a place.
-pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) {
+/// waits for the peer: in a thread of its own, once it has a place. The error is why it has none.
+pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
     let peer = accepted.peer;
     let not_taken = move |error: String| {
         tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
     };
-    let (place, version) = match host.admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES) {
-        Ok(admitted) => admitted,
-        Err(fault) => return not_taken(refuse(fault, |fault| accepted.refuse(fault))),
-    };
+    let (place, version) = host
+        .admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES)
+        .map_err(|fault| refuse(fault, |fault| accepted.refuse(fault)))?;
     let attaching = move || attach_rdma(place, version, accepted).unwrap_or_else(not_taken);
     if let Err(error) = std::thread::Builder::new().name("bench-rdma".into()).spawn(attaching) {
         tracing::error!(%error, "no thread for an RDMA connection");
     }
+    Ok(())
 }
 
 fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Result<(), String> {

@@ -96,7 +96,12 @@ fn both_sides(
     let name = crate::config::host_name();
     let answering = Arc::new(Host::new(name.clone(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&answering);
-    let accept = move |accepted| host::accept(&other, accepted, Terms { migrating: false, may_force: true });
+    let accept = move |accepted| {
+        let terms = Terms { migrating: false, may_force: true };
+        if let Err(error) = host::accept(&other, accepted, terms) {
+            tracing::warn!(error, "a connection of a measurement was not taken");
+        }
+    };
     let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
     answering.listen_at(listener.addresses().to_vec());
     let _rdma = match request.transport {
@@ -112,8 +117,12 @@ fn both_sides(
 /// Takes RDMA connections for a measurement in this process.
 fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::listen::Listener, BenchError> {
     let other = Arc::clone(host);
-    let listener = rdma::listen::Listener::start(addresses, move |accepted| accept_rdma(&other, accepted))
-        .map_err(BenchError::Rdma)?;
+    let accept = move |accepted| {
+        if let Err(error) = accept_rdma(&other, accepted) {
+            tracing::warn!(error, "an RDMA connection of a measurement was not taken");
+        }
+    };
+    let listener = rdma::listen::Listener::start(addresses, accept).map_err(BenchError::Rdma)?;
     host.rdma.set(&listener.addresses());
     Ok(listener)
 }

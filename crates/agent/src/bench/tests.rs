@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use linerate_api::{BenchCpu, BenchTest, BenchTransport, code};
+use linerate_api::{AuditAction, AuditResult, BenchCpu, BenchTest, BenchTransport, code};
 use linerate_core::{SessionId, Token};
 use linerate_net::bench::document_channel::{DocumentChannel, DocumentError};
 use linerate_net::channel::Closer;
@@ -119,7 +119,7 @@ fn answering(migrating: bool) -> (Arc<Host>, Listener) {
 fn answering_on(migrating: bool, may_force: bool) -> (Arc<Host>, Listener) {
     let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
     let other = Arc::clone(&host);
-    let accept = move |accepted| host::accept(&other, accepted, Terms { migrating, may_force });
+    let accept = move |accepted| drop(host::accept(&other, accepted, Terms { migrating, may_force }));
     let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
     host.listen_at(listener.addresses().to_vec());
     (host, listener)
@@ -186,6 +186,23 @@ fn a_host_that_only_looks_measures_without_force() {
     let (_host, listener) = answering_on(false, false);
     let (_talk, ready) = opened(&listener, 2, false);
     assert!(matches!(ready, PeerReply::Ready { .. }), "{ready:?}");
+}
+
+#[test]
+fn a_measurement_that_is_refused_is_told_apart_from_one_that_was_done() {
+    let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
+    let (told, asked) = std::sync::mpsc::channel();
+    let accept = move |accepted| {
+        let terms = Terms { migrating: false, may_force: false };
+        drop(told.send(host::accept(&host, accepted, terms).unwrap().unwrap()));
+    };
+    let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
+    for (force, result) in [(true, AuditResult::Refused), (false, AuditResult::Done)] {
+        drop(opened(&listener, 1, force));
+        let asked = asked.recv_timeout(LONG).unwrap();
+        assert!(asked.only_looks && asked.reason.is_some() == force, "{asked:?}");
+        assert_eq!((asked.action, asked.result), (AuditAction::Bench, result));
+    }
 }
 
 #[test]

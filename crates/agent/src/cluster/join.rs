@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use linerate_api::AuditAction;
 use linerate_trust::bundle::Bundle;
 use linerate_trust::identity::Identity;
 use linerate_trust::name::{HostName, Name};
@@ -17,7 +18,7 @@ use rustls_pki_types::UnixTime;
 
 use super::deadline::Deadline;
 use super::message::{self, ANSWER_BYTES_MAX, Answer, JoinRequest, Signed};
-use super::operations::{lock_identity, new_key, parse, request};
+use super::operations::{lock_identity, new_key, note, parse, request};
 use super::{ClusterError, Membership, write_addresses};
 use crate::config::{Config, JOIN_PORT};
 
@@ -28,6 +29,19 @@ const WAIT: Duration = Duration::from_secs(15);
 
 /// Joins the cluster of a token. `replace`: also where this host has an identity, which it loses.
 pub fn join(
+    config: &Config,
+    address: &str,
+    token: &str,
+    host: Option<&str>,
+    replace: bool,
+) -> Result<Membership, ClusterError> {
+    let joined = join_here(config, address, token, host, replace);
+    let text = |joined: &Membership| format!("this host is {}", joined.name);
+    note(config, AuditAction::Join, Some(address), &joined, text);
+    joined
+}
+
+fn join_here(
     config: &Config,
     address: &str,
     token: &str,

@@ -29,6 +29,7 @@ use super::deadline::Deadline;
 use super::message::{self, Answer, JoinRequest, REQUEST_BYTES_MAX, Signed};
 use super::operations::open_authority;
 use super::{ClusterError, rotation};
+use crate::audit::Audit;
 
 /// All of a connection: handshake, request, answer.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -45,6 +46,8 @@ pub struct Host {
     pub identity: Identity,
     /// Where this host's agent answers members.
     pub agents: Vec<SocketAddr>,
+    /// Where each try is written down.
+    pub audit: Arc<Audit>,
 }
 
 struct Shared {
@@ -214,7 +217,11 @@ fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Resu
     let mut stream = StreamOwned::new(tls, Deadline::new(connection, LIMIT)?);
     let request: JoinRequest = message::receive(&mut stream, REQUEST_BYTES_MAX)?;
     serving.note_request();
-    let answer = match shared.sign(&request, peer) {
+    let signed = shared.sign(&request, peer);
+    let joined = signed.as_ref().map(|(_, name)| name.clone()).map_err(String::clone);
+    // Before the answer: the host has joined, or the token is spent, whether or not that arrives.
+    shared.host.audit.join(peer, joined);
+    let answer = match signed.map(|(signed, _)| signed) {
         Ok(signed) => Answer::Signed(signed),
         Err(why) => Answer::Refused { why },
     };
@@ -224,8 +231,8 @@ fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Resu
 }
 
 impl Shared {
-    /// Accepts the secret once, and signs. The error is for both hosts' operators.
-    fn sign(&self, request: &JoinRequest, peer: SocketAddr) -> Result<Signed, String> {
+    /// Accepts the secret once, and signs; also the host's name. The error is for both hosts' operators.
+    fn sign(&self, request: &JoinRequest, peer: SocketAddr) -> Result<(Signed, String), String> {
         let damaged = || "the request was not understood; install the same release on both hosts".to_owned();
         let (secret, request) = request.read().ok_or_else(damaged)?;
         // Before the token: what cannot be signed does not spend it.
@@ -246,7 +253,8 @@ impl Shared {
         let lists: Vec<Vec<u8>> =
             authority.revocations().map(<[u8]>::to_vec).into_iter().chain(others).collect();
         tracing::info!(%peer, host = %request.name(), "a host has joined");
-        Ok(Signed::new(&certificate, &bundle, &lists, &self.host.agents))
+        let name = request.name().host.to_string();
+        Ok((Signed::new(&certificate, &bundle, &lists, &self.host.agents), name))
     }
 
     fn redeem_and_issue(

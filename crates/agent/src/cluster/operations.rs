@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use linerate_api::AuditAction;
 use linerate_trust::authority::{Authority, AuthorityError, Grounds, Issued, RegisterError};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::files;
@@ -14,8 +15,10 @@ use linerate_trust::request::{NewKey, Request};
 use linerate_trust::token::{Listed, StoreError, TokenId};
 use rustls_pki_types::UnixTime;
 
-use super::{ClusterError, Membership, rotation};
+use super::{ClusterError, Membership, rotation, utc};
+use crate::audit;
 use crate::config::Config;
+use crate::faults::chain;
 
 /// Another command, or the agent, has the authority for no longer.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -88,6 +91,24 @@ pub(super) fn lock_identity(folder: &Path) -> Result<File, ClusterError> {
 
 /// Makes an authority, and this host the first of its cluster. What a crash left half done is ended.
 pub fn init(config: &Config, cluster: Option<&str>, host: Option<&str>) -> Result<Membership, ClusterError> {
+    let made = init_here(config, cluster, host);
+    note(config, AuditAction::ClusterInit, None, &made, |made| format!("this host is {}", made.name));
+    made
+}
+
+/// Writes down what became of a command.
+pub(super) fn note<T>(
+    config: &Config,
+    action: AuditAction,
+    to: Option<&str>,
+    done: &Result<T, ClusterError>,
+    text: impl FnOnce(&T) -> String,
+) {
+    let told = done.as_ref().map(text).map_err(|error| chain(error));
+    audit::command::record(config, action, to.map(str::to_owned), told);
+}
+
+fn init_here(config: &Config, cluster: Option<&str>, host: Option<&str>) -> Result<Membership, ClusterError> {
     let (folder, authority) = (config.identity_folder(), config.authority_folder());
     let cluster_name: ClusterName = parse(cluster.unwrap_or(DEFAULT_CLUSTER))?;
     let host: HostName = parse(host.unwrap_or(&config.name.to_ascii_lowercase()))?;
@@ -152,6 +173,14 @@ pub(super) fn open_identity(folder: &Path) -> Result<Identity, ClusterError> {
 
 /// A token with which one host may join; this host alone, if one is named.
 pub fn create_token(config: &Config, ttl: Duration, host: Option<&str>) -> Result<NewToken, ClusterError> {
+    let made = make_token(config, ttl, host);
+    // The line itself is a secret.
+    let text = |made: &NewToken| format!("token {} was made, until {}", made.id, utc(&made.expires));
+    note(config, AuditAction::Token, host, &made, text);
+    made
+}
+
+fn make_token(config: &Config, ttl: Duration, host: Option<&str>) -> Result<NewToken, ClusterError> {
     let host: Option<HostName> = host.map(parse).transpose()?;
     let mut authority = open_authority(&config.authority_folder())?;
     let token = authority.create_token(ttl, "", host, UnixTime::now())?;
@@ -172,8 +201,10 @@ pub fn tokens(config: &Config) -> Result<Vec<Listed>, ClusterError> {
 
 /// A token does not count any more.
 pub fn revoke_token(config: &Config, id: &str) -> Result<(), ClusterError> {
-    let mut authority = open_authority(&config.authority_folder())?;
-    Ok(authority.tokens().revoke(&TokenId::new(id))?)
+    let revoked = open_authority(&config.authority_folder())
+        .and_then(|mut authority| Ok(authority.tokens().revoke(&TokenId::new(id))?));
+    note(config, AuditAction::Token, None, &revoked, |()| format!("token {id} was revoked"));
+    revoked
 }
 
 /// Certificates that are valid, by host.
@@ -187,6 +218,12 @@ pub fn hosts(config: &Config) -> Result<Vec<Issued>, ClusterError> {
 
 /// Revokes all certificates of a host. This host knows at once, others when they ask next.
 pub fn revoke_host(config: &Config, host: &str) -> Result<u64, ClusterError> {
+    let revoked = revoke_everywhere(config, host);
+    note(config, AuditAction::Revoke, Some(host), &revoked, |number| format!("revocation list {number}"));
+    revoked
+}
+
+fn revoke_everywhere(config: &Config, host: &str) -> Result<u64, ClusterError> {
     let host: HostName = parse(host)?;
     open_identity(&config.identity_folder())?;
     // Before the list is made: a list that cannot be put in force here would only be the authority's.

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE64;
+use linerate_api::AuditAction;
 use linerate_trust::authority::{Authority, Grounds, Issued};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::certificate::AuthorityId;
@@ -26,7 +27,7 @@ use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 
 use super::message::{AuthorityChange, decoded};
-use super::operations::{lock_identity, new_key, open_authority, open_identity, request};
+use super::operations::{lock_identity, new_key, note, open_authority, open_identity, request};
 use super::{ClusterError, has_own_authority};
 use crate::config::Config;
 
@@ -55,6 +56,21 @@ pub struct Rotated {
     pub new: AuthorityId,
     /// Hosts that were not waited for: they must join again.
     pub left_behind: Vec<HostName>,
+}
+
+impl Rotated {
+    /// For the audit log.
+    fn told(&self) -> String {
+        let step = match self.step {
+            Step::Begun => "begun",
+            Step::Switched => "switched",
+            Step::Finished => "finished",
+        };
+        let left: Vec<String> = self.left_behind.iter().map(ToString::to_string).collect();
+        let left =
+            if left.is_empty() { String::new() } else { format!("; left behind: {}", left.join(", ")) };
+        format!("{step}: from authority {} to {}{left}", self.old, self.new)
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -127,6 +143,12 @@ pub(super) fn issued_by_next(present: &Path, now: UnixTime) -> Result<Vec<Issued
 
 /// Does the next step. `leave_behind`: also if hosts have not followed the one before.
 pub fn rotate(config: &Config, leave_behind: bool) -> Result<Rotated, ClusterError> {
+    let rotated = next_step(config, leave_behind);
+    note(config, AuditAction::ClusterRotate, None, &rotated, Rotated::told);
+    rotated
+}
+
+fn next_step(config: &Config, leave_behind: bool) -> Result<Rotated, ClusterError> {
     let now = UnixTime::now();
     let own = open_identity(&config.identity_folder())?;
     let _alone = lock_identity(&config.identity_folder())?;

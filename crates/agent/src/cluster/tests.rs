@@ -25,6 +25,7 @@ use super::operations::{self, NewToken};
 use super::renewal::{self, refresh_revocations, renew_at};
 use super::watch::Watch;
 use super::{ClusterError, Kind, join};
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::security::Security;
 
@@ -53,11 +54,17 @@ impl Site {
         operations::create_token(&self.config, TTL, None).unwrap()
     }
 
+    pub(super) fn audit(&self) -> Arc<Audit> {
+        std::fs::create_dir_all(&self.config.state_dir).unwrap();
+        Arc::new(Audit::open(&self.config.state_dir).unwrap())
+    }
+
     pub(super) fn server(&self) -> JoinServer {
         let host = Host {
             authority: self.config.authority_folder(),
             identity: self.identity(),
             agents: vec!["192.0.2.1:7979".parse().unwrap()],
+            audit: self.audit(),
         };
         JoinServer::start(&["127.0.0.1:0".parse().unwrap()], host).unwrap()
     }
@@ -92,6 +99,41 @@ fn a_cluster_is_made_once_and_a_crash_between_is_mended() {
     assert!(matches!(other, ClusterError::OtherCluster { .. }), "{other}");
     assert_eq!(operations::init(&one.config, None, Some("first")).unwrap().authority, made.authority);
     assert_eq!(operations::show(&one.config).unwrap().membership.name.host.as_str(), "first");
+}
+
+#[test]
+fn each_command_and_each_join_is_written_down() {
+    use linerate_api::{AuditAction as A, AuditRequest, AuditResult as R};
+    let (one, two) = (first(), site("two", ""));
+    let (server, token, spare) = (one.server(), one.token(), one.token());
+    join_at(&two, &server, &token).unwrap();
+    join_at(&site("three", ""), &server, &token).unwrap_err();
+    operations::revoke_token(&one.config, &spare.id.to_string()).unwrap();
+    operations::revoke_host(&one.config, "two").unwrap();
+    operations::revoke_host(&one.config, "two").unwrap_err();
+    super::rotation::rotate(&one.config, false).unwrap();
+    let all = AuditRequest { limit: 100, ..AuditRequest::default() };
+    let lines = |site: &Site| site.audit().read(&all).unwrap();
+    let mut told: Vec<_> = lines(&one).into_iter().map(|line| (line.action, line.result, line.to)).collect();
+    // The agent's files and the commands' are read one after the other.
+    told.sort_by_key(|(action, result, _)| (action.name(), result.name()));
+    let two_is = Some("two".to_owned());
+    let expected = [
+        (A::ClusterInit, R::Done, None),
+        (A::ClusterRotate, R::Done, None),
+        (A::Join, R::Done, two_is.clone()),
+        (A::Join, R::Refused, None),
+        (A::Revoke, R::Done, two_is.clone()),
+        (A::Revoke, R::Failed, two_is),
+        (A::Token, R::Done, None),
+        (A::Token, R::Done, None),
+        (A::Token, R::Done, None),
+    ];
+    assert_eq!(told, expected);
+    let text = format!("{:?}", lines(&one));
+    assert!(!text.contains(&token.line), "a secret");
+    let own: Vec<_> = lines(&two).into_iter().map(|line| (line.action, line.result)).collect();
+    assert_eq!(own, [(A::Join, R::Done)]);
 }
 
 #[test]
@@ -469,7 +511,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     );
     let security = Security::open(&one.config).unwrap();
     let watch = Arc::new(Watch::new(one.config.clone(), security.clone()));
-    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).unwrap();
+    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), one.audit()).unwrap();
     assert!(!security.is_ready());
     let status = watch.status();
     let advice = status.advice.unwrap_or_default();
@@ -505,11 +547,14 @@ fn without_an_identity_no_address_but_loopback_is_listened_at() {
     // A documentation address cannot be bound: it would be an error.
     let one = site("one", "listen = [\"192.0.2.77:7979\"]\n");
     let watch = Arc::new(Watch::new(one.config.clone(), Security::open(&one.config).unwrap()));
-    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).unwrap();
+    watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), one.audit()).unwrap();
     assert!(watch.listens_at().is_empty());
     watch.stop();
     let insecure = site("one", "listen = [\"192.0.2.77:7979\"]\nsecurity = \"insecure\"\n");
     let watch = Arc::new(Watch::new(insecure.config.clone(), Security::open(&insecure.config).unwrap()));
-    assert!(watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {}))).is_err(), "it is listened at");
+    assert!(
+        watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), insecure.audit()).is_err(),
+        "it is listened at"
+    );
     assert!(watch.status().advice.is_some_and(|advice| advice.contains("plain text")));
 }

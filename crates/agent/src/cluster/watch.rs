@@ -21,6 +21,7 @@ use super::operations::own_revocations;
 use super::renewal::{exchange_with_authority, renew_at};
 use super::spread::Spread;
 use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses, rotation};
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::faults::chain;
 use crate::security::{Security, no_identity};
@@ -49,6 +50,8 @@ struct State {
     accept: Option<Arc<Accept>>,
     /// Called for peers that are refused in the handshake.
     on_refusal: Option<OnRefusal>,
+    /// Where hosts that join are written down; `None` before the start.
+    audit: Option<Arc<Audit>>,
     listener: Option<Listener>,
     /// It listens: at all addresses, or at those of loopback alone. `None` before the start.
     listening: Option<bool>,
@@ -89,6 +92,7 @@ impl Watch {
         self: &Arc<Self>,
         accept: impl Fn(Accepted) + Send + Sync + 'static,
         on_refusal: OnRefusal,
+        audit: Arc<Audit>,
     ) -> Result<(), ListenError> {
         if self.config.listen.is_empty() {
             tracing::warn!("`listen` names no address: guests can leave this host and none can arrive");
@@ -96,7 +100,7 @@ impl Watch {
         {
             let mut state = self.state.lock();
             state.accept = Some(Arc::new(accept));
-            state.on_refusal = Some(on_refusal);
+            (state.on_refusal, state.audit) = (Some(on_refusal), Some(audit));
             self.listen(&mut state)?;
         }
         Spread::start(&self.config, &self.security);
@@ -213,8 +217,8 @@ impl Watch {
     fn open_or_close_join(&self, state: &mut State) -> Result<(), String> {
         let folder = self.config.authority_folder();
         let identity = self.security.identity().filter(|_| self.config.certificate.is_none());
-        let Some(identity) = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder))
-        else {
+        let identity = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder));
+        let (Some(identity), Some(audit)) = (identity, state.audit.clone()) else {
             state.join = None;
             return Ok(());
         };
@@ -225,7 +229,8 @@ impl Watch {
                 if addresses.is_empty() {
                     return Err("no host can join: `listen` and `join_listen` name no address".into());
                 }
-                let host = Host { authority: folder, identity, agents: self.config.listen.clone() };
+                let agents = self.config.listen.clone();
+                let host = Host { authority: folder, identity, agents, audit };
                 let server = JoinServer::start(&addresses, host);
                 let server = server.map_err(|error| format!("no host can join: {error}"))?;
                 tracing::info!(addresses = ?server.addresses(), until = utc(&until), "hosts can join");

@@ -4,19 +4,23 @@
 //! echo never answers with more than it got, and only to a peer that knows its token. Loads and their number are
 //! capped.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linerate_api::{AuditAction, AuditResult};
 use linerate_fabric::model::Network;
-use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, receive, send};
+use linerate_fabric::probe::ask::{QUESTION_WAIT, receive, send};
 use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, SentBack, Target, load, run};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::Accepted;
+use linerate_trust::roles::Permission;
 use linerate_wire::frame::Welcome;
 use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
 
 use super::{Doctor, inventory_here, rdma};
+use crate::audit::Asked;
 use crate::faults::chain;
 use crate::permission;
 use crate::security::PeerName;
@@ -37,13 +41,13 @@ pub struct Doing<C, S> {
     pub send_back: S,
 }
 
-/// Takes the connection, answers its one question. The error is a sentence for the log.
+/// Takes the connection, answers its one question. What was asked; the error is why the connection was not taken.
 pub fn serve<C, S>(
     doctor: &Doctor,
     accepted: Accepted,
     asker: &PeerName,
     doing: Doing<C, S>,
-) -> Result<(), String>
+) -> Result<Asked, String>
 where
     C: FnOnce(Change) -> Changed,
     S: FnOnce(&str, Option<&str>, u16) -> SentBack,
@@ -54,35 +58,77 @@ where
     };
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    serve_question(doctor, &stream, (peer, asker), doing).map_err(|error| chain(&error))
+    let question = receive::<Question>(&stream, peer, Instant::now() + QUESTION_WAIT);
+    let question = question.map_err(|error| chain(&error))?;
+    let needed = permission::of_question(&question, doctor.is_migrating());
+    // A guest that goes back has a line of its own, as a migration.
+    let only_looks = needed == Permission::Look || matches!(question, Question::SendBack { .. });
+    let change = match &question {
+        Question::Change { change } => serde_json::to_string(change).ok(),
+        _ => None,
+    };
+    let permitted = doctor.security.permit(asker, needed).map_err(|denied| denied.detail);
+    let (result, why) = serve_question(doctor, (&stream, peer), (question, permitted), doing);
+    let action = if change.is_some() { AuditAction::Ports } else { AuditAction::Doctor };
+    let reason = match (why, change) {
+        (Some(why), Some(change)) => Some(format!("{why}: {change}")),
+        (why, change) => why.or(change),
+    };
+    Ok(Asked { action, result, only_looks, reason })
 }
+
+/// What became of the question, and why it was refused or failed.
+type Became = (AuditResult, Option<String>);
 
 fn serve_question<C, S>(
     doctor: &Doctor,
-    stream: &Stream,
-    (peer, asker): (std::net::SocketAddr, &PeerName),
+    (stream, peer): (&Stream, SocketAddr),
+    (question, permitted): (Question, Result<(), String>),
     doing: Doing<C, S>,
-) -> Result<(), AskError>
+) -> Became
 where
     C: FnOnce(Change) -> Changed,
     S: FnOnce(&str, Option<&str>, u16) -> SentBack,
 {
-    let question = receive(stream, peer, Instant::now() + QUESTION_WAIT)?;
-    let needed = permission::of_question(&question, doctor.is_migrating());
-    let permitted = doctor.security.permit(asker, needed);
+    let is_denied = permitted.is_err();
     let answer = match (question, permitted) {
         // It looks at the permission itself, and answers in the form of changes.
         (Question::Change { change: wanted }, _) => {
             Answer::Changed { changed: Box::new((doing.change)(*wanted)) }
         }
-        (_, Err(denied)) => Answer::Refused { why: denied.detail },
-        (Question::Sink, Ok(())) => return take_load(doctor, stream, peer),
+        (_, Err(why)) => Answer::Refused { why },
+        (Question::Sink, Ok(())) => {
+            let taken = take_load(doctor, stream, peer);
+            return taken.map_or_else(|why| (AuditResult::Failed, Some(why)), |()| (AuditResult::Done, None));
+        }
         (Question::SendBack { session, domain, port }, Ok(())) => {
             Answer::SendBack { state: (doing.send_back)(&session, domain.as_deref(), port) }
         }
         (question, Ok(())) => answer(doctor, question),
     };
-    send(stream, &answer, peer, Instant::now() + ANSWER_WAIT)
+    let became = became(&answer, is_denied);
+    if let Err(error) = send(stream, &answer, peer, Instant::now() + ANSWER_WAIT) {
+        tracing::warn!(%peer, error = chain(&error), "an answer was not sent");
+        // What was changed stays changed.
+        if became.0 == AuditResult::Done && !matches!(answer, Answer::Changed { .. }) {
+            return (AuditResult::Failed, Some(chain(&error)));
+        }
+    }
+    became
+}
+
+fn became(answer: &Answer, is_denied: bool) -> Became {
+    let (is_denied, why) = match answer {
+        Answer::Refused { why } => (is_denied, why),
+        Answer::Changed { changed } => match &**changed {
+            Changed::Failed(error) => (error.code == "not_authorised", &error.message),
+            _ => return (AuditResult::Done, None),
+        },
+        Answer::SendBack { state: SentBack::Failed(error) } => (false, &error.message),
+        _ => return (AuditResult::Done, None),
+    };
+    let result = if is_denied { AuditResult::Refused } else { AuditResult::Failed };
+    (result, Some(why.clone()))
 }
 
 /// The answer to any question but a load or a change.
@@ -151,14 +197,71 @@ fn may_probe(doctor: &Doctor, target: &Target) -> bool {
     })
 }
 
-fn take_load(doctor: &Doctor, stream: &Stream, peer: std::net::SocketAddr) -> Result<(), AskError> {
+fn take_load(doctor: &Doctor, stream: &Stream, peer: SocketAddr) -> Result<(), String> {
     let taken = doctor.sinks.fetch_add(1, Ordering::Relaxed);
     let result = if taken < SINKS_MAX {
-        load::sink(stream, peer)
+        load::sink(stream, peer).map_err(|error| chain(&error))
     } else {
         let why = format!("{SINKS_MAX} loads are taken already");
-        send(stream, &Answer::Refused { why }, peer, Instant::now() + ANSWER_WAIT)
+        let refused = Answer::Refused { why: why.clone() };
+        send(stream, &refused, peer, Instant::now() + ANSWER_WAIT)
+            .map_or_else(|error| Err(chain(&error)), |()| Err(why))
     };
     doctor.sinks.fetch_sub(1, Ordering::Relaxed);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_api::{AuditEntry, AuditRequest, LinkRequest};
+    use linerate_fabric::probe::ask::ask;
+    use linerate_net::tcp::connect::Route;
+    use linerate_net::tcp::listen::{ListenOptions, Listener};
+
+    use super::*;
+    use crate::testing::agent;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The lines about these questions, in plain text.
+    fn lines_about(questions: &[Question]) -> Vec<AuditEntry> {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let accepting = agent.clone();
+        let accept = move |accepted| accepting.accept(accepted);
+        let listener =
+            Listener::start(&[([127, 0, 0, 1], 0).into()], ListenOptions::default(), accept).unwrap();
+        let all = AuditRequest { limit: 10, ..AuditRequest::default() };
+        for (number, question) in questions.iter().enumerate() {
+            let route = Route { local: None, device: None, remote: listener.addresses()[0] };
+            let _ = ask(&route, question, LONG, LONG, None);
+            let end = Instant::now() + LONG;
+            // It is written after the answer.
+            while agent.audit.read(&all).unwrap().len() <= number {
+                assert!(Instant::now() < end, "no line");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        agent.audit.read(&all).unwrap()
+    }
+
+    #[test]
+    fn what_is_refused_or_fails_is_written_so_with_the_port_and_its_values() {
+        let link = LinkRequest { port: "eth7".into(), mtu: Some(9000), ..LinkRequest::default() };
+        let change = Question::Change { change: Box::new(Change::Link(link)) };
+        let load = Question::Probe { targets: Vec::new(), depth: Depth::Short };
+        let back = Question::SendBack { session: "no number".into(), domain: None, port: 1 };
+        let lines = lines_about(&[change, load, back]);
+        let told: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
+        let expected = [
+            (AuditAction::Ports, AuditResult::Refused),
+            (AuditAction::Doctor, AuditResult::Done),
+            (AuditAction::Doctor, AuditResult::Failed),
+        ];
+        assert_eq!(told, expected);
+        let reason = lines[0].reason.as_deref().unwrap();
+        assert!(reason.contains("does not take settings"), "{reason}");
+        assert!(reason.contains("eth7") && reason.contains("9000"), "{reason}");
+        assert!(lines[2].reason.is_some());
+    }
 }

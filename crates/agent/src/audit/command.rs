@@ -1,0 +1,57 @@
+//! What the commands that change membership of a cluster write down. They work with or without a running agent, and so
+//! not through it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult};
+use linerate_trust::files;
+use nix::unistd::{Uid, User};
+
+use super::log::Log;
+use super::{entry, shorten};
+use crate::config::Config;
+use crate::faults::chain;
+
+/// Another command writes its line for no longer.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// Where their lines are: no other process writes to the agent's own files.
+pub(super) fn file(state_dir: &Path) -> PathBuf {
+    state_dir.join("audit-commands.jsonl")
+}
+
+/// Writes a line of a command, of the user that runs it. `told` is what was done, or why it was not.
+pub(crate) fn record(config: &Config, action: AuditAction, to: Option<String>, told: Result<String, String>) {
+    let uid = Uid::current();
+    let user = User::from_uid(uid).ok().flatten().map(|user| user.name);
+    let pid = i32::try_from(std::process::id()).ok();
+    let caller = AuditCaller::Local { uid: uid.as_raw(), user, pid };
+    let (result, reason) = match told {
+        Ok(done) => (AuditResult::Done, done),
+        Err(why) => (AuditResult::Failed, why),
+    };
+    let mut line = AuditEntry { to, reason: Some(reason), ..entry(action, result, caller) };
+    for text in [&mut line.to, &mut line.reason] {
+        text.iter_mut().for_each(shorten);
+    }
+    // What was done is done.
+    if let Err(error) = append(&config.state_dir, &line) {
+        tracing::error!(error = chain(&error), action = action.name(), "the audit log was not written");
+    }
+}
+
+fn append(state_dir: &Path, line: &AuditEntry) -> std::io::Result<()> {
+    let path = file(state_dir);
+    files::make_folder(state_dir).map_err(std::io::Error::other)?;
+    let lock = path.with_extension("jsonl.lock");
+    let end = Instant::now() + LOCK_WAIT;
+    let _alone = loop {
+        match files::lock(&lock).map_err(std::io::Error::other)? {
+            Some(lock) => break lock,
+            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => return Err(std::io::Error::other("another command writes to it")),
+        }
+    };
+    Log::open(&path)?.append(line)
+}
