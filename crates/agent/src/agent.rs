@@ -34,6 +34,7 @@ use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
+use crate::seats::Seats;
 use crate::security::{Caller, PeerName, Security};
 use crate::send_back::SentGuests;
 use crate::session::offer::RdmaPorts;
@@ -41,6 +42,11 @@ use crate::stream_gate::{ArrivalCount, StreamGates};
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
+
+/// Questions of one host about the cluster at a time: each has a thread.
+const MEMBERSHIP_OF_ONE: usize = 8;
+/// The same of all hosts.
+const MEMBERSHIP_OF_ALL: usize = 64;
 
 pub struct Agent {
     pub config: Arc<Config>,
@@ -64,6 +70,8 @@ pub struct Agent {
     pub qemu_cache: Arc<QemuCache>,
     /// Measurements of the links.
     pub bench: Arc<bench::Host>,
+    /// Questions about the cluster that are answered now.
+    members: Seats,
     /// Where RDMA connections are taken, for migrations and measurements.
     pub(crate) rdma: RdmaPorts,
     /// This host as the doctor knows it.
@@ -155,6 +163,7 @@ impl Agent {
             registry,
             qemu_cache,
             bench,
+            members: Seats::new(MEMBERSHIP_OF_ONE, MEMBERSHIP_OF_ALL),
             rdma,
             doctor,
             trials,
@@ -323,9 +332,7 @@ impl Agent {
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
-            Purpose::Membership => {
-                cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
-            }
+            Purpose::Membership => self.answer_member(accepted, &name),
             Purpose::TunnelNew => self.new_tunnel(accepted, name),
             _ => {
                 // Joining moves bytes: not under the lock.
@@ -343,6 +350,15 @@ impl Agent {
             Some(asked) => self.note_asked(&hello, asked, caller),
             None => self.note(&hello, caller, handled.err()),
         }
+    }
+
+    /// A question about the cluster.
+    fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), String> {
+        let Some(_seat) = self.members.take(name, accepted.peer) else {
+            let detail = "this host answers as many questions already as it may";
+            return refuse(accepted, Err(refusal(Code::GuestBusy, detail)));
+        };
+        cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
     }
 
     /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.

@@ -14,6 +14,7 @@
 //! | `settings` | the same here or on another host, which must allow it |
 //! | `server` | the local API |
 //! | `audit`, `local_users` | who did what on this host, or tried to; roles of users of this host |
+//! | `seats` | how much is done at a time for other hosts |
 //! | `permission` | what each call of a user or another host needs |
 //! | [mod@libvirt] | libvirt's domains: libvirt is asked to move them |
 //! | `tunnel` | sessions that carry byte streams between sockets of two hosts |
@@ -58,6 +59,7 @@ mod qos;
 mod ram;
 mod rdma_ports;
 mod recovery;
+mod seats;
 mod security;
 mod send_back;
 mod server;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
-use linerate_fabric::probe::ask::{QUESTION_WAIT, hello, receive, send};
+use linerate_fabric::probe::ask::{QUESTION_WAIT, hello, receive, receive_at_most, send};
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
@@ -17,6 +17,7 @@ use linerate_trust::bundle::AUTHORITIES_MAX;
 use linerate_trust::identity::Identity;
 use linerate_trust::peer::{Peer, Side};
 use linerate_trust::request::Request;
+use linerate_trust::revocation::REVOCATION_BYTES_MAX;
 use linerate_trust::tls;
 use linerate_wire::frame::{Role, Welcome};
 use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
@@ -30,6 +31,8 @@ use crate::config::Config;
 use crate::faults::chain;
 use crate::session::address;
 
+/// A request, or the lists that a member may offer, in base64.
+const QUESTION_BYTES_MAX: usize = (64 << 10) + AUTHORITIES_MAX * REVOCATION_BYTES_MAX.div_ceil(3) * 4;
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 /// The authority waits for a command that has it, and writes to its disk.
 const ANSWER_WAIT: Duration = Duration::from_secs(20);
@@ -266,7 +269,8 @@ pub(crate) fn serve(
     let issuer = identity.issuer_of(accepted.peer_certificates(), Side::Client, now);
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    let question = receive(&stream, peer, Instant::now() + QUESTION_WAIT).map_err(|error| chain(&error))?;
+    let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT);
+    let question = question.map_err(|error| chain(&error))?;
     let answer = match question {
         Question::Renew { request } => match sign(config, &identity, &member, &request, now) {
             Ok(signed) => {

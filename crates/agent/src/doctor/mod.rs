@@ -32,6 +32,7 @@ use linerate_net::lock::Mutex;
 use crate::bench;
 use crate::config::Config;
 use crate::host_record::Describer;
+use crate::seats::Seats;
 use crate::security::Security;
 
 /// Counters are watched no longer, whatever is asked.
@@ -40,6 +41,13 @@ const WATCH_MAX: Duration = Duration::from_secs(10);
 const QEMU_WAIT: Duration = Duration::from_secs(15);
 /// More names are not resolved at a time.
 const NAMES_MAX: usize = 256;
+
+/// Questions of one host at a time: each has a thread.
+const QUESTIONS_OF_ONE: usize = 32;
+/// Questions of all hosts at a time.
+const QUESTIONS_OF_ALL: usize = 128;
+/// Inventories at a time, each for another host.
+const INVENTORIES_MAX: usize = 8;
 
 /// What the doctor keeps, and what it needs of this host.
 pub struct Doctor {
@@ -54,6 +62,10 @@ pub struct Doctor {
     probing: Mutex<()>,
     /// How many connections take load now.
     sinks: AtomicUsize,
+    /// Questions of other hosts that are read or answered now, but for loads.
+    questions: Seats,
+    /// Inventories for other hosts.
+    inventories: Seats,
     /// Answers datagrams, if a host asked for it lately.
     echo: Mutex<Option<Echo>>,
     lldp: OnceLock<Listener>,
@@ -80,6 +92,8 @@ impl Doctor {
             is_migrating: Box::new(is_migrating),
             probing: Mutex::default(),
             sinks: AtomicUsize::default(),
+            questions: Seats::new(QUESTIONS_OF_ONE, QUESTIONS_OF_ALL),
+            inventories: Seats::new(1, INVENTORIES_MAX),
             echo: Mutex::default(),
             lldp: OnceLock::new(),
             instance: OnceLock::new(),

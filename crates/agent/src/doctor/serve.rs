@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use linerate_api::{AuditAction, AuditResult};
+use linerate_core::{Code, Fault, Side, Step};
 use linerate_fabric::model::Network;
-use linerate_fabric::probe::ask::{QUESTION_WAIT, receive, send};
+use linerate_fabric::probe::ask::{QUESTION_BYTES_MAX, QUESTION_WAIT, receive_at_most, send};
 use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, SentBack, Target, load, run};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::Accepted;
@@ -23,6 +24,7 @@ use super::{Doctor, inventory_here, rdma};
 use crate::audit::Asked;
 use crate::faults::chain;
 use crate::permission;
+use crate::seats::Seat;
 use crate::security::PeerName;
 
 /// Targets of one question.
@@ -31,6 +33,8 @@ const TARGETS_MAX: usize = 1024;
 const AT_ONCE: usize = 16;
 /// Loads that are taken at a time.
 const SINKS_MAX: usize = 64;
+/// How long an inventory waits for others. Who asks waits no longer than a minute for both.
+const INVENTORY_TURN: Duration = Duration::from_secs(30);
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// What others want that is not the doctor's to do.
@@ -57,9 +61,12 @@ where
         return Err(format!("no common version in {VERSION_MIN} to {VERSION_MAX}"));
     };
     let peer = accepted.peer;
+    let Some(seat) = doctor.questions.take(asker, peer) else {
+        return Err(refuse(accepted, "this host answers as many questions already as it may"));
+    };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    let question = receive::<Question>(&stream, peer, Instant::now() + QUESTION_WAIT);
-    let question = question.map_err(|error| chain(&error))?;
+    let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT);
+    let question: Question = question.map_err(|error| chain(&error))?;
     let needed = permission::of_question(&question, doctor.is_migrating());
     // A guest that goes back has a line of its own, as a migration.
     let only_looks = needed == Permission::Look || matches!(question, Question::SendBack { .. });
@@ -68,7 +75,7 @@ where
         _ => None,
     };
     let permitted = doctor.security.permit(asker, needed).map_err(|denied| denied.detail);
-    let (result, why) = serve_question(doctor, (&stream, peer), (question, permitted), doing);
+    let (result, why) = serve_question(doctor, (&stream, peer, asker), seat, (question, permitted), doing);
     let action = if change.is_some() { AuditAction::Ports } else { AuditAction::Doctor };
     let reason = match (why, change) {
         (Some(why), Some(change)) => Some(format!("{why}: {change}")),
@@ -77,12 +84,18 @@ where
     Ok(Asked { action, result, only_looks, reason })
 }
 
+fn refuse(accepted: Accepted, why: &str) -> String {
+    let fault = Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, why);
+    accepted.refuse(fault).map_or_else(|error| chain(&error), |()| why.to_owned())
+}
+
 /// What became of the question, and why it was refused or failed.
 type Became = (AuditResult, Option<String>);
 
 fn serve_question<C, S>(
     doctor: &Doctor,
-    (stream, peer): (&Stream, SocketAddr),
+    (stream, peer, asker): (&Stream, SocketAddr, &PeerName),
+    seat: Seat<'_>,
     (question, permitted): (Question, Result<(), String>),
     doing: Doing<C, S>,
 ) -> Became
@@ -98,11 +111,21 @@ where
         }
         (_, Err(why)) => Answer::Refused { why },
         (Question::Sink, Ok(())) => {
+            // Loads are counted by themselves.
+            drop(seat);
             let taken = take_load(doctor, stream, peer);
             return taken.map_or_else(|why| (AuditResult::Failed, Some(why)), |()| (AuditResult::Done, None));
         }
         (Question::SendBack { session, domain, port }, Ok(())) => {
             Answer::SendBack { state: (doing.send_back)(&session, domain.as_deref(), port) }
+        }
+        (question @ Question::Inventory { .. }, Ok(())) => {
+            match doctor.inventories.wait(asker, peer, INVENTORY_TURN) {
+                Some(_turn) => answer(doctor, question),
+                None => Answer::Refused {
+                    why: "this host makes inventories for other questions; try again in some seconds".into(),
+                },
+            }
         }
         (question, Ok(())) => answer(doctor, question),
     };

@@ -22,6 +22,8 @@ use crate::model::{End, Inventory, Probe};
 
 /// The largest question or answer. An inventory is the largest of them.
 pub const BYTES_MAX: usize = crate::model::INVENTORY_BYTES_MAX;
+/// The largest question of the doctor's: probes of 128 links, each with two long names.
+pub const QUESTION_BYTES_MAX: usize = 128 << 10;
 /// A question must be complete within this after the connection was taken.
 pub const QUESTION_WAIT: Duration = Duration::from_secs(5);
 
@@ -246,8 +248,8 @@ pub enum AskError {
     /// What came was no question or answer.
     #[error("what came from the other agent was not understood: {0}; are both of the same version?")]
     Form(#[source] serde_json::Error),
-    #[error("the other agent announced {bytes} bytes, more than the {BYTES_MAX} that are taken")]
-    TooLong { bytes: usize },
+    #[error("the other agent announced {bytes} bytes, more than the {most} that are taken")]
+    TooLong { bytes: usize, most: usize },
     /// The agent said no.
     #[error("{peer} refused: {why}")]
     Refused { peer: SocketAddr, why: String },
@@ -309,7 +311,7 @@ pub fn send(
 ) -> Result<(), AskError> {
     let body = serde_json::to_vec(document).map_err(AskError::Form)?;
     let length = u32::try_from(body.len()).ok().filter(|bytes| *bytes as usize <= BYTES_MAX);
-    let length = length.ok_or(AskError::TooLong { bytes: body.len() })?;
+    let length = length.ok_or(AskError::TooLong { bytes: body.len(), most: BYTES_MAX })?;
     let bytes = [&length.to_le_bytes()[..], &body].concat();
     stream.send_all(&bytes, deadline).map_err(|source| AskError::Broken { peer, source })
 }
@@ -320,12 +322,22 @@ pub fn receive<T: DeserializeOwned>(
     peer: SocketAddr,
     deadline: Instant,
 ) -> Result<T, AskError> {
+    receive_at_most(BYTES_MAX, stream, peer, deadline)
+}
+
+/// Receives a document of at most so many bytes.
+pub fn receive_at_most<T: DeserializeOwned>(
+    most: usize,
+    stream: &Stream,
+    peer: SocketAddr,
+    deadline: Instant,
+) -> Result<T, AskError> {
     let broken = |source| AskError::Broken { peer, source };
     let mut length = [0; 4];
     stream.receive_exact(&mut length, deadline).map_err(broken)?;
     let bytes = u32::from_le_bytes(length) as usize;
-    if bytes > BYTES_MAX {
-        return Err(AskError::TooLong { bytes });
+    if bytes > most {
+        return Err(AskError::TooLong { bytes, most });
     }
     // Grown as it comes: an announcement alone costs nothing.
     let mut body = Vec::new();

@@ -1,0 +1,98 @@
+//! How much is done at a time for other hosts: for each of them, and for all together.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use linerate_net::lock::{Condvar, Mutex};
+
+use crate::security::PeerName;
+
+/// Seats for what other hosts ask. Each has a share, so that none takes those of the others.
+#[derive(Debug)]
+pub(crate) struct Seats {
+    of_one: usize,
+    of_all: usize,
+    /// How many each host has now.
+    taken: Mutex<BTreeMap<String, usize>>,
+    free: Condvar,
+}
+
+/// Given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Seat<'a> {
+    seats: &'a Seats,
+    host: String,
+}
+
+impl Seats {
+    pub const fn new(of_one: usize, of_all: usize) -> Seats {
+        Seats { of_one, of_all, taken: Mutex::new(BTreeMap::new()), free: Condvar::new() }
+    }
+
+    /// A seat for this host; by its address where it proves no name. None if there is none now.
+    pub fn take(&self, name: &PeerName, peer: SocketAddr) -> Option<Seat<'_>> {
+        self.wait(name, peer, Duration::ZERO)
+    }
+
+    /// The same, and waits for one.
+    pub fn wait(&self, name: &PeerName, peer: SocketAddr, wait: Duration) -> Option<Seat<'_>> {
+        let host = name.as_ref().map_or_else(|| peer.ip().to_string(), ToString::to_string);
+        let is_full = |taken: &mut BTreeMap<String, usize>| {
+            taken.get(&host).is_some_and(|own| *own >= self.of_one)
+                || taken.values().sum::<usize>() >= self.of_all
+        };
+        let (mut taken, _) = self.free.wait_timeout_while(self.taken.lock(), wait, is_full);
+        if is_full(&mut taken) {
+            return None;
+        }
+        *taken.entry(host.clone()).or_default() += 1;
+        Some(Seat { seats: self, host })
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.seats.taken.lock();
+        let left = taken.get(&self.host).map_or(0, |own| own.saturating_sub(1));
+        if left == 0 {
+            taken.remove(&self.host);
+        } else {
+            taken.insert(self.host.clone(), left);
+        }
+        drop(taken);
+        self.seats.free.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_host_takes_the_seats_of_others_and_there_are_no_more_than_all() {
+        let seats = Seats::new(2, 3);
+        let peer = |host: u8| SocketAddr::from(([192, 0, 2, host], 4711));
+        let named = |name: &str| Some(name.parse().unwrap());
+        let first = seats.take(&named("b"), peer(1)).unwrap();
+        let _second = seats.take(&named("b"), peer(2)).unwrap();
+        assert!(seats.take(&named("b"), peer(3)).is_none(), "by its name");
+        let _third = seats.take(&None, peer(1)).unwrap();
+        assert!(seats.take(&None, peer(1)).is_none(), "of all");
+        drop(first);
+        assert!(seats.take(&None, peer(1)).is_some());
+        assert_eq!(seats.taken.lock().len(), 2);
+    }
+
+    #[test]
+    fn a_host_waits_until_it_has_a_seat_again() {
+        let (seats, peer) = (Seats::new(1, 8), SocketAddr::from(([192, 0, 2, 1], 4711)));
+        let first = seats.take(&None, peer).unwrap();
+        assert!(seats.wait(&None, peer, Duration::from_millis(1)).is_none());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| seats.wait(&None, peer, Duration::from_secs(60)).is_some());
+            drop(first);
+            assert!(waiting.join().unwrap());
+        });
+    }
+}
