@@ -16,6 +16,8 @@ use crate::stream_gate::{ArrivalCount, StreamGates};
 
 /// Tunnels at a time: each has threads and connections.
 const TUNNELS_MAX: usize = 64;
+/// Of them from one host, where hosts prove who they are.
+const TUNNELS_OF_ONE_HOST: usize = 16;
 
 pub struct Sessions {
     pub(super) config: Arc<Config>,
@@ -64,8 +66,8 @@ impl Sessions {
         let refuse = |code, detail: &str| Err(Fault::new(code, Step::Authorise, Side::Destination, detail));
         // Held meanwhile: of two that arrive at once, one finds the other.
         let mut live = self.lock();
-        if live.len() >= TUNNELS_MAX {
-            return refuse(Code::GuestBusy, "there are as many tunnels as there may be");
+        if let Err(why) = check_room(live.values().map(|tunnel| &tunnel.opener), &opener) {
+            return refuse(Code::GuestBusy, why);
         }
         if live.contains_key(&hello.session) {
             return refuse(Code::ProtocolViolation, "this session exists already");
@@ -73,5 +75,39 @@ impl Sessions {
         let tunnel = start::accept(self, hello, peer, opener)?;
         live.insert(hello.session, tunnel.clone());
         Ok(tunnel)
+    }
+}
+
+/// Whether one more tunnel may be opened from there. `openers` has that of each tunnel; none of those from here.
+fn check_room<'a>(
+    openers: impl Iterator<Item = &'a PeerName> + Clone,
+    opener: &PeerName,
+) -> Result<(), &'static str> {
+    if openers.clone().count() >= TUNNELS_MAX {
+        return Err("there are as many tunnels as there may be");
+    }
+    let of_host = openers.filter(|one| opener.is_some() && *one == opener).count();
+    if of_host >= TUNNELS_OF_ONE_HOST {
+        return Err("there are as many tunnels from that host as there may be");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_does_not_take_the_tunnels_of_others() {
+        let named = |name: &str| -> PeerName { Some(name.parse().unwrap()) };
+        let mut openers = vec![named("b"); TUNNELS_OF_ONE_HOST];
+        let room = |openers: &[PeerName], opener: &PeerName| check_room(openers.iter(), opener).is_ok();
+        assert!(!room(&openers, &named("b")));
+        assert!(room(&openers[1..], &named("b")) && room(&openers, &named("c")));
+        // In plain text no host is known.
+        openers = vec![None; TUNNELS_MAX - 1];
+        assert!(room(&openers, &None));
+        openers.push(None);
+        assert!(!room(&openers, &None));
     }
 }
