@@ -302,6 +302,12 @@ impl Identity {
         Ok(Peer { cluster, host, serial: facts.serial, not_after: facts.not_after })
     }
 
+    /// Whether one of these certificates was revoked, also if it has ended since. Of a chain that was verified before.
+    pub fn is_revoked(&self, chain: &[CertificateDer<'_>]) -> bool {
+        let state = self.state();
+        chain.iter().any(|certificate| state.revocations.have(certificate))
+    }
+
     pub(crate) fn certified_key(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.state().key)
     }

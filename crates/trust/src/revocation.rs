@@ -49,6 +49,8 @@ pub struct RevocationList {
     parsed: CertRevocationList<'static>,
     number: u64,
     authority: AuthorityId,
+    /// Name of the authority, in DER.
+    issuer: Vec<u8>,
 }
 
 impl RevocationList {
@@ -64,7 +66,8 @@ impl RevocationList {
             list.crl_number().and_then(|number| u64::try_from(number).ok()).ok_or(RevocationError::Number)?;
         let signer = bundle.authorities().iter().find(|authority| signed_by(&list, authority));
         let authority = signer.ok_or(RevocationError::Signature)?.id();
-        Ok(RevocationList { der: der.to_vec().into(), parsed: parsed.into(), number, authority })
+        let issuer = list.issuer().as_raw().to_vec();
+        Ok(RevocationList { der: der.to_vec().into(), parsed: parsed.into(), number, authority, issuer })
     }
 
     /// Larger in every later list of the same authority.
@@ -134,6 +137,14 @@ impl Revocations {
     /// The newest list of an authority; `None` before the first one.
     pub fn list(&self, authority: AuthorityId) -> Option<&RevocationList> {
         self.lists.iter().find(|list| list.authority == authority).map(|list| &**list)
+    }
+
+    /// Whether one of the lists has this certificate, in DER. Its signature and its time are not looked at.
+    pub(crate) fn have(&self, certificate: &[u8]) -> bool {
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+        let issuer = certificate.issuer().as_raw();
+        let serial = Serial::new(certificate.raw_serial());
+        self.lists.iter().any(|list| list.issuer == issuer && list.is_revoked(&serial))
     }
 
     /// All lists as a PEM file.

@@ -144,6 +144,19 @@ fn a_certificate_counts_from_an_hour_before_it_was_made_for_ninety_days() {
 }
 
 #[test]
+fn a_revoked_certificate_is_found_also_when_it_has_ended() {
+    let mut cluster = Cluster::at("lab", before(UnixTime::now(), 200 * DAY));
+    let (one, _two) = (cluster.host("one"), cluster.host("two"));
+    let list = cluster.authority.revoke(&host("two"), cluster.made).unwrap();
+    let (own, revoked) = (key_of(&cluster, "one").0, key_of(&cluster, "two").0);
+    assert!(!one.is_revoked(&revoked));
+    one.accept_revocations(&list).unwrap();
+    let refused = one.verify(&revoked, Side::Client, None, UnixTime::now()).unwrap_err();
+    assert!(matches!(refused, PeerError::Expired(_)), "{refused}");
+    assert!(one.is_revoked(&revoked) && !one.is_revoked(&own));
+}
+
+#[test]
 fn a_revoked_host_is_refused_also_in_the_middle_of_a_connection() {
     let mut cluster = Cluster::new("lab");
     let (one, two, three) = (cluster.host("one"), cluster.host("two"), cluster.host("three"));
