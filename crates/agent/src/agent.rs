@@ -499,13 +499,22 @@ impl Agent {
         accepted.outcome(outcome).map_err(|error| chain(&error))
     }
 
-    /// Whether the session is unknown here, or this host has opened it.
+    /// Whether the session is unknown here, or this host has opened it. Of one that has ended the journal knows.
     pub(crate) fn may_decide(&self, hello: &Hello, name: &PeerName) -> Result<(), Fault> {
         let (live, unfinished) = (self.incoming.get(hello.session), self.recovery.get(hello.session));
+        let ended = match self.journal.get(hello.session) {
+            Ok(record) => record,
+            Err(error) => {
+                tracing::error!(error = chain(&error), "the journal cannot be read");
+                None
+            }
+        };
         let knows = live.as_ref().is_none_or(|live| live.knows(&hello.token))
-            && unfinished.as_ref().is_none_or(|one| one.knows(&hello.token));
+            && unfinished.as_ref().is_none_or(|one| one.knows(&hello.token))
+            && ended.as_ref().is_none_or(|record| record.knows(&hello.token));
         let is_of = live.as_ref().is_none_or(|live| live.is_of(name))
-            && unfinished.as_ref().is_none_or(|one| one.is_of(name));
+            && unfinished.as_ref().is_none_or(|one| one.is_of(name))
+            && ended.as_ref().is_none_or(|record| record.is_of(name));
         match (knows, is_of) {
             (false, _) => Err(refusal(Code::NotAuthorised, "wrong token")),
             (true, false) => Err(refusal(Code::NotAuthorised, "another host opened this session")),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, Process, UnwrittenEnds};
-use linerate_core::{ModeTag, SessionId, Time};
+use linerate_core::{ModeTag, SessionId, Time, Token};
 use linerate_guest::migrate::Settings;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
 use crate::security::PeerName;
+use crate::session::identity::parse_token;
 
 /// The format of the records, under [`FORMAT_KEY`].
 const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
@@ -260,6 +261,20 @@ impl Record {
             Role::Destination { incoming, .. } => incoming.peer.clone(),
             Role::Handover { .. } | Role::Libvirt { .. } => None,
         }
+    }
+
+    /// Whether this is the token of the session. A domain's end is libvirt's, and nobody asks about it by a token.
+    pub fn knows(&self, token: &Token) -> bool {
+        match &self.role {
+            Role::Source { token: ours, .. } => parse_token(ours) == *token,
+            Role::Destination { incoming, .. } => parse_token(&incoming.token) == *token,
+            Role::Handover { .. } | Role::Libvirt { .. } => true,
+        }
+    }
+
+    /// Whether its other host is this one. Of a session that began in plain text nobody knows which host that is.
+    pub(crate) fn is_of(&self, caller: &PeerName) -> bool {
+        self.peer().is_none_or(|peer| caller.as_ref() == Some(&peer))
     }
 
     /// Puts another phase of the same side in.

@@ -19,7 +19,7 @@ use crate::audit::Audit;
 use crate::bench;
 use crate::config::Config;
 use crate::faults::{chain, fault};
-use crate::journal::{IncomingRecord, Journal, Record};
+use crate::journal::{IncomingRecord, Journal, JournalError, Record};
 use crate::recovery::{self, can_run, is_alive};
 use crate::security::{Caller, Security};
 use crate::session::identity::Identity;
@@ -198,17 +198,20 @@ impl Sessions {
         if let Some(outcome) = self.recovery.get(session).and_then(|one| one.outcome()) {
             return outcome;
         }
-        let entries = match self.journal.all() {
-            Ok(all) => all.iter().filter_map(|(id, record)| record.entry(*id)).collect::<Vec<_>>(),
-            Err(error) => {
-                tracing::error!(error = chain(&error), "the journal cannot be read");
-                return Outcome::Pending;
-            }
+        self.journalled(session, live).unwrap_or_else(|error| {
+            tracing::error!(error = chain(&error), "the journal cannot be read");
+            Outcome::Pending
+        })
+    }
+
+    fn journalled(&self, session: SessionId, live: Option<Outcome>) -> Result<Outcome, JournalError> {
+        // All records are read only for a session that is there: others may ask about any number of them.
+        let Some(entry) = self.journal.get(session)?.and_then(|record| record.entry(session)) else {
+            return Ok(Outcome::Unknown);
         };
-        let Some(entry) = entries.iter().find(|entry| entry.session == session) else {
-            return Outcome::Unknown;
-        };
-        from_journal(entry, &entries, live)
+        let all = self.journal.all()?;
+        let entries: Vec<Entry> = all.iter().filter_map(|(id, record)| record.entry(*id)).collect();
+        Ok(from_journal(&entry, &entries, live))
     }
 }
 

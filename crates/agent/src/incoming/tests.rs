@@ -197,6 +197,31 @@ fn guests_that_arrive_at_a_time_are_bounded_for_a_host_and_in_total() {
 }
 
 #[test]
+fn of_an_ended_session_only_the_host_that_opened_it_is_told() {
+    use linerate_core::Outcome;
+    use linerate_core::journal::DestinationPhase;
+
+    use crate::journal::{IncomingRecord, Record};
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (token, peer) = ("02".repeat(32), Some("a".parse().unwrap()));
+    let incoming = IncomingRecord { token, peer, ..IncomingRecord::default() };
+    let record = Record::new("g", agent.journal.next_order(), incoming.role(DestinationPhase::Aborted));
+    agent.journal.put(SessionId([1; 16]), &record).unwrap();
+    let may = |asked: &Hello, name: &str| {
+        agent.may_decide(asked, &Some(name.parse().unwrap())).map_err(|fault| fault.detail)
+    };
+    for role in [Role::Query, Role::CommitAgain, Role::RolledBack] {
+        let wrong = Hello { token: Token([3; 32]), ..hello(1, role) };
+        assert_eq!(may(&wrong, "a").unwrap_err(), "wrong token");
+        assert_eq!(may(&hello(1, role), "b").unwrap_err(), "another host opened this session");
+        assert_eq!((may(&hello(1, role), "a"), may(&hello(9, role), "b")), (Ok(()), Ok(())));
+    }
+    assert_ne!(agent.incoming.outcome(SessionId([1; 16])), Outcome::Unknown);
+    assert_eq!(agent.incoming.outcome(SessionId([9; 16])), Outcome::Unknown);
+}
+
+#[test]
 fn after_a_restart_only_the_host_that_opened_a_session_decides_about_it() {
     use linerate_core::journal::DestinationPhase;
 
