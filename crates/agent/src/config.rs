@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
+use linerate_guest::own_folders::OwnFolders;
 use linerate_guest::qemu_user::{QemuUser, QemuUserError};
 use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
@@ -90,7 +91,8 @@ pub struct Config {
     pub huge_ram_dir: Option<PathBuf>,
     /// Folders whose files and devices an arriving guest may open as disk, kernel or firmware. A guest's description
     /// comes from another host: what is not under one of these is refused. No folder of devices is among the defaults:
-    /// `/dev/mapper` would give every device of this host to any host that may send guests.
+    /// `/dev/mapper` would give every device of this host to any host that may send guests. The agent's own folders are
+    /// refused in any case ([`Config::own_folders`]).
     #[serde(default = "default_file_roots")]
     pub file_roots: Vec<PathBuf>,
     /// Path of a disk, kernel or flash file at the source to its path here, where they differ: `"/srv/a.img" =
@@ -220,7 +222,7 @@ fn default_domain_sockets() -> PathBuf {
 }
 
 fn default_file_roots() -> Vec<PathBuf> {
-    ["/var/lib/linerate", "/var/lib/libvirt/images", "/srv", "/mnt"].map(PathBuf::from).to_vec()
+    ["/var/lib/linerate/images", "/var/lib/libvirt/images", "/srv", "/mnt"].map(PathBuf::from).to_vec()
 }
 
 fn default_reserve_mib() -> u64 {
@@ -348,6 +350,24 @@ impl Config {
     /// Folder of the cluster's authority.
     pub fn authority_folder(&self) -> PathBuf {
         self.authority_dir.clone().unwrap_or_else(|| self.state_dir.join("authority"))
+    }
+
+    /// What no guest opens: keys and passwords, the journal, sockets and RAM of guests. Only `images` in `state_dir` may
+    /// have disks.
+    pub fn own_folders(&self) -> OwnFolders {
+        let authority = self.authority_folder();
+        // Beside it is the next one while the authority changes.
+        let mut next = authority.clone().into_os_string();
+        next.push("-next");
+        let mut others = vec![self.identity_folder(), authority, next.into(), self.run_dir.clone()];
+        others.extend([self.ram_dir.clone(), self.domain_sockets.clone()]);
+        others.extend(self.huge_ram_dir.clone());
+        others.extend(self.certificate.as_ref().map(|pem| pem.key.clone()));
+        let fleet = self.fleet.as_ref();
+        others.extend(
+            fleet.into_iter().flat_map(|fleet| fleet.key.iter().chain(&fleet.password_file)).cloned(),
+        );
+        OwnFolders::new(self.state_dir.clone(), others)
     }
 
     /// `join_listen`, or each address of `listen` with the usual port for joining.
@@ -510,6 +530,33 @@ mod tests {
         let config = read("").unwrap();
         assert_eq!(config.socket, Path::new("/run/linerate/agent.sock"));
         assert!(config.listen.is_empty());
+    }
+
+    #[test]
+    fn the_default_folders_of_guests_hold_nothing_of_the_agents() {
+        let config = read("").unwrap();
+        let own = config.own_folders();
+        let files = ["/var/lib/linerate/authority/authority-key.pem", "/var/lib/linerate/journal.redb"];
+        for file in files.into_iter().chain(["/run/linerate/agent.sock", "/dev/shm/linerate/g-ram.ram"]) {
+            assert!(own.check([Path::new(file)]).is_err(), "{file}");
+            assert!(!config.file_roots.iter().any(|root| Path::new(file).starts_with(root)), "{file}");
+        }
+        for root in &config.file_roots {
+            own.check([root.join("disk.img").as_path()]).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_and_passwords_elsewhere_are_the_agents_own_too() {
+        let config = read(
+            "huge_ram_dir = \"/huge\"\nidentity_dir = \"/i\"\nauthority_dir = \"/a\"\n[certificate]\ncluster = \"kvm\"\n\
+             certificate = \"/c\"\nkey = \"/k\"\nauthorities = \"/t\"\n",
+        )
+        .unwrap();
+        for file in ["/huge/g.ram", "/i/host.pem", "/a/authority-key.pem", "/a-next/authority-key.pem", "/k"]
+        {
+            assert!(config.own_folders().check([Path::new(file)]).is_err(), "{file}");
+        }
     }
 
     #[test]

@@ -51,6 +51,15 @@ fn registry_error(error: &RegistryError) -> ErrorBody {
     failed(code, error)
 }
 
+/// Nothing of the agent's is a guest's disk or kernel, nor named by its image, which a QEMU may have written. The serial port's file
+/// is no image, and may be a log in `run_dir`.
+fn refuse_own(agent: &Agent, spec: &GuestSpec) -> Answer<()> {
+    let opened = needs::of_spec(spec, &[]);
+    let opened = opened.iter().filter(|wanted| Some(&wanted.path) != spec.serial.as_ref());
+    let checked = agent.config.own_folders().check(opened.map(|wanted| wanted.path.as_path()));
+    checked.map_err(|error| failed("resource_missing", &error))
+}
+
 /// An image that a guest left when its disks were copied elsewhere is older than the guest.
 fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
     let stale = spec.disk.iter().find_map(|disk| Some((&disk.path, stale::of(&disk.path)?)));
@@ -244,6 +253,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     };
     let base = base.unwrap_or_else(|| PathBuf::from("/"));
     let spec = GuestSpec::parse(&text, &base).map_err(|error| failed(code::BAD_REQUEST, &error))?;
+    refuse_own(agent, &spec)?;
     let wanted = spec.qemu.clone();
     let qemu = agent.config.qemu.iter().find(|qemu| wanted.as_ref().is_none_or(|name| *name == qemu.name));
     let qemu = qemu.ok_or_else(|| {

@@ -52,3 +52,14 @@ fn what_is_done_to_the_disks_meanwhile_is_in_both_verdicts() {
     }
     assert!(shown.needs.iter().any(|need| need.contains("d.img")), "{:?}", shown.needs);
 }
+
+#[test]
+fn no_guest_is_started_with_a_disk_of_the_agents_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let folder = agent.config.state_dir.clone();
+    let text =
+        format!("name = \"g\"\nmemory = \"64M\"\n[[disk]]\npath = {:?}\n", folder.join("journal.redb"));
+    let refused = start(&agent, &StartGuest { spec_toml: Some(text), ..StartGuest::default() }).unwrap_err();
+    assert!(refused.message.contains("the agent's own files"), "{refused:?}");
+}

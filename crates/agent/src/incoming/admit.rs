@@ -135,6 +135,8 @@ fn let_in(
     if let Some(problem) = user.and_then(|user| needs::network_problem(user, &incoming_qemu.networks)) {
         return Err(refuse(Code::ResourceMissing, problem));
     }
+    // Again: a QEMU that was taken over may have written into an image meanwhile.
+    refuse_own(sessions, incoming_qemu)?;
     let own = make_qemu_folder(folder, user).map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let (Some(user), Some(access)) = (user, sessions.registry.access()) else { return Ok(()) };
     let mut wanted = needs::of_incoming(incoming_qemu, description.accelerator == "kvm");
@@ -254,6 +256,7 @@ fn check(
         let reasons: Vec<String> = refused.iter().map(ToString::to_string).collect();
         return Err(refuse(Code::NotMigratable, reasons.join("; ")));
     }
+    refuse_own(sessions, &made)?;
     let roots = granted::check(&sessions.security, opener, &sessions.config.file_roots, &made)
         .map_err(|reasons| refuse(Code::NotAuthorised, reasons))?;
     for note in &made.notes {
@@ -294,6 +297,12 @@ fn check(
     };
     let reasons: Vec<String> = fatal.iter().map(ToString::to_string).collect();
     Err(undone(images, refuse(code, reasons.join("; "))))
+}
+
+/// What is the agent's own is refused before anything is made, whatever is granted.
+fn refuse_own(sessions: &Sessions, incoming_qemu: &IncomingQemu) -> Result<(), Fault> {
+    granted::check_own(&sessions.config.own_folders(), incoming_qemu)
+        .map_err(|error| refuse_error(Code::ResourceMissing, &error))
 }
 
 /// Images that were made go before the claim to them does: another guest must not find one that is about to be removed.

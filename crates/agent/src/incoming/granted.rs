@@ -8,6 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use linerate_guest::incoming_qemu::{IncomingQemu, NeededNetwork};
+use linerate_guest::own_folders::{OwnFile, OwnFolders};
 use linerate_trust::grants::{Grants, Root};
 
 use crate::security::{HostGrants, PeerName, Security};
@@ -25,6 +26,13 @@ pub(super) fn check(
     let networks = made.networks.iter().filter_map(|network| of_network(&granted, network));
     let reasons: Vec<String> = files.chain(networks).collect();
     if reasons.is_empty() { Ok(both(roots, granted.grants)) } else { Err(reasons.join("; ")) }
+}
+
+/// Refuses what is the agent's own, and can be granted to nobody. The source names files, and their images name others.
+pub(super) fn check_own(own: &OwnFolders, made: &IncomingQemu) -> Result<(), OwnFile> {
+    // KVM's device is not among the files in question.
+    let opened = linerate_guest::access::needs::of_incoming(made, false);
+    own.check(opened.iter().map(|wanted| wanted.path.as_path()))
 }
 
 /// Why a file or a device is refused.
@@ -216,6 +224,25 @@ mod tests {
         let refused = asks(vec![tap("c-1"), bridge("br1")]).unwrap_err();
         assert!(refused.contains("tap \"c-1\"") && refused.contains("`taps`"), "{refused}");
         assert!(refused.contains("bridge \"br1\"") && refused.contains("`bridges`"), "{refused}");
+    }
+
+    #[test]
+    fn nobody_is_granted_what_is_the_agents_own() {
+        let host = host();
+        let own = OwnFolders::new(host.path("granted"), vec![]);
+        // Everything of the other folder is allowed, and an image there names a file of the agent's.
+        let image = host.path("other/image");
+        let mut head = b"QFI\xfb\0\0\0\x02".to_vec();
+        head.extend(72_u64.to_be_bytes());
+        head.extend([0, 0, 0, 15, 0, 0, 0, 16]);
+        head.resize(72, 0);
+        head.extend(b"../granted/disk");
+        fs::write(&image, head).unwrap();
+        for path in [host.path("granted/disk"), host.path("granted/new"), image] {
+            let refused = check_own(&own, &needs(&[path], vec![])).unwrap_err();
+            assert!(refused.target.starts_with(host.path("granted")), "{refused}");
+        }
+        check_own(&own, &needs(&[host.path("other/disk")], vec![])).unwrap();
     }
 
     #[test]
