@@ -41,6 +41,7 @@ mod lock;
 pub mod migrate;
 pub mod options;
 pub mod own_folders;
+mod plain_file;
 pub mod process;
 pub mod processor;
 pub mod procfs;

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::description::ImageFormat;
+use crate::plain_file;
 use crate::roots::is_allowed;
 
 /// First bytes of an image.
@@ -113,25 +114,25 @@ pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)
 }
 
 /// What QEMU opens because an image names it, and whether for writing: with the image its data file, and never a backing
-/// file.
-pub(crate) fn opened_with(image: &Path, writable: bool) -> Result<Vec<(PathBuf, bool)>, ReferenceError> {
+/// file. It ends where nothing more can be read, which is refused elsewhere, with the reason.
+pub(crate) fn opened_with(image: &Path, writable: bool) -> Vec<(PathBuf, bool)> {
     let (mut image, mut writable) = (image.to_owned(), writable);
     let mut found = Vec::new();
     for _ in 0..CHAIN_MAX {
-        let Some(header) = read(&image)? else { return Ok(found) };
+        let Ok(Some(header)) = read(&image) else { return found };
         // QEMU looks for a relative one in its own working directory.
         let data = header.data.as_deref().and_then(plain);
         found.extend(data.map(|data| (Path::new("/").join(data), writable)));
         // What is no file is opened with QEMU's own rights.
-        let Some(backing) = header.backing.as_deref().and_then(plain) else { return Ok(found) };
+        let Some(backing) = header.backing.as_deref().and_then(plain) else { return found };
         image = image.parent().unwrap_or(Path::new("/")).join(backing);
         writable = false;
         found.push((image.clone(), writable));
         if header.backing_format.as_deref() == Some(ImageFormat::Raw.name()) {
-            return Ok(found);
+            return found;
         }
     }
-    Err(ReferenceError::Endless)
+    found
 }
 
 /// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
@@ -152,7 +153,7 @@ fn inside(path: PathBuf, roots: &[PathBuf]) -> Result<PathBuf, ReferenceError> {
 /// None if it is no qcow2 image.
 fn read(image: &Path) -> Result<Option<Header>, ReferenceError> {
     let unreadable = |error: io::Error| ReferenceError::Unreadable(error.to_string());
-    let mut file = File::open(image).map_err(unreadable)?;
+    let mut file = plain_file::open(image).map_err(unreadable)?;
     let mut head = Vec::new();
     file.by_ref().take(EXTENSIONS_BYTES_MAX as u64).read_to_end(&mut head).map_err(unreadable)?;
     if !head.starts_with(&MAGIC) {
@@ -224,4 +225,26 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, ReferenceError> {
 
 fn long(bytes: &[u8], at: usize) -> Result<u64, ReferenceError> {
     number::<8>(bytes, at).map(u64::from_be_bytes).ok_or(ReferenceError::Header("it is cut off"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_holds_nobody_and_hides_nothing_that_an_image_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, fifo) = (dir.path().join("image"), dir.path().join("fifo"));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        let mut head = MAGIC.to_vec();
+        head.extend(2_u32.to_be_bytes());
+        head.extend(72_u64.to_be_bytes());
+        head.extend([0, 0, 0, 4, 0, 0, 0, 16]);
+        head.resize(HEADER_BYTES, 0);
+        head.extend(b"fifo");
+        fs::write(&image, head).unwrap();
+        assert_eq!(opened_with(&image, true), [(fifo.clone(), false)]);
+        assert_eq!(opened_with(&fifo, true), []);
+        assert!(matches!(check(&fifo, &["/".into()]), Err(ReferenceError::Unreadable(_))));
+    }
 }

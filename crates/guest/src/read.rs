@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use crate::argv::{Argument, split_loose};
 use crate::description::{GuestDescription, ProcessFacts, SCHEMA, Traits};
 use crate::options::Options;
+use crate::plain_file;
 use crate::processor::Processor;
 use crate::procfs::{self, ProcessError};
 use crate::qmp::{Qmp, QmpError};
@@ -91,12 +92,18 @@ pub(crate) fn command_line(pid: i32) -> Result<(Vec<String>, Names), ReadError> 
     let read = |path: &str| {
         let whole = names.whole(path).unwrap_or_else(|| path.to_owned());
         let path = root.join(Path::new(&whole).strip_prefix("/").ok()?);
-        let mut text = String::new();
-        let mut file = std::fs::File::open(path).ok()?.take(config::BYTES_MAX);
-        file.read_to_string(&mut text).ok().map(|_| text)
+        read_config(&path)
     };
     let arguments = config::expand(&arguments, read);
     Ok((names.in_arguments(arguments), names))
+}
+
+/// A process writes its own command line, so a name may lead anywhere.
+fn read_config(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let mut file = plain_file::open(path).ok()?.take(config::BYTES_MAX + 1);
+    let length = file.read_to_string(&mut text).ok()?;
+    (length as u64 <= config::BYTES_MAX).then_some(text)
 }
 
 struct Asker<'a> {
@@ -248,4 +255,24 @@ pub(crate) fn parsed<'a>(
         .iter()
         .filter(move |option| option.name == name)
         .filter_map(move |option| Options::parse(option.value.as_deref()?, implied).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_options_that_is_none_or_too_long_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.cfg");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        assert_eq!(read_config(&path), None);
+        std::fs::remove_file(&path).unwrap();
+        let length = usize::try_from(config::BYTES_MAX).unwrap();
+        std::fs::write(&path, "#".repeat(length)).unwrap();
+        assert_eq!(read_config(&path).map(|text| text.len()), Some(length));
+        std::fs::write(&path, "#".repeat(length + 1)).unwrap();
+        assert_eq!(read_config(&path), None);
+    }
 }

@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::plain_file;
+
 /// Name of the attribute.
 pub const ATTRIBUTE: &str = "user.linerate.stale";
 /// Longest mark that is read.
@@ -47,7 +49,7 @@ pub fn read(file: &File) -> Option<Stale> {
 
 /// The mark of the image at a path.
 pub fn of(path: &Path) -> Option<Stale> {
-    read(&File::open(path).ok()?)
+    read(&plain_file::open(path).ok()?)
 }
 
 /// Removes the mark, if there is one: the image is a guest's again.

@@ -78,8 +78,7 @@ fn tap_problem(user: &QemuUser, name: &str) -> Option<String> {
 
 /// A QEMU that was taken over may have written what an image names.
 fn named_by(wanted: &mut Vec<Wanted>, image: &Path, writable: bool) {
-    // What cannot be read is refused elsewhere, with the reason.
-    let others = qcow2::opened_with(image, writable).unwrap_or_default();
+    let others = qcow2::opened_with(image, writable);
     wanted.extend(others.into_iter().map(|(path, writable)| Wanted::inside(path, writable)));
 }
 

@@ -13,6 +13,7 @@ use super::mounts::mount_of;
 use super::open_files::{OpenFile, metadata_in, open_files, path_in};
 use super::{COMPARED_BYTES_MAX, DeviceFacts, FileFacts, ImageFacts, Marks, Storage, StorageFacts, device};
 use crate::description::{Disk, GuestDescription};
+use crate::plain_file;
 use crate::procfs;
 
 /// Drivers that open a file or device of this host.
@@ -121,7 +122,7 @@ fn opened(pid: i32, path: &Path, open: &[OpenFile]) -> Result<(File, Metadata), 
         return Err(OpenError::NotQemus { path: path.to_owned() });
     };
     let failed = |cause: io::Error| OpenError::Open { path: path.to_owned(), cause };
-    let file = File::open(&qemus.link).or_else(|_| File::open(path_in(pid, path))).map_err(failed)?;
+    let file = plain_file::open(&qemus.link).or_else(|_| plain_file::open(&path_in(pid, path))).map_err(failed)?;
     let facts = file.metadata().map_err(failed)?;
     if qemus.is(&facts) { Ok((file, facts)) } else { Err(OpenError::JustReplaced { path: path.to_owned() }) }
 }
