@@ -18,8 +18,14 @@ use crate::socket_file::SocketFile;
 
 /// Longest line taken from QEMU, in bytes. `query-*` answers of large guests reach some hundred KiB.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
-/// Events kept until a caller asks for them; the oldest goes when one more comes.
+/// Events kept until a caller asks for them; when one more comes, the oldest goes that is not among [`KEPT`].
 pub const EVENTS_MAX: usize = 1024;
+/// Bytes of the lines of the events kept.
+pub const EVENTS_BYTES_MAX: usize = 1 << 20;
+/// Events that say whether the guest runs or has left: they go only if nothing else is left to go.
+const KEPT: &[&str] = &["STOP", "RESUME", "MIGRATION"];
+/// A QEMU has no more events to send than are read in this time.
+const CLEAR_WAIT: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 64 << 10;
 
 /// What can go wrong on a QMP connection.
@@ -120,8 +126,9 @@ impl Event {
     }
 }
 
+/// With an event its line's length in bytes.
 enum Line {
-    Event(Event),
+    Event(Event, usize),
     Answer { id: Option<u64>, result: Result<Value, (String, String)> },
 }
 
@@ -131,7 +138,8 @@ pub struct Qmp {
     stream: UnixStream,
     buffer: Vec<u8>,
     scanned: usize,
-    events: VecDeque<Event>,
+    events: VecDeque<(Event, usize)>,
+    events_bytes: usize,
     events_dropped: u64,
     last_id: u64,
     version: QemuVersion,
@@ -168,6 +176,7 @@ impl Qmp {
             buffer: Vec::new(),
             scanned: 0,
             events: VecDeque::new(),
+            events_bytes: 0,
             events_dropped: 0,
             last_id: 0,
             version,
@@ -251,7 +260,7 @@ impl Qmp {
     fn answer(&mut self, id: u64, command: &str, deadline: Instant) -> Result<Value, QmpError> {
         loop {
             match self.next(deadline, command)? {
-                Line::Event(event) => self.queue(event),
+                Line::Event(event, bytes) => self.queue(event, bytes),
                 Line::Answer { id: Some(other), .. } if other != id => {}
                 Line::Answer { result: Ok(value), .. } => return Ok(value),
                 Line::Answer { result: Err((class, description)), .. } => {
@@ -267,13 +276,14 @@ impl Qmp {
         mut wanted: impl FnMut(&Event) -> bool,
         deadline: Instant,
     ) -> Result<Event, QmpError> {
-        if let Some(found) = self.events.iter().position(&mut wanted).and_then(|i| self.events.remove(i)) {
+        let queued = self.events.iter().position(|(event, _)| wanted(event));
+        if let Some(found) = queued.and_then(|index| self.take(index)) {
             return Ok(found);
         }
         loop {
             match self.next(deadline, "waiting for an event")? {
-                Line::Event(event) if wanted(&event) => return Ok(event),
-                Line::Event(event) => self.queue(event),
+                Line::Event(event, _) if wanted(&event) => return Ok(event),
+                Line::Event(event, bytes) => self.queue(event, bytes),
                 Line::Answer { .. } => {}
             }
         }
@@ -281,7 +291,7 @@ impl Qmp {
 
     /// The next queued event, or one that has already arrived on the socket.
     pub fn try_event(&mut self) -> Result<Option<Event>, QmpError> {
-        if let Some(event) = self.events.pop_front() {
+        if let Some(event) = self.take(0) {
             return Ok(Some(event));
         }
         // A deadline of a millisecond: what has arrived is read, nothing is waited for.
@@ -292,18 +302,29 @@ impl Qmp {
         }
     }
 
-    /// Forgets the events that came so far, on the socket too.
+    /// Forgets the events that came so far, on the socket too. A QEMU that goes on sending is an error.
     pub fn clear_events(&mut self) -> Result<(), QmpError> {
-        while self.try_event()?.is_some() {}
+        let end = Instant::now() + CLEAR_WAIT;
+        while self.try_event()?.is_some() {
+            remaining(end, "clearing its events")?;
+        }
         Ok(())
     }
 
-    fn queue(&mut self, event: Event) {
-        if self.events.len() >= EVENTS_MAX {
-            self.events.pop_front();
+    fn take(&mut self, index: usize) -> Option<Event> {
+        let (event, bytes) = self.events.remove(index)?;
+        self.events_bytes -= bytes;
+        Some(event)
+    }
+
+    fn queue(&mut self, event: Event, bytes: usize) {
+        self.events.push_back((event, bytes));
+        self.events_bytes += bytes;
+        while self.events.len() > EVENTS_MAX || self.events_bytes > EVENTS_BYTES_MAX {
+            let other = self.events.iter().position(|(event, _)| !KEPT.contains(&event.name.as_str()));
+            self.take(other.unwrap_or(0));
             self.events_dropped += 1;
         }
-        self.events.push_back(event);
     }
 
     fn next(&mut self, deadline: Instant, doing: &str) -> Result<Line, QmpError> {
@@ -443,7 +464,8 @@ fn parse_line(line: &[u8]) -> Result<Line, QmpError> {
             Duration::from_secs(part("seconds")).saturating_add(Duration::from_micros(part("microseconds")));
         let name = name.to_owned();
         let data = message.remove("data").unwrap_or_else(|| json!({}));
-        return Ok(Line::Event(Event { name, data, emitted, read_at: Instant::now() }));
+        let event = Event { name, data, emitted, read_at: Instant::now() };
+        return Ok(Line::Event(event, line.len()));
     }
     let id = message.get("id").and_then(Value::as_u64);
     if let Some(value) = message.remove("return") {

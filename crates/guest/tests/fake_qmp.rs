@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use linerate_guest::migrate::{MigrateError, SourceQemu};
-use linerate_guest::qmp::{EVENTS_MAX, LINE_BYTES_MAX, Qmp, QmpError};
+use linerate_guest::qmp::{EVENTS_BYTES_MAX, EVENTS_MAX, LINE_BYTES_MAX, Qmp, QmpError};
 use serde_json::{Value, json};
 
 const GREETING: &str =
@@ -199,6 +199,44 @@ fn a_flood_of_events_is_bounded() {
     qmp.execute("x", json!({}), soon()).unwrap();
     assert_eq!(qmp.events_dropped(), 10);
     assert_eq!(qmp.try_event().unwrap().unwrap().data["number"], 10);
+}
+
+#[test]
+fn long_events_are_bounded_and_push_out_nothing_that_says_what_the_guest_does() {
+    const LONG: usize = 4;
+    let (_dir, path) = serve(|peer| {
+        peer.greet();
+        let id = peer.id();
+        let padding = "x".repeat(EVENTS_BYTES_MAX / LONG);
+        for name in ["RESUME", "STOP"] {
+            peer.send(&format!("{}\n", json!({ "event": name })));
+        }
+        for number in 0..2 * LONG {
+            peer.send(&format!("{}\n", json!({"event": "E", "data": {"number": number, "padding": padding}})));
+        }
+        peer.send(&format!("{}\n", json!({ "event": "MIGRATION" })));
+        peer.send(&format!("{}\n", json!({"event": "F", "data": "x".repeat(2 * EVENTS_BYTES_MAX)})));
+        peer.send(&format!("{}\n", json!({ "return": {}, "id": id })));
+        peer.id();
+    });
+    let mut qmp = Qmp::connect(&path, soon()).unwrap();
+    qmp.execute("x", json!({}), soon()).unwrap();
+    // The longest one goes itself, as all others together are shorter.
+    assert_eq!(qmp.events_dropped(), 2 * LONG as u64 + 1);
+    let names = std::iter::from_fn(|| qmp.try_event().unwrap()).map(|event| event.name);
+    assert_eq!(names.collect::<Vec<_>>(), ["RESUME", "STOP", "MIGRATION"]);
+}
+
+#[test]
+fn a_qemu_that_sends_events_without_end_is_not_listened_to_without_end() {
+    let (_dir, path) = serve(|peer| {
+        peer.greet();
+        while peer.stream.write_all(b"{\"event\": \"RESET\"}\n").is_ok() {}
+    });
+    let mut qmp = Qmp::connect(&path, soon()).unwrap();
+    let begun = Instant::now();
+    assert!(matches!(qmp.clear_events(), Err(QmpError::TimedOut { .. })));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 /// QEMU answers what it is asked while it stops the guest: the answer may come before anybody has looked at the events.
