@@ -9,8 +9,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
+use crate::argv::split_loose;
 use crate::description::GuestDescription;
 use crate::incoming_qemu::IncomingQemu;
+use crate::options::Options;
+use crate::read::parsed;
 use crate::shared::open_files::{self, OpenFile};
 
 /// A claim whose owner is not known must last so long.
@@ -61,17 +64,18 @@ pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
     refuse(path, users)
 }
 
-/// Refuses shared images that something on this host writes. Other guests may, where they agree on it (`share-rw`),
-/// and the guest itself may still run on this very machine.
+/// Refuses shared images that something on this host writes. Other guests may, where the disk's own device agrees to it
+/// (`share-rw`), and the guest itself may still run on this very machine.
 pub fn check_shared(guest: &GuestDescription, incoming: &IncomingQemu) -> Result<(), InUse> {
-    if guest.arguments.iter().any(|argument| argument.contains("share-rw")) {
-        return Ok(());
-    }
+    let options = split_loose(&guest.arguments);
+    let agreed: Vec<Options> =
+        parsed(&options, "device", Some("driver")).filter(|device| device.is_on("share-rw")).collect();
     let own = own_processes(guest);
     for file in incoming.files.iter().filter(|file| file.writable) {
         let Some(disk) = guest.disks.iter().find(|disk| disk.path == file.source) else { continue };
         let copied = guest.copied.iter().any(|copied| copied.path == file.source);
-        if disk.read_only || copied {
+        let is_agreed = agreed.iter().any(|device| device.get("drive") == Some(&disk.id));
+        if disk.read_only || copied || is_agreed {
             continue;
         }
         let mut users = users(&file.path, &own);

@@ -134,6 +134,27 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
 }
 
 #[test]
+fn images_are_locked_here_whatever_the_source_says() {
+    for (word, drive) in [
+        ("-drive", "if=none,id=d,format=raw,file=/srv/disks/a,file.locking=off,file.locking=on,force-share=on"),
+        ("-blockdev", "driver=file,node-name=a,filename=/srv/disks/a,locking=off,force-share=on"),
+        (
+            "-blockdev",
+            r#"{"driver":"raw","node-name":"a","force-share":true,"file":{"driver":"file","filename":"/srv/disks/a","locking":"off"}}"#,
+        ),
+    ] {
+        let made = build_incoming(&description(&["-nodefaults", word, drive]), &options()).unwrap();
+        let text = made.arguments.join(" ");
+        assert!(text.contains("locking=auto") && !text.contains("locking=o"), "{text}");
+        assert!(!text.contains("force-share"), "{text}");
+        assert_eq!(made.notes.iter().filter(|note| note.contains("locked here")).count(), 2, "{:?}", made.notes);
+    }
+    let drive = "driver=file,node-name=a,filename=/srv/disks/a,locking=on";
+    let made = build_incoming(&description(&["-nodefaults", "-blockdev", drive]), &options()).unwrap();
+    assert!(made.arguments.join(" ").contains("locking=on"));
+}
+
+#[test]
 fn descriptions_that_contradict_themselves_are_refused() {
     let mut guest = description(&["-nodefaults"]);
     guest.name = "../../etc".into();

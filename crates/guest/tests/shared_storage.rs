@@ -301,8 +301,20 @@ fn a_shared_image_that_something_else_writes_is_refused() {
     source.guest.process.pid = i32::try_from(writer.0.id()).unwrap();
     in_use::check_shared(&source.guest, &incoming(&files)).unwrap();
     source.guest.process.pid = 1;
-    source.guest.arguments = vec!["virtio-blk-pci,drive=d,share-rw=on".into()];
-    in_use::check_shared(&source.guest, &incoming(&files)).unwrap();
+    let mut check = |arguments: [&str; 2]| {
+        source.guest.arguments = arguments.map(str::to_owned).to_vec();
+        in_use::check_shared(&source.guest, &incoming(&files))
+    };
+    for other in [
+        ["-append", "share-rw=on"],
+        ["-device", "virtio-blk-pci,drive=vdb,share-rw=on"],
+        ["-device", "virtio-blk-pci,drive=vda,share-rw=off"],
+        ["-device", "virtio-blk-pci,drive=vda,serial=share-rw"],
+    ] {
+        assert!(check(other).is_err(), "{other:?}");
+    }
+    check(["-device", "virtio-blk-pci,drive=vda,share-rw=on"]).unwrap();
+    check(["-device", r#"{"driver":"virtio-blk-pci","drive":"vda","share-rw":true}"#]).unwrap();
 }
 
 #[test]

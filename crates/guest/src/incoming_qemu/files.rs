@@ -35,7 +35,6 @@ const KEYS: &[&str] = &[
     "writeback",
     "locking",
     "drop-cache",
-    "force-share",
     "aio-max-batch",
     "size",
     "offset",
@@ -201,6 +200,8 @@ impl Builder<'_> {
                 node_name(option, &value)?;
             } else if key == "snapshot" && matches!(value.as_str(), "on" | "yes" | "true" | "y") {
                 return Err(refused(option, "snapshot=on", TEMPORARY));
+            } else if last == "force-share" || last == "locking" && !matches!(value.as_str(), "on" | "auto") {
+                self.lock(option, options, &key);
             } else if KEYS.contains(&last) || throttling {
                 no_file_name(option, &key, &value)?;
             } else {
@@ -208,6 +209,13 @@ impl Builder<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The source does not decide that others on this host may write the same image: QEMU locks it where it can.
+    fn lock(&mut self, option: &str, options: &mut Options, key: &str) {
+        let value = options.get(key).unwrap_or_default();
+        self.note(format!("{key}={value} of -{option} is not taken over: images are locked here"));
+        if key.ends_with("locking") { options.set(key, "auto") } else { options.remove(key) }
     }
 
     pub(super) fn host_file(
