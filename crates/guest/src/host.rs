@@ -1,5 +1,6 @@
 //! Whether this host has what an incoming QEMU needs: firmware, machine type, files, interfaces, memory, a free name.
 
+mod memory;
 mod needs;
 mod problem;
 
@@ -196,6 +197,7 @@ pub fn check_host(
     host: &HostFacts,
 ) -> Vec<Problem> {
     let mut problems = machine_problems(guest, host);
+    problems.extend(memory::problem(guest, &incoming.arguments));
     problems.extend(ram_folder_problem(guest, incoming, host));
     problems.extend(incoming.files.iter().filter_map(|file| file_problem(guest, file, roots)));
     problems.extend(incoming.networks.iter().filter_map(network_problem));

@@ -240,6 +240,28 @@ fn huge_pages_are_counted_apart_from_other_memory() {
 }
 
 #[test]
+fn a_command_line_asks_for_no_more_memory_than_the_description() {
+    let check = |words: &[&str]| {
+        let guest = description(&[&["-nodefaults"], words].concat());
+        let made = build_incoming(&guest, &options()).unwrap();
+        check_host(&guest, &made, &options().qemu, &[], &facts(&guest.machine))
+    };
+    let memory = "memory-backend-ram,id=ram,size=64M";
+    for honest in [
+        &["-m", "64"][..],
+        &["-m", "size=65536k,slots=4,maxmem=1T"],
+        &["-m", "64M", "-object", memory, "-machine", "pc,memory-backend=ram"],
+        &["-m", "32M"],
+    ] {
+        assert_eq!(check(honest), [], "{honest:?}");
+    }
+    for greedy in [&["-m", "512G"][..], &["-m", "65"], &["-m", "64", "-object", memory]] {
+        assert!(matches!(check(greedy)[..], [Problem::MemoryDiffers { .. }]), "{greedy:?}");
+    }
+    assert!(matches!(check(&["-m", "64?"])[..], [Problem::MemoryUnknown { .. }]));
+}
+
+#[test]
 fn a_folder_for_ram_that_is_too_small_is_named() {
     let memory = "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on";
     let guest = description(&["-nodefaults", "-object", memory]);

@@ -292,6 +292,7 @@ fn check(
         Problem::MemoryShort { .. } | Problem::RamFolderShort { .. } | Problem::HugePagesShort { .. } => {
             Code::MemoryShort
         }
+        Problem::MemoryDiffers { .. } | Problem::MemoryUnknown { .. } => Code::NotMigratable,
         Problem::NameTaken { .. } | Problem::UuidTaken { .. } => Code::GuestExists,
         _ => Code::ResourceMissing,
     };

@@ -76,6 +76,14 @@ pub enum Problem {
     BridgeMissing { name: String },
     #[error("the guest needs {} of memory and {} are available here", bytes(*needed), bytes(*available))]
     MemoryShort { needed: u64, available: u64 },
+    /// The command line asks for more than is reserved.
+    #[error(
+        "the guest's command line asks for {} of memory, and its description says {}: the source's agent and the guest's          QEMU disagree", bytes(*asked), bytes(*described)
+    )]
+    MemoryDiffers { asked: u64, described: u64 },
+    /// A size on the command line is not understood.
+    #[error("the guest's command line has a size of memory that is not understood: {text:?}")]
+    MemoryUnknown { text: String },
     /// The folder for RAM is too small, or full.
     #[error(
         "the guest needs {} of RAM in {} and {} are free there: enlarge that tmpfs (`mount -o remount,size=…`) or empty it",
