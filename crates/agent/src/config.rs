@@ -537,7 +537,7 @@ mod tests {
         let config = read("").unwrap();
         let own = config.own_folders();
         let files = ["/var/lib/linerate/authority/authority-key.pem", "/var/lib/linerate/journal.redb"];
-        for file in files.into_iter().chain(["/run/linerate/agent.sock", "/dev/shm/linerate/g-ram.ram"]) {
+        for file in files.into_iter().chain(["/run/linerate/agent.sock", "/dev/shm/linerate/g+ram.ram"]) {
             assert!(own.check([Path::new(file)]).is_err(), "{file}");
             assert!(!config.file_roots.iter().any(|root| Path::new(file).starts_with(root)), "{file}");
         }

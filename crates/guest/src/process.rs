@@ -91,6 +91,11 @@ pub fn start(
     launch: &Launch<'_>,
     deadline: Instant,
 ) -> Result<(GuestRecord, Qmp), GuestError> {
+    // Before anything that would remove them.
+    if let Err(error) = registry.check_ram(launch.name, &launch.ram_files) {
+        let _ = registry.remove_all(launch.name, launch.folder);
+        return Err(error.into());
+    }
     let result = try_start(registry, launch, deadline);
     if result.is_err() {
         clean_up(registry, launch);

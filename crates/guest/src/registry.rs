@@ -33,6 +33,9 @@ pub enum RegistryError {
     /// A name that cannot be used.
     #[error(transparent)]
     Name(#[from] DescriptionError),
+    /// Another guest's memory.
+    #[error("{path} is the RAM of the guest {guest}, which runs here: it is neither removed nor used again")]
+    RamOfOther { path: PathBuf, guest: String },
     /// A record that cannot be read.
     #[error("the record {path} is damaged: remove its folder if the guest has ended")]
     Damaged {
@@ -68,6 +71,12 @@ pub fn make_qemu_folder(folder: &Path, user: Option<&QemuUser>) -> Result<PathBu
     };
     made.map_err(|source| RegistryError::File { path: path.clone(), source })?;
     Ok(path)
+}
+
+/// Name of the file with the RAM of a guest's memory object. Neither may have a plus in its name, so no other guest's object has
+/// the same file, as `web` with `db-ram` and `web-db` with `ram` would.
+pub(crate) fn ram_file_name(guest: &str, object: &str) -> String {
+    format!("{guest}+{object}.ram")
 }
 
 /// How a guest came here.
@@ -282,6 +291,17 @@ impl Registry {
             return Err(RegistryError::Schema { path });
         }
         Ok(record)
+    }
+
+    /// Refuses to make RAM files for a guest that a running guest of another name has.
+    pub fn check_ram(&self, name: &str, files: &[PathBuf]) -> Result<(), RegistryError> {
+        for record in self.list()?.into_iter().filter(|record| record.name != name) {
+            let shared = record.ram_files.iter().find(|file| files.contains(file));
+            if let Some(path) = shared.filter(|_| record.is_alive()) {
+                return Err(RegistryError::RamOfOther { path: path.clone(), guest: record.name.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// All guests with a readable record, by name; the dead too.
@@ -505,6 +525,24 @@ mod tests {
         assert_eq!(left(), [false, false, false, true, true]);
         registry.release_files_of_absent();
         assert_eq!(left(), [false, false, false, false, true]);
+    }
+
+    #[test]
+    fn the_ram_of_a_guest_that_runs_is_no_other_guests() {
+        assert_ne!(ram_file_name("web", "db-ram"), ram_file_name("web-db", "ram"));
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let ram = [dir.path().join("ram")];
+        let mut live = record("a");
+        live.ram_files = ram.to_vec();
+        registry.put(&live).unwrap();
+        let refused = registry.check_ram("b", &ram).unwrap_err().to_string();
+        assert!(refused.contains("the RAM of the guest a"), "{refused}");
+        registry.check_ram("a", &ram).unwrap();
+        registry.check_ram("b", &[dir.path().join("other")]).unwrap();
+        live.process.start_ticks -= 1;
+        registry.put(&live).unwrap();
+        registry.check_ram("b", &ram).unwrap();
     }
 
     #[test]

@@ -212,7 +212,10 @@ fn long_events_are_bounded_and_push_out_nothing_that_says_what_the_guest_does() 
             peer.send(&format!("{}\n", json!({ "event": name })));
         }
         for number in 0..2 * LONG {
-            peer.send(&format!("{}\n", json!({"event": "E", "data": {"number": number, "padding": padding}})));
+            peer.send(&format!(
+                "{}\n",
+                json!({"event": "E", "data": {"number": number, "padding": padding}})
+            ));
         }
         peer.send(&format!("{}\n", json!({ "event": "MIGRATION" })));
         peer.send(&format!("{}\n", json!({"event": "F", "data": "x".repeat(2 * EVENTS_BYTES_MAX)})));

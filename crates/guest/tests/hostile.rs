@@ -136,7 +136,10 @@ fn what_could_run_programs_or_reach_files_is_refused_by_name() {
 #[test]
 fn images_are_locked_here_whatever_the_source_says() {
     for (word, drive) in [
-        ("-drive", "if=none,id=d,format=raw,file=/srv/disks/a,file.locking=off,file.locking=on,force-share=on"),
+        (
+            "-drive",
+            "if=none,id=d,format=raw,file=/srv/disks/a,file.locking=off,file.locking=on,force-share=on",
+        ),
         ("-blockdev", "driver=file,node-name=a,filename=/srv/disks/a,locking=off,force-share=on"),
         (
             "-blockdev",
@@ -147,7 +150,12 @@ fn images_are_locked_here_whatever_the_source_says() {
         let text = made.arguments.join(" ");
         assert!(text.contains("locking=auto") && !text.contains("locking=o"), "{text}");
         assert!(!text.contains("force-share"), "{text}");
-        assert_eq!(made.notes.iter().filter(|note| note.contains("locked here")).count(), 2, "{:?}", made.notes);
+        assert_eq!(
+            made.notes.iter().filter(|note| note.contains("locked here")).count(),
+            2,
+            "{:?}",
+            made.notes
+        );
     }
     let drive = "driver=file,node-name=a,filename=/srv/disks/a,locking=on";
     let made = build_incoming(&description(&["-nodefaults", "-blockdev", drive]), &options()).unwrap();
@@ -196,7 +204,7 @@ fn a_typical_command_line_is_rewritten() {
     let text = made.arguments.join(" ");
     for wanted in [
         "-machine pc-q35-7.2,usb=off,memory-backend=pc.ram",
-        "mem-path=/dev/shm/linerate/web-pc.ram.ram,share=on,discard-data=off",
+        "mem-path=/dev/shm/linerate/web+pc.ram.ram,share=on,discard-data=off",
         "x-use-canonical-path-for-ramblock-id=off",
         "backend=socket,id=charmonitor,path=/run/linerate/guests/web/charmonitor.sock,server=on,wait=off",
         "ifname=tap9,script=no,downscript=no",

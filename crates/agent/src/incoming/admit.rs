@@ -15,7 +15,7 @@ use linerate_guest::images::{self, Prepared};
 use linerate_guest::incoming_qemu::{IncomingOptions, IncomingQemu, QemuBinary, attempt};
 use linerate_guest::leftovers;
 use linerate_guest::qemu_user::QemuUser;
-use linerate_guest::registry::{QEMU_FOLDER, RegistryError, make_qemu_folder};
+use linerate_guest::registry::{QEMU_FOLDER, Registry, RegistryError, make_qemu_folder};
 use linerate_guest::shared::Proved;
 use linerate_memory::Mapping;
 
@@ -106,11 +106,12 @@ pub(super) fn admit(
             Err(fault) => Err(undone(images, fault)),
         }
     });
-    let made =
-        open.and_then(|(incoming_qemu, images, proved)| match make_ram(&folder, regions, &incoming_qemu) {
+    let made = open.and_then(|(incoming_qemu, images, proved)| {
+        match make_ram(&sessions.registry, &folder, regions, &incoming_qemu) {
             Ok(ram) => Ok((ram, incoming_qemu, images, proved)),
             Err(fault) => Err(undone(images, fault)),
-        });
+        }
+    });
     match made {
         Ok((ram, incoming_qemu, images, proved)) => {
             Ok((Admitted { qemu, user, incoming_qemu, folder, description, images, proved }, ram))
@@ -149,12 +150,15 @@ fn let_in(
 
 /// RAM is made here and not by the hypervisor, so that copying need not wait for it.
 fn make_ram(
+    registry: &Registry,
     folder: &Path,
     regions: &[RegionInfo],
     incoming_qemu: &IncomingQemu,
 ) -> Result<Vec<Mapping>, Fault> {
     let files: Vec<PathBuf> = incoming_qemu.ram_files.iter().map(|file| file.path.clone()).collect();
     let failed = |error: &(dyn std::error::Error + 'static)| refuse_error(Code::MemoryFailed, error);
+    // What is announced is removed if the guest does not come.
+    registry.check_ram(&incoming_qemu.name, &files).map_err(|error| failed(&error))?;
     leftovers::announce(folder, &incoming_qemu.pid_file, &files).map_err(|error| failed(&error))?;
     // What a crash left behind must not give the new guest old memory.
     for file in files.iter().filter(|file| file.exists()) {
@@ -310,4 +314,40 @@ fn refuse_own(sessions: &Sessions, incoming_qemu: &IncomingQemu) -> Result<(), F
 fn undone(images: Prepared, fault: Fault) -> Fault {
     images.discard();
     fault
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_guest::incoming_qemu::RamFile;
+    use linerate_guest::registry::{GuestRecord, Origin};
+
+    use super::*;
+
+    #[test]
+    fn ram_of_a_guest_that_runs_is_neither_removed_nor_announced_for_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        let ram = dir.path().join("ram");
+        std::fs::write(&ram, "x").unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let record = GuestRecord::new("a", Origin::Started, own, "/q".into(), vec![ram.clone()]).unwrap();
+        registry.put(&record).unwrap();
+        let incoming_qemu = IncomingQemu {
+            name: "b".into(),
+            arguments: vec![],
+            qmp: "/q".into(),
+            pid_file: "/p".into(),
+            ram_files: vec![RamFile { object: "ram".into(), path: ram.clone() }],
+            files: vec![],
+            networks: vec![],
+            firmware: vec![],
+            user_network: false,
+            notes: vec![],
+        };
+        let folder = registry.reserve("b").unwrap();
+        let fault = make_ram(&registry, &folder, &[], &incoming_qemu).unwrap_err();
+        assert_eq!(fault.code, Code::MemoryFailed);
+        leftovers::remove_reserved(&registry, "b").unwrap();
+        assert!(ram.exists());
+    }
 }

@@ -24,7 +24,8 @@ pub(super) fn problem(guest: &GuestDescription, arguments: &[String]) -> Option<
 fn asked(arguments: &[String]) -> Result<u64, String> {
     let options = split_loose(arguments);
     // All `-m` are one, in which the last size counts.
-    let machine = parsed(&options, "m", Some("size")).filter_map(|memory| memory.get("size").map(str::to_owned));
+    let machine =
+        parsed(&options, "m", Some("size")).filter_map(|memory| memory.get("size").map(str::to_owned));
     let machine = machine.last().map_or(Ok(0), |text| bytes(&text, MIB))?;
     let objects = parsed(&options, "object", Some("qom-type"))
         .filter(|object| object.get("qom-type").is_some_and(|kind| kind.starts_with("memory-backend-")))

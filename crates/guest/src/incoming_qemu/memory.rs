@@ -3,6 +3,7 @@
 
 use super::{Builder, IncomingError, RamFile, check_id, only_keys, refused};
 use crate::options::Options;
+use crate::registry::ram_file_name;
 
 /// Keys that a memory back end may have; those that name places of the source (host-nodes, policy, mem-path) are left
 /// out.
@@ -84,7 +85,7 @@ impl Builder<'_> {
             (true, Some(folder)) => folder,
             (true, None) => return Err(IncomingError::NoHugePages { block: id.to_owned() }),
         };
-        let path = folder.join(format!("{}-{id}.ram", self.guest.name));
+        let path = folder.join(ram_file_name(&self.guest.name, id));
         let share = if options.is_on("share") || options.get("qom-type") == Some("memory-backend-memfd") {
             "on"
         } else {

@@ -122,7 +122,8 @@ fn opened(pid: i32, path: &Path, open: &[OpenFile]) -> Result<(File, Metadata), 
         return Err(OpenError::NotQemus { path: path.to_owned() });
     };
     let failed = |cause: io::Error| OpenError::Open { path: path.to_owned(), cause };
-    let file = plain_file::open(&qemus.link).or_else(|_| plain_file::open(&path_in(pid, path))).map_err(failed)?;
+    let file =
+        plain_file::open(&qemus.link).or_else(|_| plain_file::open(&path_in(pid, path))).map_err(failed)?;
     let facts = file.metadata().map_err(failed)?;
     if qemus.is(&facts) { Ok((file, facts)) } else { Err(OpenError::JustReplaced { path: path.to_owned() }) }
 }

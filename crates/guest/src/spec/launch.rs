@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::{Accelerator, DiskCache, DiskSpec, GuestSpec, NicSpec};
 use crate::incoming_qemu::{QemuBinary, own_arguments};
 use crate::options::Options;
+use crate::registry::ram_file_name;
 
 /// Where the things of a guest are put.
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ impl GuestSpec {
     pub fn launch(&self, qemu: &QemuBinary, places: &SpecFolders) -> SpecGuest {
         let qmp = places.folder.join("qmp.sock");
         let pid_file = places.folder.join("pid");
-        let ram_file = places.ram_dir.join(format!("{}-ram.ram", self.name));
+        let ram_file = places.ram_dir.join(ram_file_name(&self.name, "ram"));
         let mut arguments: Vec<String> = qemu.data_arguments().collect();
         let mut option = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
         option("name", format!("guest={},debug-threads=on", self.name));
