@@ -162,7 +162,15 @@ fn matching<'a>(pid: i32, entries: &'a [MapEntry], path: &Path) -> Result<Vec<&'
         files => return Err(FindError::Ambiguous { path: path.to_owned(), files }),
     }
     let shared: Vec<_> = named.into_iter().filter(|entry| entry.shared).collect();
-    if shared.is_empty() { Err(FindError::NotShared { path: path.to_owned() }) } else { Ok(shared) }
+    if shared.is_empty() {
+        return Err(FindError::NotShared { path: path.to_owned() });
+    }
+    // The file is opened for writing with this process's rights: what the other one may only read stays as it is.
+    if shared.iter().any(|entry| entry.writable) {
+        Ok(shared)
+    } else {
+        Err(FindError::ReadOnly { path: path.to_owned() })
+    }
 }
 
 /// A memfd is listed with a slash that is not part of its name.
@@ -234,7 +242,7 @@ mod tests {
     use super::*;
 
     fn entry(start: u64, end: u64, offset: u64) -> MapEntry {
-        MapEntry { start, end, offset, shared: true, device: 1, inode: 2, path: "/x".into() }
+        MapEntry { start, end, offset, shared: true, writable: true, device: 1, inode: 2, path: "/x".into() }
     }
 
     #[test]
@@ -243,6 +251,15 @@ mod tests {
         let joined = segments(&list.iter().collect::<Vec<_>>());
         let lengths: Vec<_> = joined.iter().map(|segment| segment.length).collect();
         assert_eq!(lengths, [20, 10, 10]);
+    }
+
+    #[test]
+    fn a_file_that_its_process_may_only_read_is_not_its_ram() {
+        let path = Path::new("/x");
+        let read_only = |start, end| MapEntry { writable: false, ..entry(start, end, start) };
+        let refused = matching(1, &[read_only(0, 10), read_only(10, 20)], path).unwrap_err();
+        assert!(matches!(refused, FindError::ReadOnly { .. }), "{refused}");
+        assert_eq!(matching(1, &[read_only(0, 10), entry(10, 20, 10)], path).unwrap().len(), 2);
     }
 
     #[test]

@@ -44,6 +44,11 @@ pub enum FindError {
     /// The file is mapped private, so writes never reach it.
     #[error("{path:?} is mapped private: the memory backend needs share=on")]
     NotShared { path: PathBuf },
+    /// The process may not write the file.
+    #[error(
+        "{path:?} is mapped for reading only: a memory backend with readonly=on is no RAM of the guest's"
+    )]
+    ReadOnly { path: PathBuf },
     /// The file could not be opened through `/proc`.
     #[error("{path:?} cannot be opened for reading and writing through /proc: run the agent as root")]
     Open {

@@ -13,6 +13,8 @@ pub(crate) struct MapEntry {
     pub(crate) offset: u64,
     /// Mapped shared, not private.
     pub(crate) shared: bool,
+    /// The process may write it.
+    pub(crate) writable: bool,
     /// Device number in `stat`'s encoding.
     pub(crate) device: u64,
     /// Inode number; 0 for memory without a file.
@@ -39,6 +41,7 @@ fn parse_line(line: &[u8]) -> Option<MapEntry> {
         end: Some(end).filter(|end| *end > start)?,
         offset: hex(offset)?,
         shared: permissions.get(3) == Some(&b's'),
+        writable: permissions.get(1) == Some(&b'w'),
         device: libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
         inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
         path: path(rest),
@@ -100,6 +103,7 @@ mod tests {
         assert_eq!(entries[0].device, libc::makedev(0, 0x1a));
         assert_eq!(entries[1].path, "[vdso]");
         assert!(!entries[1].shared && entries[2].path.is_empty());
+        assert_eq!(entries.iter().map(|entry| entry.writable).collect::<Vec<_>>(), [true, false, true]);
     }
 
     #[test]
