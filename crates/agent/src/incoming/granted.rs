@@ -7,11 +7,16 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use linerate_guest::argv::split_loose;
 use linerate_guest::incoming_qemu::{IncomingQemu, NeededNetwork};
+use linerate_guest::options::Options;
 use linerate_guest::own_folders::{OwnFile, OwnFolders};
 use linerate_trust::grants::{Grants, Root};
 
 use crate::security::{HostGrants, PeerName, Security};
+
+/// What QEMU opens for a `vhost-vsock` device.
+const VSOCK: &str = "/dev/vhost-vsock";
 
 /// Refuses a guest that needs what is not granted to its host, with all the reasons. Otherwise the folders whose files
 /// and devices it may open.
@@ -24,7 +29,7 @@ pub(super) fn check(
     let Some(granted) = security.grants(peer) else { return Ok(roots.to_vec()) };
     let files = made.files.iter().filter_map(|file| of_file(&granted, &file.path));
     let networks = made.networks.iter().filter_map(|network| of_network(&granted, network));
-    let reasons: Vec<String> = files.chain(networks).collect();
+    let reasons: Vec<String> = files.chain(networks).chain(of_vsock(&granted, made)).collect();
     if reasons.is_empty() { Ok(both(roots, granted.grants)) } else { Err(reasons.join("; ")) }
 }
 
@@ -58,6 +63,19 @@ fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<Strin
             refused.then(|| reason(granted, &format!("bridge {name:?}"), "bridges"))
         }
     }
+}
+
+/// The address of a vsock is one for the whole host: a guest could take that of another's, and be taken for it.
+fn of_vsock(granted: &HostGrants<'_>, made: &IncomingQemu) -> Option<String> {
+    let options = split_loose(&made.arguments);
+    let is_vsock = |value: &str| {
+        let device = Options::parse(value, Some("driver")).unwrap_or_default();
+        device.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock"))
+    };
+    let mut devices = options.iter().filter(|option| option.name == "device");
+    let has = devices.any(|device| device.value.as_deref().is_some_and(is_vsock));
+    let refused = has && granted.grants.device(Path::new(VSOCK)).is_err();
+    refused.then(|| reason(granted, &format!("device {VSOCK}"), "devices"))
 }
 
 fn reason(granted: &HostGrants<'_>, what: &str, list: &str) -> String {
@@ -116,6 +134,16 @@ mod tests {
         roots: Vec<PathBuf>,
     }
 
+    /// A host that grants host b the folder, and more.
+    fn secured(dir: &tempfile::TempDir, name: &str, more: &str) -> Arc<Security> {
+        let own = |what: &str| dir.path().join(format!("{name}-{what}"));
+        let mut authority =
+            Authority::create(&own("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let granted = dir.path().join("granted");
+        let policy = format!("[grants]\nfolders = []\n[hosts.b.grants]\nfolders = [{granted:?}]\n{more}\n");
+        member(&mut authority, &own("a"), "a", &policy)
+    }
+
     /// With a folder that is granted to host b, and one that is not; the agent allows both.
     fn host() -> Host {
         let dir = tempfile::tempdir().unwrap();
@@ -127,14 +155,8 @@ mod tests {
         for path in [granted.join("disk"), other.join("disk")] {
             fs::write(path, "x").unwrap();
         }
-        let mut authority =
-            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
-                .unwrap();
-        let policy = format!(
-            "[grants]\nfolders = []\n[hosts.b.grants]\nfolders = [{granted:?}]\ndevices = [\"/dev/null\"]\n\
-             bridges = [\"br0\"]\ntaps = [\"b-*\"]\n"
-        );
-        let security = member(&mut authority, &dir.path().join("a"), "a", &policy);
+        let more = "devices = [\"/dev/null\"]\nbridges = [\"br0\"]\ntaps = [\"b-*\"]\n";
+        let security = secured(&dir, "first", more);
         let roots = vec![dir.path().to_owned(), "/dev".into()];
         Host { dir, security, roots }
     }
@@ -211,6 +233,25 @@ mod tests {
         let refused = host.check("b", "/dev/zero".into()).unwrap_err();
         assert!(refused.contains("device /dev/zero is not granted"), "{refused}");
         assert!(refused.contains("add it to `devices` in [peers.hosts.b.grants]"), "{refused}");
+    }
+
+    #[test]
+    fn a_vsock_needs_a_grant_of_its_device() {
+        let mut host = host();
+        let asks = |host: &Host, device: &str| {
+            let made = IncomingQemu {
+                arguments: vec!["-device".into(), device.into()],
+                ..needs(&[host.path("granted/disk")], vec![])
+            };
+            check(&host.security, &Some("b".parse().unwrap()), &host.roots, &made)
+        };
+        for device in ["driver=vhost-vsock-pci,guest-cid=3", "vhost-vsock-device,guest-cid=3"] {
+            let refused = asks(&host, device).unwrap_err();
+            assert!(refused.contains("device /dev/vhost-vsock is not granted"), "{refused}");
+        }
+        asks(&host, "driver=virtio-rng-pci,id=vhost-vsock").unwrap();
+        host.security = secured(&host.dir, "again", "devices = [\"/dev/vhost-vsock\"]");
+        asks(&host, "driver=vhost-vsock-pci,guest-cid=3").unwrap();
     }
 
     #[test]
