@@ -395,7 +395,7 @@ fn can_open(user: &QemuUser, files: &[(PathBuf, bool)]) -> Result<(), AccessErro
 }
 
 /// Opens a path in which nothing is a link: one that was put there meanwhile leads to a file that was not meant.
-fn open_exactly(path: &Path) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_exactly(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
         // Linux before 5.6.

@@ -22,7 +22,7 @@ use crate::registry::remove_file;
 use crate::roots::is_allowed;
 use crate::{in_use, shared, stale};
 
-use make::{format_new, make};
+use make::{format_new, make, remove};
 
 pub use error::ImageError;
 
@@ -70,7 +70,7 @@ pub struct Prepared {
     pub exports: Vec<Export>,
     /// Devices among them, held so that nothing else takes them for its own meanwhile: no mount, volume group or RAID.
     held: Vec<File>,
-    /// Those that were made for it.
+    /// Those that were made for it, by their names without links.
     made: Vec<PathBuf>,
     /// Where they are listed.
     folder: PathBuf,
@@ -132,36 +132,39 @@ pub fn prepare(
     for disk in &guest.copied {
         // While no other thread looks: what one guest makes and removes again must not be found by another in between.
         let mut all = claims.lock();
-        let done = prepare_one(guest, disk, incoming, roots, folder, &mut prepared.made).and_then(|export| {
+        let done = prepare_one(guest, disk, incoming, roots, folder, &mut prepared.made);
+        let done = done.and_then(|(export, new)| {
             if export.is_device {
                 prepared.held.push(hold(&export.path)?);
             }
-            let facts = fs::metadata(&export.path)
-                .map_err(|source| ImageError::File { path: export.path.clone(), source })?;
-            Ok((Storage::of(&facts), export))
+            let facts = new.as_ref().map_or_else(|| fs::metadata(&export.path), File::metadata);
+            let facts = facts.map_err(|source| ImageError::File { path: export.path.clone(), source })?;
+            Ok((Storage::of(&facts), export, new))
         });
         match done {
-            Ok((storage, export)) if all.insert(storage) => {
+            Ok((storage, export, new)) if all.insert(storage) => {
                 prepared.claimed.push(storage);
-                prepared.exports.push(export);
                 drop(all);
                 // After the claim no other thread looks at it: others need not wait for qemu-img.
-                let is_new = prepared.made.last() == prepared.exports.last().map(|export| &export.path);
-                if is_new && let Err(error) = format_new(disk, prepared.made.last()) {
+                if let Some(Err(error)) = new.map(|file| format_new(disk, &export.path, &file)) {
                     prepared.discard();
                     return Err(error);
                 }
+                prepared.exports.push(export);
             }
             done => {
                 prepared.discard();
                 drop(all);
-                return Err(done.map_or_else(|error| error, |(_, export)| ImageError::Claimed(export.path)));
+                return Err(
+                    done.map_or_else(|error| error, |(_, export, _)| ImageError::Claimed(export.path))
+                );
             }
         }
     }
     Ok(prepared)
 }
 
+/// With the file, if it is new.
 fn prepare_one(
     guest: &GuestDescription,
     disk: &CopiedDisk,
@@ -169,7 +172,7 @@ fn prepare_one(
     roots: &[PathBuf],
     folder: &Path,
     made: &mut Vec<PathBuf>,
-) -> Result<Export, ImageError> {
+) -> Result<(Export, Option<File>), ImageError> {
     let needed = incoming.files.iter().find(|file| file.source == disk.path && file.writable);
     let Some(needed) = needed else {
         return Err(ImageError::Unknown { disk: disk.id.clone(), path: disk.path.clone() });
@@ -183,26 +186,26 @@ fn prepare_one(
         return Err(ImageError::Size { disk: disk.id.clone(), size: disk.size });
     }
     let failed = |source: io::Error| ImageError::File { path: path.clone(), source };
-    let is_device = match fs::metadata(&path) {
+    let (is_device, new) = match fs::metadata(&path) {
         Ok(facts) => {
             check(&path, &facts, identity::of(&path).as_deref(), disk, roots)?;
             if shared::is_same(guest, &disk.path, &path) {
                 return Err(ImageError::Same(path));
             }
             in_use::check_overwritten(&path)?;
-            facts.file_type().is_block_device()
+            (facts.file_type().is_block_device(), None)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make(&path, disk, roots, &mut || {
-                made.push(path.clone());
+            let file = make(&path, disk, roots, &mut |path| {
+                made.push(path);
                 keep_list(folder, made)
             })?;
-            false
+            (false, Some(file))
         }
         Err(error) => return Err(failed(error)),
     };
     let direct = guest.disks.iter().any(|other| other.path == disk.path && other.direct);
-    Ok(Export { path, format: disk.format, is_device, direct })
+    Ok((Export { path, format: disk.format, is_device, direct }, new))
 }
 
 /// Takes a block device for this process alone, as mounts do. Those that ask for no such thing, QEMU among them, may
@@ -274,7 +277,7 @@ pub fn made(folder: &Path) -> Vec<PathBuf> {
 /// The guest does not come: removes what was made for it. Its process must have ended.
 pub fn discard(made: &[PathBuf]) {
     for path in made {
-        if let Err(error) = remove_file(path) {
+        if let Err(error) = remove(path) {
             tracing::error!(path = %path.display(), %error, "an image that was made for a guest that did not come could not be removed");
         }
     }

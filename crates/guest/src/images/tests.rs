@@ -18,7 +18,7 @@ fn look(path: &Path, disk: &CopiedDisk) -> Result<(), ImageError> {
 #[test]
 fn no_file_is_made_where_devices_are() {
     let path = Path::new("/dev/linerate-test-volume");
-    let refused = make(path, &disk(ImageFormat::Raw), &["/dev".into()], &mut || panic!("it is made"));
+    let refused = make(path, &disk(ImageFormat::Raw), &["/dev".into()], &mut |_| panic!("it is made"));
     assert!(matches!(refused, Err(ImageError::NoDevice(_))), "{refused:?}");
     assert!(!path.exists());
 }
@@ -54,11 +54,11 @@ fn only_files_and_devices_in_the_folders_for_guests_are_looked_into() {
 fn make_in(dir: &Path, name: &str, format: ImageFormat, roots: &[PathBuf]) -> Result<PathBuf, ImageError> {
     let path = dir.join(name);
     let mut list = Vec::new();
-    make(&path, &disk(format), roots, &mut || {
-        list.push(path.clone());
+    let file = make(&path, &disk(format), roots, &mut |path| {
+        list.push(path);
         keep_list(dir, &list)
     })?;
-    format_new(&disk(format), Some(&path))?;
+    format_new(&disk(format), &path, &file)?;
     Ok(path)
 }
 
@@ -123,4 +123,42 @@ fn what_was_made_is_the_guests_once_it_is_kept() {
     keep(dir.path());
     discard(&made(dir.path()));
     assert!(path.exists());
+}
+
+#[test]
+fn a_link_that_is_put_in_place_of_an_image_or_its_folder_leads_to_nothing() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (folder, victim) = (dir.path().join("folder"), elsewhere.path().join("d"));
+    fs::create_dir(&folder).unwrap();
+    fs::write(&victim, "x").unwrap();
+    let path = folder.join("d");
+    let mut list = Vec::new();
+    let file = make(&path, &disk(ImageFormat::Qcow2), &[dir.path().to_owned()], &mut |path| {
+        list.push(path);
+        Ok(())
+    });
+    fs::remove_file(&path).unwrap();
+    symlink(&victim, &path).unwrap();
+    let file = file.unwrap();
+    format_new(&disk(ImageFormat::Qcow2), &path, &file).unwrap();
+    assert!(file.metadata().unwrap().len() > 0, "the file that was made is the image");
+    fs::rename(&folder, dir.path().join("moved")).unwrap();
+    symlink(elsewhere.path(), &folder).unwrap();
+    discard(&list);
+    assert_eq!(fs::read(&victim).unwrap(), b"x");
+}
+
+#[test]
+fn an_image_is_listed_by_its_name_without_links() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    symlink(dir.path().join("folder"), dir.path().join("link")).unwrap();
+    let roots = [dir.path().to_owned()];
+    make(&dir.path().join("link/d"), &disk(ImageFormat::Raw), &roots, &mut |path| {
+        assert_eq!(path, dir.path().join("folder/d"));
+        keep_list(dir.path(), &[path])
+    })
+    .unwrap();
+    discard(&made(dir.path()));
+    assert!(!dir.path().join("folder/d").exists());
 }
