@@ -60,8 +60,10 @@ fn whole(folder: &Path) -> PathBuf {
 /// Where a path leads. Its end may still have to be made.
 fn target(path: &Path) -> PathBuf {
     let known = |above: &Path| Some(fs::canonicalize(above).ok()?.join(path.strip_prefix(above).ok()?));
-    // Joining an empty end would add a slash, and no harm: paths are compared by their parts.
-    path.ancestors().find_map(known).unwrap_or_else(|| path.to_owned())
+    fs::canonicalize(path)
+        .ok()
+        .or_else(|| path.ancestors().skip(1).find_map(known))
+        .unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]
