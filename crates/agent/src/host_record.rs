@@ -1,6 +1,8 @@
 //! This host for a fleet: what it has for guests, and which ones are there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,8 @@ const DOMAINS_FRESH: Duration = Duration::from_secs(2);
 const UNKNOWN_PORT: u64 = 125_000_000;
 /// Ports that a record has at most: a drain numbers them in 64 bits.
 const PORTS_MAX: usize = 64;
+/// What statfs calls a tmpfs.
+const TMPFS: i64 = 0x0102_1994;
 
 /// Describes this host.
 pub(crate) struct Describer {
@@ -81,13 +85,14 @@ impl Describer {
     /// The record of this host, as it is now.
     pub fn describe(&self) -> HostRecord {
         let guests = self.guests();
+        let (arriving, had) = self.arriving();
         let taken = guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add);
         let (qemu, machines) = self.qemu();
         HostRecord {
             name: self.config.name.clone(),
             addresses: self.cluster.listens_at().iter().map(ToString::to_string).collect(),
             agent: env!("CARGO_PKG_VERSION").to_owned(),
-            memory_bytes: taken.saturating_add(self.free_bytes(taken)),
+            memory_bytes: taken.saturating_add(self.free_bytes(taken, &had)),
             reserve_bytes: self.config.memory_reserve_mib << 20,
             cpu_models: BTreeSet::new(),
             cpu_features: own_cpu_features(),
@@ -98,16 +103,39 @@ impl Describer {
             ports: self.ports(),
             guests,
             domains: self.domains(),
+            arriving,
         }
     }
 
-    /// Bytes that are not taken by guests: by what the kernel says is available now, by what the host has, and by what the
-    /// folder for RAM can have. A guest may use less than its memory, and use all of it later.
-    fn free_bytes(&self, taken: u64) -> u64 {
+    /// Bytes that are not taken by guests that are here: by what the kernel says is available now, by what the host has, and
+    /// by what the folder for RAM can have. A guest may use less than its memory, and use all of it later. What guests on their
+    /// way have already is not taken here: whoever reads the record counts all of their memory.
+    fn free_bytes(&self, taken: u64, had: &Had) -> u64 {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo(&text, "MemTotal:").unwrap_or(0).saturating_sub(taken);
-        let available = memory_available().unwrap_or(total);
-        total.min(available).min(folder_available(&self.config.ram_dir).unwrap_or(u64::MAX))
+        let available = memory_available().map_or(total, |bytes| bytes.saturating_add(had.memory));
+        let folder = folder_available(&self.config.ram_dir);
+        total.min(available).min(folder.map_or(u64::MAX, |bytes| bytes.saturating_add(had.folder)))
+    }
+
+    /// Memory of the guests that are arriving and have a QEMU here, by name; and what they have of it so far.
+    fn arriving(&self) -> (BTreeMap<String, u64>, Had) {
+        let coming: BTreeMap<String, u64> = self
+            .incoming
+            .all()
+            .into_iter()
+            .filter(|one| one.outcome() != linerate_core::Outcome::Committed)
+            .map(|one| (one.guest(), one.memory_bytes()))
+            .collect();
+        let (mut arriving, mut had) = (BTreeMap::new(), Had::default());
+        for guest in self.registry.list().unwrap_or_default().iter().filter(|guest| guest.is_alive()) {
+            let Some(bytes) = coming.get(&guest.name) else { continue };
+            let of_it = Had::of(guest, &self.config.ram_dir);
+            had.memory = had.memory.saturating_add(of_it.memory);
+            had.folder = had.folder.saturating_add(of_it.folder);
+            arriving.insert(guest.name.clone(), (*bytes).max(of_it.memory).max(files(guest)));
+        }
+        (arriving, had)
     }
 
     fn qemu(&self) -> ((u16, u16), BTreeSet<String>) {
@@ -186,6 +214,34 @@ impl Describer {
     }
 }
 
+/// What a guest has of this host already, in bytes.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Had {
+    /// Of what the kernel would have available.
+    memory: u64,
+    /// Of the folder for RAM. There the holes of files count too.
+    folder: u64,
+}
+
+impl Had {
+    fn of(guest: &Known, ram_dir: &Path) -> Had {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", guest.process.pid));
+        let in_folder = guest.ram_files.iter().filter(|file| file.parent() == Some(ram_dir));
+        let mut had = Had {
+            memory: status.ok().and_then(|text| meminfo(&text, "RssAnon:")).unwrap_or(0),
+            folder: in_folder.filter_map(|file| Some(std::fs::metadata(file).ok()?.len())).sum(),
+        };
+        // Elsewhere the kernel can drop the pages of a file, and calls them available.
+        let in_memory =
+            |file: &&PathBuf| rustix::fs::statfs(file.as_path()).is_ok_and(|found| found.f_type == TMPFS);
+        for file in guest.ram_files.iter().filter(in_memory) {
+            let blocks = std::fs::metadata(file).map_or(0, |file| file.blocks());
+            had.memory = had.memory.saturating_add(blocks.saturating_mul(512));
+        }
+        had
+    }
+}
+
 fn record(name: &str, memory_bytes: u64) -> GuestRecord {
     GuestRecord { name: name.to_owned(), memory_bytes }
 }
@@ -249,6 +305,29 @@ mod tests {
         let found: Vec<String> = cpu_features(text).into_iter().collect();
         assert_eq!(found, ["avx2", "fpu", "maker GenuineIntel"]);
         assert!(cpu_features("").is_empty());
+    }
+
+    #[test]
+    fn what_a_guest_on_its_way_has_already_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (in_memory, elsewhere) = (shared.path().join("web-0"), dir.path().join("web-1"));
+        std::fs::write(&in_memory, [7; 64 << 10]).unwrap();
+        std::fs::File::options().append(true).open(&in_memory).unwrap().set_len(1 << 20).unwrap();
+        std::fs::write(&elsewhere, [7; 64 << 10]).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let mut guest = crate::testing::arrived(&agent, i32::try_from(child.id()).unwrap());
+        let without = Had::of(&guest, shared.path());
+        assert!(without.memory > 0 && without.folder == 0, "what its process has: {without:?}");
+        guest.ram_files = vec![in_memory, elsewhere];
+        let with = Had::of(&guest, shared.path());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What the process has may have grown a little.
+        let more = with.memory - without.memory;
+        assert!((64 << 10..128 << 10).contains(&more), "{without:?} {with:?}");
+        assert_eq!(with.folder, 1 << 20, "with its holes");
     }
 
     #[test]

@@ -191,8 +191,8 @@ fn memory_of_an_arrived_guest_is_never_counted_as_free() {
         fleet.register(&with_guests(host("b", 8), &[("g1", 3)])).unwrap();
         assert_eq!(
             fleet.view().unwrap().hosts["b"].free_bytes(),
-            2 * GIB,
-            "twice for a moment, never not at all"
+            5 * GIB,
+            "once, though it is still reserved"
         );
         fleet.arrived(&owner, "g1").unwrap();
         fleet.arrived(&owner, "g1").unwrap();

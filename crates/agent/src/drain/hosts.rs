@@ -43,10 +43,8 @@ pub(super) struct Destination {
     /// What it said last; none if it has never answered.
     pub record: Option<HostRecord>,
     pub cordon: Option<Cordon>,
-    /// Bytes that other drains have reserved there, as far as the store of a fleet says.
-    pub others_bytes: u64,
-    /// UUIDs and names of the guests that these are for.
-    pub others: BTreeMap<String, String>,
+    /// What other drains have reserved there, as far as the store of a fleet says: by UUID of the guest its name and the bytes.
+    pub others: BTreeMap<String, (String, u64)>,
     /// It is being emptied itself, as far as the store of a fleet says.
     pub is_drained: bool,
     /// Bytes per second that it takes, where an earlier drain has measured less than its ports say.
@@ -62,7 +60,6 @@ impl Destination {
             at: named.to_owned(),
             record: None,
             cordon: None,
-            others_bytes: 0,
             others: BTreeMap::new(),
             is_drained: false,
             measured: None,
@@ -84,13 +81,23 @@ impl Destination {
             return;
         };
         let others = view.reservations.iter().filter(|(_, one)| Some(one.drain.as_str()) != drain);
-        let others: Vec<_> = others.filter(|(_, one)| one.host == host.record.name).collect();
-        self.others_bytes = others.iter().map(|(_, one)| one.bytes).fold(0, u64::saturating_add);
-        self.others = others.into_iter().map(|(key, one)| (key.clone(), one.name.clone())).collect();
+        let others = others.filter(|(_, one)| one.host == host.record.name);
+        self.others = others.map(|(key, one)| (key.clone(), (one.name.clone(), one.bytes))).collect();
         self.cordon = host.cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms });
         self.is_drained = host.drain.is_some();
         self.lost = (!host.alive).then(|| "the fleet's store has not heard of it lately".to_owned());
         self.record = Some(host.record);
+    }
+
+    /// Bytes that guests take which are on their way there, and are not of the drain: of others' drains, or of none.
+    /// `of_drain`: names of its guests that have memory reserved there.
+    fn on_way_bytes(&self, of_drain: &BTreeSet<&str>) -> u64 {
+        let Some(record) = &self.record else { return 0 };
+        let others = self.others.iter().map(|(key, (name, bytes))| (key.as_str(), name.as_str(), *bytes));
+        let arriving = record.arriving.iter().filter(|(name, _)| !of_drain.contains(name.as_str()));
+        let arriving = arriving.map(|(name, bytes)| (name.clone(), *bytes)).collect();
+        let there = HostRecord { arriving, guests: record.guests.clone(), ..HostRecord::default() };
+        there.taken_bytes(others).saturating_sub(there.used_bytes())
     }
 
     /// As it calls itself, or as it was named.
@@ -282,7 +289,11 @@ pub(super) fn ledger(
         let known = known.map(|(key, guest)| (key, guest.memory_bytes, &guest.name));
         let domains = one.record.iter().flat_map(|record| &record.domains);
         let all = known
-            .chain(domains.chain(&one.others).map(|(key, name)| (key, 0, name)))
+            .chain(
+                domains
+                    .chain(one.others.iter().map(|(key, (name, _))| (key, name)))
+                    .map(|(key, name)| (key, 0, name)),
+            )
             .filter(|(key, ..)| !of_drain.contains(key.as_str()));
         all.map(|(_, bytes, name)| (HostId(number), bytes, name.clone())).collect()
     };
@@ -294,10 +305,12 @@ pub(super) fn ledger(
         .collect();
     let mut ledger = Ledger::new();
     ledger.add_host(host(source, &source_ports(source)));
-    for one in destinations {
+    for (number, one) in (1..).zip(destinations) {
         let there = |record| host(record, &destination_ports(source, record));
         let mut host = one.record.as_ref().map_or_else(nothing, there);
-        host.reserve_bytes = host.reserve_bytes.saturating_add(one.others_bytes);
+        let of_drain = guests.iter().filter(|(_, place)| *place == Place::Reserved(HostId(number)));
+        let of_drain = of_drain.map(|(guest, _)| guest.name.as_str()).collect();
+        host.reserve_bytes = host.reserve_bytes.saturating_add(one.on_way_bytes(&of_drain));
         let id = ledger.add_host(host);
         ledger.cordon(id, one.cordon.is_some());
         ledger.lose(id, one.lost.is_some());
@@ -430,7 +443,8 @@ mod tests {
     #[test]
     fn what_other_drains_have_reserved_is_not_free() {
         let source = at("a", &[("10.0.0.0/24", 1)]);
-        let there = Destination { others_bytes: 600 << 20, ..answered(at("b", &[("10.0.0.0/24", 1)])) };
+        let others = [("u8".to_owned(), ("dns-8".to_owned(), 600 << 20))].into();
+        let there = Destination { others, ..answered(at("b", &[("10.0.0.0/24", 1)])) };
         let ledger = |guest: u64, there: &Destination| {
             let guest = Leaving { memory_bytes: guest << 20, ..Leaving::default() };
             ledger(&source, std::slice::from_ref(there), &[(guest, Place::Source)], &Rules::default()).ledger
@@ -442,13 +456,38 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_on_its_way_counts_once_at_its_destination() {
+        let source = at("a", &[("10.0.0.0/24", 1)]);
+        let free = |place, others: &[(&str, &str)], arriving: &[&str]| {
+            let mut record = at("b", &[("10.0.0.0/24", 1)]);
+            record.arriving = arriving.iter().map(|name| ((*name).to_owned(), 100 << 20)).collect();
+            let other = |(key, name): &(&str, &str)| ((*key).to_owned(), ((*name).to_owned(), 100 << 20));
+            let there = Destination { others: others.iter().map(other).collect(), ..answered(record) };
+            let guest = Leaving {
+                name: "web".into(),
+                key: "u1".into(),
+                memory_bytes: 100 << 20,
+                ..Leaving::default()
+            };
+            let known = ledger(&source, std::slice::from_ref(&there), &[(guest, place)], &Rules::default());
+            known.ledger.free_bytes(HostId(1)) >> 20
+        };
+        let reserved = Place::Reserved(HostId(1));
+        assert_eq!(free(reserved, &[], &[]), 924);
+        assert_eq!(free(reserved, &[], &["web"]), 924, "its QEMU is there");
+        assert_eq!(free(reserved, &[("u2", "db")], &["web", "db"]), 824, "as another drain's is");
+        assert_eq!(free(reserved, &[], &["web", "log"]), 824, "and one that somebody moves by hand");
+        assert_eq!(free(Place::Source, &[], &["web"]), 924, "an earlier try has not ended yet");
+    }
+
+    #[test]
     fn guests_are_kept_apart_by_their_names() {
         let source = at("a", &[("10.0.0.0/24", 1)]);
         let mut there = at("b", &[("10.0.0.0/24", 1)]);
         there.guests.insert("u9".into(), GuestRecord { name: "db-9".into(), memory_bytes: 1 << 20 });
         there.domains.insert("u7".into(), "log-7".into());
         let mut third = answered(at("c", &[("10.0.0.0/24", 1)]));
-        third.others.insert("u8".into(), "dns-8".into());
+        third.others.insert("u8".into(), ("dns-8".into(), 0));
         let destinations = [answered(there), third];
         let names = ["db-1", "dns-1", "log-1", "web", "db-2"];
         let guest = |name: &str| Leaving {

@@ -101,6 +101,8 @@ pub struct Incoming {
     /// The host that opened it, where hosts prove who they are.
     opener: PeerName,
     guest: Mutex<String>,
+    /// Memory of the guest, once it is known.
+    memory_bytes: AtomicU64,
     /// Its place in the order in which sessions began on this host.
     order: u64,
     started_unix_ms: u64,
@@ -149,6 +151,7 @@ impl Incoming {
             peer,
             opener: None,
             guest: Mutex::default(),
+            memory_bytes: AtomicU64::new(0),
             order,
             started_unix_ms: unix_ms(),
             clock,
@@ -202,6 +205,11 @@ impl Incoming {
     /// Name of the guest, once it is known.
     pub fn guest(&self) -> String {
         self.guest.lock().clone()
+    }
+
+    /// Bytes of the guest's memory; 0 before they are known.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.load(Ordering::Relaxed)
     }
 
     /// The answer to a source that asks.

@@ -115,13 +115,15 @@ pub struct HostView {
     pub drain: Option<String>,
     /// Bytes that drains have reserved there for guests on their way.
     pub reserved_bytes: u64,
+    /// Bytes of guests that are there or on their way, each once.
+    pub taken_bytes: u64,
 }
 
 impl HostView {
     /// Bytes that are free for guests.
     pub fn free_bytes(&self) -> u64 {
-        let kept = self.record.reserve_bytes.saturating_add(self.record.used_bytes());
-        self.record.memory_bytes.saturating_sub(kept).saturating_sub(self.reserved_bytes)
+        let kept = self.record.reserve_bytes.saturating_add(self.taken_bytes);
+        self.record.memory_bytes.saturating_sub(kept)
     }
 }
 
@@ -246,6 +248,11 @@ impl Fleet {
                 }
                 _ => {}
             }
+        }
+        for (name, host) in &mut view.hosts {
+            let there = view.reservations.iter().filter(|(_, by)| by.host == *name);
+            host.taken_bytes =
+                host.record.taken_bytes(there.map(|(key, by)| (key.as_str(), &*by.name, by.bytes)));
         }
         Ok(view)
     }

@@ -36,6 +36,9 @@ pub struct HostRecord {
     /// Names of libvirt's domains that are there, by their UUID. What they take is not free in `memory_bytes`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, String>,
+    /// Bytes of the guests that are on their way here and have a QEMU here, by name. `memory_bytes` has them in full.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub arriving: BTreeMap<String, u64>,
 }
 
 /// A port for migrations.
@@ -60,6 +63,20 @@ impl HostRecord {
     /// Bytes of the guests that are there.
     pub fn used_bytes(&self) -> u64 {
         self.guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of the guests that are there or on their way, each once. `reserved`: what drains have reserved there, as UUID,
+    /// name and bytes of each guest. A guest on its way has its memory here and a reservation, or one of the two.
+    pub fn taken_bytes<'a>(&self, reserved: impl IntoIterator<Item = (&'a str, &'a str, u64)>) -> u64 {
+        let mut arriving = self.arriving.clone();
+        let mut taken = self.used_bytes();
+        for (key, name, bytes) in reserved {
+            let here = arriving.remove(name).or_else(|| arriving.remove(key)).unwrap_or(0);
+            if !self.guests.contains_key(key) {
+                taken = taken.saturating_add(bytes.max(here));
+            }
+        }
+        arriving.into_values().fold(taken, u64::saturating_add)
     }
 }
 

@@ -64,18 +64,22 @@ impl Fleet {
                     is_there: true,
                 });
             }
+            // Each reservation changes the load, so none is made unseen after that was read.
+            let reserved = self.reservations_at(host)?;
             if let Some(apart) = apart {
                 let guests = record.guests.iter().map(|(key, guest)| (key, &guest.name));
                 let there = guests.chain(&record.domains).map(|(key, name)| (key.clone(), name.clone()));
-                // Each reservation changes the load, so none is made unseen after that was read.
-                let on_way = self.reservations_at(host)?.into_iter().map(|(key, by)| (key, by.name));
+                let on_way = reserved.iter().map(|(key, by)| (key.clone(), by.name.clone()));
                 let other = |(key, name): &(String, String)| key != guest && apart(name);
                 if let Some((_, other)) = there.chain(on_way).find(other) {
                     return Err(FleetError::Apart { host: host.to_owned(), other });
                 }
             }
             let load = load.unwrap_or_default();
-            let taken = record.reserve_bytes.saturating_add(record.used_bytes()).saturating_add(load.bytes);
+            let on_way = reserved.iter().map(|(key, by)| (key.as_str(), &*by.name, by.bytes));
+            // What an earlier try of this guest still has there is not counted beside what it needs.
+            let taken = record.taken_bytes(on_way.chain([(guest, name, bytes)])).saturating_sub(bytes);
+            let taken = record.reserve_bytes.saturating_add(taken);
             let free_bytes = record.memory_bytes.saturating_sub(taken);
             if bytes > free_bytes {
                 return Err(FleetError::NoRoom { host: host.to_owned(), bytes, free_bytes });
@@ -190,5 +194,69 @@ impl Fleet {
             _ => put(&load_key(&there.host), &left, false)?,
         };
         Ok((conditions, vec![Write::Delete(reserved_key(guest)), load]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::super::records::{DrainRecord, DrainState, GuestRecord};
+    use super::*;
+    use crate::local::Local;
+
+    fn host(name: &str, memory_bytes: u64) -> HostRecord {
+        HostRecord { name: name.into(), memory_bytes, ..HostRecord::default() }
+    }
+
+    fn fleet(folder: &tempfile::TempDir) -> (Fleet, Ownership) {
+        let store = Arc::new(Local::open(&folder.path().join("fleet.redb")).unwrap());
+        let fleet = Fleet::new(store, "a", "1").unwrap();
+        fleet.register(&host("a", 0)).unwrap();
+        let record = DrainRecord {
+            id: "d1".into(),
+            host: "a".into(),
+            by: "anna".into(),
+            state: DrainState::Running,
+            settings: serde_json::Value::Null,
+            guests: BTreeMap::new(),
+            begun_ms: 1,
+            ended_ms: None,
+        };
+        let owner = fleet.begin(&record).unwrap();
+        (fleet, owner)
+    }
+
+    #[test]
+    fn a_guest_on_its_way_counts_once_with_or_without_a_reservation() {
+        let folder = tempfile::tempdir().unwrap();
+        let (fleet, owner) = fleet(&folder);
+        let free = || fleet.view().unwrap().hosts["b"].free_bytes();
+        fleet.register(&host("b", 8)).unwrap();
+        fleet.reserve_apart(&owner, "u1", "web", 3, "b", None).unwrap();
+        assert_eq!(free(), 5);
+        // Its QEMU is there now, and so is that of a guest that somebody moves by hand.
+        let arriving: BTreeMap<String, u64> = [("web".to_owned(), 3), ("db".to_owned(), 2)].into();
+        fleet.register(&HostRecord { arriving, ..host("b", 8) }).unwrap();
+        assert_eq!(free(), 3);
+        let refused = fleet.reserve_apart(&owner, "u3", "log", 4, "b", None).unwrap_err();
+        assert!(matches!(refused, FleetError::NoRoom { free_bytes: 3, .. }), "{refused}");
+        fleet.reserve_apart(&owner, "u3", "log", 3, "b", None).unwrap();
+        fleet.release(&owner, "u3").unwrap();
+        // It is a guest of that host, and its reservation is not given up yet.
+        let came = GuestRecord { name: "web".into(), memory_bytes: 3 };
+        fleet.register(&HostRecord { guests: [("u1".to_owned(), came)].into(), ..host("b", 8) }).unwrap();
+        assert_eq!(free(), 5);
+    }
+
+    #[test]
+    fn what_an_earlier_try_of_a_guest_has_there_does_not_keep_it_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let (fleet, owner) = fleet(&folder);
+        fleet.register(&HostRecord { arriving: [("web".to_owned(), 5)].into(), ..host("b", 8) }).unwrap();
+        assert!(fleet.reserve_apart(&owner, "u2", "db", 4, "b", None).is_err());
+        fleet.reserve_apart(&owner, "u1", "web", 5, "b", None).unwrap();
+        fleet.reserve_apart(&owner, "u2", "db", 3, "b", None).unwrap();
     }
 }

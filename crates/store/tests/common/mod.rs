@@ -133,9 +133,15 @@ pub fn drain(id: &str, host: &str) -> DrainRecord {
 pub fn check(fleet: &Fleet) {
     let view = fleet.view().unwrap();
     for (name, host) in &view.hosts {
-        let there = view.reservations.values().filter(|reserved| reserved.host == *name);
-        assert_eq!(host.reserved_bytes, there.map(|reserved| reserved.bytes).sum::<u64>(), "{name}");
-        let taken = host.record.used_bytes() + host.record.reserve_bytes + host.reserved_bytes;
+        let there: Vec<_> = view.reservations.iter().filter(|(_, reserved)| reserved.host == *name).collect();
+        assert_eq!(
+            host.reserved_bytes,
+            there.iter().map(|(_, reserved)| reserved.bytes).sum::<u64>(),
+            "{name}"
+        );
+        let on_way = there.iter().filter(|(guest, _)| !host.record.guests.contains_key(*guest));
+        let on_way: u64 = on_way.map(|(_, reserved)| reserved.bytes).sum();
+        let taken = host.record.used_bytes() + host.record.reserve_bytes + on_way;
         assert!(taken <= host.record.memory_bytes, "{name} is overfilled: {host:?}");
     }
 }

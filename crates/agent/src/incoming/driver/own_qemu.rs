@@ -1,6 +1,7 @@
 //! The incoming QEMU that this agent starts, from its reservation until the guest runs in it or nothing of it is left.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::Event;
@@ -47,6 +48,7 @@ impl OwnQemu {
         description: GuestDescription,
         regions: &[RegionInfo],
     ) -> Result<(OwnQemu, Vec<Mapping>), Fault> {
+        context.shared.memory_bytes.store(description.memory_bytes, Ordering::Relaxed);
         let (admitted, ram) = admit(&context.sessions, &context.shared.opener, description, regions)?;
         context
             .shared
