@@ -40,6 +40,7 @@ use linerate_api::{
 };
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
+use linerate_store::StoreError;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError};
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,8 @@ use rules::Rules;
 const STEER_MAX: Duration = Duration::from_secs(20);
 /// A drain that cannot be taken up is tried again after this.
 const RESUME_AGAIN: Duration = Duration::from_secs(1);
+/// A drain that may have begun is looked for so often: what the store was asked may arrive there late.
+const ABSENT_LOOKS: u32 = 30;
 /// Drains that are shown, the open one included.
 const SHOWN: usize = 50;
 
@@ -115,6 +118,8 @@ pub(crate) struct Drains {
     undrain: Mutex<Option<UndrainDetail>>,
     /// Migrations of domains that left, and that undrains of this process have brought back: once each.
     back: Mutex<BTreeSet<String>>,
+    /// Held while a drain gets its thread: no drain gets two.
+    taking: Mutex<()>,
 }
 
 type Answer<T> = Result<T, ErrorBody>;
@@ -135,6 +140,10 @@ pub(crate) fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
             format!("{error}; nothing was changed"),
             "`linerate drain status` shows it, `linerate drain abort` ends it",
         ),
+        FleetError::Store(StoreError::Unknown(_)) => {
+            ErrorBody::new("journal_failed", format!("the store fails: {error}; it may have been changed"))
+                .with_hint(agent.fleet.hint())
+        }
         FleetError::Store(_) | FleetError::Damaged { .. } => {
             ErrorBody::new("journal_failed", format!("the store fails: {error}; nothing was changed"))
                 .with_hint(agent.fleet.hint())
@@ -266,21 +275,9 @@ pub(crate) async fn begin(
     begun.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?
 }
 
-fn begin_with(
-    agent: &Arc<Agent>,
-    drains: &Drains,
-    runtime: tokio::runtime::Handle,
-    request: DrainRequest,
-    by: String,
-    mut ready: Ready,
-) -> Answer<String> {
-    if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
-        return Err(refused(
-            "guests are coming back to this host; nothing was begun",
-            "`linerate undrain` watches them",
-        ));
-    }
-    let planned = place(&mut ready, &request);
+/// Refuses a drain of which no guest can leave.
+fn has_destination(ready: &mut Ready, request: &DrainRequest) -> Answer<()> {
+    let planned = place(ready, request);
     let leaves =
         ready.members.iter().filter(|one| one.decided.is_none() && !request.keep.contains(&one.guest.name));
     if leaves.count() > 0 && planned == 0 {
@@ -294,6 +291,24 @@ fn begin_with(
             "name other hosts with --to; `linerate place GUEST --to HOST` shows what each lacks",
         ));
     }
+    Ok(())
+}
+
+fn begin_with(
+    agent: &Arc<Agent>,
+    drains: &Arc<Drains>,
+    runtime: tokio::runtime::Handle,
+    request: DrainRequest,
+    by: String,
+    mut ready: Ready,
+) -> Answer<String> {
+    if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
+        return Err(refused(
+            "guests are coming back to this host; nothing was begun",
+            "`linerate undrain` watches them",
+        ));
+    }
+    has_destination(&mut ready, &request)?;
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     owner::register(agent, &fleet, &ready.source, &ready.destinations)
         .map_err(|error| of_fleet(&error, agent))?;
@@ -301,24 +316,29 @@ fn begin_with(
     let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
     let kept = Kept { cordoned_ms, ..owner::kept(&request, &ready.unseen) };
+    let guests = ready.members.iter().map(|one| {
+        let shown = one.show(None, &ready.destinations);
+        (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
+    });
     let record = DrainRecord {
         id: id.clone(),
         host: agent.config.name.clone(),
         by,
         state: Stored::Running,
         settings: serde_json::to_value(&kept).unwrap_or_default(),
-        guests: ready
-            .members
-            .iter()
-            .map(|one| {
-                let shown = one.show(None, &ready.destinations);
-                (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
-            })
-            .collect(),
+        guests: guests.collect(),
         begun_ms,
         ended_ms: None,
     };
-    let ownership = fleet.begin(&record).map_err(|error| of_fleet(&error, agent))?;
+    let taking = drains.taking.lock();
+    let ownership = match fleet.begin(&record) {
+        Ok(ownership) => ownership,
+        Err(error) if may_have_begun(&error, &id) => {
+            look_again(agent, drains, runtime, &id);
+            return Err(unsure(&error, &id));
+        }
+        Err(error) => return Err(of_fleet(&error, agent)),
+    };
     if let Err(error) = forget_old(&fleet, &agent.config.name) {
         tracing::warn!(%error, "old drains of this host are still in the store");
     }
@@ -341,7 +361,48 @@ fn begin_with(
         is_again: false,
     };
     own(agent, drains, runtime, members, begin)?;
+    drop(taking);
     Ok(id)
+}
+
+/// The store has not said whether it wrote the drain, or has written it with a lease that has ended since.
+fn may_have_begun(error: &FleetError, id: &str) -> bool {
+    match error {
+        FleetError::Store(StoreError::Unknown(_)) | FleetError::NotOwner(_) => true,
+        FleetError::Draining { drain, .. } => drain == id,
+        _ => false,
+    }
+}
+
+fn unsure(error: &FleetError, id: &str) -> ErrorBody {
+    let text = format!(
+        "the store fails: {error}. Drain {id} may have begun: if the store has it, this agent goes on with it"
+    );
+    let hint = format!(
+        "`linerate drain status` shows it when the store answers; `linerate drain abort {id}` ends it"
+    );
+    ErrorBody::new("journal_failed", text).with_hint(hint)
+}
+
+/// A drain that may have begun is looked for. If the store has it, this agent goes on with it.
+fn look_again(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle, id: &str) {
+    let (agent, drains, id) = (agent.clone(), drains.clone(), id.to_owned());
+    let run = move || {
+        let mut absent = 0;
+        while absent < ABSENT_LOOKS {
+            std::thread::sleep(RESUME_AGAIN);
+            match agent.fleet.fleet().and_then(|fleet| fleet.drain(&id)) {
+                Ok(None) => absent += 1,
+                Ok(Some(record)) if record.state == Stored::Ended => return,
+                Ok(Some(_)) => match take_up(&agent, &drains, runtime.clone(), &id) {
+                    Ok(()) => return,
+                    Err(error) => tracing::warn!(drain = id, error = error.message, "it is not taken up yet"),
+                },
+                Err(error) => tracing::debug!(drain = id, %error, "whether it has begun is not known"),
+            }
+        }
+    };
+    let _ = std::thread::Builder::new().name("drain-begun".into()).spawn(run);
 }
 
 /// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
@@ -458,13 +519,23 @@ fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Hand
     let Some(id) = view.hosts.get(&agent.config.name).and_then(|host| host.drain.clone()) else {
         return Ok(());
     };
-    let (ownership, record) = fleet.take_over(&id).map_err(|error| of_fleet(&error, agent))?;
+    take_up(agent, drains, runtime, &id)
+}
+
+/// Goes on with an open drain of this host, unless this process does already.
+fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle, id: &str) -> Answer<()> {
+    let _taking = drains.taking.lock();
+    if drains.open.lock().as_ref().is_some_and(|open| open.detail.lock().id == id) {
+        return Ok(());
+    }
+    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    let (ownership, record) = fleet.take_over(id).map_err(|error| of_fleet(&error, agent))?;
     let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
         ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
     })?;
     let rules = Rules::new(&agent.config.placement, &kept.request.apart)?;
     let mut destinations =
-        hosts::named(agent, &kept.request.to, Some(&id)).map_err(|error| of_fleet(&error, agent))?;
+        hosts::named(agent, &kept.request.to, Some(id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
     let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
     let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
@@ -632,6 +703,55 @@ mod tests {
     use linerate_store::local::Local;
 
     use super::*;
+
+    /// A drain of the host that this agent is.
+    fn record(id: &str, host: &str) -> DrainRecord {
+        let kept = owner::kept(&DrainRequest::default(), &leaving::Unseen::default());
+        DrainRecord {
+            id: id.into(),
+            host: host.into(),
+            by: "anna".into(),
+            state: Stored::Running,
+            settings: serde_json::to_value(&kept).unwrap(),
+            guests: BTreeMap::new(),
+            begun_ms: 1,
+            ended_ms: None,
+        }
+    }
+
+    #[test]
+    fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let drains = Arc::new(Drains::default());
+        let fleet = agent.fleet.fleet().unwrap();
+        // As if the answer was lost.
+        fleet.begin(&record("d1", &agent.config.name)).unwrap();
+        look_again(&agent, &drains, runtime.handle().clone(), "d1");
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while fleet.drain("d1").unwrap().unwrap().state != Stored::Ended {
+            assert!(std::time::Instant::now() < end, "nobody works on it");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(drains.open.lock().is_some());
+    }
+
+    #[test]
+    fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
+        let unknown = FleetError::Store(StoreError::Unknown("no answer".into()));
+        let away = FleetError::Store(StoreError::Away("no answer".into()));
+        let open = |drain: &str| FleetError::Draining { host: "a".into(), drain: drain.into() };
+        assert!(may_have_begun(&unknown, "d1") && may_have_begun(&open("d1"), "d1"));
+        assert!(!may_have_begun(&away, "d1") && !may_have_begun(&open("d2"), "d1"));
+        let told = unsure(&unknown, "d1");
+        assert!(told.message.contains("Drain d1 may have begun"), "{}", told.message);
+        assert!(!told.message.contains("nothing was") && told.hint.contains("linerate drain abort d1"));
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        assert!(of_fleet(&unknown, &agent).message.ends_with("it may have been changed"));
+        assert!(of_fleet(&away, &agent).message.ends_with("nothing was changed"));
+    }
 
     #[test]
     fn old_drains_are_forgotten_but_for_those_that_an_undrain_needs() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::{Cordon, DrainRecord, DrainState, OwnerRecord};
-use super::{Fleet, FleetError, check_name, decode, put};
+use super::{Fleet, FleetError, check_name, decode, put, unsure};
 use crate::{Condition, Entry, Lease, StoreError, Transaction, Write};
 
 /// This agent owns a drain, until its lease ends or another one has taken it.
@@ -48,7 +48,8 @@ impl Fleet {
     ///
     /// # Errors
     /// [`FleetError::Draining`] if the host has an open one; [`FleetError::NoHost`]; [`FleetError::NameTaken`],
-    /// [`FleetError::NotRegistered`]; those of the store.
+    /// [`FleetError::NotRegistered`]; those of the store. With [`StoreError::Unknown`] and [`FleetError::NotOwner`] it may
+    /// have begun.
     pub fn begin(&self, record: &DrainRecord) -> Result<Ownership, FleetError> {
         check_name(&record.id)?;
         check_name(&record.host)?;
@@ -86,7 +87,7 @@ impl Fleet {
             ];
             Ok(Some(Transaction { conditions, writes }))
         })?;
-        self.ownership(&record.id, &record.host)
+        self.ownership(&record.id, &record.host).map_err(|error| unsure(error, true))
     }
 
     /// Takes an open drain that nobody owns, or returns that this agent owns it. What it owned with a lease that has ended
@@ -265,5 +266,82 @@ impl Fleet {
         let (entry, owner) = self.own_entry(drain)?.ok_or_else(|| FleetError::NotOwner(drain.to_owned()))?;
         let (drain, host) = (drain.to_owned(), host.to_owned());
         Ok(Ownership { drain, host, made: entry.made, lease: Lease(owner.lease) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::records::HostRecord;
+    use super::*;
+    use crate::local::Local;
+    use crate::{Outcome, Store};
+
+    /// A store that carries out the next transaction, and does not answer from then on.
+    struct Leaves {
+        store: Local,
+        next: AtomicBool,
+        away: AtomicBool,
+    }
+
+    impl Leaves {
+        fn answers(&self) -> Result<(), StoreError> {
+            let is_away = self.away.load(Ordering::Relaxed);
+            if is_away { Err(StoreError::Away("by the test".into())) } else { Ok(()) }
+        }
+    }
+
+    impl Store for Leaves {
+        fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+            self.answers().and_then(|()| self.store.get(key))
+        }
+
+        fn list(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+            self.answers().and_then(|()| self.store.list(prefix))
+        }
+
+        fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
+            self.answers()?;
+            let done = self.store.commit(transaction);
+            if self.next.swap(false, Ordering::Relaxed) {
+                self.away.store(true, Ordering::Relaxed);
+                return Err(StoreError::Unknown("by the test".into()));
+            }
+            done
+        }
+
+        fn lease(&self) -> Option<Lease> {
+            self.store.lease()
+        }
+    }
+
+    #[test]
+    fn a_drain_whose_beginning_was_not_answered_may_have_begun_and_is_still_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::open(&folder.path().join("fleet.redb")).unwrap();
+        let store = Arc::new(Leaves { store, next: false.into(), away: false.into() });
+        let fleet = Fleet::new(store.clone(), "a", "1").unwrap();
+        fleet.register(&HostRecord { name: "a".into(), ..HostRecord::default() }).unwrap();
+        let record = DrainRecord {
+            id: "d1".into(),
+            host: "a".into(),
+            by: "anna".into(),
+            state: DrainState::Running,
+            settings: serde_json::Value::Null,
+            guests: BTreeMap::new(),
+            begun_ms: 1,
+            ended_ms: None,
+        };
+        store.next.store(true, Ordering::Relaxed);
+        let error = fleet.begin(&record).unwrap_err();
+        assert!(matches!(error, FleetError::Store(StoreError::Unknown(_))), "{error}");
+        // Before anything was written, it is known that nothing was.
+        let error = fleet.begin(&record).unwrap_err();
+        assert!(matches!(error, FleetError::Store(StoreError::Away(_))), "{error}");
+        store.away.store(false, Ordering::Relaxed);
+        let (owner, _) = fleet.take_over("d1").unwrap();
+        fleet.end(&owner, &record).unwrap();
     }
 }

@@ -367,20 +367,31 @@ impl Fleet {
         &self,
         mut plan: impl FnMut() -> Result<Option<Transaction>, FleetError>,
     ) -> Result<(), FleetError> {
-        let mut ended = FleetError::Contended;
+        let (mut ended, mut is_unknown) = (FleetError::Contended, false);
         for _ in 0..TRIES {
-            let Some(transaction) = plan()? else { return Ok(()) };
+            let Some(transaction) = plan().map_err(|error| unsure(error, is_unknown))? else {
+                return Ok(());
+            };
             ended = match self.store.commit(&transaction) {
                 Ok(Outcome::Done(_)) => return Ok(()),
                 Ok(Outcome::Refused) => FleetError::Contended,
                 Err(error @ StoreError::Unknown(_)) => {
                     tracing::debug!(%error, "reading what the store has");
+                    is_unknown = true;
                     error.into()
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(unsure(error.into(), is_unknown)),
             };
         }
         Err(ended)
+    }
+}
+
+/// A store that is away changes nothing. With `is_unknown` an earlier write may have changed it all the same.
+fn unsure(error: FleetError, is_unknown: bool) -> FleetError {
+    match error {
+        FleetError::Store(StoreError::Away(why)) if is_unknown => StoreError::Unknown(why).into(),
+        other => other,
     }
 }
 
