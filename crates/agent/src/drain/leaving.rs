@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Agent;
 use crate::guests;
 use crate::host_record::{self, short};
+use crate::libvirt::Move;
 use crate::libvirt::domains::{self, Domain};
 use crate::outgoing::Outgoing;
 
@@ -207,8 +208,13 @@ pub(super) fn is_settled(agent: &Agent, name: &str) -> bool {
 }
 
 /// Whether a migration moves it away that is neither ended nor in doubt.
-pub(super) fn is_being_moved(agent: &Agent, name: &str) -> bool {
-    let of_it = |one: &Arc<Outgoing>| one.request.guest == name && !one.is_over() && !one.is_in_doubt();
+pub(super) fn is_being_moved(agent: &Agent, guest: &Leaving) -> bool {
+    let name = &guest.name;
+    if guest.domain {
+        let of_it = |one: &Arc<Move>| one.guest() == name && !one.is_over() && !one.is_recovering();
+        return agent.moves.has(&guest.key) && agent.moves.all().iter().any(of_it);
+    }
+    let of_it = |one: &Arc<Outgoing>| one.request.guest == *name && !one.is_over() && !one.is_in_doubt();
     agent.outgoing().iter().any(of_it)
 }
 

@@ -59,13 +59,8 @@ impl Member {
     /// As the operator sees it. `state`: what the controller says.
     pub fn show(&self, state: Option<(&State, &[Attempt])>, destinations: &[Destination]) -> DrainGuest {
         let name = |host: HostId| name(host, destinations);
-        let mut tries = self.earlier.clone();
         let attempts = state.map(|(_, attempts)| attempts).unwrap_or_default();
-        tries.extend(attempts.iter().map(|one| DrainTry {
-            at_ms: ms(one.at - Time::ZERO),
-            to: one.host.map(name),
-            reason: self.text(&one.reason, destinations),
-        }));
+        let tries = self.tries(attempts, destinations);
         let (shown, why) = match (&self.decided, state) {
             (Some(decided), _) => (decided.state, None),
             (None, Some((state, _))) => shown(state),
@@ -100,6 +95,16 @@ impl Member {
             hint,
             tries,
         }
+    }
+
+    /// All tries that did not succeed.
+    pub fn tries(&self, attempts: &[Attempt], destinations: &[Destination]) -> Vec<DrainTry> {
+        let attempts = attempts.iter().map(|one| DrainTry {
+            at_ms: ms(one.at - Time::ZERO),
+            to: one.host.map(|host| name(host, destinations)),
+            reason: self.text(&one.reason, destinations),
+        });
+        self.earlier.iter().cloned().chain(attempts).collect()
     }
 
     /// A reason with the names of hosts.

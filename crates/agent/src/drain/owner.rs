@@ -17,7 +17,7 @@ use linerate_api::{
 };
 use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
-use linerate_core::{Code, Fault, Time};
+use linerate_core::{Code, Fault, Side, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
@@ -443,11 +443,28 @@ impl Owner {
                 let event = self.cancelled(id, fault);
                 self.handle(event);
             }
+            End::Stays(fault) if is_taken(&fault) => self.wait_for_another(id, &fault, now),
             End::Stays(fault) if fault.code.retry_can_help() => self.judge(id, fault),
             End::Stays(fault) => self.handle(Event::Failed { guest: id, fault }),
             End::Unknown(fault) => {
                 self.settling.insert(id, Settling::new(now, Some(fault)));
             }
+        }
+    }
+
+    /// Another migration has the guest: it is waited for, and then the guest is looked for.
+    fn wait_for_another(&mut self, id: GuestId, fault: &Fault, now: Time) {
+        tracing::info!(guest = id.0, %fault, "another migration has it: that is waited for");
+        let attempts = self.controller.guests().find(|(guest, ..)| *guest == id);
+        let attempts = attempts.map(|(.., attempts)| attempts.to_vec()).unwrap_or_default();
+        if let Some(member) = self.members.get_mut(id.0 as usize) {
+            member.earlier = member.tries(&attempts, &self.destinations);
+            (member.to, member.sample) = (None, None);
+        }
+        self.handle(Event::Taken { guest: id });
+        // An abort ends its part at once.
+        if self.controller.guests().all(|(guest, ..)| guest != id) {
+            self.settling.insert(id, Settling::taken(now));
         }
     }
 
@@ -666,6 +683,11 @@ impl Owner {
     }
 }
 
+/// Whether a migration did not begin since another one has the guest.
+fn is_taken(fault: &Fault) -> bool {
+    fault.code == Code::GuestBusy && fault.side == Side::Source
+}
+
 /// The operator has nothing to do about it.
 fn has_left(state: DrainGuestState) -> bool {
     matches!(state, DrainGuestState::Moved | DrainGuestState::Gone)
@@ -693,5 +715,21 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         takes: BTreeMap::new(),
         unseen: unseen.clone(),
         cordoned_ms: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::Step;
+
+    use super::*;
+
+    #[test]
+    fn only_another_migration_of_the_guest_itself_is_waited_for() {
+        let fault = |code, side| Fault::new(code, Step::Resolve, side, "");
+        assert!(is_taken(&fault(Code::GuestBusy, Side::Source)));
+        // The destination may be told to take it by its own recovery: elsewhere it can go at once.
+        assert!(!is_taken(&fault(Code::GuestBusy, Side::Destination)));
+        assert!(!is_taken(&fault(Code::NoLink, Side::Source)));
     }
 }

@@ -125,6 +125,7 @@ impl Controller {
             Event::Failed { guest, fault } => self.failed(guest, fault, now),
             Event::Cancelled { guest } => self.cancelled(guest, now),
             Event::Gone { guest } => self.gone(guest, now),
+            Event::Taken { guest } => self.taken(guest, now),
         }
         self.expire(now);
         if !self.paused && !self.aborted && self.store {
@@ -231,13 +232,13 @@ impl Controller {
     }
 
     fn placed(&mut self, id: GuestId, to: Destination, now: Time) {
-        let Some(guest) = self.guests.get_mut(&id) else { return };
-        if guest.state != State::Placing {
-            if guest.destination.is_none() {
+        let waits = self.guests.get(&id).is_some_and(|guest| guest.state == State::Placing);
+        let Some(guest) = self.guests.get_mut(&id).filter(|_| waits) else {
+            if self.guests.get(&id).is_none_or(|guest| guest.destination.is_none()) {
                 self.orders.push(Order::Release { guest: id });
             }
             return;
-        }
+        };
         guest.destination = Some(to);
         guest.placements += 1;
         self.set(id, State::Placed, now);
@@ -371,6 +372,17 @@ impl Controller {
     fn gone(&mut self, id: GuestId, now: Time) {
         if self.state(id).is_some_and(|state| !matches!(state, State::Ended(_))) {
             self.end(id, Outcome::Gone, now);
+        }
+    }
+
+    fn taken(&mut self, id: GuestId, now: Time) {
+        match self.state(id) {
+            Some(State::Cancelling(Then::Abort)) => self.cancelled(id, now),
+            Some(State::Preparing | State::Prepared | State::Copying | State::Cancelling(_)) => {
+                self.give_up_destination(id, now);
+                self.guests.remove(&id);
+            }
+            _ => {}
         }
     }
 

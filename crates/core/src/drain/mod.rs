@@ -145,6 +145,8 @@ pub enum Event {
     Cancelled { guest: GuestId },
     /// The guest has ended, or somebody else moved it.
     Gone { guest: GuestId },
+    /// Another migration has the guest, so that no session began. It is no try. If it stays here, it is `Added` again.
+    Taken { guest: GuestId },
     /// A host does not answer.
     HostLost(HostId),
     /// A host is being emptied itself: guests on their way there go elsewhere.

@@ -534,6 +534,26 @@ fn guests_of_a_lost_destination_go_elsewhere_without_using_a_try() {
 }
 
 #[test]
+fn a_guest_that_another_migration_has_uses_no_try_and_is_added_again_when_that_has_ended() {
+    let mut hand = Hand::new(&[start(0, 1)]);
+    for _ in 0..2 * hand.controller.settings().tries_max {
+        hand.placed(0, 1, 2e9);
+        assert_eq!(hand.state(0), State::Preparing);
+        assert_eq!(hand.tell(Event::Taken { guest: guest(0) }), [Order::Release { guest: guest(0) }]);
+        assert!(hand.controller.is_over(), "nothing is left to do but to wait");
+        hand.now = hand.now + Duration::from_secs(600);
+        let again = hand.tell(Event::Added(start(0, 1)));
+        assert_eq!(again, [Order::Place(vec![(guest(0), vec![])])]);
+        assert_eq!(hand.reasons(0), []);
+    }
+    // Of an aborted drain it is a guest as before.
+    hand.placed(0, 1, 2e9);
+    hand.tell(Event::Abort);
+    hand.tell(Event::Taken { guest: guest(0) });
+    assert_eq!(hand.state(0), State::Ended(Outcome::Aborted));
+}
+
+#[test]
 fn a_session_whose_end_is_not_reported_leaves_the_guest_in_doubt_and_its_reservation() {
     let mut hand = Hand::ready(&[start(0, 60)], &[1]);
     hand.tell(Event::HostLost(HostId(1)));

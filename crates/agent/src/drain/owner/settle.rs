@@ -18,6 +18,8 @@ use crate::libvirt::domains;
 
 /// Recovery settles a guest within this, or it is in doubt.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
+/// A guest that another migration has is looked at again after this.
+const TAKEN_PAUSE: Duration = Duration::from_secs(5);
 
 /// A guest of which it is not known whether it is here.
 pub(super) struct Settling {
@@ -26,6 +28,8 @@ pub(super) struct Settling {
     fault: Option<Fault>,
     /// Its destination is being asked.
     asked: bool,
+    /// It is not looked at before.
+    from: Time,
 }
 
 /// Where a guest is that was not known to be here.
@@ -46,7 +50,12 @@ pub(in crate::drain) enum Whereabouts {
 impl Settling {
     /// From now on. `fault`: why its migration failed, if it is here.
     pub(super) fn new(since: Time, fault: Option<Fault>) -> Settling {
-        Settling { since, fault, asked: false }
+        Settling { since, fault, asked: false, from: since }
+    }
+
+    /// Another migration has it. Of libvirt's only a try shows whether that has ended.
+    pub(super) fn taken(now: Time) -> Settling {
+        Settling { from: now + TAKEN_PAUSE, ..Settling::new(now, None) }
     }
 }
 
@@ -57,10 +66,13 @@ impl Owner {
         for (id, one) in &mut self.settling {
             let Some(member) = self.members.get(id.0 as usize) else { continue };
             let guest = &member.guest;
+            if now < one.from {
+                continue;
+            }
             let is_late = now - one.since >= SETTLE_MAX;
-            if !guest.domain && !leaving::is_settled(&self.agent, &guest.name) {
-                // Another migration of it may take as long as it likes.
-                let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, &guest.name);
+            // Another migration of it may take as long as it likes.
+            let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, guest);
+            if is_moved || (!guest.domain && !leaving::is_settled(&self.agent, &guest.name)) {
                 if is_moved && self.record.state == Stored::Aborting {
                     done.push((*id, Whereabouts::Leaving));
                 } else if is_moved {
