@@ -20,7 +20,12 @@ use crate::config::Config;
 use crate::fleet::HostInFleet;
 use crate::{incoming, libvirt, outgoing};
 
-const QMP_WAIT: Duration = Duration::from_secs(10);
+/// All guests that are asked together answer within this. Other hosts wait 10 s for the record, or this host is lost.
+const QMP_WAIT: Duration = Duration::from_secs(4);
+/// Guests that are asked at the same time.
+const ASKED_AT_ONCE: usize = 16;
+/// A guest that has not answered is not asked again before this.
+const SILENT_FOR: Duration = Duration::from_secs(3);
 const QEMU_WAIT: Duration = Duration::from_secs(15);
 /// libvirt is not asked more often for its domains.
 const DOMAINS_FRESH: Duration = Duration::from_secs(2);
@@ -42,6 +47,8 @@ pub(crate) struct Describer {
     pub fleet: Arc<HostInFleet>,
     /// By process and its start: a guest is asked once. One that migrates cannot be asked.
     known: Mutex<BTreeMap<(i32, u64), (String, GuestRecord)>>,
+    /// Guests that did not answer, and since when.
+    silent: Mutex<BTreeMap<(i32, u64), Instant>>,
     /// Domains of libvirt, and when it was asked.
     domains: Mutex<Option<(Instant, BTreeMap<String, String>)>>,
 }
@@ -65,6 +72,7 @@ impl Describer {
             cluster,
             fleet,
             known: Mutex::default(),
+            silent: Mutex::default(),
             domains: Mutex::default(),
         }
     }
@@ -162,14 +170,26 @@ impl Describer {
         let key = |guest: &Known| (guest.process.pid, guest.process.start_ticks);
         let here: BTreeSet<_> = alive.iter().map(key).collect();
         self.known.lock().retain(|process, _| here.contains(process));
-        alive
-            .iter()
-            .filter(|guest| !self.is_arriving(&guest.name))
-            .map(|guest| {
-                let known = self.known.lock().get(&key(guest)).cloned();
-                known.unwrap_or_else(|| self.look(guest))
-            })
-            .collect()
+        self.silent.lock().retain(|process, since| here.contains(process) && since.elapsed() < SILENT_FOR);
+        let guests = alive.iter().filter(|guest| !self.is_arriving(&guest.name));
+        let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
+        for guest in guests {
+            match self.known.lock().get(&key(guest)).cloned() {
+                Some(known) => found.extend([known]),
+                None => unknown.push(guest),
+            }
+        }
+        // One that hangs must not have the others, or this host, taken for lost.
+        let deadline = Instant::now() + QMP_WAIT;
+        for some in unknown.chunks(ASKED_AT_ONCE) {
+            std::thread::scope(|scope| {
+                let looks: Vec<_> =
+                    some.iter().map(|guest| scope.spawn(|| self.look(guest, deadline))).collect();
+                let looks = looks.into_iter().zip(some);
+                found.extend(looks.map(|(look, guest)| look.join().unwrap_or_else(|_| bare(guest))));
+            });
+        }
+        found
     }
 
     /// Names of this host's domains by their UUID. Where libvirt does not answer, as they were when it did.
@@ -195,21 +215,26 @@ impl Describer {
     }
 
     /// Asks a guest's QEMU, unless its QMP socket is in use.
-    fn look(&self, guest: &Known) -> (String, GuestRecord) {
+    fn look(&self, guest: &Known, deadline: Instant) -> (String, GuestRecord) {
         let leaving =
             self.outgoing.all().into_iter().find(|one| one.request.guest == guest.name && !one.is_over());
-        let bare = |bytes| (guest.name.clone(), record(&guest.name, bytes));
         if let Some(leaving) = leaving {
-            return bare(leaving.ram_bytes());
+            return (guest.name.clone(), record(&guest.name, leaving.ram_bytes()));
         }
-        let deadline = Instant::now() + QMP_WAIT;
+        let process = (guest.process.pid, guest.process.start_ticks);
+        if self.silent.lock().contains_key(&process) {
+            return bare(guest);
+        }
         let described = process::connect(guest, deadline)
             .ok()
             .and_then(|mut qmp| read::read(&mut qmp, guest.process.pid, deadline).ok());
-        let Some(described) = described else { return bare(files(guest)) };
+        let Some(described) = described else {
+            self.silent.lock().insert(process, Instant::now());
+            return bare(guest);
+        };
         let id = described.uuid.clone().unwrap_or_else(|| guest.name.clone());
         let found = (id, record(&guest.name, described.memory_bytes));
-        self.known.lock().insert((guest.process.pid, guest.process.start_ticks), found.clone());
+        self.known.lock().insert(process, found.clone());
         found
     }
 }
@@ -244,6 +269,11 @@ impl Had {
 
 fn record(name: &str, memory_bytes: u64) -> GuestRecord {
     GuestRecord { name: name.to_owned(), memory_bytes }
+}
+
+/// A guest that does not answer.
+fn bare(guest: &Known) -> (String, GuestRecord) {
+    (guest.name.clone(), record(&guest.name, files(guest)))
 }
 
 /// Lengths of the files that were made for its RAM.
@@ -328,6 +358,31 @@ mod tests {
         let more = with.memory - without.memory;
         assert!((64 << 10..128 << 10).contains(&more), "{without:?} {with:?}");
         assert_eq!(with.folder, 1 << 20, "with its holes");
+    }
+
+    #[test]
+    fn guests_that_hang_do_not_hold_the_record_up_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let mut sockets = Vec::new();
+        for name in ["g1", "g2", "g3"] {
+            let socket = agent.registry.reserve(name).unwrap().join("q");
+            // It takes a connection and says nothing.
+            sockets.push(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+            let pid = i32::try_from(child.id()).unwrap();
+            let guest = crate::testing::arrived(&agent, pid);
+            agent.registry.put(&Known { name: name.into(), qmp: socket, ..guest }).unwrap();
+        }
+        let begun = Instant::now();
+        assert_eq!(agent.describer.guests().len(), 3);
+        let first = begun.elapsed();
+        assert_eq!(agent.describer.guests().len(), 3);
+        let second = begun.elapsed() - first;
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(first < 2 * QMP_WAIT, "they are asked together: {first:?}");
+        assert!(second < QMP_WAIT / 2, "it is remembered: {second:?}");
     }
 
     #[test]
