@@ -411,7 +411,7 @@ impl Owner {
         self.next_number += 1;
         let line = Line { to: self.to_self.clone(), guest: id, number: self.next_number };
         (member.to, member.sample, member.copy_began) = (Some(host), None, None);
-        let asked = request(&member.guest.name, member.guest.domain, &to.at, &self.kept.request);
+        let asked = request(&member.guest, &to.at, &self.kept.request);
         self.sessions.insert(id, Session::prepare(&self.agent, line, asked));
     }
 

@@ -53,8 +53,7 @@ fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
                 scope.spawn(move || {
                     let to = member.to.and_then(|host| destinations.get(hosts::index(host)));
                     let Some(to) = to else { return };
-                    let name = member.guest.name.clone();
-                    let asked = sessions::request(&name, false, &to.at, request);
+                    let asked = sessions::request(&member.guest, &to.at, request);
                     if let Err(error) =
                         try_one(agent, linerate_api::MigrateRequest { dry_run: true, ..asked })
                     {

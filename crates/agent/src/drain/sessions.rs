@@ -14,6 +14,7 @@ use linerate_core::source::Ending;
 use linerate_core::{Code, Fault, GuestState, Side, Step};
 
 use super::Input;
+use super::leaving::Leaving;
 use crate::agent::Agent;
 use crate::audit;
 use crate::libvirt::{self, Move};
@@ -201,18 +202,14 @@ fn end(ending: Ending) -> End {
     }
 }
 
-/// The request for one guest of a drain.
-pub(super) fn request(
-    name: &str,
-    domain: bool,
-    to: &str,
-    asked: &linerate_api::DrainRequest,
-) -> MigrateRequest {
+/// The request for one guest of a drain. A domain is named by its UUID: its name may have become another domain's.
+pub(super) fn request(guest: &Leaving, to: &str, asked: &linerate_api::DrainRequest) -> MigrateRequest {
+    let name = if guest.domain { &guest.key } else { &guest.name };
     MigrateRequest {
         mode: asked.mode,
         max_blackout_ms: asked.max_blackout_ms,
         throttle: asked.throttle,
-        libvirt: domain.then(LibvirtRequest::default),
+        libvirt: guest.domain.then(LibvirtRequest::default),
         ..MigrateRequest::new(name, to)
     }
 }
@@ -275,5 +272,18 @@ fn of_error(error: &ErrorBody) -> End {
         Some(ApiState::Gone) => End::Gone,
         Some(ApiState::InDoubt | ApiState::Unknown) => End::Unknown(fault),
         Some(ApiState::RunsAtSource | ApiState::PausedAtSource) | None => End::Stays(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_moved_by_its_uuid_and_a_guest_by_its_name() {
+        let guest = |domain| Leaving { name: "web".into(), key: "u1".into(), domain, ..Leaving::default() };
+        let asked = |domain| request(&guest(domain), "b", &linerate_api::DrainRequest::default());
+        assert_eq!((asked(true).guest.as_str(), asked(true).libvirt.is_some()), ("u1", true));
+        assert_eq!((asked(false).guest.as_str(), asked(false).libvirt.is_some()), ("web", false));
     }
 }
