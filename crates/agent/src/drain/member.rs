@@ -24,6 +24,8 @@ pub(super) struct Member {
     /// Why no host can take it, by host.
     pub nowhere: Option<String>,
     pub migration: Option<String>,
+    /// A copy of it began, and how that ended is not known.
+    pub began: bool,
     pub sample: Option<Sample>,
     pub copy_began: Option<Time>,
     pub predicted_ms: Option<u64>,

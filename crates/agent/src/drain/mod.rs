@@ -556,12 +556,14 @@ fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle,
 
 /// A guest as an earlier process of this agent has left it.
 fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
+    use DrainGuestState as S;
     let at = destinations.iter().zip(1..).find(|(one, _)| Some(one.name()) == shown.to.as_deref());
     let decided = (shown.state.is_over() && shown.state != DrainGuestState::Kept).then(|| Decided {
         state: shown.state,
         reason: shown.reason.clone(),
         hint: shown.hint.clone(),
     });
+    let began = matches!(shown.state, S::Copying | S::Cancelling | S::Recovering);
     let guest = leaving::Leaving {
         name: shown.guest,
         key: shown.uuid,
@@ -575,6 +577,7 @@ fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
         to: at.map(|(_, host)| HostId(host)),
         was_to: shown.to,
         migration: shown.migration,
+        began,
         predicted_ms: shown.predicted_ms,
         took_ms: shown.took_ms,
         blackout_us: shown.blackout_us,

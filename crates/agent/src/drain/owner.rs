@@ -386,6 +386,7 @@ impl Owner {
                 let (now, line) = (self.clock.now(), self.line(guest));
                 if let Some(member) = self.members.get_mut(guest.0 as usize) {
                     member.begins(now);
+                    member.began = true;
                 }
                 if let (Some(session), Some(line)) = (self.sessions.get_mut(&guest), line) {
                     session.copy(&self.agent, &self.runtime, line);
@@ -436,6 +437,9 @@ impl Owner {
     }
 
     fn ended(&mut self, id: GuestId, end: End, downtime_us: Option<u64>, now: Time) {
+        if let (End::Stays(_), Some(member)) = (&end, self.members.get_mut(id.0 as usize)) {
+            member.began = false;
+        }
         match end {
             End::Moved => self.moved(id, downtime_us, now),
             End::Gone => self.handle(Event::Gone { guest: id }),

@@ -76,6 +76,11 @@ pub(crate) async fn state(uuid: &str) -> Option<String> {
     Virsh::new(HERE).state(uuid).await.ok()
 }
 
+/// The same; none if libvirt answers and does not know it. An error: it does not answer.
+pub(crate) async fn look_up(uuid: &str) -> Result<Option<String>, ErrorBody> {
+    Virsh::new(HERE).look_up(uuid).await
+}
+
 async fn all(virsh: &Virsh) -> Result<Vec<Domain>, ErrorBody> {
     let mut found = Vec::new();
     // A name may have blanks: each domain is asked for by its UUID.

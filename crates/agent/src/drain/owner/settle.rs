@@ -109,10 +109,15 @@ impl Owner {
         let (mut to, agent, drain) = (self.destinations.clone(), self.agent.clone(), self.record.id.clone());
         let own = member.to;
         let came = if domain { came(&self.agent, member) } else { None };
-        let may_have_left = member.migration.is_some();
+        let (began, was_tried) = (member.began, member.migration.is_some());
+        let is_held = domain && self.agent.moves.has(&key);
         let runtime = self.runtime.clone();
         std::thread::spawn(move || {
-            let is_here = domain && runtime.block_on(is_domain_here(&key, may_have_left));
+            let found = domain.then(|| runtime.block_on(domains::look_up(&key)));
+            let is_here = match found {
+                Some(Ok(state)) => is_here(state.as_deref(), began, was_tried),
+                Some(Err(_)) | None => None,
+            };
             let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
             // What the store has of a host may be older than the guest's arrival.
             let own = own.and_then(|host| to.get_mut(hosts::index(host)));
@@ -125,8 +130,9 @@ impl Owner {
             let there = to.iter().zip(1..).find(|(one, _)| lists(one)).map(|(_, host)| HostId(host));
             let all_answer = is_known && to.iter().all(|one| one.lost.is_none());
             let at = match there.or(came) {
-                _ if is_here => Whereabouts::Here,
+                _ if is_here == Some(true) => Whereabouts::Here,
                 Some(host) => Whereabouts::At(host),
+                None if domain && is_here == Some(false) && !is_held => Whereabouts::Gone,
                 None if domain || !all_answer => Whereabouts::Unknown,
                 None => Whereabouts::Gone,
             };
@@ -207,16 +213,14 @@ fn came(agent: &Agent, member: &Member) -> Option<HostId> {
     }
 }
 
-/// libvirt leaves a domain paused here if it got no answer that it runs at the destination: then nobody knows.
-async fn is_domain_here(uuid: &str, may_have_left: bool) -> bool {
-    is_here(domains::state(uuid).await.as_deref(), may_have_left)
-}
-
-fn is_here(state: Option<&str>, may_have_left: bool) -> bool {
+/// Whether a domain that libvirt has in this state is here; `None` if nobody knows. `began`: a migration of the drain began and
+/// its end is not known. `was_tried`: one began at some time. libvirt leaves a domain paused here if it got no answer that it
+/// runs at the destination. One that never began to move and does not run any more was stopped.
+fn is_here(state: Option<&str>, began: bool, was_tried: bool) -> Option<bool> {
     match state {
-        Some("running") => true,
-        Some("shut off") | None => false,
-        Some(_) => !may_have_left,
+        Some("running") => Some(true),
+        Some("shut off") | None => (!began).then_some(false),
+        Some(_) => (!began && !was_tried).then_some(true),
     }
 }
 
@@ -226,14 +230,22 @@ mod tests {
 
     #[test]
     fn a_paused_domain_whose_migration_has_begun_may_run_elsewhere() {
-        for (state, may_have_left, here) in [
-            (Some("running"), true, true),
-            (Some("paused"), false, true),
-            (Some("paused"), true, false),
-            (Some("shut off"), false, false),
-            (None, false, false),
+        for (state, began, was_tried, here) in [
+            (Some("running"), true, true, Some(true)),
+            (Some("paused"), false, false, Some(true)),
+            (Some("paused"), false, true, None),
+            (Some("paused"), true, false, None),
         ] {
-            assert_eq!(is_here(state, may_have_left), here, "{state:?} {may_have_left}");
+            assert_eq!(is_here(state, began, was_tried), here, "{state:?} {began} {was_tried}");
+        }
+    }
+
+    #[test]
+    fn a_domain_that_never_began_to_move_and_does_not_run_was_stopped() {
+        for state in [Some("shut off"), None] {
+            assert_eq!(is_here(state, false, false), Some(false), "{state:?}");
+            assert_eq!(is_here(state, false, true), Some(false), "{state:?}: its last try is over");
+            assert_eq!(is_here(state, true, true), None, "{state:?}: it may be at the destination");
         }
     }
 }
