@@ -78,7 +78,7 @@ pub enum DrainGuestState {
     Kept,
     /// The drain was aborted before it was moved. It is here.
     Aborted,
-    /// It has ended, or left this host in another way.
+    /// It was stopped here, has ended by itself, or left this host in another way.
     Gone,
     /// It could not be moved. It is here.
     Failed,

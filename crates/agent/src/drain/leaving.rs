@@ -7,7 +7,7 @@ use std::time::Duration;
 use linerate_api::{GuestRunState, ModeChoice};
 use linerate_core::fleet::Needs;
 use linerate_guest::description::GuestDescription;
-use linerate_guest::registry::GuestRecord;
+use linerate_guest::registry::{GuestRecord, RegistryError};
 use linerate_memory::{Mapping, RamBlock};
 use serde::{Deserialize, Serialize};
 
@@ -218,7 +218,36 @@ pub(super) fn is_being_moved(agent: &Agent, guest: &Leaving) -> bool {
     agent.outgoing().iter().any(of_it)
 }
 
+/// Whether a guest that was here is not any more, and nothing is known to move it: somebody has stopped it.
+pub(super) fn has_stopped(agent: &Agent, name: &str) -> bool {
+    let is_gone = match agent.registry.get(name) {
+        Ok(record) => !record.is_alive(),
+        Err(error) => matches!(error, RegistryError::Unknown(_)),
+    };
+    is_gone && is_settled(agent, name)
+}
+
 /// Whether its QEMU is here.
 pub(super) fn is_here(agent: &Agent, name: &str) -> bool {
     agent.registry.get(name).is_ok_and(|record| record.is_alive())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_has_stopped_if_its_process_has_ended_or_nothing_is_known_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        assert!(has_stopped(&agent, "g"));
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let record = crate::testing::arrived(&agent, i32::try_from(child.id()).unwrap());
+        agent.registry.put(&record).unwrap();
+        assert!(!has_stopped(&agent, "g"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_stopped(&agent, "g"));
+        assert!(!has_stopped(&agent, "no/name"), "of that nothing can be read");
+    }
 }

@@ -68,7 +68,8 @@ impl Member {
             (None, Some((state, _))) => shown(state),
             (None, None) => (Shown::Recovering, None),
         };
-        let last = why.or(attempts.last().map(|one| &one.reason)).filter(|_| shown != Shown::Moved);
+        let has_left = matches!(shown, Shown::Moved | Shown::Gone);
+        let last = why.or(attempts.last().map(|one| &one.reason)).filter(|_| !has_left);
         let (reason, hint) = match &self.decided {
             Some(decided) => (decided.reason.clone(), decided.hint.clone()),
             None => (last.map(|reason| self.text(reason, destinations)), last.map(hint).unwrap_or_default()),

@@ -30,6 +30,7 @@ use super::{Drain, Input, Kept};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
+use crate::libvirt::domains;
 use destinations::Unusable;
 pub(super) use places::{PlaceResult, register, why_nowhere};
 use settle::Settling;
@@ -646,6 +647,7 @@ impl Owner {
 
     /// Writes the result. The store is asked until it takes it: what is shown says that it does not.
     fn end(mut self, inbox: &Receiver<Input>) {
+        self.look_for_stopped();
         if self.disowned.is_none() {
             self.give_all_up();
         }
@@ -672,6 +674,24 @@ impl Owner {
             }
         }
         *self.drain.detail.lock() = detail;
+    }
+
+    /// A guest that could not be moved, and that its operator has stopped since, is not left here.
+    fn look_for_stopped(&mut self) {
+        for (guest, member) in self.guests().into_iter().zip(&mut self.members) {
+            if !matches!(guest.state, DrainGuestState::Failed | DrainGuestState::Aborted) {
+                continue;
+            }
+            let has_stopped = if guest.domain {
+                self.runtime.block_on(domains::has_stopped(&guest.uuid))
+            } else {
+                leaving::has_stopped(&self.agent, &guest.guest)
+            };
+            if has_stopped {
+                let gone = Decided { state: DrainGuestState::Gone, reason: None, hint: String::new() };
+                member.decided = Some(gone);
+            }
+        }
     }
 
     fn audit(&self, left: usize) {

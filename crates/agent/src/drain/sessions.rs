@@ -17,7 +17,7 @@ use super::Input;
 use super::leaving::Leaving;
 use crate::agent::Agent;
 use crate::audit;
-use crate::libvirt::{self, Move};
+use crate::libvirt::{self, Move, domains};
 use crate::outgoing::{self, News, Outgoing};
 
 /// How often the copy of a domain is looked at.
@@ -217,9 +217,12 @@ pub(super) fn request(guest: &Leaving, to: &str, asked: &linerate_api::DrainRequ
 /// Has libvirt move a domain, and follows it.
 async fn move_domain(agent: Arc<Agent>, line: Line, request: MigrateRequest) {
     let asked = request.libvirt.clone().unwrap_or_default();
+    let uuid = request.guest.clone();
     let begun = libvirt::begin(agent.libvirt(), request, asked).await;
     let moving = match begun {
         Ok(id) => agent.moves.by_id(&id.0),
+        // Nothing of it was touched, so nobody else than its operator has stopped it.
+        Err(_) if domains::has_stopped(&uuid).await => return line.report(Report::Ended(End::Gone)),
         Err(error) => return line.report(Report::Ended(of_error(&error))),
     };
     let Some(moving) = moving else {

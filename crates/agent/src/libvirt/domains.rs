@@ -81,6 +81,15 @@ pub(crate) async fn look_up(uuid: &str) -> Result<Option<String>, ErrorBody> {
     Virsh::new(HERE).look_up(uuid).await
 }
 
+/// Whether libvirt answers that the domain does not run here: somebody has stopped it, or it was moved.
+pub(crate) async fn has_stopped(uuid: &str) -> bool {
+    stopped(&Virsh::new(HERE), uuid).await
+}
+
+async fn stopped(virsh: &Virsh, uuid: &str) -> bool {
+    virsh.look_up(uuid).await.is_ok_and(|state| state.is_none_or(|state| state == "shut off"))
+}
+
 async fn all(virsh: &Virsh) -> Result<Vec<Domain>, ErrorBody> {
     let mut found = Vec::new();
     // A name may have blanks: each domain is asked for by its UUID.
@@ -118,6 +127,20 @@ mod tests {
         assert_eq!(all(&fake.virsh()).await.ok(), Some(vec![]));
         fake.set("others", "0f0e8c9a-0000-4000-8000-000000000002\n");
         assert!(all(&fake.virsh()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_domain_has_stopped_only_if_libvirt_says_so() {
+        let uuid = super::super::testing::target().uuid;
+        for (state, has_stopped) in
+            [(Some("running"), false), (Some("paused"), false), (Some("shut off"), true), (None, true)]
+        {
+            let fake = FakeLibvirt::new(state);
+            assert_eq!(stopped(&fake.virsh(), &uuid).await, has_stopped, "{state:?}");
+        }
+        let fake = FakeLibvirt::new(None);
+        fake.set("dead", "");
+        assert!(!stopped(&fake.virsh(), &uuid).await, "it does not answer");
     }
 
     /// A program that prints what virsh prints.

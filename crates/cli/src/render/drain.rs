@@ -253,7 +253,7 @@ pub fn sentence(guest: &DrainGuest) -> Option<String> {
         DrainGuestState::Moved => format!("{name} to {to}: moved; {}", moved(guest)),
         DrainGuestState::Kept => format!("{name}: stays, as asked"),
         DrainGuestState::Aborted => format!("{name}: is here as before"),
-        DrainGuestState::Gone => format!("{name}: has ended, or left in another way"),
+        DrainGuestState::Gone => format!("{name}: was stopped, has ended, or left in another way"),
         DrainGuestState::Failed => format!("{name}: is here as before, and cannot be moved: {reason}"),
         DrainGuestState::InDoubt => format!("{name}: IN DOUBT: {reason}"),
     })
