@@ -312,6 +312,9 @@ fn begin_with(
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     owner::register(agent, &fleet, &ready.source, &ready.destinations)
         .map_err(|error| of_fleet(&error, agent))?;
+    if agent.fleet.shared().is_none() {
+        settle_known(&fleet, &ready).map_err(|error| of_fleet(&error, agent))?;
+    }
     let (id, begun_ms) = (drain_id(), unix_ms());
     let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
@@ -403,6 +406,31 @@ fn look_again(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime:
         }
     };
     let _ = std::thread::Builder::new().name("drain-begun".into()).spawn(run);
+}
+
+/// Gives up what ended drains have reserved for guests in doubt, where it is known by now where these are. In a fleet that
+/// shares a store their destinations do that.
+fn settle_known(fleet: &Fleet, ready: &Ready) -> Result<(), FleetError> {
+    for (guest, by) in fleet.view()?.reservations {
+        let lists = |record: &HostRecord| {
+            let has = record.guests.contains_key(&guest) || record.domains.contains_key(&guest);
+            has && record.name == by.host
+        };
+        let is_there = ready.destinations.iter().filter_map(|one| one.record.as_ref()).any(lists);
+        // A domain that is paused here may run there.
+        let is_here = ready.members.iter().any(|one| one.guest.key == guest && !one.guest.domain);
+        if !is_there && !is_here {
+            continue;
+        }
+        match fleet.settle(&guest) {
+            Ok(()) => {
+                tracing::info!(guest, host = by.host, "it is known where it is: its memory is free there")
+            }
+            Err(FleetError::Draining { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
@@ -754,6 +782,39 @@ mod tests {
         let agent = crate::testing::agent(&dir, &[]);
         assert!(of_fleet(&unknown, &agent).message.ends_with("it may have been changed"));
         assert!(of_fleet(&away, &agent).message.ends_with("nothing was changed"));
+    }
+
+    #[test]
+    fn memory_that_an_earlier_drain_keeps_for_a_guest_in_doubt_is_free_when_it_is_known_where_that_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
+        let fleet = Fleet::new(store, "a", "1").unwrap();
+        let host = |name: &str| HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
+        ["a", "b"].map(|name| fleet.register(&host(name)).unwrap());
+        let owner = fleet.begin(&record("d1", "a")).unwrap();
+        for guest in ["came", "back", "domain", "doubted"] {
+            fleet.reserve(&owner, guest, 1, "b").unwrap();
+        }
+        let mut there = host("b");
+        there.guests.insert("came".into(), linerate_store::fleet::records::GuestRecord::default());
+        let here = |key: &str, domain| {
+            Member::new(leaving::Leaving { key: key.into(), domain, ..leaving::Leaving::default() })
+        };
+        let ready = Ready {
+            source: host("a"),
+            members: vec![here("back", false), here("domain", true)],
+            destinations: vec![Destination { record: Some(there), lost: None, ..Destination::new("b") }],
+            rules: Rules::default(),
+            unsettled: BTreeSet::new(),
+            unseen: leaving::Unseen::default(),
+            warnings: Vec::new(),
+        };
+        let reserved = || fleet.view().unwrap().reservations.into_keys().collect::<Vec<_>>();
+        settle_known(&fleet, &ready).unwrap();
+        assert_eq!(reserved().len(), 4, "the drain is open");
+        fleet.end(&owner, &record("d1", "a")).unwrap();
+        settle_known(&fleet, &ready).unwrap();
+        assert_eq!(reserved(), ["domain", "doubted"]);
     }
 
     #[test]
