@@ -262,8 +262,14 @@ impl Here {
         let agent = &self.agent;
         leaving::is_settled(agent, &guest.guest)
             && leaving::look_at(agent, &guest.guest, ModeChoice::Auto)
-                .is_some_and(|found| found.key == guest.uuid)
+                .is_some_and(|found| is_it(&found.key, guest))
     }
+}
+
+/// Whether a guest of its name that is here, with this UUID, is the one that left. Of one that the drain could never look at
+/// only the name is known, and stands for its UUID.
+fn is_it(uuid: &str, left: &DrainGuest) -> bool {
+    uuid == left.uuid || left.uuid == left.guest
 }
 
 /// Whether a domain in this state here is back. One that is paused here may be on its way, or run there.
@@ -305,6 +311,19 @@ mod tests {
         let moved = moved_by(&[&last, &earlier]).unwrap();
         let moved: Vec<_> = moved.iter().map(|one| (one.uuid.as_str(), one.to.as_deref())).collect();
         assert_eq!(moved, [("web", Some("c")), ("u2", Some("b"))]);
+    }
+
+    #[test]
+    fn a_guest_that_was_never_looked_at_is_known_by_its_name() {
+        let left = |uuid: &str| -> DrainGuest {
+            serde_json::from_value(serde_json::json!({
+                "guest": "web", "uuid": uuid, "state": "in_doubt", "memory_bytes": 1, "copy_bytes": 1, "copied_bytes": 0,
+                "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
+            }))
+            .unwrap()
+        };
+        assert!(is_it("u1", &left("u1")) && !is_it("u2", &left("u1")));
+        assert!(is_it("u1", &left("web")), "it was in doubt all the time");
     }
 
     #[test]
