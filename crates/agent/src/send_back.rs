@@ -30,7 +30,7 @@ const KEPT: usize = 1024;
 
 /// One that is on its way back.
 enum Going {
-    /// libvirt is being asked.
+    /// The asker's host is being reached, or libvirt is being asked.
     Beginning,
     Guest(Arc<Outgoing>),
     Domain(Arc<Move>),
@@ -68,19 +68,24 @@ impl SentGuests {
         (session, to): (SessionId, SocketAddr),
         begin: impl FnOnce(MigrateRequest) -> Result<Arc<Outgoing>, Fault>,
     ) -> SentBack {
-        if let Some(state) = self.state(session) {
+        // Reaching the other host may take longer than the asker waits: it asks again meanwhile.
+        if let Some(state) = self.begins(session) {
             return state;
         }
-        let guest = match arrived(journal, registry, session, asker) {
-            Ok(guest) => guest,
-            Err(why) => return refused(&why),
-        };
-        match begin(MigrateRequest::new(&guest, to.to_string())) {
+        let begun =
+            arrived(journal, registry, session, asker).map_err(|why| refused(&why)).and_then(|guest| {
+                begin(MigrateRequest::new(&guest, to.to_string()))
+                    .map_err(|fault| SentBack::Failed(Box::new(convert::error(&fault, None))))
+            });
+        match begun {
             Ok(outgoing) => {
                 self.keep(session, Going::Guest(outgoing));
                 SentBack::Moving
             }
-            Err(fault) => SentBack::Failed(Box::new(convert::error(&fault, None))),
+            Err(failed) => {
+                self.known.lock().remove(&session);
+                failed
+            }
         }
     }
 
@@ -102,6 +107,11 @@ impl SentGuests {
 
     /// A domain. How far it is; none if the caller shall begin, and say how that went.
     pub fn answer_domain(&self, session: SessionId) -> Option<SentBack> {
+        self.begins(session)
+    }
+
+    /// How far it is; none if the caller shall begin: nobody else does from then on.
+    fn begins(&self, session: SessionId) -> Option<SentBack> {
         if let Some(state) = self.state(session) {
             return Some(state);
         }
@@ -240,6 +250,39 @@ mod tests {
         assert_eq!(ask(1, &sender).0, None, "it has ended");
         another.kill().unwrap();
         another.wait().unwrap();
+    }
+
+    #[test]
+    fn whoever_asks_again_while_it_begins_is_told_that_it_moves() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+        let guest = record_of(&agent, i32::try_from(process.id()).unwrap());
+        agent.registry.put(&guest).unwrap();
+        let incoming = IncomingRecord { qemu: Some(guest), ..IncomingRecord::default() };
+        let role = Role::Destination { phase: Phase::Finished, incoming };
+        let session = SessionId([1; 16]);
+        agent.journal.put(session, &Record::new("g", 1, role)).unwrap();
+        let sent = SentGuests::default();
+        let to = "192.0.2.1:7979".parse().unwrap();
+        let nowhere = || Err(Fault::new(Code::NoLink, Step::Authorise, Side::Source, "nobody is there"));
+        let known = (&agent.journal, &agent.registry);
+        let mut meanwhile = None;
+        let first = sent.answer(known, &None, (session, to), |_| {
+            meanwhile =
+                Some(sent.answer(known, &None, (session, to), |_| panic!("two migrations of one guest")));
+            nowhere()
+        });
+        assert_eq!(meanwhile, Some(SentBack::Moving));
+        assert!(matches!(first, SentBack::Failed(_)), "{first:?}");
+        let mut is_begun = false;
+        sent.answer(known, &None, (session, to), |_| {
+            is_begun = true;
+            nowhere()
+        });
+        assert!(is_begun, "it is tried again");
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 
     #[test]
