@@ -75,15 +75,16 @@ enum Input {
     DomainBegun(GuestId, u64, Arc<Move>),
     /// Of the session with this number.
     Session(GuestId, u64, sessions::Report),
-    Placed(Vec<Destination>, Vec<(GuestId, PlaceResult)>),
+    /// To the question with this number.
+    Placed(u64, Vec<Destination>, Vec<(GuestId, PlaceResult)>),
     /// A guest has arrived, and its reservation is given up or stays for now; the destinations, if they were asked.
     Arrived(GuestId, Option<Vec<Destination>>),
     /// The destinations as they are now; none if that could not be found out.
     Hosts(Option<Vec<Destination>>),
     /// A migration failed, and its destination was asked, as after the session with this number.
     Judged(GuestId, u64, linerate_core::Fault, Box<Destination>),
-    /// The store failed before destinations were found for these.
-    NotPlaced(Vec<(GuestId, Vec<HostId>)>, String),
+    /// The store failed before destinations were found for these, as the question with this number asked.
+    NotPlaced(u64, Vec<(GuestId, Vec<HostId>)>, String),
     Found(GuestId, Whereabouts),
 }
 

@@ -90,6 +90,8 @@ pub(super) struct Owner {
     /// Guests whose migration has failed, and whose destination is being asked, with the number of their session.
     judging: BTreeMap<GuestId, u64>,
     next_number: u64,
+    /// The last question where a guest can go, by its number. Answers to earlier ones change nothing.
+    questions: BTreeMap<GuestId, u64>,
     /// Guests that were placed, until the store has given their reservation up.
     reserved: BTreeMap<GuestId, HostId>,
     warnings: BTreeSet<String>,
@@ -144,6 +146,7 @@ impl Owner {
             arriving: BTreeSet::new(),
             judging: BTreeMap::new(),
             next_number: 0,
+            questions: BTreeMap::new(),
             reserved: BTreeMap::new(),
             warnings: warnings.into_iter().collect(),
             looked: Instant::now(),
@@ -330,9 +333,9 @@ impl Owner {
                 }
             }
             Input::Session(id, number, report) => self.report(id, number, report),
-            Input::Placed(destinations, results) => {
+            Input::Placed(number, destinations, results) => {
                 self.hosts_are(destinations);
-                results.into_iter().for_each(|(id, result)| self.placed(id, result));
+                results.into_iter().for_each(|(id, result)| self.placed(id, number, result));
             }
             Input::Arrived(id, destinations) => {
                 self.arriving.remove(&id);
@@ -347,7 +350,8 @@ impl Owner {
                 }
             }
             Input::Judged(id, number, fault, destination) => self.judged(id, number, fault, *destination),
-            Input::NotPlaced(wanted, why) => {
+            Input::NotPlaced(number, mut wanted, why) => {
+                wanted.retain(|(id, _)| self.questions.get(id) == Some(&number));
                 self.not_placed.extend(wanted);
                 self.store_failed(why);
             }
@@ -744,9 +748,105 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
 
 #[cfg(test)]
 mod tests {
-    use linerate_core::Step;
+    use std::sync::mpsc::channel;
 
+    use linerate_core::Step;
+    use tokio::runtime::Runtime;
+
+    use super::super::nothing;
     use super::*;
+
+    const GUEST: GuestId = GuestId(0);
+
+    /// Of a drain of one domain, whose destinations do not answer. What its threads report is not looked at.
+    fn owner(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>) {
+        let agent = crate::testing::agent(dir, &[]);
+        let fleet = agent.fleet.fleet().unwrap();
+        let kept = kept(&DrainRequest::default(), &Unseen::default());
+        let record = DrainRecord {
+            id: "d1".into(),
+            host: agent.config.name.clone(),
+            by: "anna".into(),
+            state: Stored::Running,
+            settings: serde_json::to_value(&kept).unwrap(),
+            guests: BTreeMap::new(),
+            begun_ms: 1,
+            ended_ms: None,
+        };
+        let (to_self, inbox) = channel();
+        let begin = Begin {
+            drain: Arc::new(Drain {
+                inbox: to_self.clone(),
+                detail: linerate_net::lock::Mutex::new(nothing()),
+            }),
+            ownership: fleet.begin(&record).unwrap(),
+            fleet,
+            record,
+            kept,
+            destinations: ["127.0.0.1:1", "127.0.0.1:2"].map(Destination::new).into(),
+            warnings: Vec::new(),
+            rules: Rules::default(),
+            is_again: false,
+        };
+        let mut owner = Owner::new(agent, runtime.handle().clone(), to_self, begin);
+        let guest = Leaving {
+            name: "web".into(),
+            key: "u1".into(),
+            domain: true,
+            memory_bytes: 1,
+            copy_bytes: 1,
+            looked: true,
+            ..Leaving::default()
+        };
+        owner.begin(vec![Member::new(guest)]);
+        (owner, inbox)
+    }
+
+    fn found(host: u32) -> PlaceResult {
+        Ok((HostId(host), 1, 1e9))
+    }
+
+    fn state_of(owner: &Owner) -> Option<State> {
+        owner.controller.guests().find(|(id, ..)| *id == GUEST).map(|(_, state, _)| state.clone())
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_question_changes_nothing() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        let first = owner.questions[&GUEST];
+        // As if the first had not been answered in time.
+        owner.place(vec![(GUEST, Vec::new())]);
+        let second = owner.questions[&GUEST];
+        owner.placed(GUEST, first, found(1));
+        assert_eq!((owner.members[0].to, state_of(&owner)), (None, Some(State::Placing)));
+        owner.placed(GUEST, second, found(2));
+        for late in [found(1), Err((Default::default(), None))] {
+            owner.placed(GUEST, first, late.clone());
+            owner.placed(GUEST, second, late);
+            assert_eq!(owner.members[0].to, Some(HostId(2)));
+            assert_eq!(owner.reserved[&GUEST], HostId(2));
+        }
+    }
+
+    #[test]
+    fn a_guest_that_somebody_else_moves_is_waited_for_and_uses_no_try() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        let now = owner.clock.now();
+        for _ in 0..5 {
+            owner.placed(GUEST, owner.questions[&GUEST], found(1));
+            assert_eq!(state_of(&owner), Some(State::Preparing));
+            let busy = Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, "");
+            owner.ended(GUEST, End::Stays(busy), None, now);
+            assert_eq!(state_of(&owner), None);
+            let shown = owner.guests();
+            assert_eq!((shown[0].state, shown[0].tries.len()), (DrainGuestState::Recovering, 0));
+            assert!(!owner.is_over() && owner.reserved.is_empty());
+            owner.found(GUEST, Whereabouts::Here);
+            assert_eq!(state_of(&owner), Some(State::Placing), "it is drained then");
+        }
+    }
 
     #[test]
     fn only_another_migration_of_the_guest_itself_is_waited_for() {

@@ -29,6 +29,9 @@ impl Owner {
     /// Finds destinations, in a thread: how each host is now is found out first.
     pub(super) fn place(&mut self, wanted: Vec<(GuestId, Vec<HostId>)>) {
         let (agent, to_self) = (self.agent.clone(), self.to_self.clone());
+        self.next_number += 1;
+        let number = self.next_number;
+        self.questions.extend(wanted.iter().map(|(id, _)| (*id, number)));
         let guests: Vec<_> = self
             .members
             .iter()
@@ -48,8 +51,8 @@ impl Owner {
                 .and_then(|()| register(&agent, &search.fleet, &search.source, &search.destinations))
                 .and_then(|()| search.find(&agent, wanted.clone()));
             let _ = to_self.send(match found {
-                Ok(results) => Input::Placed(search.destinations, results),
-                Err(error) => Input::NotPlaced(wanted, error.to_string()),
+                Ok(results) => Input::Placed(number, search.destinations, results),
+                Err(error) => Input::NotPlaced(number, wanted, error.to_string()),
             });
         });
     }
@@ -70,7 +73,21 @@ impl Owner {
         }
     }
 
-    pub(super) fn placed(&mut self, id: GuestId, result: PlaceResult) {
+    /// The answer to the question with this number. One that came after another question changes nothing: that one has made the
+    /// reservation its own, or gives it up.
+    pub(super) fn placed(&mut self, id: GuestId, number: u64, result: PlaceResult) {
+        if self.questions.get(&id) != Some(&number) {
+            tracing::debug!(guest = id.0, "an answer to an earlier question where it can go");
+            return;
+        }
+        let is_placing = |(guest, state, _): (GuestId, &State, _)| guest == id && *state == State::Placing;
+        if !self.controller.guests().any(is_placing) {
+            // It came too late, and nobody asks any more. What was reserved by it is given up.
+            if !self.reserved.contains_key(&id) {
+                self.give_reservation_up(id);
+            }
+            return;
+        }
         let links = self.controller.carries();
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
         match result {
@@ -84,6 +101,8 @@ impl Owner {
             }
             Err((why, text)) => {
                 (member.to, member.nowhere) = (None, text);
+                // An earlier question may have been answered meanwhile.
+                self.give_reservation_up(id);
                 self.handle(Event::NoPlace { guest: id, why });
             }
         }
