@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use linerate_api::{ErrorBody, EventKind, MigrateRequest, MigrationOutcome, code};
+use linerate_core::drain::Settings;
 use linerate_core::journal::DestinationPhase as Phase;
 use linerate_core::{Fault, SessionId};
 use linerate_fabric::probe::SentBack;
@@ -25,6 +27,8 @@ use crate::libvirt::Move;
 use crate::outgoing::Outgoing;
 use crate::security::PeerName;
 
+/// How often a domain on its way is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// Ended ones that are remembered: whoever asked may not have heard the end yet.
 const KEPT: usize = 1024;
 
@@ -92,11 +96,18 @@ impl SentGuests {
     fn state(&self, session: SessionId) -> Option<SentBack> {
         let mut known = self.known.lock();
         let finished = known.get(&session)?.finished();
+        let is_endless =
+            matches!(known.get(&session), Some(Going::Domain(one)) if one.has_copied(copied_max()));
         Some(match finished {
             None => SentBack::Moving,
             Some(EventKind::Finished { outcome: MigrationOutcome::Completed, .. }) => SentBack::Moved,
             Some(other) => {
                 known.remove(&session);
+                if let EventKind::Finished { outcome: MigrationOutcome::Cancelled, .. } = &other
+                    && is_endless
+                {
+                    return Some(SentBack::Failed(Box::new(endless())));
+                }
                 let EventKind::Finished { error: Some(error), .. } = other else {
                     return Some(refused("its migration was ended"));
                 };
@@ -124,8 +135,13 @@ impl SentGuests {
         }
     }
 
-    /// How it went.
+    /// How it went. One that writes faster than it is copied is ended, as in a drain.
     pub fn domain_begun(&self, session: SessionId, begun: Result<Arc<Move>, ErrorBody>) {
+        if let Ok(moving) = &begun {
+            let moving = moving.clone();
+            let watch = std::thread::Builder::new().name("send-back".into());
+            let _ = watch.spawn(move || bound(&moving, LOOK));
+        }
         let going = begun.map_or_else(|error| Going::Refused(Box::new(error)), Going::Domain);
         self.keep(session, going);
     }
@@ -137,6 +153,32 @@ impl SentGuests {
         }
         known.insert(session, going);
     }
+}
+
+/// A domain that has copied its memory more often does not converge.
+fn copied_max() -> u64 {
+    Settings::default().copied_times_max
+}
+
+/// Ends a migration that would not end by itself.
+fn bound(moving: &Move, pause: Duration) {
+    while !moving.is_over() {
+        if moving.has_copied(copied_max()) {
+            tracing::warn!(id = %moving.id(), guest = moving.guest(), "it does not converge: its migration is ended");
+            let _ = moving.cancel();
+            return;
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+fn endless() -> ErrorBody {
+    let text = format!(
+        "the domain writes faster than it is copied: its memory was copied more than {} times over",
+        copied_max()
+    );
+    ErrorBody::new("not_converging", text)
+        .with_hint("try again when it writes less, or stop it and start it here")
 }
 
 /// Name of the guest that came in this session, if it came from the asker and is still here.
@@ -315,6 +357,37 @@ mod tests {
         sent.domain_begun(session, Err(error.clone()));
         assert_eq!(sent.answer_domain(session), Some(SentBack::Failed(Box::new(error))));
         assert_eq!(sent.answer_domain(session), None, "it is tried again");
+    }
+
+    #[test]
+    fn a_domain_that_never_converges_is_ended_and_told_so() {
+        let (sent, session) = (SentGuests::default(), SessionId([7; 16]));
+        let domain = crate::journal::MovedDomain {
+            id: "1".into(),
+            uuid: "0f0e8c9a-0000-4000-8000-000000000001".into(),
+            paused: false,
+            to: "beta".into(),
+            remote_socket: String::new(),
+            links: Vec::new(),
+        };
+        let moving = Arc::new(Move::new("web", &domain, None));
+        let copied = |bytes: u64| {
+            moving.set_job(&[("data_processed".to_owned(), bytes), ("memory_total".to_owned(), 100)].into());
+        };
+        copied(100 * copied_max());
+        sent.domain_begun(session, Ok(moving.clone()));
+        assert_eq!(sent.answer_domain(session), Some(SentBack::Moving));
+        assert!(!moving.is_asked());
+        copied(100 * copied_max() + 1);
+        bound(&moving, Duration::from_millis(1));
+        assert!(moving.is_asked(), "it is cancelled");
+        moving.event_log.publish(EventKind::Finished {
+            outcome: MigrationOutcome::Cancelled,
+            error: Some(Box::new(ErrorBody::new(code::CANCELLED, "cancelled"))),
+            report: None,
+        });
+        let Some(SentBack::Failed(error)) = sent.answer_domain(session) else { panic!("it has failed") };
+        assert_eq!(error.code, "not_converging");
     }
 
     #[test]

@@ -292,6 +292,17 @@ impl Move {
         })
     }
 
+    /// Whether more was copied than the domain's memory so many times over.
+    pub fn has_copied(&self, times: u64) -> bool {
+        let memory = match &self.copy {
+            Some(copy) => Some(copy.ram_bytes()),
+            None => self.known.lock().job.get("memory_total").copied(),
+        };
+        let memory = memory.filter(|bytes| *bytes > 0);
+        let copied = self.sample().map(|sample| sample.copied_bytes);
+        copied.zip(memory).is_some_and(|(copied, memory)| copied > memory.saturating_mul(times))
+    }
+
     /// All that is known of it.
     pub fn detail(&self) -> MigrationDetail {
         let (report, error) = match self.event_log.finished() {
@@ -312,6 +323,18 @@ mod tests {
     use super::*;
 
     const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+
+    #[test]
+    fn what_was_copied_is_compared_with_the_domains_memory() {
+        let one = Move::new("web", &moved("1"), None);
+        assert!(!one.has_copied(30), "nothing is known");
+        let job =
+            |copied: u64| [("data_processed".to_owned(), copied), ("memory_total".to_owned(), 100)].into();
+        one.set_job(&job(3000));
+        assert!(!one.has_copied(30));
+        one.set_job(&job(3001));
+        assert!(one.has_copied(30));
+    }
 
     #[test]
     fn a_domain_has_one_migration_at_a_time_whatever_it_is_called() {
