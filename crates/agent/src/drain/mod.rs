@@ -109,6 +109,16 @@ struct Kept {
     /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.
     #[serde(default)]
     cordoned_ms: Option<u64>,
+    /// What the undrain before it could not bring back.
+    #[serde(default)]
+    left_over: LeftOver,
+}
+
+/// Guests that an undrain could not bring back, and the hosts that it asked.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct LeftOver {
+    guests: Vec<DrainGuest>,
+    to: Vec<String>,
 }
 
 /// The drain of this host, if one is open.
@@ -119,6 +129,8 @@ pub(crate) struct Drains {
     undrain: Mutex<Option<UndrainDetail>>,
     /// Migrations of domains that left, and that undrains of this process have brought back: once each.
     back: Mutex<BTreeSet<String>>,
+    /// Of that undrain.
+    left_over: Mutex<LeftOver>,
     /// Held while a drain gets its thread: no drain gets two.
     taking: Mutex<()>,
 }
@@ -319,7 +331,8 @@ fn begin_with(
     let (id, begun_ms) = (drain_id(), unix_ms());
     let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
-    let kept = Kept { cordoned_ms, ..owner::kept(&request, &ready.unseen) };
+    let left_over = drains.left_over.lock().clone();
+    let kept = Kept { cordoned_ms, left_over, ..owner::kept(&request, &ready.unseen) };
     let guests = ready.members.iter().map(|one| {
         let shown = one.show(None, &ready.destinations);
         (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())

@@ -26,7 +26,7 @@ use super::leaving::{self, Found, Leaving, Unseen};
 use super::member::{Decided, Member, ms};
 use super::rules::Rules;
 use super::sessions::{End, Line, Report, Session, request};
-use super::{Drain, Input, Kept};
+use super::{Drain, Input, Kept, LeftOver};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
@@ -743,6 +743,7 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         takes: BTreeMap::new(),
         unseen: unseen.clone(),
         cordoned_ms: None,
+        left_over: LeftOver::default(),
     }
 }
 

@@ -18,7 +18,7 @@ use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use tokio::runtime::Handle;
 
 use super::hosts::{self, Destination};
-use super::{Answer, Drains, Kept, leaving, of_fleet, refused};
+use super::{Answer, Drains, Kept, LeftOver, leaving, of_fleet, refused};
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
@@ -65,8 +65,13 @@ pub(crate) fn begin(
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     known.retain(|one| one.id == last.id || one.begun_ms >= since);
-    let moved = moved_by(&known)?;
-    let mut to = BTreeSet::new();
+    let (mut to, mut left_over) = (BTreeSet::new(), Vec::new());
+    for drain in &known {
+        let left = kept(drain)?.left_over;
+        to.extend(left.to);
+        left_over.extend(left.guests);
+    }
+    let moved = moved_by(&known, left_over)?;
     if agent.fleet.shared().is_some() {
         to.extend(moved.iter().filter_map(|guest| guest.to.clone()));
     } else {
@@ -102,8 +107,9 @@ pub(crate) fn begin(
     Ok(detail)
 }
 
-/// The guests that have left in these drains, the newest drain first: each as it left last.
-fn moved_by(drains: &[&DrainRecord]) -> Answer<Vec<DrainGuest>> {
+/// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left before and
+/// did not come back in the undrain between.
+fn moved_by(drains: &[&DrainRecord], left_over: Vec<DrainGuest>) -> Answer<Vec<DrainGuest>> {
     let mut moved = BTreeMap::new();
     for drain in drains {
         for value in drain.guests.values() {
@@ -111,13 +117,19 @@ fn moved_by(drains: &[&DrainRecord]) -> Answer<Vec<DrainGuest>> {
                 serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
             // One that was left in doubt may have arrived since.
             if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
-                // A guest and a domain, or two domains, may have had one name.
-                let uuid = guest.domain.then(|| guest.uuid.clone());
-                moved.entry((guest.guest.clone(), uuid)).or_insert(guest);
+                moved.entry(name_of(&guest)).or_insert(guest);
             }
         }
     }
+    for guest in left_over {
+        moved.entry(name_of(&guest)).or_insert(guest);
+    }
     Ok(moved.into_values().collect())
+}
+
+/// A guest and a domain, or two domains, may have had one name.
+fn name_of(guest: &DrainGuest) -> (String, Option<String>) {
+    (guest.guest.clone(), guest.domain.then(|| guest.uuid.clone()))
 }
 
 fn kept(drain: &DrainRecord) -> Answer<Kept> {
@@ -174,9 +186,17 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
         }
     });
     if let Some(detail) = drains.undrain.lock().as_mut() {
+        let guests = left_over(&detail.guests, moved);
+        *drains.left_over.lock() = LeftOver { guests, to: to.to_vec() };
         detail.over = true;
         tracing::info!(drain = detail.drain, back = detail.count(State::Back), "undrain ends");
     }
+}
+
+/// Those that did not come back. The next drain keeps them for its undrain.
+fn left_over(shown: &[UndrainGuest], moved: &[DrainGuest]) -> Vec<DrainGuest> {
+    let failed = shown.iter().zip(moved).filter(|(shown, _)| shown.state == State::Failed);
+    failed.map(|(_, guest)| guest.clone()).collect()
 }
 
 fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
@@ -308,9 +328,26 @@ mod tests {
         };
         let earlier = drain(vec![guest("web", false, "moved", "b"), guest("u2", true, "in_doubt", "b")]);
         let last = drain(vec![guest("web", false, "moved", "c"), guest("u3", true, "failed", "c")]);
-        let moved = moved_by(&[&last, &earlier]).unwrap();
-        let moved: Vec<_> = moved.iter().map(|one| (one.uuid.as_str(), one.to.as_deref())).collect();
-        assert_eq!(moved, [("web", Some("c")), ("u2", Some("b"))]);
+        let told = |moved: &[DrainGuest]| -> Vec<(String, Option<String>)> {
+            moved.iter().map(|one| (one.uuid.clone(), one.to.clone())).collect()
+        };
+        let at = |uuid: &str, host: &str| (uuid.to_owned(), Some(host.to_owned()));
+        let moved = moved_by(&[&last, &earlier], Vec::new()).unwrap();
+        assert_eq!(told(&moved), [at("web", "c"), at("u2", "b")]);
+        // The undrain of the first drain did not bring them back, and the second has begun since.
+        let mut before = moved_by(&[&earlier], Vec::new()).unwrap();
+        let shown = |guest: &DrainGuest, state| UndrainGuest {
+            guest: guest.guest.clone(),
+            from: "b".into(),
+            state,
+            reason: None,
+            hint: String::new(),
+        };
+        let failed: Vec<_> = before.iter().map(|one| shown(one, State::Failed)).collect();
+        before = left_over(&failed, &before);
+        assert_eq!(told(&moved_by(&[&last], before.clone()).unwrap()), [at("web", "c"), at("u2", "b")]);
+        let back: Vec<_> = before.iter().map(|one| shown(one, State::Back)).collect();
+        assert!(left_over(&back, &before).is_empty());
     }
 
     #[test]
