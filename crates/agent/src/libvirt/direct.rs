@@ -114,8 +114,8 @@ impl Job {
         let ((), driven) = tokio::join!(watching, self.drive_until_over(copy, &over));
         let Driven { tunnel, message, first } = driven?;
         let warn = |text: &str| self.shared.warn(text);
+        let there = Virsh::new(self.plan.destination());
         let Some(message) = message else {
-            let there = Virsh::new(self.plan.destination());
             return Ok(arrived(&there, &self.domain, self.fault(), warn).await);
         };
         match self.shared.copied() {
@@ -125,7 +125,7 @@ impl Job {
             _ => {
                 let (trouble, cut_off) = (tunnel.trouble(), tunnel.cut_off);
                 let broken = Broken { message: &message, trouble: &trouble, asked: false, cut_off };
-                Ok(failed(&self.here, &self.domain, broken, warn).await)
+                Ok(failed(&self.here, &there, &self.domain, broken, warn).await)
             }
         }
     }

@@ -9,6 +9,10 @@ use super::virsh::Virsh;
 pub const SEE_THERE: &str = "this host's libvirt got no answer how it ended there: see that the destination's does not \
 run the domain too (`virsh domstate`) before you try again";
 
+/// Where a domain is paused here, and may run at the destination.
+const NEVER_BOTH: &str = "`virsh domstate` on both hosts: where the destination's runs it, end the paused one here (`virsh \
+destroy`) and never resume it; `virsh resume` it here only where the destination's does not know it";
+
 /// The domain as the destination's libvirt has it.
 pub struct Outcome {
     pub state: String,
@@ -85,21 +89,39 @@ pub struct Broken<'a> {
     pub cut_off: bool,
 }
 
-/// How the migration ended, and where the domain is, by this host's libvirt.
-pub async fn failed(here: &Virsh, domain: &Target, broken: Broken<'_>, warn: impl FnMut(&str)) -> Ended {
+/// How the migration ended, and where the domain is. This host's libvirt says so, and also the destination's (`there`) of
+/// a domain that is paused here.
+pub async fn failed(
+    here: &Virsh,
+    there: &Virsh,
+    domain: &Target,
+    broken: Broken<'_>,
+    mut warn: impl FnMut(&str),
+) -> Ended {
     let Broken { message, trouble, asked, cut_off } = broken;
-    let found = here.find(&domain.uuid, warn).await;
-    let guest = guest_state(found.as_ref().ok().and_then(|state| state.as_deref()), cut_off);
-    let place = place(&found);
-    let hint = if cut_off { SEE_THERE } else { "`virsh domstate` on both hosts; libvirt's own log has more" };
+    let found = here.find(&domain.uuid, &mut warn).await;
+    let state = found.as_ref().ok().and_then(|state| state.as_deref());
+    // A libvirt that ended during the switch-over leaves it so, and does not know whether it runs there.
+    let beyond = match state {
+        Some("paused") if !cut_off => Some(there.find(&domain.uuid, &mut warn).await),
+        _ => None,
+    };
+    let guest = beyond.as_ref().map_or_else(|| guest_state(state, cut_off), if_paused_here);
+    let hint = match (&beyond, guest) {
+        _ if cut_off => SEE_THERE,
+        (Some(_), GuestState::RunsAtDestination | GuestState::Unknown) => NEVER_BOTH,
+        _ => "`virsh domstate` on both hosts; libvirt's own log has more",
+    };
+    let (place, beyond) = (place(&found), beyond.as_ref().map(place_there).unwrap_or_default());
+    let runs_there = guest == GuestState::RunsAtDestination;
     let error = ErrorBody {
         step: Some(Step::Copy),
-        side: Some(Side::Source),
-        retry_can_help: !cut_off,
+        side: Some(if runs_there { Side::Destination } else { Side::Source }),
+        retry_can_help: !cut_off && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },
-            format!("{message}{trouble}; {place}"),
+            format!("{message}{trouble}; {place}{beyond}"),
         )
         .with_hint(hint)
     };
@@ -129,6 +151,26 @@ pub fn guest_state(state: Option<&str>, cut_off: bool) -> GuestState {
     }
 }
 
+/// The guest's state if the domain is paused here, by the destination's libvirt.
+fn if_paused_here(there: &Result<Option<String>, ErrorBody>) -> GuestState {
+    match there {
+        Ok(None) => GuestState::PausedAtSource,
+        Ok(Some(state)) if state == "shut off" => GuestState::PausedAtSource,
+        Ok(Some(state)) if state == "running" => GuestState::RunsAtDestination,
+        // One that is paused there may be complete.
+        Ok(Some(_)) | Err(_) => GuestState::Unknown,
+    }
+}
+
+/// For the end of a sentence.
+fn place_there(found: &Result<Option<String>, ErrorBody>) -> String {
+    match found {
+        Ok(Some(state)) => format!(", and {state} at the destination"),
+        Ok(None) => ", and the destination's libvirt does not know it".into(),
+        Err(dead) => format!(", and the destination's libvirt does not answer: {}", dead.message),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +185,20 @@ mod tests {
             (None, true, GuestState::Unknown),
         ] {
             assert_eq!(guest_state(state, cut_off), message, "{state:?} {cut_off}");
+        }
+    }
+    #[test]
+    fn a_paused_domain_is_at_the_source_only_if_the_destination_says_that_it_is_not_there() {
+        let state = |state: &str| Ok(Some(state.to_owned()));
+        for (there, guest) in [
+            (Ok(None), GuestState::PausedAtSource),
+            (state("shut off"), GuestState::PausedAtSource),
+            (state("running"), GuestState::RunsAtDestination),
+            (state("paused"), GuestState::Unknown),
+            (state("in shutdown"), GuestState::Unknown),
+            (Err(ErrorBody::new(code::LIBVIRT_FAILED, "no answer")), GuestState::Unknown),
+        ] {
+            assert_eq!(if_paused_here(&there), guest, "{}", place_there(&there));
         }
     }
 }

@@ -55,7 +55,7 @@ impl Job {
             Some(message) => {
                 let (asked, cut_off) = (self.shared.is_asked(), tunnel.cut_off);
                 let broken = Broken { message: &message, trouble: &tunnel.trouble(), asked, cut_off };
-                failed(&self.here, &self.domain, broken, warn).await
+                failed(&self.here, there, &self.domain, broken, warn).await
             }
         })
     }

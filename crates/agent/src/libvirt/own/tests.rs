@@ -136,6 +136,25 @@ async fn a_cancellation_is_not_reported_of_a_domain_that_is_not_as_it_was() {
     }
 }
 
+/// Its libvirt ended during the switch-over, and the tunnel is open all the same.
+#[tokio::test]
+async fn a_domain_that_is_left_paused_is_looked_for_at_the_destination() {
+    for (there, guest, again) in [
+        (None, GuestState::PausedAtSource, true),
+        (Some("shut off"), GuestState::PausedAtSource, true),
+        (Some("running"), GuestState::RunsAtDestination, false),
+        (Some("paused"), GuestState::Unknown, false),
+    ] {
+        let stage = Stage::new(target());
+        there.iter().for_each(|state| stage.there.set("state", state));
+        stage.here.set("state", "paused");
+        stage.here.set("aborted", "");
+        let ended = stage.drive().await;
+        assert_eq!(outcome(&ended), (MigrationOutcome::Failed, Some(code::LIBVIRT_FAILED), Some(guest)));
+        assert_eq!(ended.error.map(|error| error.retry_can_help), Some(again), "{there:?}");
+    }
+}
+
 #[tokio::test]
 async fn libvirts_success_counts_only_if_the_destination_has_the_domain_as_it_was() {
     use GuestState::{PausedAtDestination, Unknown};
