@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Action, Source, State};
 use crate::extent::{normalise, total_bytes};
 use crate::journal::SourcePhase;
-use crate::{Code, Extent, Fault, GuestState, Message, Side, Step, Time};
+use crate::{Code, Extent, Fault, Message, Side, Step, Time};
 
 /// Refused extents are sent again at most this often while the guest is stopped and nothing can tear them.
 const REPEATS_MAX: u32 = 8;
@@ -214,8 +214,7 @@ impl Source {
             let text = "the operator ended the copy at the source, and the destination has not said that it runs the guest";
             let given_up =
                 self.given_up.then(|| Fault::new(Code::PeerLost, Step::Commit, Side::Destination, text));
-            let guest = if self.given_up { GuestState::Unknown } else { self.arrived() };
-            self.end(now, given_up, guest);
+            self.end(now, given_up, self.left_to());
         }
     }
 }

@@ -238,6 +238,11 @@ impl Source {
         if self.was_running { GuestState::RunsAtDestination } else { GuestState::PausedAtDestination }
     }
 
+    /// The same, of a copy that was not kept. Only the destination's word says that the guest runs there.
+    pub(super) fn left_to(&self) -> GuestState {
+        if self.given_up { GuestState::Unknown } else { self.arrived() }
+    }
+
     /// An answer that decides weighs more than an operator's decision that came while the question was in flight. A
     /// destination that holds the guest takes the question for a commit, so that the decision to run the guest here is
     /// void.

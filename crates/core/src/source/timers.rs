@@ -153,7 +153,7 @@ impl Source {
         if matches!(self.state, State::CleaningUp { .. }) {
             // The journal still says that commit was sent: recovery asks once more and cleans up.
             self.unfinished = true;
-            self.end(now, Some(fault), self.arrived());
+            self.end(now, Some(fault), self.left_to());
         } else if self.state == State::AwaitingOwner {
             self.roll_back(now, fault, true);
         } else {

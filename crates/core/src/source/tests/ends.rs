@@ -259,6 +259,28 @@ fn a_copy_that_the_operator_gives_up_is_no_guest_that_runs_at_the_destination() 
     assert_eq!(ended(Some(comes)), (false, GuestState::RunsAtDestination));
 }
 
+/// The process here does not end in time, and the destination has said nothing.
+#[test]
+fn a_given_up_copy_whose_clean_up_takes_too_long_is_no_guest_that_runs_at_the_destination() {
+    for (word, guest) in [
+        (None, GuestState::Unknown),
+        (Some(Event::Answered(Outcome::Committed)), GuestState::RunsAtDestination),
+    ] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(false));
+        driver.handle(Event::Unanswered);
+        word.map(|word| driver.handle(word));
+        driver.now = driver.now + driver.machine.config.step_timeout;
+        let actions = driver.handle(Event::Tick);
+        let ended = actions.iter().find_map(|action| match action {
+            Action::End(ending) => Some((ending.guest, ending.unfinished)),
+            _ => None,
+        });
+        assert_eq!(ended, Some((guest, true)), "{actions:?}");
+    }
+}
+
 /// Both come before the driver has written anything.
 #[test]
 fn a_decision_that_is_not_on_disk_is_void_when_the_destination_runs_the_guest() {
