@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use linerate_api::{DrainGuest, DrainGuestState as Shown, DrainTry};
-use linerate_core::Time;
 use linerate_core::drain::{Attempt, Outcome, Reason, Sample, State, Then};
 use linerate_core::fleet::HostId;
+use linerate_core::{Fault, Time};
 
 use super::hosts::{Destination, index};
 use super::leaving::Leaving;
@@ -31,6 +31,8 @@ pub(super) struct Member {
     pub predicted_ms: Option<u64>,
     pub took_ms: Option<u64>,
     pub blackout_us: Option<u64>,
+    /// What failed although it was moved.
+    pub fault: Option<Fault>,
     /// Tries in earlier processes of this agent.
     pub earlier: Vec<DrainTry>,
 }
@@ -70,9 +72,13 @@ impl Member {
         };
         let has_left = matches!(shown, Shown::Moved | Shown::Gone);
         let last = why.or(attempts.last().map(|one| &one.reason)).filter(|_| !has_left);
-        let (reason, hint) = match &self.decided {
-            Some(decided) => (decided.reason.clone(), decided.hint.clone()),
-            None => (last.map(|reason| self.text(reason, destinations)), last.map(hint).unwrap_or_default()),
+        let fault = self.fault.as_ref().filter(|_| shown == Shown::Moved);
+        let (reason, hint) = match (&self.decided, fault) {
+            (Some(decided), _) => (decided.reason.clone(), decided.hint.clone()),
+            (None, Some(fault)) => (Some(fault.to_string()), convert::error(fault, None).hint),
+            (None, None) => {
+                (last.map(|reason| self.text(reason, destinations)), last.map(hint).unwrap_or_default())
+            }
         };
         let copying = matches!(shown, Shown::Copying | Shown::Cancelling);
         let sample = self.sample.filter(|_| copying).unwrap_or_default();

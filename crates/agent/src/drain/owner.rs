@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuestState, DrainOrder,
-    DrainRequest, DrainState,
+    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuest, DrainGuestState,
+    DrainOrder, DrainRequest, DrainState,
 };
 use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
@@ -447,6 +447,12 @@ impl Owner {
         }
         match end {
             End::Moved => self.moved(id, downtime_us, now),
+            End::MovedWithFault(fault) => {
+                if let Some(member) = self.members.get_mut(id.0 as usize) {
+                    member.fault = Some(fault);
+                }
+                self.moved(id, downtime_us, now);
+            }
             End::Gone => self.handle(Event::Gone { guest: id }),
             End::Stays(fault) if fault.code == Code::Cancelled => {
                 let event = self.cancelled(id, fault);
@@ -529,7 +535,7 @@ impl Owner {
         }
         let guests = self.guests();
         // One that has left and is here again is another one.
-        let known = guests.iter().filter(|guest| !has_left(guest.state));
+        let known = guests.iter().filter(|guest| !has_left(guest));
         let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
         let found = leaving::look(&self.agent, self.kept.request.mode, &known);
         self.kept.unseen.guests.clone_from(&found.unseen.guests);
@@ -562,7 +568,7 @@ impl Owner {
             return;
         }
         // One that has left and is here again is another one.
-        let known = self.guests().into_iter().filter(|guest| !has_left(guest.state));
+        let known = self.guests().into_iter().filter(|guest| !has_left(guest));
         let known: BTreeSet<String> = known.map(|guest| guest.uuid).collect();
         let mut found = Found::default();
         self.runtime.block_on(leaving::look_for_domains(&mut found, &known));
@@ -583,7 +589,7 @@ impl Owner {
         self.source.ports != before
     }
 
-    fn guests(&self) -> Vec<linerate_api::DrainGuest> {
+    fn guests(&self) -> Vec<DrainGuest> {
         let states: BTreeMap<GuestId, (&State, &[Attempt])> =
             self.controller.guests().map(|(id, state, attempts)| (id, (state, attempts))).collect();
         let all = self.members.iter().zip(0..);
@@ -716,9 +722,13 @@ fn is_taken(fault: &Fault) -> bool {
     fault.code == Code::GuestBusy && fault.side == Side::Source
 }
 
-/// The operator has nothing to do about it.
-fn has_left(state: DrainGuestState) -> bool {
-    matches!(state, DrainGuestState::Moved | DrainGuestState::Gone)
+/// The operator has nothing to do about it. One of its name that is here is another one. What is left of a guest that
+/// was moved with a fault is no guest to move.
+fn has_left(guest: &DrainGuest) -> bool {
+    match guest.state {
+        DrainGuestState::Moved => guest.reason.is_none(),
+        state => state == DrainGuestState::Gone,
+    }
 }
 
 fn is_well(state: DrainGuestState) -> bool {

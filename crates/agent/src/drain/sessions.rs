@@ -24,8 +24,11 @@ use crate::outgoing::{self, News, Outgoing};
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How a migration ended.
+#[derive(Debug)]
 pub(super) enum End {
     Moved,
+    /// It is at the destination, and something failed after that, or it is paused there and was not.
+    MovedWithFault(Fault),
     /// The guest is at the source.
     Stays(Fault),
     Gone,
@@ -194,7 +197,7 @@ fn end(ending: Ending) -> End {
     let Ending { fault, guest, unfinished } = ending;
     let Some(fault) = fault else { return End::Moved };
     match guest {
-        GuestState::RunsAtDestination | GuestState::PausedAtDestination => End::Moved,
+        GuestState::RunsAtDestination | GuestState::PausedAtDestination => End::MovedWithFault(fault),
         GuestState::Gone => End::Gone,
         _ if unfinished => End::Unknown(fault),
         GuestState::RunsAtSource | GuestState::PausedAtSource => End::Stays(fault),
@@ -271,7 +274,7 @@ fn of_error(error: &ErrorBody) -> End {
     };
     let fault = Fault::new(code, Step::Copy, side, error.message.clone());
     match error.guest_state {
-        Some(ApiState::RunsAtDestination | ApiState::PausedAtDestination) => End::Moved,
+        Some(ApiState::RunsAtDestination | ApiState::PausedAtDestination) => End::MovedWithFault(fault),
         Some(ApiState::Gone) => End::Gone,
         Some(ApiState::InDoubt | ApiState::Unknown) => End::Unknown(fault),
         Some(ApiState::RunsAtSource | ApiState::PausedAtSource) | None => End::Stays(fault),
@@ -288,5 +291,26 @@ mod tests {
         let asked = |domain| request(&guest(domain), "b", &linerate_api::DrainRequest::default());
         assert_eq!((asked(true).guest.as_str(), asked(true).libvirt.is_some()), ("u1", true));
         assert_eq!((asked(false).guest.as_str(), asked(false).libvirt.is_some()), ("web", false));
+    }
+
+    #[test]
+    fn a_guest_that_arrives_with_a_fault_is_not_just_moved() {
+        let ended = |fault: Option<&str>, guest| {
+            let fault = fault.map(|text| Fault::new(Code::TimedOut, Step::CleanUp, Side::Source, text));
+            end(Ending { fault, guest, unfinished: false })
+        };
+        for guest in [GuestState::RunsAtDestination, GuestState::PausedAtDestination] {
+            // Its operator had paused it before.
+            assert!(matches!(ended(None, guest), End::Moved), "{guest:?}");
+            assert!(matches!(ended(Some("late"), guest), End::MovedWithFault(_)), "{guest:?}");
+        }
+        for guest in [ApiState::RunsAtDestination, ApiState::PausedAtDestination] {
+            let text = "it is paused there, and was running here";
+            let error = ErrorBody { guest_state: Some(guest), ..ErrorBody::new("libvirt_failed", text) };
+            match of_error(&error) {
+                End::MovedWithFault(fault) => assert_eq!(fault.detail, text),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

@@ -129,7 +129,14 @@ fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
             "the reason of each is above; begin the drain again when it is mended",
         );
     }
-    unseen(detail)
+    unseen(detail)?;
+    let arrived = |guest: &&DrainGuest| guest.state == S::Moved && guest.reason.is_some();
+    let faulty: Vec<_> = detail.guests.iter().filter(arrived).map(|guest| clean(&guest.guest)).collect();
+    if !faulty.is_empty() {
+        let text = format!("moved, and something failed after that: {}", faulty.join(", "));
+        return fail(Exit::MovedWithFault, text, "the reason of each is above; see that each runs there");
+    }
+    Ok(Exit::Ok)
 }
 
 /// A host whose guests could not all be looked for is not known to be empty.
@@ -193,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_whose_guests_could_not_all_be_looked_for_is_not_known_to_be_empty() {
+    fn guests_that_arrived_with_a_fault_and_guests_that_are_not_seen_have_their_exit_codes() {
         let mut detail: DrainDetail = serde_json::from_value(serde_json::json!({
             "id": "1", "host": "a", "by": "uid 0", "state": "ended", "begun_unix_ms": 0, "ended_unix_ms": 1,
             "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
@@ -201,6 +208,18 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(ending(&detail).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        let moved = |reason: Option<&str>| {
+            serde_json::from_value(serde_json::json!({
+                "guest": "web", "uuid": "u", "state": "moved", "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "reason": reason,
+                "tries": []
+            }))
+            .unwrap()
+        };
+        detail.guests = vec![moved(None)];
+        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        detail.guests.push(moved(Some("it is paused there")));
+        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Err(Exit::MovedWithFault));
         detail.unseen = vec!["domains of libvirt are not seen: it does not answer".into()];
         let failure = ending(&detail).unwrap_err();
         assert_eq!(failure.exit, Exit::Failed);

@@ -250,6 +250,9 @@ pub fn sentence(guest: &DrainGuest) -> Option<String> {
         DrainGuestState::Copying => format!("{name} to {to}: copying"),
         DrainGuestState::Cancelling => format!("{name} to {to}: its migration is being cancelled"),
         DrainGuestState::Recovering => format!("{name}: recovery finds out where it is"),
+        DrainGuestState::Moved if guest.reason.is_some() => {
+            format!("{name} to {to}: moved, WITH A FAULT: {reason}")
+        }
         DrainGuestState::Moved => format!("{name} to {to}: moved; {}", moved(guest)),
         DrainGuestState::Kept => format!("{name}: stays, as asked"),
         DrainGuestState::Aborted => format!("{name}: is here as before"),
