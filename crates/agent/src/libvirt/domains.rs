@@ -1,16 +1,20 @@
 //! The domains that run on this host, for a drain.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use linerate_api::ErrorBody;
+use linerate_api::{ErrorBody, code};
 
 use super::virsh::{HERE, Virsh};
 
 /// Sockets of a libvirt of this host: of the one daemon, and of the one for QEMU alone.
 const SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];
+
+/// Where libvirt keeps the process and the state of each domain that runs. They outlive it.
+const STATE: &str = "/run/libvirt/qemu";
 
 /// libvirt answers [`names`] within this, or it hangs.
 const NAMES_MAX: Duration = Duration::from_secs(5);
@@ -25,17 +29,47 @@ pub(crate) struct Domain {
 }
 
 fn has_libvirt() -> bool {
-    SOCKETS.iter().any(|socket| std::path::Path::new(socket).exists())
+    SOCKETS.iter().any(|socket| Path::new(socket).exists())
 }
 
 /// Domains that this host's libvirt runs; none on a host without libvirt.
 pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
-    if has_libvirt() { all(&Virsh::new(HERE)).await } else { Ok(Vec::new()) }
+    if has_libvirt() {
+        return all(&Virsh::new(HERE)).await;
+    }
+    none_left(Path::new(STATE)).map(|()| Vec::new()).map_err(|why| {
+        ErrorBody::new(code::LIBVIRT_FAILED, why).with_hint("`systemctl start libvirtd` (or virtqemud) there")
+    })
 }
 
 /// Their names by UUID, for callers that are no task. The error says why they are not known.
 pub(crate) fn names() -> Result<BTreeMap<String, String>, String> {
-    if has_libvirt() { listed("virsh") } else { Ok(BTreeMap::new()) }
+    if has_libvirt() { listed("virsh") } else { none_left(Path::new(STATE)).map(|()| BTreeMap::new()) }
+}
+
+/// No domain runs without its libvirt. The QEMUs of a libvirt that was stopped go on, so a host without its socket need
+/// not be without domains.
+fn none_left(state: &Path) -> Result<(), String> {
+    let unread = |error: std::io::Error| format!("{} cannot be read: {error}", state.display());
+    let files = match std::fs::read_dir(state) {
+        Ok(files) => files,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(unread(error)),
+    };
+    let mut left = 0;
+    for file in files {
+        let path = file.map_err(unread)?.path();
+        // libvirt's own process and its helpers have no such XML.
+        if path.extension().is_some_and(|end| end == "pid") && path.with_extension("xml").exists() {
+            let pid = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok());
+            left += u32::from(pid.is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists()));
+        }
+    }
+    match left {
+        0 => Ok(()),
+        1 => Err("libvirt does not run, and 1 of its domains does: start it".into()),
+        _ => Err(format!("libvirt does not run, and {left} of its domains do: start it")),
+    }
 }
 
 fn listed(program: &str) -> Result<BTreeMap<String, String>, String> {
@@ -141,6 +175,25 @@ mod tests {
         let fake = FakeLibvirt::new(None);
         fake.set("dead", "");
         assert!(!stopped(&fake.virsh(), &uuid).await, "it does not answer");
+    }
+
+    #[test]
+    fn a_host_whose_libvirt_is_stopped_is_not_empty_while_domains_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("qemu");
+        assert_eq!(none_left(&state), Ok(()), "it never had a libvirt");
+        std::fs::create_dir(&state).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(state.join(name), text).unwrap();
+        // A domain that has ended, one that is being started, and libvirt's own process.
+        write("ended.pid", &format!("{}\n", u32::MAX));
+        write("empty.pid", "");
+        write("driver.pid", &std::process::id().to_string());
+        ["ended.xml", "empty.xml"].iter().for_each(|name| write(name, ""));
+        assert_eq!(none_left(&state), Ok(()));
+        write("my web.pid", &format!("{}\n", std::process::id()));
+        write("my web.xml", "");
+        let why = none_left(&state).unwrap_err();
+        assert!(why.contains("does not run, and 1 of its domains"), "{why}");
     }
 
     /// A program that prints what virsh prints.
