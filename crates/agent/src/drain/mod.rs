@@ -112,6 +112,9 @@ struct Kept {
     /// What the undrain before it could not bring back.
     #[serde(default)]
     left_over: LeftOver,
+    /// Its place among the drains of this host: a clock may be set back between two of them.
+    #[serde(default)]
+    order: u64,
 }
 
 /// Guests that an undrain could not bring back, and the hosts that it asked.
@@ -119,6 +122,19 @@ struct Kept {
 struct LeftOver {
     guests: Vec<DrainGuest>,
     to: Vec<String>,
+}
+
+/// By which drains of a host are sorted. Those of earlier agents have no number, and come first.
+fn order(drain: &DrainRecord) -> (u64, u64) {
+    (drain.settings["order"].as_u64().unwrap_or_default(), drain.begun_ms)
+}
+
+/// Whether a drain was begun under the cordon that began then.
+fn is_of_cordon(drain: &DrainRecord, since_ms: u64) -> bool {
+    match drain.settings["cordoned_ms"].as_u64() {
+        Some(cordoned) => cordoned == since_ms,
+        None => drain.begun_ms >= since_ms,
+    }
 }
 
 /// The drain of this host, if one is open.
@@ -332,7 +348,8 @@ fn begin_with(
     let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
     let left_over = drains.left_over.lock().clone();
-    let kept = Kept { cordoned_ms, left_over, ..owner::kept(&request, &ready.unseen) };
+    let last = last_order(&fleet, &agent.config.name).map_err(|error| of_fleet(&error, agent))?;
+    let kept = Kept { cordoned_ms, order: last + 1, left_over, ..owner::kept(&request, &ready.unseen) };
     let guests = ready.members.iter().map(|one| {
         let shown = one.show(None, &ready.destinations);
         (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
@@ -447,6 +464,12 @@ fn settle_known(fleet: &Fleet, ready: &Ready) -> Result<(), FleetError> {
     Ok(())
 }
 
+fn last_order(fleet: &Fleet, host: &str) -> Result<u64, FleetError> {
+    let view = fleet.view()?;
+    let own = view.drains.values().filter(|drain| drain.record.host == host);
+    Ok(own.map(|drain| order(&drain.record).0).max().unwrap_or_default())
+}
+
 /// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
 /// undrain would look at.
 fn forget_old(fleet: &Fleet, host: &str) -> Result<(), FleetError> {
@@ -454,9 +477,9 @@ fn forget_old(fleet: &Fleet, host: &str) -> Result<(), FleetError> {
     let cordoned = view.hosts.get(host).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let mut own: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
     own.retain(|drain| drain.host == host && drain.state == Stored::Ended);
-    own.sort_by_key(|drain| Reverse(drain.begun_ms));
+    own.sort_by_key(|drain| Reverse(order(drain)));
     let old = own.into_iter().skip(SHOWN);
-    for drain in old.filter(|drain| cordoned.is_some_and(|since| drain.begun_ms < since)) {
+    for drain in old.filter(|drain| cordoned.is_some_and(|since| !is_of_cordon(drain, since))) {
         fleet.forget(&drain.id)?;
     }
     Ok(())
@@ -829,6 +852,33 @@ mod tests {
         fleet.end(&owner, &record("d1", "a")).unwrap();
         settle_known(&fleet, &ready).unwrap();
         assert_eq!(reserved(), ["domain", "doubted"]);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_does_not_change_which_drains_belong_together() {
+        let drain = |id: &str, begun_ms: u64, settings: serde_json::Value| DrainRecord {
+            id: id.into(),
+            host: "a".into(),
+            by: "anna".into(),
+            state: Stored::Ended,
+            settings,
+            guests: BTreeMap::new(),
+            begun_ms,
+            ended_ms: None,
+        };
+        let numbered = |id, begun_ms, cordoned_ms: u64, order: u64| {
+            drain(id, begun_ms, serde_json::json!({ "cordoned_ms": cordoned_ms, "order": order }))
+        };
+        // The third was begun under the second's cordon, after the clock was set back.
+        let mut all = [
+            numbered("third", 700, 1000, 4),
+            numbered("other", 1500, 1500, 2),
+            numbered("second", 1000, 1000, 3),
+            drain("old", 9000, serde_json::Value::Null),
+        ];
+        all.sort_by_key(|one| Reverse(order(one)));
+        assert_eq!(all.each_ref().map(|one| one.id.as_str()), ["third", "second", "other", "old"]);
+        assert_eq!(all.each_ref().map(|one| is_of_cordon(one, 1000)), [true, true, false, true]);
     }
 
     #[test]

@@ -754,6 +754,7 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         unseen: unseen.clone(),
         cordoned_ms: None,
         left_over: LeftOver::default(),
+        order: 0,
     }
 }
 

@@ -18,7 +18,7 @@ use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use tokio::runtime::Handle;
 
 use super::hosts::{self, Destination};
-use super::{Answer, Drains, Kept, LeftOver, leaving, of_fleet, refused};
+use super::{Answer, Drains, Kept, LeftOver, is_of_cordon, leaving, of_fleet, order, refused};
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
@@ -52,7 +52,7 @@ pub(crate) fn begin(
     let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
     let mut known: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
     known.retain(|drain| drain.host == *own);
-    known.sort_by_key(|drain| Reverse(drain.begun_ms));
+    known.sort_by_key(|drain| Reverse(order(drain)));
     let Some(last) = known.first().copied() else {
         let text = "no drain of this host is known; nothing was begun";
         return Err(ErrorBody::new(code::DRAIN_UNKNOWN, text).with_hint("see `linerate fleet drains`"));
@@ -64,7 +64,7 @@ pub(crate) fn begin(
     // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun again.
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
-    known.retain(|one| one.id == last.id || one.begun_ms >= since);
+    known.retain(|one| one.id == last.id || is_of_cordon(one, since));
     let (mut to, mut left_over) = (BTreeSet::new(), Vec::new());
     for drain in &known {
         let left = kept(drain)?.left_over;
