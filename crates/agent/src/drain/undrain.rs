@@ -14,6 +14,7 @@ use linerate_api::{
     UndrainGuestState as State, code,
 };
 use linerate_fabric::probe::{Answer as Told, Question, SentBack};
+use linerate_guest::registry::Registry;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use tokio::runtime::Handle;
 
@@ -22,7 +23,9 @@ use super::{Answer, Drains, Kept, LeftOver, is_of_cordon, leaving, of_fleet, ord
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
+use crate::journal::{Journal, Role};
 use crate::libvirt::domains;
+use crate::send_back;
 
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
@@ -283,7 +286,21 @@ impl Here {
         leaving::is_settled(agent, &guest.guest)
             && leaving::look_at(agent, &guest.guest, ModeChoice::Auto)
                 .is_some_and(|found| is_it(&found.key, guest))
+            && (guest.uuid != guest.guest || moved || came_back(&agent.journal, &agent.registry, guest))
     }
+}
+
+/// Whether the guest of this name came here by a migration after it left, and from the host to which it went where hosts
+/// prove who they are. Without a UUID a name alone says nothing: another guest may have got it.
+fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool {
+    let record_of = |session: &str| journal.get(send_back::parse(session)?).ok()?;
+    let left = guest.migration.as_deref().and_then(record_of);
+    let here = registry.get(&guest.guest).ok().and_then(|record| record.session);
+    let came = here.as_deref().and_then(record_of);
+    let (Some(left), Some(came)) = (left, came) else { return false };
+    let Role::Destination { incoming, .. } = &came.role else { return false };
+    let is_from_there = incoming.peer.as_ref().is_none_or(|peer| Some(peer.to_string()) == guest.to);
+    came.order > left.order && is_from_there
 }
 
 /// Whether a guest of its name that is here, with this UUID, is the one that left. Of one that the drain could never look at
@@ -306,7 +323,12 @@ fn silent(error: &FindError) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use linerate_core::SessionId;
+    use linerate_core::journal::DestinationPhase;
+    use linerate_guest::registry::GuestRecord;
+
     use super::*;
+    use crate::journal::{IncomingRecord, Record};
 
     #[test]
     fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
@@ -361,6 +383,43 @@ mod tests {
         };
         assert!(is_it("u1", &left("u1")) && !is_it("u2", &left("u1")));
         assert!(is_it("u1", &left("web")), "it was in doubt all the time");
+    }
+
+    #[test]
+    fn a_guest_without_a_uuid_is_back_only_if_it_came_from_there_after_it_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let mut process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let here = crate::testing::arrived(&agent, i32::try_from(process.id()).unwrap());
+        let session = |number: u8| SessionId([number; 16]);
+        let comes = |number: u8, order: u64, from: Option<&str>| {
+            let peer = from.map(|name| name.parse().unwrap());
+            let incoming = IncomingRecord { peer, ..IncomingRecord::default() };
+            let role = Role::Destination { phase: DestinationPhase::Finished, incoming };
+            agent.journal.put(session(number), &Record::new("g", order, role)).unwrap();
+        };
+        // In this one it left; only its place in the order counts.
+        comes(1, 5, None);
+        let guest: DrainGuest = serde_json::from_value(serde_json::json!({
+            "guest": here.name, "uuid": here.name, "state": "moved", "to": "b", "memory_bytes": 1,
+            "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0,
+            "migration": session(1).to_string(), "tries": []
+        }))
+        .unwrap();
+        let is_back = |by: Option<u8>| {
+            let session = by.map(|number| session(number).to_string());
+            agent.registry.put(&GuestRecord { session, ..here.clone() }).unwrap();
+            came_back(&agent.journal, &agent.registry, &guest)
+        };
+        assert!(!is_back(None), "another guest was started under its name");
+        for (order, from, back) in
+            [(4, None, false), (6, None, true), (6, Some("b"), true), (6, Some("c"), false)]
+        {
+            comes(2, order, from);
+            assert_eq!(is_back(Some(2)), back, "{order} {from:?}");
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 
     #[test]
