@@ -195,6 +195,7 @@ struct Ready {
     rules: Rules,
     /// Guests that are being migrated, or wait for recovery or an operator.
     unsettled: BTreeSet<String>,
+    arriving: BTreeSet<String>,
     unseen: leaving::Unseen,
     warnings: Vec<String>,
 }
@@ -253,7 +254,7 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those of a host"));
     }
     let members = guests.into_iter().map(Member::new).collect();
-    Ok(Ready { source, members, destinations, rules, unsettled, unseen, warnings })
+    Ok(Ready { source, members, destinations, rules, unsettled, arriving, unseen, warnings })
 }
 
 /// What earlier drains of this host have measured of each destination; nothing where the store cannot be read.

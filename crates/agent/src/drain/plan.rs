@@ -1,5 +1,6 @@
 //! What a drain would do: destinations, times, and a dry run of each migration. Nothing is changed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use linerate_core::drain::bound::{Bound, Work};
 use linerate_core::fleet::HostId;
 
 use super::hosts::{self, Known};
+use super::leaving::Leaving;
 use super::member::{Decided, Member};
 use super::rules::Rules;
 use super::{Answer, Ready, look, nothing, place, refused, sessions, sorted};
@@ -28,7 +30,14 @@ const TRY_MAX: Duration = Duration::from_secs(120);
 /// and links are opened.
 pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<DrainDetail> {
     let mut ready = look(agent, &request).await?;
+    for member in &mut ready.members {
+        if member.guest.domain && agent.moves.has(&member.guest.key) {
+            member.decided = Some(busy());
+        }
+    }
     place(&mut ready, &request);
+    let in_doubt = |name: &str| agent.open_session_of_name(name).is_some_and(|session| session.in_doubt);
+    ready.members.extend(not_now(&ready.unsettled, &ready.arriving, in_doubt));
     let agent = agent.clone();
     let planned = tokio::task::spawn_blocking(move || {
         let chosen = ready.members.iter().filter_map(|one| one.to).collect();
@@ -37,6 +46,35 @@ pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<Dr
         plan_detail(&agent, &request, &ready)
     });
     planned.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))
+}
+
+/// Guests that cannot move now. A drain waits for them; how they leave cannot be tried.
+fn not_now(
+    unsettled: &BTreeSet<String>,
+    arriving: &BTreeSet<String>,
+    in_doubt: impl Fn(&str) -> bool,
+) -> Vec<Member> {
+    let decided = |name: &String| match (in_doubt(name), arriving.contains(name)) {
+        (true, _) => Decided {
+            state: DrainGuestState::InDoubt,
+            reason: Some("its last migration is in doubt: it is not known where it is to run".into()),
+            hint: "see `linerate migration list` and `linerate resolve` on both hosts".into(),
+        },
+        (false, true) => Decided { reason: Some("it is just arriving here".into()), ..busy() },
+        (false, false) => busy(),
+    };
+    let names: BTreeSet<&String> = unsettled.union(arriving).collect();
+    let member =
+        |name: &String| Member { decided: Some(decided(name)), ..Member::new(Leaving::unknown(name)) };
+    names.into_iter().map(member).collect()
+}
+
+fn busy() -> Decided {
+    Decided {
+        state: DrainGuestState::Failed,
+        reason: Some("it is being migrated, or recovery finds out where it is".into()),
+        hint: "try again when that has ended: see `linerate migration list`".into(),
+    }
 }
 
 fn try_all(agent: &Arc<Agent>, request: &DrainRequest, ready: &mut Ready) {
@@ -120,9 +158,6 @@ fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDet
         }
         shown
     });
-    let waited = ready.unsettled.iter().map(|name| {
-        format!("{name} is being migrated, or waits for recovery or an operator: it is drained when that has ended")
-    });
     DrainDetail {
         host: agent.config.name.clone(),
         state: DrainState::Planned,
@@ -136,7 +171,23 @@ fn plan_detail(agent: &Agent, request: &DrainRequest, ready: &Ready) -> DrainDet
             guest_ms: ms(bound.guest_s),
         },
         unseen: ready.unseen.texts(),
-        warnings: ready.warnings.iter().cloned().chain(waited).collect(),
+        warnings: ready.warnings.clone(),
         ..nothing()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_that_are_elsewhere_in_a_migration_are_in_the_plan_and_cannot_move_now() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let found = not_now(&names(&["doubt", "moving"]), &names(&["arrives"]), |name| name == "doubt");
+        let shown: Vec<_> = found.iter().map(|member| member.show(None, &[])).collect();
+        let states: Vec<_> = shown.iter().map(|guest| (guest.guest.as_str(), guest.state)).collect();
+        let (failed, in_doubt) = (DrainGuestState::Failed, DrainGuestState::InDoubt);
+        assert_eq!(states, [("arrives", failed), ("doubt", in_doubt), ("moving", failed)]);
+        assert!(shown.iter().all(|guest| guest.reason.is_some() && !guest.hint.is_empty()));
     }
 }

@@ -52,7 +52,17 @@ async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "trying each guest's migration without copying".to_owned();
     let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await?;
     context.answer(&plan, || drain::plan(&plan, context.out.width, context.out.paint))?;
-    if plan.count(DrainGuestState::Failed) == 0 { unseen(&plan) } else { Ok(Exit::Failed) }
+    planned(&plan)
+}
+
+fn planned(plan: &DrainDetail) -> Result<Exit, Failure> {
+    if plan.count(DrainGuestState::InDoubt) > 0 {
+        Ok(Exit::InDoubt)
+    } else if plan.count(DrainGuestState::Failed) > 0 {
+        Ok(Exit::Failed)
+    } else {
+        unseen(plan)
+    }
 }
 
 async fn status(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
@@ -151,4 +161,33 @@ pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Fa
         }
     }
     Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_api::DrainBound;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_with_guests_that_cannot_move_now_is_no_success() {
+        let plan = |states: &[&str]| {
+            let guest = |state: &&str| {
+                serde_json::json!({
+                    "guest": "web", "uuid": "u", "state": state, "to": null, "memory_bytes": 1, "copy_bytes": 1,
+                    "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
+                })
+            };
+            let detail: DrainDetail = serde_json::from_value(serde_json::json!({
+                "id": "", "host": "a", "by": "", "state": "planned", "begun_unix_ms": 0, "ended_unix_ms": null,
+                "guests": states.iter().map(guest).collect::<Vec<_>>(), "rate_bytes_per_s": 0,
+                "links_bytes_per_s": 0, "left_ms": null, "bound": DrainBound::default(), "warnings": []
+            }))
+            .unwrap();
+            planned(&detail).map_err(|failure| failure.exit)
+        };
+        assert_eq!(plan(&["waiting", "kept"]), Ok(Exit::Ok));
+        assert_eq!(plan(&["waiting", "failed"]), Ok(Exit::Failed));
+        assert_eq!(plan(&["failed", "in_doubt"]), Ok(Exit::InDoubt));
+    }
 }

@@ -125,7 +125,7 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
         Err(Failure::new(Exit::Refused, text, hint))
     };
     for guest in plan.guests.iter().filter(|guest| guest.state != DrainGuestState::Kept) {
-        if guest.state == DrainGuestState::Failed {
+        if matches!(guest.state, DrainGuestState::Failed | DrainGuestState::InDoubt) {
             return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
         }
         if guest.domain {

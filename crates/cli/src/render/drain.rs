@@ -48,6 +48,7 @@ pub fn plan(detail: &DrainDetail, width: usize, paint: Paint) -> String {
         let (mark, to) = match guest.state {
             DrainGuestState::Kept => (paint.dim("·"), paint.dim("stays, as asked")),
             DrainGuestState::Failed => (paint.red("✗"), paint.red("cannot move")),
+            DrainGuestState::InDoubt => (paint.red("✗"), paint.red("in doubt")),
             _ => (paint.green("✓"), clean(guest.to.as_deref().unwrap_or("?"))),
         };
         let moves = guest.state == DrainGuestState::Waiting;
