@@ -28,6 +28,10 @@ use crate::faults::chain;
 use crate::security::PeerName;
 use crate::session::identity::parse_token;
 
+mod trouble;
+
+pub use trouble::JournalTrouble;
+
 /// The format of the records, under [`FORMAT_KEY`].
 const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
 const FORMAT_KEY: &str = "records";

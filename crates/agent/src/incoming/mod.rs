@@ -53,6 +53,7 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::faults::chain;
+use crate::journal::JournalTrouble;
 use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
@@ -121,6 +122,7 @@ pub struct Incoming {
     received_bytes: AtomicU64,
     /// Of each link, as its control connection showed it.
     round_trips: Mutex<BTreeMap<LinkId, RoundTrip>>,
+    journal_trouble: JournalTrouble,
 }
 
 impl Incoming {
@@ -165,6 +167,7 @@ impl Incoming {
             ram_folder: ram_folder::RamFolder::default(),
             received_bytes: AtomicU64::new(0),
             round_trips: Mutex::default(),
+            journal_trouble: JournalTrouble::default(),
         }
     }
 
@@ -268,7 +271,11 @@ impl Incoming {
             (false, _) if machine.is_held() => MigrationState::InDoubt,
             (false, _) => MigrationState::Running,
         };
-        let note = machine.is_held().then(|| HELD.to_owned());
+        // A commit that the disk does not take leaves the guest paused, on both hosts.
+        let trouble = self.journal_trouble.sentence().filter(|_| !machine.is_ended());
+        let notes: Vec<String> =
+            machine.is_held().then(|| HELD.to_owned()).into_iter().chain(trouble).collect();
+        let note = (!notes.is_empty()).then(|| notes.join(". "));
         MigrationSummary {
             id: MigrationId(self.session.to_string()),
             guest: self.guest(),

@@ -184,6 +184,7 @@ impl SessionLoop {
             }
             _ => journal.put_end(session, &record),
         };
+        self.shared.journal_trouble.note(session, &put);
         match put {
             Ok(()) => self.handle(Event::Journaled(phase)),
             Err(error) => {

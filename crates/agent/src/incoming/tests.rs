@@ -24,6 +24,19 @@ fn session() -> (Arc<Incoming>, Receiver<Input>) {
     (Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed())), inputs)
 }
 
+#[test]
+fn an_operator_reads_that_the_journal_takes_no_commit() {
+    use crate::journal::JournalError;
+
+    let (session, _inputs) = session();
+    let note = |put| session.journal_trouble.note(session.session, &put);
+    assert_eq!(session.summary().note, None);
+    note(Err(JournalError::Folder(std::io::Error::other("no space left"))));
+    assert!(session.summary().note.is_some_and(|note| note.ends_with("no space left")));
+    note(Ok(()));
+    assert_eq!(session.summary().note, None);
+}
+
 /// A session whose guest arrives in streams, of which the source has opened the first.
 fn with_streams() -> (Arc<Incoming>, Receiver<Input>) {
     let (session, inputs) = session();

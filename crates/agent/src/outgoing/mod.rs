@@ -57,6 +57,7 @@ use linerate_net::pacer::Pacer;
 
 use crate::clock::Clock;
 use crate::event_log::EventLog;
+use crate::journal::JournalTrouble;
 use crate::ram::Ram;
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
@@ -151,6 +152,7 @@ pub struct Outgoing {
     observer: Option<Observer>,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
+    journal_trouble: JournalTrouble,
 }
 
 impl Outgoing {

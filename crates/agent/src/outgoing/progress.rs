@@ -278,12 +278,11 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 /// What an operator reads while the destination does not answer.
 const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
-/// The same, and why the destination cannot be asked.
-fn in_doubt(shared: &Outgoing) -> String {
-    match shared.not_asked.lock().as_deref() {
-        Some(why) => format!("{IN_DOUBT}. It could not be asked: {why}"),
-        None => IN_DOUBT.to_owned(),
-    }
+/// The same, and why the destination cannot be asked, or nothing can be decided.
+pub(super) fn in_doubt(shared: &Outgoing) -> String {
+    let not_asked = shared.not_asked.lock().as_ref().map(|why| format!("It could not be asked: {why}"));
+    let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());
+    troubles.fold(IN_DOUBT.to_owned(), |text, trouble| format!("{text}. {trouble}"))
 }
 
 /// All that is known of it now.

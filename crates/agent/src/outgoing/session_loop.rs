@@ -285,6 +285,7 @@ impl SessionLoop {
         let (journal, session) = (&self.sessions.journal, self.shared.session);
         let is_end = matches!(new, SourcePhase::Finished | SourcePhase::RolledBack);
         let put = if is_end { journal.put_end(session, &record) } else { journal.put(session, &record) };
+        self.shared.journal_trouble.note(session, &put);
         // What the disk did not take is not so, but for an end, which is written until it does.
         if put.is_ok() || is_end {
             self.record = record;

@@ -156,6 +156,7 @@ pub(super) fn outgoing(
         was_ready: AtomicBool::new(false),
         observer,
         not_asked: Mutex::default(),
+        journal_trouble: Default::default(),
         request,
     })
 }

@@ -59,8 +59,21 @@ pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         was_ready: AtomicBool::new(false),
         observer: None,
         not_asked: Mutex::default(),
+        journal_trouble: Default::default(),
     };
     (Arc::new(outgoing), inputs)
+}
+
+#[test]
+fn an_operator_reads_that_the_journal_takes_no_decision() {
+    use crate::journal::JournalError;
+
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
+    let note = |put| outgoing.journal_trouble.note(outgoing.session, &put);
+    note(Err(JournalError::Folder(std::io::Error::other("no space left"))));
+    assert!(progress::in_doubt(&outgoing).ends_with("no space left"));
+    note(Ok(()));
+    assert!(!progress::in_doubt(&outgoing).contains("journal"));
 }
 
 /// Of which four channels have been opened.

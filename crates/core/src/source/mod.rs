@@ -434,9 +434,10 @@ impl Source {
         self.policy.throttle_percent().max(self.statistics.streamed.throttle_percent)
     }
 
-    /// Commit was sent and the answer is missing for so long that the operator should know.
+    /// Commit was sent and the answer is missing for so long that the operator should know. A decision to resume here that
+    /// is not on disk yet changes nothing of that: a full disk may keep it from being carried out.
     pub fn is_in_doubt(&self) -> bool {
-        matches!(self.state, State::Committing { in_doubt: true, .. }) && !self.resuming
+        matches!(self.state, State::Committing { in_doubt: true, .. })
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -202,6 +202,28 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
     assert!(sends(&actions, is_abort), "{actions:?}");
 }
 
+/// A disk that is full takes no decision either.
+#[test]
+fn it_is_in_doubt_until_the_decision_to_resume_is_on_disk() {
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::PathLost(PATH));
+    for _ in 0..5 {
+        driver.now = driver.now + Duration::from_secs(1);
+        driver.handle(Event::Tick);
+        driver.handle(Event::Unanswered);
+    }
+    assert!(driver.machine.is_in_doubt());
+    driver.handle(Event::Resolve(true));
+    let journals = Action::Journal(SourcePhase::ResumingHere);
+    assert!(driver.handle(Event::Unanswered).contains(&journals));
+    driver.handle(Event::Failed(fault(Code::JournalFailed)));
+    assert!(driver.machine.is_in_doubt(), "nothing is decided");
+    driver.now = driver.now + Duration::from_secs(1);
+    assert!(driver.handle(Event::Tick).contains(&journals), "it is tried again");
+    assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
+    assert!(!driver.machine.is_in_doubt());
+}
+
 /// What was asked before may have the destination return the guest, while the copy here is ended.
 #[test]
 fn a_destination_learns_that_the_copy_is_given_up_before_it_is_ended() {
