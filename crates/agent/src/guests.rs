@@ -13,7 +13,7 @@ use linerate_api::{
 use linerate_guest::access::{Wanted, needs};
 use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
-use linerate_guest::process::{self, Launch, StopMethod};
+use linerate_guest::process::{self, GuestError, Launch, StopMethod};
 use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::read;
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError, make_qemu_folder};
@@ -32,7 +32,7 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// After so long it is looked whether something else has the guest.
 const QMP_TRY: Duration = Duration::from_secs(2);
 const START_WAIT: Duration = Duration::from_secs(60);
-/// A guest shuts down by itself before it is killed.
+/// A guest that was asked to shut down is waited for so long.
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
 type Answer<T> = Result<T, ErrorBody>;
@@ -375,7 +375,13 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     Ok(summary(agent, &record).0)
 }
 
+/// Asks a guest to shut down, or ends it by force. One that was asked and does not is not killed.
 pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
+    let wait = if request.force { QMP_WAIT } else { STOP_WAIT };
+    stop_within(agent, name, request, wait)
+}
+
+fn stop_within(agent: &Agent, name: &str, request: StopGuest, wait: Duration) -> Answer<GuestSummary> {
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
     if let Some(open) = agent.open_session_of(&record) {
         return Err(busy(name, "it may be the only copy of the guest", open));
@@ -385,10 +391,16 @@ pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummar
         return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
             .with_hint("cancel the migration first (linerate migration cancel)"));
     }
-    let (how, wait) =
-        if request.force { (StopMethod::Quit, QMP_WAIT) } else { (StopMethod::PowerDown, STOP_WAIT) };
-    process::stop(&agent.registry, &record, None, how, Instant::now() + wait)
-        .map_err(|error| failed("hypervisor_failed", &error))?;
+    let how = if request.force { StopMethod::Quit } else { StopMethod::PowerDown };
+    process::stop(&agent.registry, &record, None, how, Instant::now() + wait).map_err(|error| {
+        let answer = failed("hypervisor_failed", &error);
+        match error {
+            GuestError::NotAsked(_) | GuestError::StillRuns => answer.with_hint(format!(
+                "shut it down from inside, or try again; `linerate vm stop {name} --force` cuts its power"
+            )),
+            _ => answer,
+        }
+    })?;
     before.state = GuestRunState::Stopped;
     Ok(before)
 }

@@ -424,7 +424,7 @@ pub enum VmCommand {
         /// Name of the guest
         name: String,
     },
-    /// Shut a guest down, or end it at once
+    /// Ask a guest to shut down, or end it at once
     Stop {
         /// Name of the guest
         name: String,

@@ -55,6 +55,12 @@ pub enum GuestError {
     /// Its process could not be found.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// The guest was not asked to shut down.
+    #[error("the guest was not asked to shut down, because its QEMU did not take the request; it still runs")]
+    NotAsked(#[source] QmpError),
+    /// It was asked, and did not.
+    #[error("the guest was asked to shut down, and still runs")]
+    StillRuns,
     /// It did not end.
     #[error("process {0} did not end although it was killed: it hangs in the kernel, probably on a disk")]
     Unkillable(i32),
@@ -167,13 +173,13 @@ pub fn connect(record: &GuestRecord, deadline: Instant) -> Result<Qmp, GuestErro
 /// How a guest is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMethod {
-    /// The guest is asked to shut down (ACPI power button); what does not by the deadline is killed.
+    /// The guest is asked to shut down (ACPI power button). One that does not by the deadline runs on.
     PowerDown,
-    /// QEMU gets the command to end at once.
+    /// QEMU gets the command to end at once; what does not by the deadline is killed.
     Quit,
 }
 
-/// Ends a guest, by force after the deadline, and removes what was made for it. `qmp` is a connection, if one is open.
+/// Ends a guest, and removes what was made for it. `qmp` is a connection, if one is open.
 pub fn stop(
     registry: &Registry,
     record: &GuestRecord,
@@ -184,10 +190,16 @@ pub fn stop(
     if record.is_alive() {
         let asked = match qmp {
             Some(qmp) => ask_to_end(qmp, how, deadline),
-            None => connect(record, deadline).is_ok_and(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
+            None => Qmp::connect_to(&record.qmp, record.process.pid, deadline)
+                .and_then(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
         };
-        if !(asked && record.process.wait_end(deadline)) {
-            record.kill()?;
+        let ended = asked.is_ok() && record.process.wait_end(deadline);
+        match (how, asked) {
+            _ if ended || !record.is_alive() => {}
+            (StopMethod::Quit, _) => record.kill()?,
+            // Whoever wants its power cut says so: a guest that installs updates may take long.
+            (StopMethod::PowerDown, Ok(())) => return Err(GuestError::StillRuns),
+            (StopMethod::PowerDown, Err(error)) => return Err(GuestError::NotAsked(error)),
         }
         // A killed process ends as soon as the kernel lets it.
         if !record.process.wait_end(Instant::now() + Duration::from_secs(30)) {
@@ -198,12 +210,16 @@ pub fn stop(
     Ok(())
 }
 
-fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> bool {
+fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> Result<(), QmpError> {
     let command = match how {
         StopMethod::PowerDown => "system_powerdown",
         StopMethod::Quit => "quit",
     };
-    matches!(qmp.execute(command, json!({}), deadline), Ok(_) | Err(QmpError::Closed { .. }))
+    match qmp.execute(command, json!({}), deadline) {
+        // One that ends closes the connection, perhaps before its answer; one that is slow may still act on it.
+        Ok(_) | Err(QmpError::Closed { .. } | QmpError::TimedOut { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 fn clean_up(registry: &Registry, launch: &Launch<'_>) {

@@ -69,12 +69,15 @@ fn a_guest_from_a_specification_is_read_judged_and_stopped() {
 }
 
 #[test]
-fn a_guest_that_ignores_the_power_button_is_killed() {
+fn a_guest_that_ignores_the_power_button_runs_on() {
     let place = Place::new();
     let mut guest = start_spec(&place, &qemus()[0], "name = 'deaf'\nmemory = '64M'\naccel = 'tcg'");
     let mut qmp = guest.qmp.take();
     let limit = Instant::now() + Duration::from_millis(300);
-    stop(&place.registry, &guest.record, qmp.as_mut(), StopMethod::PowerDown, limit).unwrap();
+    let asked = stop(&place.registry, &guest.record, qmp.as_mut(), StopMethod::PowerDown, limit);
+    assert!(matches!(asked, Err(GuestError::StillRuns)), "{asked:?}");
+    assert!(guest.record.is_alive() && place.registry.get("deaf").is_ok());
+    stop(&place.registry, &guest.record, qmp.as_mut(), StopMethod::Quit, soon()).unwrap();
     assert!(!guest.record.is_alive());
 }
 

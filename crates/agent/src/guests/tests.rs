@@ -33,6 +33,31 @@ fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
 }
 
 #[test]
+fn a_guest_that_does_not_shut_down_runs_on_until_it_is_ended_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    // Its virtual CPU is stopped, so that it cannot notice its power button.
+    let socket = dir.path().join("a.qmp");
+    let hand = TestQemu::start(&socket, &["-name", "web"]);
+    adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
+    let asked = || stop_within(&agent, "web", StopGuest::default(), Duration::from_secs(1)).unwrap_err();
+    let deaf = asked();
+    assert!(deaf.code == "hypervisor_failed" && deaf.message.contains("and still runs"), "{deaf:?}");
+    assert!(deaf.hint.contains("vm stop web --force"), "{deaf:?}");
+    assert!(agent.registry.get("web").unwrap().is_alive());
+    // Nobody asks it while another program has its monitor.
+    let holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let record = agent.registry.get("web").unwrap();
+    let soon = Instant::now() + Duration::from_secs(1);
+    let busy = process::stop(&agent.registry, &record, None, StopMethod::PowerDown, soon).unwrap_err();
+    assert!(matches!(busy, GuestError::NotAsked(_)) && record.is_alive(), "{busy:?}");
+    drop(holder);
+    // The test's own child is a zombie until it is waited for, which counts as ended.
+    stop(&agent, "web", StopGuest { force: true }).unwrap();
+    assert!(!record.is_alive() && agent.registry.get("web").is_err());
+}
+
+#[test]
 fn what_is_done_to_the_disks_meanwhile_is_in_both_verdicts() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

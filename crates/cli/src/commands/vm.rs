@@ -47,7 +47,7 @@ async fn show(name: &str, context: &Context) -> Result<Exit, Failure> {
 
 async fn stop(name: &str, force: bool, context: &Context) -> Result<Exit, Failure> {
     let guest = context.client.stop_guest(name, StopGuest { force }).await?;
-    done(&guest, if force { "was stopped" } else { "was asked to shut down" }, context)
+    done(&guest, if force { "was stopped" } else { "has shut down" }, context)
 }
 
 async fn adopt(flags: AdoptFlags, context: &Context) -> Result<Exit, Failure> {
