@@ -1,7 +1,6 @@
 //! The agent: it makes the modules and gives each what it needs, decides which module gets a connection from another
 //! agent, and answers what concerns sessions of all kinds.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +14,6 @@ use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
-use linerate_net::lock::Mutex;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
@@ -32,6 +30,7 @@ use crate::host_record::Describer;
 use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
+use crate::name_claims::{NameClaim, NameClaims};
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
 use crate::seats::Seats;
@@ -80,8 +79,8 @@ pub struct Agent {
     pub trials: Arc<Trials>,
     /// When the agent was started.
     pub started: Instant,
-    /// Guests whose migration is just beginning.
-    starting: Mutex<BTreeSet<String>>,
+    /// Guests that are just being started or taken over, that arrive, or whose migration is just beginning.
+    pub(crate) names: NameClaims,
     pub outgoing: Arc<outgoing::Sessions>,
     pub incoming: Arc<incoming::Sessions>,
     /// Sessions that recovery is ending.
@@ -104,6 +103,7 @@ impl Agent {
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone(), security.clone()));
         let fleet = Arc::new(HostInFleet::new(&config));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
+        let names = NameClaims::default();
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
         let (gates, arrivals) = (Arc::<StreamGates>::default(), Arc::<ArrivalCount>::default());
         let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone(), security.clone()));
@@ -126,6 +126,7 @@ impl Agent {
             recovery: recovery.clone(),
             security: security.clone(),
             audit: audit.clone(),
+            names: names.clone(),
         }));
         let tunnels =
             Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone(), security.clone()));
@@ -150,7 +151,7 @@ impl Agent {
             is_migrating,
         ));
         let trials = Arc::new(Trials::new(doctor.clone()));
-        let (started, starting) = (Instant::now(), Mutex::default());
+        let started = Instant::now();
         Agent {
             config,
             security,
@@ -168,7 +169,7 @@ impl Agent {
             doctor,
             trials,
             started,
-            starting,
+            names,
             outgoing,
             incoming,
             recovery,
@@ -185,18 +186,18 @@ impl Agent {
         guest: &str,
         begin: impl FnOnce() -> Result<Arc<Outgoing>, Fault>,
     ) -> Result<Arc<Outgoing>, Fault> {
-        self.claim(guest)?;
+        let _claim = self.claim(guest)?;
         self.bench.yield_to_migration();
         let begun = begin();
         if let Ok(begun) = &begun {
             self.outgoing.add(begun.clone());
         }
-        self.starting.lock().remove(guest);
         begun
     }
 
-    fn claim(&self, guest: &str) -> Result<(), Fault> {
-        let mut starting = self.starting.lock();
+    fn claim(&self, guest: &str) -> Result<NameClaim, Fault> {
+        // First: what another has begun meanwhile is among the sessions.
+        let claim = self.names.claim(guest);
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
         let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         let here = self.registry.get(guest).ok().map(|record| process(&record));
@@ -205,10 +206,10 @@ impl Agent {
             .map(|one| one.session)
             .or(incoming.map(|one| one.session))
             .or(unfinished.map(|one| one.session));
-        let detail = match holder {
-            Some(session) => format!("{guest}: migration {session}"),
-            None if starting.insert(guest.to_owned()) => return Ok(()),
-            None => format!("{guest}: a migration is just beginning"),
+        let detail = match (holder, claim) {
+            (Some(session), _) => format!("{guest}: migration {session}"),
+            (None, Some(claim)) => return Ok(claim),
+            (None, None) => format!("{guest}: it is just being started, or a migration is just beginning"),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
     }

@@ -27,6 +27,7 @@ use crate::agent::{Agent, OpenSession};
 use crate::disks;
 use crate::faults::chain;
 use crate::kernel;
+use crate::name_claims::NameClaim;
 
 const QMP_WAIT: Duration = Duration::from_secs(10);
 /// After so long it is looked whether something else has the guest.
@@ -81,6 +82,14 @@ fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
     let session = open.session;
     let either = format!("`linerate resolve {session} --resume-here` or `--give-up`");
     error.with_hint(format!("start the other host again; or check where the guest is and decide: {either}"))
+}
+
+/// Nothing else does anything with a guest of this name as long as that is held.
+fn claim(agent: &Agent, name: &str) -> Answer<NameClaim> {
+    agent.names.claim(name).ok_or_else(|| {
+        let text = format!("{name}: a guest of this name is just being started, taken over or moved");
+        ErrorBody::new("guest_busy", text).with_hint("try again in some seconds; `linerate vm list` shows it")
+    })
 }
 
 /// All guests of this host.
@@ -262,6 +271,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     })?;
     let ram_dir = ram_dir(agent, &spec)?;
     let user = agent.config.qemu_user().map_err(|error| failed("resource_missing", &error))?;
+    let _claim = claim(agent, &spec.name)?;
     if let Some(open) = agent.open_session_of_name(&spec.name) {
         return Err(busy(&spec.name, "a guest of this name may run, or be resumed, on either host", open));
     }
@@ -366,6 +376,7 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     let name = request.name.clone().unwrap_or_else(|| description.name.clone());
     check_name(&name)
         .map_err(|error| failed(code::BAD_REQUEST, &error).with_hint("give it another name (`--name`)"))?;
+    let _claim = claim(agent, &name)?;
     refuse_known(agent, &name, found.pid)?;
     let record = GuestRecord::new(&name, Origin::Adopted, found.pid, found.socket.clone(), Vec::new())
         .map_err(|error| registry_error(&error))?;

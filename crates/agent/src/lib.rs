@@ -25,6 +25,7 @@
 //! | `send_back` | guests that another host wants back, from which they came |
 //! | `drain` | all guests of this host leave it |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
+//! | `name_claims` | names of guests that something is just about to take |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
@@ -51,6 +52,7 @@ mod kernel;
 pub mod libvirt;
 mod local;
 mod local_users;
+mod name_claims;
 mod outgoing;
 mod own_addresses;
 mod permission;

@@ -17,6 +17,8 @@ use crate::registry::{Registry, RegistryError, remove_file};
 
 /// Name of the file.
 const START: &str = "start.json";
+/// In the environment of a QEMU that is being started, so that it is known from one of another start with its pid file.
+pub(crate) const START_VARIABLE: &str = "LINERATE_START";
 /// Longest one read, in bytes.
 const START_BYTES_MAX: u64 = 1 << 20;
 /// A killed process ends as soon as the kernel lets it.
@@ -92,9 +94,25 @@ fn clear(registry: &Registry, name: &str, folder: &Path) -> Result<bool, GuestEr
 }
 
 /// Ends every process that was started with this pid file.
-pub(crate) fn end_all(pid_file: &Path) -> Result<(), GuestError> {
+fn end_all(pid_file: &Path) -> Result<(), GuestError> {
+    end(|| started_with(pid_file))
+}
+
+/// Ends the processes with this pid file that this start has made, and no other guest's.
+pub(crate) fn end_own(pid_file: &Path, start: &str) -> Result<(), GuestError> {
+    let own = |process: &ProcessIdentity| is_of(process.pid, start);
+    end(|| started_with(pid_file).into_iter().filter(own).collect())
+}
+
+fn is_of(pid: i32, start: &str) -> bool {
+    let wanted = format!("{START_VARIABLE}={start}");
+    let all = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    all.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
+}
+
+fn end(look: impl Fn() -> Vec<ProcessIdentity>) -> Result<(), GuestError> {
     for _ in 0..LOOKS_MAX {
-        let found = started_with(pid_file);
+        let found = look();
         if found.is_empty() {
             return Ok(());
         }

@@ -6,12 +6,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
 use crate::incoming_qemu::QemuBinary;
-use crate::leftovers::{self, announce, end_all};
+use crate::leftovers::{self, START_VARIABLE, announce, end_own};
 use crate::procfs::ProcessError;
 use crate::qemu_user::QemuUser;
 use crate::qmp::{Qmp, QmpError};
@@ -91,7 +91,8 @@ pub struct Launch<'a> {
     pub session: Option<String>,
 }
 
-/// Starts QEMU and waits until it answers. On `Err` nothing of it is left: no process, no RAM file, no folder.
+/// Starts QEMU and waits until it answers. On `Err` nothing of it is left: no process, no RAM file, no folder. Another
+/// guest of its name is left alone.
 pub fn start(
     registry: &Registry,
     launch: &Launch<'_>,
@@ -102,9 +103,11 @@ pub fn start(
         let _ = registry.remove_all(launch.name, launch.folder);
         return Err(error.into());
     }
-    let result = try_start(registry, launch, deadline);
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let start = format!("{}-{}", std::process::id(), begun.as_nanos());
+    let result = try_start(registry, launch, &start, deadline);
     if result.is_err() {
-        clean_up(registry, launch);
+        clean_up(registry, launch, &start);
     }
     result
 }
@@ -112,6 +115,7 @@ pub fn start(
 fn try_start(
     registry: &Registry,
     launch: &Launch<'_>,
+    start: &str,
     deadline: Instant,
 ) -> Result<(GuestRecord, Qmp), GuestError> {
     if !launch.ram_is_made {
@@ -121,9 +125,9 @@ fn try_start(
     // From here to the record a crash leaves a process that only this names.
     announce(launch.folder, launch.pid_file, &launch.ram_files)?;
     let (pid, qmp) = match launch.user {
-        Some(user) => unprivileged::run(user, launch, deadline).map(|(pid, qmp)| (pid, Some(qmp)))?,
+        Some(user) => unprivileged::run(user, launch, start, deadline).map(|(pid, qmp)| (pid, Some(qmp)))?,
         None => {
-            run_until_detached(launch, deadline)?;
+            run_until_detached(launch, start, deadline)?;
             (read_pid(launch.pid_file)?, None)
         }
     };
@@ -137,11 +141,12 @@ fn try_start(
 }
 
 // With -daemonize the first process ends when the guest is set up, or with an error and a sentence.
-fn run_until_detached(launch: &Launch<'_>, deadline: Instant) -> Result<(), GuestError> {
+fn run_until_detached(launch: &Launch<'_>, start: &str, deadline: Instant) -> Result<(), GuestError> {
     let log = launch.folder.join("start.log");
     let file = fs::File::create(&log).map_err(|source| GuestError::File { path: log.clone(), source })?;
     let spawned = Command::new(&launch.qemu.path)
         .args(launch.arguments)
+        .env(START_VARIABLE, start)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -222,9 +227,12 @@ fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> Result<(), Q
     }
 }
 
-fn clean_up(registry: &Registry, launch: &Launch<'_>) {
-    if let Err(error) = end_all(launch.pid_file) {
+fn clean_up(registry: &Registry, launch: &Launch<'_>, start: &str) {
+    if let Err(error) = end_own(launch.pid_file, start) {
         tracing::error!(guest = launch.name, %error, "a QEMU that did not come up could not be ended");
+    }
+    if registry.get(launch.name).is_ok_and(|other| other.is_alive()) {
+        return;
     }
     for path in &launch.ram_files {
         let _ = remove_file(path);

@@ -1,5 +1,7 @@
 //! Adoption with real QEMUs that run nothing.
 
+use linerate_guest::incoming_qemu::QemuBinary;
+
 use super::*;
 use crate::testing::TestQemu;
 
@@ -55,6 +57,55 @@ fn a_guest_that_does_not_shut_down_runs_on_until_it_is_ended_by_force() {
     // The test's own child is a zombie until it is waited for, which counts as ended.
     stop(&agent, "web", StopGuest { force: true }).unwrap();
     assert!(!record.is_alive() && agent.registry.get("web").is_err());
+}
+
+#[test]
+fn one_thing_at_a_time_is_done_with_a_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
+    let claim = agent.names.claim("web").unwrap();
+    let spec_toml = Some("name = 'web'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
+    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    assert!(started.code == "guest_busy" && started.message.contains("just being started"), "{started:?}");
+    assert!(!agent.registry.folder("web").unwrap().exists(), "nothing of the other's is removed");
+    let adopted = || adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None });
+    assert_eq!(adopted().unwrap_err().code, "guest_busy");
+    let moved = agent.begin_outgoing("web", || panic!("it is not free")).unwrap_err();
+    assert_eq!(moved.code, linerate_core::Code::GuestBusy);
+    drop(claim);
+    adopted().unwrap();
+}
+
+#[test]
+fn a_start_that_fails_ends_its_own_qemu_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let folder = agent.registry.reserve("web").unwrap();
+    let (pid_file, qmp) = (folder.join("pid"), folder.join("q"));
+    // One that another start has made, by its command line.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "while :; do sleep 1; done", "qemu", "-pidfile"]).arg(&pid_file);
+    let mut other = command.spawn().unwrap();
+    let qemu = QemuBinary { path: "/bin/false".into(), data_dirs: Vec::new() };
+    let launch = Launch {
+        name: "web",
+        qemu: &qemu,
+        arguments: &[],
+        folder: &folder,
+        qmp: &qmp,
+        pid_file: &pid_file,
+        ram_files: Vec::new(),
+        ram_is_made: false,
+        user: None,
+        origin: Origin::Started,
+        session: None,
+    };
+    let soon = Instant::now() + Duration::from_secs(10);
+    process::start(&agent.registry, &launch, soon).unwrap_err();
+    assert!(!folder.exists() && other.try_wait().unwrap().is_none(), "another's is ended");
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 #[test]

@@ -22,6 +22,7 @@ use linerate_memory::Mapping;
 use super::context::Context;
 use super::{Sessions, granted, storage};
 use crate::faults::fault;
+use crate::name_claims::NameClaim;
 use crate::security::PeerName;
 
 const QEMU_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
@@ -32,6 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is reserved for an admitted guest.
 pub(super) struct Admitted {
+    /// Until its QEMU has a record, which has the name from then on.
+    pub claim: Option<NameClaim>,
     pub qemu: QemuBinary,
     /// The user that it is to run as; root if none.
     pub user: Option<QemuUser>,
@@ -98,7 +101,7 @@ pub(super) fn admit(
 ) -> Result<(Admitted, Vec<Mapping>), Fault> {
     let user = sessions.config.qemu_user().map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let (qemu, facts) = choose_qemu(sessions, &description)?;
-    let folder = reserve(sessions, &description.name)?;
+    let (claim, folder) = reserve(sessions, &description.name)?;
     let checked = check(sessions, opener, &description, &qemu, facts, folder.clone());
     let open = checked.and_then(|Checked { incoming_qemu, images, proved, roots }| {
         match let_in(sessions, user.as_ref(), &description, &incoming_qemu, &folder, &roots) {
@@ -114,7 +117,8 @@ pub(super) fn admit(
     });
     match made {
         Ok((ram, incoming_qemu, images, proved)) => {
-            Ok((Admitted { qemu, user, incoming_qemu, folder, description, images, proved }, ram))
+            let claim = Some(claim);
+            Ok((Admitted { claim, qemu, user, incoming_qemu, folder, description, images, proved }, ram))
         }
         Err(fault) => {
             let _ = leftovers::remove_reserved(&sessions.registry, &description.name);
@@ -198,11 +202,20 @@ fn has_ram(description: &GuestDescription, regions: &[RegionInfo]) -> bool {
     !regions.is_empty() && described.eq(offered) && numbered
 }
 
-fn reserve(sessions: &Sessions, guest: &str) -> Result<PathBuf, Fault> {
-    sessions.registry.reserve(guest).map_err(|error| match error {
+fn reserve(sessions: &Sessions, guest: &str) -> Result<(NameClaim, PathBuf), Fault> {
+    let Some(claim) = sessions.names.claim(guest) else {
+        // One that runs already is not waited for.
+        let code = match sessions.registry.get(guest) {
+            Ok(known) if known.is_alive() => Code::GuestExists,
+            _ => Code::GuestBusy,
+        };
+        return Err(refuse(code, format!("a guest {guest} is just being started, or taken in, here")));
+    };
+    let folder = sessions.registry.reserve(guest).map_err(|error| match error {
         RegistryError::Exists(_) => refuse(Code::GuestExists, guest),
         other => refuse_error(Code::ResourceMissing, &other),
-    })
+    })?;
+    Ok((claim, folder))
 }
 
 /// The first configured QEMU that is not older than the source's and knows the machine; otherwise the first.

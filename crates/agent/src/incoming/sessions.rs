@@ -20,6 +20,7 @@ use crate::bench;
 use crate::config::Config;
 use crate::faults::{chain, fault};
 use crate::journal::{IncomingRecord, Journal, JournalError, Record};
+use crate::name_claims::NameClaims;
 use crate::recovery::{self, can_run, is_alive};
 use crate::security::{Caller, Security};
 use crate::session::identity::Identity;
@@ -46,6 +47,8 @@ pub struct Sessions {
     recovery: Arc<recovery::Sessions>,
     pub(super) security: Arc<Security>,
     pub(super) audit: Arc<Audit>,
+    /// Names of guests that something is just about to take.
+    pub(super) names: NameClaims,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }
@@ -61,12 +64,23 @@ pub struct Needs {
     pub recovery: Arc<recovery::Sessions>,
     pub security: Arc<Security>,
     pub audit: Arc<Audit>,
+    pub names: NameClaims,
 }
 
 impl Sessions {
     pub fn new(needs: Needs) -> Sessions {
-        let Needs { config, journal, registry, qemu_cache, bench, arrivals, recovery, security, audit } =
-            needs;
+        let Needs {
+            config,
+            journal,
+            registry,
+            qemu_cache,
+            bench,
+            arrivals,
+            recovery,
+            security,
+            audit,
+            names,
+        } = needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
         Sessions {
             config,
@@ -79,6 +93,7 @@ impl Sessions {
             recovery,
             security,
             audit,
+            names,
             live,
             past,
         }

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{GuestError, LOG_BYTES_MAX, Launch, POLL, last_lines};
+use crate::leftovers::START_VARIABLE;
 use crate::qemu_user::{QemuUser, SANDBOX};
 use crate::qmp::{Qmp, QmpError};
 
@@ -18,11 +19,17 @@ use crate::qmp::{Qmp, QmpError};
 const LOG_WAIT: Duration = Duration::from_secs(1);
 
 /// Starts it, and waits until it answers. On `Err` there is no process of it.
-pub(super) fn run(user: &QemuUser, launch: &Launch<'_>, deadline: Instant) -> Result<(i32, Qmp), GuestError> {
+pub(super) fn run(
+    user: &QemuUser,
+    launch: &Launch<'_>,
+    start: &str,
+    deadline: Instant,
+) -> Result<(i32, Qmp), GuestError> {
     make_ram(user, launch)?;
     let log = launch.folder.join("start.log");
     let file = File::create(&log).map_err(|source| GuestError::File { path: log.clone(), source })?;
     let mut command = user.guest_command(launch.name, &launch.qemu.path);
+    command.env(START_VARIABLE, start);
     command.args(launch.arguments.iter().filter(|argument| *argument != "-daemonize"));
     if !launch.arguments.iter().any(|argument| argument == SANDBOX[0]) {
         command.args(SANDBOX);
