@@ -198,20 +198,23 @@ impl Agent {
     fn claim(&self, guest: &str) -> Result<NameClaim, Fault> {
         // First: what another has begun meanwhile is among the sessions.
         let claim = self.names.claim(guest);
-        let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
-        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         let here = self.registry.get(guest).ok().map(|record| process(&record));
         let unfinished = self.unfinished().into_iter().find(|one| one.decides_about(guest, here.as_ref()));
-        let holder = outgoing
-            .map(|one| one.session)
-            .or(incoming.map(|one| one.session))
-            .or(unfinished.map(|one| one.session));
+        let holder = self.session_under_way(guest).or(unfinished.map(|one| one.session));
         let detail = match (holder, claim) {
             (Some(session), _) => format!("{guest}: migration {session}"),
             (None, Some(claim)) => return Ok(claim),
             (None, None) => format!("{guest}: it is just being started, or a migration is just beginning"),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
+    }
+
+    /// A migration of a guest of this name that is not over. Until then it may run on the other host, whatever has become
+    /// of its QEMU here.
+    pub fn session_under_way(&self, guest: &str) -> Option<SessionId> {
+        let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
+        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
+        outgoing.map(|one| one.session).or(incoming.map(|one| one.session))
     }
 
     /// The session that must end before this guest may be touched.

@@ -78,6 +78,20 @@ fn one_thing_at_a_time_is_done_with_a_name() {
 }
 
 #[test]
+fn a_guest_whose_migration_is_not_over_is_not_started_though_its_qemu_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    // Its destination may have taken it over, and the source may not have heard of that yet.
+    let (outgoing, _inputs) = crate::outgoing::tests::outgoing_of(linerate_core::ModeTag::Direct);
+    agent.outgoing.add(outgoing.clone());
+    let spec_toml = Some("name = 'g'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
+    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    assert_eq!(started.code, "guest_busy", "{started:?}");
+    assert!(started.message.contains(&outgoing.session.to_string()), "{started:?}");
+    assert!(!agent.registry.folder("g").unwrap().exists());
+}
+
+#[test]
 fn a_start_that_fails_ends_its_own_qemu_only() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

@@ -36,7 +36,7 @@ mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod work;
 mod worker;
 

@@ -31,7 +31,7 @@ fn outgoing() -> (Arc<Outgoing>, Receiver<Input>) {
 }
 
 /// One that has no driver yet.
-pub(super) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
+pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let request = serde_json::from_value(serde_json::json!({ "guest": "g", "to": "beta" })).unwrap();
     let config = Config::new("g", String::new(), Mode::Streams { channels: 2 });
