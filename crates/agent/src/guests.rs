@@ -16,7 +16,7 @@ use linerate_guest::discover;
 use linerate_guest::process::{self, GuestError, Launch, StopMethod};
 use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::read;
-use linerate_guest::registry::{GuestRecord, Origin, RegistryError, make_qemu_folder};
+use linerate_guest::registry::{GuestRecord, Origin, RegistryError, Unreadable, make_qemu_folder};
 use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecFolders, SpecGuest};
 use linerate_guest::stale;
@@ -103,8 +103,11 @@ fn refuse_under_way(agent: &Agent, name: &str) -> Answer<()> {
 /// All guests of this host.
 pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
     agent.registry.free_ram_of_dead();
-    let records = agent.registry.list().map_err(|error| registry_error(&error))?;
-    Ok(records.iter().map(|record| summary(agent, record).0).collect())
+    let (records, unreadable) = agent.registry.list_all().map_err(|error| registry_error(&error))?;
+    let readable = records.iter().map(|record| summary(agent, record).0);
+    let mut all: Vec<GuestSummary> = readable.chain(unreadable.iter().map(unknown)).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
 }
 
 pub fn show(agent: &Agent, name: &str) -> Answer<GuestDetail> {
@@ -143,15 +146,24 @@ pub(crate) fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Opt
     }
 }
 
+/// A guest that may run, of which no more can be said.
+fn unknown(guest: &Unreadable) -> GuestSummary {
+    bare_of(guest.name.clone(), None, GuestRunState::Unknown, chain(&guest.why))
+}
+
 fn bare(record: &GuestRecord, state: GuestRunState, reason: String) -> GuestSummary {
+    bare_of(record.name.clone(), u32::try_from(record.process.pid).ok(), state, reason)
+}
+
+fn bare_of(name: String, pid: Option<u32>, state: GuestRunState, reason: String) -> GuestSummary {
     GuestSummary {
-        name: record.name.clone(),
+        name,
         uuid: None,
         state,
         memory_bytes: 0,
         vcpus: 0,
         qemu_version: String::new(),
-        pid: u32::try_from(record.process.pid).ok(),
+        pid,
         direct: api::Verdict { possible: false, reasons: vec![reason.clone()] },
         stream: api::Verdict { possible: false, reasons: vec![reason] },
     }
@@ -358,7 +370,11 @@ fn ram_dir(agent: &Agent, spec: &GuestSpec) -> Answer<PathBuf> {
 
 /// One name for each process, and one process for each name: with two names, two migrations could have one guest.
 fn refuse_known(agent: &Agent, name: &str, pid: i32) -> Answer<()> {
-    let records = agent.registry.list().map_err(|error| registry_error(&error))?;
+    let (records, unreadable) = agent.registry.list_all().map_err(|error| registry_error(&error))?;
+    // Its record would be replaced, and it may run.
+    if let Some(damaged) = unreadable.iter().find(|guest| guest.name == name) {
+        return Err(registry_error(&damaged.why));
+    }
     let alive = records.into_iter().filter(GuestRecord::is_alive);
     let Some(known) = alive.into_iter().find(|known| known.name == name || known.process.pid == pid) else {
         return Ok(());

@@ -45,6 +45,8 @@ pub enum GuestRunState {
     /// It is not known yet on which host it is to run: it is paused, and its migration waits for the other host or an
     /// operator.
     InDoubt,
+    /// Its record on this host cannot be read: nobody knows whether it runs.
+    Unknown,
 }
 
 /// Whether something can be done, and if not, every reason against it.

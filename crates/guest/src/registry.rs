@@ -160,6 +160,13 @@ impl GuestRecord {
     }
 }
 
+/// A guest whose record cannot be read: nobody knows whether it runs.
+#[derive(Debug)]
+pub struct Unreadable {
+    pub name: String,
+    pub why: RegistryError,
+}
+
 /// The records of this host.
 #[derive(Clone, Debug)]
 pub struct Registry {
@@ -306,20 +313,27 @@ impl Registry {
 
     /// All guests with a readable record, by name; the dead too.
     pub fn list(&self) -> Result<Vec<GuestRecord>, RegistryError> {
-        let entries = fs::read_dir(&self.guests)
-            .map_err(|source| RegistryError::File { path: self.guests.clone(), source })?;
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let mut records: Vec<GuestRecord> = names
-            .filter_map(|name| match self.get(&name) {
-                Ok(record) => Some(record),
-                Err(error) => {
-                    tracing::debug!(%error, guest = name, "a folder without a usable record");
-                    None
-                }
-            })
-            .collect();
+        Ok(self.list_all()?.0)
+    }
+
+    /// The same, and the guests whose record cannot be read: they may run.
+    pub fn list_all(&self) -> Result<(Vec<GuestRecord>, Vec<Unreadable>), RegistryError> {
+        let failed = |source| RegistryError::File { path: self.guests.clone(), source };
+        let (mut records, mut unreadable) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(&self.guests).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            match self.get(&name) {
+                Ok(record) => records.push(record),
+                // Reserved for a guest that is just being started, or not a guest's folder.
+                Err(RegistryError::Unknown(_) | RegistryError::Name(_)) => {}
+                Err(_) if entry.file_type().is_ok_and(|kind| !kind.is_dir()) => {}
+                Err(why) => unreadable.push(Unreadable { name, why }),
+            }
+        }
         records.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(records)
+        unreadable.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((records, unreadable))
     }
 
     /// Names and folders in which there is no record: starts that were not finished, and what else is lying there.
@@ -455,13 +469,17 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_reported_and_skipped() {
+    fn damaged_records_are_reported_and_their_guests_listed_apart() {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::open(dir.path()).unwrap();
         registry.put(&record("a")).unwrap();
         fs::write(registry.folder("a").unwrap().join("record.json"), "{").unwrap();
         assert!(matches!(registry.get("a"), Err(RegistryError::Damaged { .. })));
-        assert!(registry.list().unwrap().is_empty());
+        fs::write(dir.path().join("guests/a-file"), "").unwrap();
+        fs::create_dir(dir.path().join("guests/reserved")).unwrap();
+        let (records, unreadable) = registry.list_all().unwrap();
+        assert!(records.is_empty() && registry.list().unwrap().is_empty());
+        assert!(matches!(&unreadable[..], [Unreadable { name, .. }] if name == "a"), "{unreadable:?}");
         assert!(registry.reserve("a").is_err(), "it may still run: not silently overwritten");
     }
 

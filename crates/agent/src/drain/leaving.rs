@@ -7,11 +7,12 @@ use std::time::Duration;
 use linerate_api::{GuestRunState, ModeChoice};
 use linerate_core::fleet::Needs;
 use linerate_guest::description::GuestDescription;
-use linerate_guest::registry::{GuestRecord, RegistryError};
+use linerate_guest::registry::{GuestRecord, RegistryError, Unreadable};
 use linerate_memory::{Mapping, RamBlock};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
+use crate::faults::chain;
 use crate::guests;
 use crate::host_record::{self, short};
 use crate::libvirt::Move;
@@ -74,10 +75,15 @@ pub(super) struct Found {
 pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bool)>) -> Found {
     let mut found = Found::default();
     agent.registry.free_ram_of_dead();
-    let records = agent.registry.list().unwrap_or_else(|error| {
+    let (records, unreadable) = agent.registry.list_all().unwrap_or_else(|error| {
         found.unseen.guests = Some(format!("the guests of this host cannot be listed: {error}"));
-        Vec::new()
+        Default::default()
     });
+    if !unreadable.is_empty() {
+        let of_one = |guest: &Unreadable| format!("{}: {}", guest.name, chain(&guest.why));
+        let all: Vec<String> = unreadable.iter().map(of_one).collect();
+        found.unseen.guests = Some(format!("guests that may run cannot be looked at: {}", all.join("; ")));
+    }
     let alive = records.iter().filter(|record| record.is_alive());
     for record in alive.filter(|record| !known.contains(&(record.name.clone(), false))) {
         match own(agent, record, mode) {
@@ -227,14 +233,36 @@ pub(super) fn has_stopped(agent: &Agent, name: &str) -> bool {
     is_gone && is_settled(agent, name)
 }
 
-/// Whether its QEMU is here.
+/// Whether its QEMU is here, as far as is known: one whose record cannot be read is not called gone.
 pub(super) fn is_here(agent: &Agent, name: &str) -> bool {
-    agent.registry.get(name).is_ok_and(|record| record.is_alive())
+    match agent.registry.get(name) {
+        Ok(record) => record.is_alive(),
+        Err(error) => !matches!(error, RegistryError::Unknown(_)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_whose_record_cannot_be_read_keeps_a_drain_from_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let own = i32::try_from(std::process::id()).unwrap();
+        agent.registry.put(&crate::testing::arrived(&agent, own)).unwrap();
+        std::fs::write(agent.registry.folder("g").unwrap().join("record.json"), "{").unwrap();
+        let unseen = look(&agent, ModeChoice::Auto, &BTreeSet::new()).unseen.texts();
+        assert!(matches!(&unseen[..], [why] if why.contains("g: the record")), "{unseen:?}");
+        assert!(is_here(&agent, "g") && !is_here(&agent, "h"));
+        let listed = guests::list(&agent).unwrap();
+        assert_eq!((listed[0].name.as_str(), listed[0].state), ("g", GuestRunState::Unknown));
+        assert!(listed[0].direct.reasons[0].contains("is damaged"), "{listed:?}");
+        let request = linerate_api::MigrateRequest::new("g", "192.0.2.1:1");
+        let begun = agent.begin_outgoing("g", || crate::outgoing::start(&agent.outgoing, request));
+        let code = begun.map(|one| one.session).unwrap_err().code;
+        assert_eq!(code, linerate_core::Code::Internal, "a drain would take it for gone");
+    }
 
     #[test]
     fn a_guest_has_stopped_if_its_process_has_ended_or_nothing_is_known_of_it() {

@@ -15,7 +15,7 @@ use linerate_core::{Code, Fault, Mode, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
-use linerate_guest::registry::GuestRecord;
+use linerate_guest::registry::{GuestRecord, RegistryError};
 use linerate_guest::vcpu_time::VcpuTime;
 use linerate_guest::{process, read};
 use linerate_net::control::ControlPath;
@@ -305,7 +305,12 @@ fn describe(qmp: &mut Qmp, record: &GuestRecord, deadline: Instant) -> Result<Gu
 
 /// The monitor of a guest of this host's registry.
 fn connect(sessions: &Sessions, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), Fault> {
-    let record = sessions.registry.get(name).map_err(|error| here(Code::GuestUnknown, &error))?;
+    let record = sessions.registry.get(name).map_err(|error| match error {
+        // No guest can have such a name.
+        RegistryError::Unknown(_) | RegistryError::Name(_) => here(Code::GuestUnknown, &error),
+        // It may run: a drain must not take it for gone.
+        _ => here(Code::Internal, &error),
+    })?;
     if !record.is_alive() {
         let detail = format!("the QEMU of {name} has ended");
         return Err(Fault::new(Code::GuestGone, Step::Resolve, Side::Source, detail));

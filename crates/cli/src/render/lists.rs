@@ -49,6 +49,7 @@ fn run_state(state: GuestRunState, paint: Paint) -> String {
         GuestRunState::Migrating => paint.cyan("migrating"),
         GuestRunState::Recovering => paint.yellow("recovering"),
         GuestRunState::InDoubt => paint.red("in doubt"),
+        GuestRunState::Unknown => paint.red("unknown"),
     }
 }
 
