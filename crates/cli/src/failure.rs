@@ -68,9 +68,34 @@ impl Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
     }
 
-    /// The same, but the migration continues.
-    pub fn while_watching(self) -> Failure {
-        Failure { exit: Exit::NotWatched, ..self }
+    /// The same, but what was begun goes on.
+    #[must_use]
+    pub fn while_watching(self, hint: impl Into<String>) -> Failure {
+        Failure { exit: Exit::NotWatched, hint: hint.into(), ..self }
+    }
+
+    /// The answer to a request that begins something did not come, or was not understood: it may have been taken. An
+    /// agent that could not be connected to was not asked.
+    pub fn of_request(error: ClientError, hint: impl Into<String>) -> Failure {
+        let was_asked = matches!(
+            error,
+            ClientError::Silent { .. }
+                | ClientError::Broken(_)
+                | ClientError::Answer(_)
+                | ClientError::AnswerTooLong { .. }
+        );
+        let failure = Failure::from(error);
+        if was_asked { failure.while_watching(hint) } else { failure }
+    }
+
+    /// A request about something that has begun, and goes on without the command: only what the agent says of the
+    /// guest is an end.
+    pub fn of_lost(error: ClientError, hint: impl Into<String>) -> Failure {
+        match &error {
+            ClientError::Agent { body, .. } if body.guest_state.is_some() => error.into(),
+            ClientError::Cut { .. } => error.into(),
+            _ => Failure::from(error).while_watching(hint),
+        }
     }
 
     /// The same, of the agent of another host, which was asked by ssh.
@@ -222,6 +247,31 @@ error: a.toml is wrong: TOML parse error at line 2, column 1
        others
 ";
         assert_eq!(Failure::new(Exit::Usage, text, "").render(62, Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn what_has_begun_is_not_watched_any_more_when_its_agent_is_lost() {
+        let path = std::path::PathBuf::from("/run/agent.sock");
+        let limit = std::time::Duration::from_secs(30);
+        let refused = |body| ClientError::Agent { status: 404, body: Box::new(body) };
+        let absent = || ClientError::SocketAbsent { path: path.clone() };
+        let silent = || ClientError::Silent { limit };
+        let broken = || ClientError::AnswerTooLong { bytes_max: 1 };
+        let restarted = || refused(ErrorBody::new("migration_unknown", "there is no migration"));
+        for lost in [absent(), silent(), broken(), restarted()] {
+            assert_eq!(Failure::of_lost(lost, "").exit, Exit::NotWatched);
+        }
+        let body = ErrorBody { guest_state: Some(GuestState::InDoubt), ..ErrorBody::new("too_late", "no") };
+        assert_eq!(Failure::of_lost(refused(body), "").exit, Exit::InDoubt);
+
+        let asked = |error| Failure::of_request(error, "see `linerate migration list`");
+        assert_eq!(asked(absent()).exit, Exit::Unreachable, "nothing was sent");
+        assert_eq!(asked(restarted()).exit, Exit::Refused, "it said no");
+        for lost in [silent(), broken()] {
+            let failure = asked(lost);
+            assert_eq!(failure.exit, Exit::NotWatched);
+            assert!(failure.render(200, Paint::PLAIN).contains("do:    see `linerate migration list`"));
+        }
     }
 
     #[test]

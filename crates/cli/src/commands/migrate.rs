@@ -35,8 +35,14 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     }
     let mut interrupts = Interrupts::listen()?;
     let unknown = format!("whether it has begun: see {}", context.command("migration list"));
-    let id = interrupts.answer(context.client.migrate(&request), &unknown, context).await?;
-    name(&id, flags.detach, context)?;
+    let asking = async {
+        context.client.migrate(&request).await.map_err(|error| Failure::of_request(error, &unknown))
+    };
+    let id = interrupts.answer(asking, &unknown, context).await?;
+    // It goes on without its name on the output.
+    let attach = context.command(&format!("migration attach {id}"));
+    name(&id, flags.detach, context)
+        .map_err(|failure| failure.while_watching(format!("the migration goes on: {attach}")))?;
     // Ctrl-C cancels it in the meantime, and its end is waited for.
     if flags.detach && !interrupts.is_noted() {
         return Ok(Exit::Ok);

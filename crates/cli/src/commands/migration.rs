@@ -52,7 +52,7 @@ fn picture(detail: &MigrationDetail, context: &Context) -> String {
 }
 
 async fn attach(id: &str, context: &Context) -> Result<Exit, Failure> {
-    let found = find(id, context).await?;
+    let found = find_begun(id, context).await?;
     if found.direction == Direction::Incoming {
         return Err(Failure::new(
             Exit::Refused,
@@ -71,7 +71,7 @@ async fn follow(found: MigrationSummary, cancel: bool, context: &Context) -> Res
 
 /// Cancelled is what was asked for here, so it ends well.
 async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
-    let found = find(id, context).await?;
+    let found = find_begun(id, context).await?;
     if found.direction == Direction::Incoming {
         return cancel_here(found, context).await;
     }
@@ -86,7 +86,8 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
 
 /// A guest that comes to this host.
 async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit, Failure> {
-    context.client.cancel(&found.id).await?;
+    let asked = context.client.cancel(&found.id).await;
+    asked.map_err(|error| not_cancelled(error, context))?;
     let what = format!("waiting for the copy of {} to end here", found.guest);
     let last = with_progress(what, context.err, ended_here(&found, context)).await?;
     match last.state {
@@ -117,7 +118,7 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
                 let state = if is_here { MigrationState::Completed } else { MigrationState::Cancelled };
                 return Ok(MigrationSummary { state, ..begun.clone() });
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Failure::of_lost(error, look_again(context))),
         };
         if !matches!(summary.state, MigrationState::Running | MigrationState::Cancelling) {
             return Ok(summary);
@@ -132,6 +133,22 @@ fn too_late() -> Failure {
         "too late to cancel: the guest runs at the destination",
         "move it back with `linerate migrate` there",
     )
+}
+
+/// A no of the agent is one. Without an answer the request may have been taken.
+fn not_cancelled(error: ClientError, context: &Context) -> Failure {
+    Failure::of_request(error, look_again(context))
+}
+
+fn look_again(context: &Context) -> String {
+    format!("the agent goes on by itself: see {}", context.command("migration list"))
+}
+
+/// The same of one that goes on whatever becomes of the command.
+async fn find_begun(prefix: &str, context: &Context) -> Result<MigrationSummary, Failure> {
+    let all = context.client.migrations().await;
+    let all = all.map_err(|error| Failure::of_request(error, look_again(context)))?;
+    choose(prefix, all.into_iter().filter(|one| one.id.0.starts_with(prefix)).collect())
 }
 
 /// The one migration whose name begins so.

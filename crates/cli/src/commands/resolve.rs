@@ -11,7 +11,9 @@ use crate::render::format::clean;
 /// Hands the operator's decision to the agent. The whole name of the session is asked for: it must not be mistaken.
 pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failure> {
     let decision = if flags.resume_here { Decision::ResumeHere } else { Decision::GiveUp };
-    let summary = context.client.resolve(&flags.id(), decision).await?;
+    let asked = context.client.resolve(&flags.id(), decision).await;
+    let unknown = format!("whether it is decided: see {}", context.command("migration list"));
+    let summary = asked.map_err(|error| Failure::of_request(error, unknown))?;
     let guest = clean(&summary.guest);
     context.answer(&summary, || match decision {
         Decision::ResumeHere => {

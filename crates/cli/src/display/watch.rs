@@ -105,6 +105,7 @@ pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
         Err(failure) => {
             let lost = matches!(failure.exit, Exit::NotWatched | Exit::Unreachable);
             let alone = if lost { watch.left_alone(failure.message()).await } else { None };
+            hand_over(&mut watch.cancel).await;
             watch.display.close(false, context);
             Err(alone.unwrap_or(failure))
         }
@@ -117,11 +118,13 @@ impl<'a> Watch<'a> {
         // A Ctrl-C of the time in which the migration was asked for is obeyed first.
         let cancelled = cancel || interrupts.take_noted();
         let mut cancelling = cancelled.then(|| begin_cancel(context, &id));
-        let events = interrupts.answer(context.client.events(&id), &attach_hint(&id), context).await;
-        let events = match events {
+        let hint = attach_hint(&id);
+        let asking =
+            async { context.client.events(&id).await.map_err(|error| Failure::of_lost(error, &hint)) };
+        let events = match interrupts.answer(asking, &hint, context).await {
             Ok(events) => events,
             Err(failure) => {
-                let _ = tokio::time::timeout(CANCEL_MAX, answer(&mut cancelling)).await;
+                hand_over(&mut cancelling).await;
                 return Err(failure);
             }
         };
@@ -151,13 +154,14 @@ impl<'a> Watch<'a> {
                     if self.is_held(&event) {
                         continue;
                     }
-                    self.display.event(&event, self.context).map_err(Failure::while_watching)?;
+                    let shown = self.display.event(&event, self.context);
+                    shown.map_err(|failure| failure.while_watching(attach_hint(&self.id)))?;
                     if let EventKind::Finished { outcome, error, report } = event.kind {
                         return Ok(Some(End { outcome, error, report }));
                     }
                 }
                 Next::Event(Ok(None)) => return Err(ClientError::Cut { id: self.id.clone() }.into()),
-                Next::Event(Err(error)) => return Err(error.into()),
+                Next::Event(Err(error)) => return Err(Failure::of_lost(error, attach_hint(&self.id))),
                 Next::Interrupt if self.cancelled => return Ok(None),
                 Next::Interrupt => self.begin_cancel(),
                 Next::CancelAnswered(Some(error)) => {
@@ -259,6 +263,13 @@ impl<'a> Watch<'a> {
 fn begin_cancel(context: &Context, id: &MigrationId) -> Cancelling {
     let (client, id): (Client, MigrationId) = (context.client.clone(), id.clone());
     tokio::spawn(async move { client.cancel(&id).await })
+}
+
+/// Waits until the agent has the request to cancel, if there is one: it ends with the command.
+async fn hand_over(cancel: &mut Option<Cancelling>) {
+    if cancel.is_some() {
+        let _ = tokio::time::timeout(CANCEL_MAX, answer(cancel)).await;
+    }
 }
 
 /// The answer to a cancel in progress, once; never, if none is.
