@@ -32,7 +32,7 @@ exits! {
     NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
-    MovedWithFault = 10, "the guest runs at the destination, but something failed after that";
+    MovedWithFault = 10, "the guest runs at the destination, but something failed after that, or the output could not be written";
     /// The doctor found something.
     DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";
     /// The doctor found something bad.

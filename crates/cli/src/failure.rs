@@ -3,6 +3,7 @@
 use console::measure_text_width;
 use linerate_api::{ClientError, ErrorBody, MigrationOutcome};
 
+use crate::context::Context;
 use crate::documents::ErrorLine;
 use crate::exit::{self, Exit};
 use crate::render::format::clean;
@@ -66,6 +67,24 @@ impl Failure {
     /// Standard output or a file could not be written.
     pub fn output(error: &std::io::Error) -> Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
+    }
+
+    /// The end of what was watched, whatever became of the output: that is said on standard error. Only a good end
+    /// becomes another one, `unsaid`.
+    pub fn of_ended(
+        ended: Result<Exit, Failure>,
+        output: Result<(), Failure>,
+        unsaid: Exit,
+        context: &Context,
+    ) -> Result<Exit, Failure> {
+        match (ended, output) {
+            (Ok(Exit::Ok), Err(failure)) => Err(Failure { exit: unsaid, ..failure }.and("all else was done")),
+            (ended, Err(failure)) => {
+                context.print_line(&failure.message);
+                ended
+            }
+            (ended, Ok(())) => ended,
+        }
     }
 
     /// The same, but what was begun goes on.
@@ -272,6 +291,17 @@ error: a.toml is wrong: TOML parse error at line 2, column 1
             assert_eq!(failure.exit, Exit::NotWatched);
             assert!(failure.render(200, Paint::PLAIN).contains("do:    see `linerate migration list`"));
         }
+    }
+
+    #[test]
+    fn the_end_weighs_more_than_the_output() {
+        let context = Context::from_environment(None, false);
+        let closed = || Err(Failure::output(&std::io::ErrorKind::BrokenPipe.into()));
+        let end = |ended| {
+            Failure::of_ended(ended, closed(), Exit::MovedWithFault, &context).map_err(|failure| failure.exit)
+        };
+        assert_eq!(end(Ok(Exit::Ok)), Err(Exit::MovedWithFault));
+        assert_eq!(end(Err(Failure::new(Exit::InDoubt, "", ""))), Err(Exit::InDoubt));
     }
 
     #[test]

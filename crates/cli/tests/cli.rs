@@ -158,6 +158,27 @@ async fn a_lost_agent_ends_the_json_output_with_an_error() {
 }
 
 #[tokio::test]
+async fn a_failed_migration_has_its_error_in_the_last_line() {
+    let run = Lab::new(0.0).run("migrate full --to beta --json").await;
+    let last = run.json_lines().pop().unwrap();
+    assert_eq!((last["kind"].as_str(), last["exit_code"].as_u64()), (Some("error"), Some(4)), "{run:?}");
+}
+
+/// Of a pipe that is closed before the end.
+#[tokio::test]
+async fn the_end_is_the_true_one_without_an_output() {
+    let lab = Lab::new(0.0);
+    for (guest, code) in [("web", 10), ("full", 4), ("stuck", 6)] {
+        let mut child = lab.command(&format!("migrate {guest} --to beta --no-check")).spawn().unwrap();
+        drop(child.stdout.take());
+        assert_eq!(end(&mut child).await, Some(code), "{guest}");
+    }
+    let mut child = lab.command("migrate web --to beta --no-check --detach").spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(end(&mut child).await, Some(8), "it goes on");
+}
+
+#[tokio::test]
 async fn without_an_agent_the_error_shows_how_to_start_one() {
     let lab = Lab::new(0.0);
     let run = lab.run("status --socket /nonexistent/agent.sock").await;
@@ -305,8 +326,15 @@ async fn documents_of_migrations_match_their_schema() {
         ("migrate web --to beta --detach", "[MigrationStarted]", "none"),
         ("migration attach 5f3a", "[ErrorLine]", "none"),
     ] {
-        for (number, document) in lab.run(&format!("{line} --json")).await.json_lines().iter().enumerate() {
-            let kind = if number == 0 { first } else { others };
+        let run = lab.run(&format!("{line} --json")).await;
+        let documents = run.json_lines();
+        for (number, document) in documents.iter().enumerate() {
+            let is_last = number + 1 == documents.len();
+            let kind = match number {
+                0 => first,
+                _ if is_last && run.code != Some(0) => "[ErrorLine]",
+                _ => others,
+            };
             wrong.extend(page.wrong(&format!("{line}: {number}"), document, kind));
         }
     }

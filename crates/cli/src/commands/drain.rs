@@ -36,15 +36,16 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let request = flags.request();
     let asking = with_progress(what, context.err, context.client.drain(&request));
     let unknown = format!("whether it has begun: see {}", context.command("drain status"));
+    let asking = async { asking.await.map_err(|error| Failure::of_request(error, &unknown)) };
     let id = interrupts.answer(asking, &unknown, context).await?;
-    match (context.json, flags.detach) {
-        (true, _) => context.print_json_line(&DrainStarted { id: id.clone() })?,
-        (false, true) => {
-            let attach = context.command(&format!("drain attach {id}"));
-            context.print(&format!("{id}\nwatch it with {attach}\n"))?;
-        }
-        (false, false) => {}
-    }
+    let attach = context.command(&format!("drain attach {id}"));
+    let named = match (context.json, flags.detach) {
+        (true, _) => context.print_json_line(&DrainStarted { id: id.clone() }),
+        (false, true) => context.print(&format!("{id}\nwatch it with {attach}\n")),
+        (false, false) => Ok(()),
+    };
+    // It goes on without its name on the output.
+    named.map_err(|failure| failure.while_watching(format!("the drain goes on: {attach}")))?;
     if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, &mut interrupts, context).await }
 }
 
@@ -125,9 +126,14 @@ pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Fa
     let mut interrupts = Interrupts::listen()?;
     let request = flags.request();
     let unknown = format!("{} begins it, or watches it if it has begun", context.command("undrain"));
-    let begun = interrupts.answer(context.client.undrain(&request), &unknown, context).await?;
+    let asking = async {
+        context.client.undrain(&request).await.map_err(|error| Failure::of_request(error, &unknown))
+    };
+    let begun = interrupts.answer(asking, &unknown, context).await?;
     if flags.detach {
-        context.answer(&begun, || drain::undrained(&begun, context.out.width, context.out.paint))?;
+        context
+            .answer(&begun, || drain::undrained(&begun, context.out.width, context.out.paint))
+            .map_err(|failure| failure.while_watching(unknown))?;
         return Ok(Exit::Ok);
     }
     watch_undrain(begun, false, &mut interrupts, context).await

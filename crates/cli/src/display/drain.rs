@@ -63,10 +63,12 @@ pub async fn watch(
                 return Err(Failure::new(Exit::NotWatched, text, hint));
             }
         };
-        display.show(&detail, context)?;
+        let shown = display.show(&detail, context);
         if detail.is_over() {
-            return display.end(&detail, context);
+            return display.end(&detail, shown, context);
         }
+        let again = || format!("the drain goes on: {}", context.command(&format!("drain attach {id}")));
+        shown.map_err(|failure| failure.while_watching(again()))?;
         interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
     }
 }
@@ -93,15 +95,20 @@ impl Display {
         Ok(())
     }
 
-    fn end(self, detail: &DrainDetail, context: &Context) -> Result<Exit, Failure> {
+    fn end(
+        self,
+        detail: &DrainDetail,
+        mut output: Result<(), Failure>,
+        context: &Context,
+    ) -> Result<Exit, Failure> {
         let is_quiet = matches!(self, Display::Quiet);
         if let Display::Live(mut canvas) = self {
             canvas.clear();
         }
         if !context.json && !is_quiet {
-            context.print(&drain::detail(detail, context.out.width, context.out.paint))?;
+            output = context.print(&drain::detail(detail, context.out.width, context.out.paint));
         }
-        ending(detail)
+        Failure::of_ended(ending(detail), output, Exit::MovedWithFault, context)
     }
 }
 

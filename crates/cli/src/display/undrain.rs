@@ -29,13 +29,13 @@ pub async fn watch(
     };
     let mut canvas = (!context.json && !quiet && context.err.live).then(Canvas::new);
     let (mut before, mut now): (Option<UndrainDetail>, _) = (None, begun);
-    loop {
-        if before.as_ref() != Some(&now) && (!quiet || context.json) {
-            show(before.as_ref(), &now, canvas.as_mut(), context)?;
-        }
+    let mut output = loop {
+        let is_new = before.as_ref() != Some(&now) && (!quiet || context.json);
+        let shown = if is_new { show(before.as_ref(), &now, canvas.as_mut(), context) } else { Ok(()) };
         if now.over {
-            break;
+            break shown;
         }
+        shown.map_err(|failure| failure.while_watching("guests go on coming back: `linerate undrain`"))?;
         before = Some(now);
         interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
         let asked = interrupts.unless(context.client.undrain_detail()).await;
@@ -47,13 +47,17 @@ pub async fn watch(
                 return Err(Failure::new(Exit::NotWatched, format!("no longer watching: {error}"), hint));
             }
         };
-    }
+    };
     if let Some(mut canvas) = canvas {
         canvas.clear();
     }
     if !context.json && !quiet {
-        context.print(&drain::undrained(&now, context.out.width, context.out.paint))?;
+        output = context.print(&drain::undrained(&now, context.out.width, context.out.paint));
     }
+    Failure::of_ended(ending(&now), output, Exit::MovedWithFault, context)
+}
+
+fn ending(now: &UndrainDetail) -> Result<Exit, Failure> {
     match now.count(UndrainGuestState::Failed) {
         0 => Ok(Exit::Ok),
         left => {

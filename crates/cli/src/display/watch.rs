@@ -46,6 +46,8 @@ struct End {
     outcome: MigrationOutcome,
     error: Option<Box<ErrorBody>>,
     report: Option<Box<Report>>,
+    /// Whether the last event was written.
+    output: Result<(), Failure>,
 }
 
 /// A domain of libvirt.
@@ -154,11 +156,11 @@ impl<'a> Watch<'a> {
                     if self.is_held(&event) {
                         continue;
                     }
-                    let shown = self.display.event(&event, self.context);
-                    shown.map_err(|failure| failure.while_watching(attach_hint(&self.id)))?;
+                    let output = self.display.event(&event, self.context);
                     if let EventKind::Finished { outcome, error, report } = event.kind {
-                        return Ok(Some(End { outcome, error, report }));
+                        return Ok(Some(End { outcome, error, report, output }));
                     }
+                    output.map_err(|failure| failure.while_watching(attach_hint(&self.id)))?;
                 }
                 Next::Event(Ok(None)) => return Err(ClientError::Cut { id: self.id.clone() }.into()),
                 Next::Event(Err(error)) => return Err(Failure::of_lost(error, attach_hint(&self.id))),
@@ -283,13 +285,21 @@ async fn answer(cancel: &mut Option<Cancelling>) -> Option<ClientError> {
 fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<Exit, Failure> {
     let exit = exit::of_outcome(end.outcome, end.error.as_deref());
     display.close(exit == Exit::Ok && end.report.is_some(), context);
-    if context.json {
-        return Ok(exit);
+    let output = end.output.and_then(|()| print_report(end.report.as_deref(), quiet, context));
+    let failed = || Err(Failure::of_outcome(end.outcome, end.error.as_deref()));
+    let ended = if exit == Exit::Ok { Ok(exit) } else { failed() };
+    // The guest of a dry run has not moved.
+    let moved = end.outcome == MigrationOutcome::Completed;
+    Failure::of_ended(ended, output, if moved { Exit::MovedWithFault } else { Exit::Failed }, context)
+}
+
+fn print_report(figures: Option<&Report>, quiet: bool, context: &Context) -> Result<(), Failure> {
+    match figures {
+        Some(figures) if !quiet && !context.json => {
+            context.print(&report(figures, context.out.width, context.out.paint))
+        }
+        _ => Ok(()),
     }
-    if let (Some(figures), false) = (&end.report, quiet) {
-        context.print(&report(figures, context.out.width, context.out.paint))?;
-    }
-    if exit == Exit::Ok { Ok(exit) } else { Err(Failure::of_outcome(end.outcome, end.error.as_deref())) }
 }
 
 /// The same for a domain: its state at the destination is said last, and an error always.
@@ -300,20 +310,29 @@ fn finish_domain(
     quiet: bool,
     end: End,
 ) -> Result<Exit, Failure> {
-    let Some((event, arrived)) = domain.arrived else {
-        display.close(false, context);
-        return Err(Failure::of_outcome(end.outcome, end.error.as_deref()));
-    };
+    let Some((event, arrived)) = domain.arrived else { return finish(context, display, quiet, end) };
     display.close(end.report.is_some(), context);
-    if context.json {
-        context.print_json_line(&event)?;
-    } else if !quiet {
-        if let Some(figures) = &end.report {
-            context.print(&report(figures, context.out.width, context.out.paint))?;
+    let print = || match (context.json, quiet) {
+        (true, _) => context.print_json_line(&event),
+        (false, true) => Ok(()),
+        (false, false) => {
+            print_report(end.report.as_deref(), quiet, context).and_then(|()| arrived.print(context))
         }
-        arrived.print(context)?;
-    }
-    Ok(if end.outcome == MigrationOutcome::Completed { Exit::Ok } else { Exit::MovedWithFault })
+    };
+    let output = end.output.and_then(|()| print());
+    let ended = match (end.outcome, &end.error) {
+        (MigrationOutcome::Completed, _) => Ok(Exit::Ok),
+        (_, Some(body)) => Err(Failure::of_body(Exit::MovedWithFault, body)),
+        (_, None) => Err(Failure::new(
+            Exit::MovedWithFault,
+            format!(
+                "{} is {} at {}, but its migration did not end well",
+                arrived.domain, arrived.state, arrived.to
+            ),
+            "see the agents' logs on both hosts",
+        )),
+    };
+    Failure::of_ended(ended, output, Exit::MovedWithFault, context)
 }
 
 fn attach_hint(id: &MigrationId) -> String {
