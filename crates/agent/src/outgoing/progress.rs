@@ -144,11 +144,14 @@ fn outcome(shared: &Outgoing, ending: &Ending) -> MigrationOutcome {
     let is_dry = shared.request.dry_run && shared.was_ready.load(Ordering::Relaxed);
     // Where it was, as it was.
     let stays = matches!(ending.guest, GuestState::RunsAtSource | GuestState::PausedAtSource);
+    // It is not paused because it was before: recovery goes on with it.
+    let not_resumed = ending.unfinished && ending.guest == GuestState::PausedAtSource;
     match &ending.fault {
         None => MigrationOutcome::Completed,
         Some(fault) if is_dry && fault.code == Code::Cancelled && stays => MigrationOutcome::Checked,
         Some(fault)
             if fault.code == Code::Cancelled
+                && !not_resumed
                 && !matches!(ending.guest, GuestState::Gone | GuestState::Unknown) =>
         {
             MigrationOutcome::Cancelled

@@ -48,7 +48,7 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
         return Ok(Exit::Ok);
     }
     let view = View::new(&request.guest, &request.to, Some(request.blackout_budget_ms()));
-    watch(context, Start { id, view, quiet: flags.quiet, cancel: false, interrupts }).await
+    watch(context, Start { id, view, quiet: flags.quiet, cancel: false, interrupts }).await?.exit
 }
 
 fn of_domain(domain: &Domain, flags: &MigrateFlags) -> Result<MigrateRequest, Failure> {

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use linerate_api::{ClientError, Direction, MigrationDetail, MigrationState, MigrationSummary, code};
+use linerate_api::{
+    ClientError, Direction, MigrationDetail, MigrationOutcome, MigrationState, MigrationSummary, code,
+};
 
 use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::view::View;
-use crate::display::{Start, watch};
+use crate::display::{Ended, Start, watch};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::MigrationCommand;
@@ -60,10 +62,10 @@ async fn attach(id: &str, context: &Context) -> Result<Exit, Failure> {
             format!("see `linerate migration show {}` here, or attach at {}", found.id, found.peer),
         ));
     }
-    follow(found, false, context).await
+    follow(found, false, context).await?.exit
 }
 
-async fn follow(found: MigrationSummary, cancel: bool, context: &Context) -> Result<Exit, Failure> {
+async fn follow(found: MigrationSummary, cancel: bool, context: &Context) -> Result<Ended, Failure> {
     let MigrationSummary { id, guest, peer, .. } = found;
     let (view, interrupts) = (View::new(&guest, &peer, None), Interrupts::listen()?);
     watch(context, Start { id, view, quiet: false, cancel, interrupts }).await
@@ -75,12 +77,24 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
     if found.direction == Direction::Incoming {
         return cancel_here(found, context).await;
     }
-    match follow(found, true, context).await {
-        Ok(Exit::Cancelled) => Ok(Exit::Ok),
-        Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
+    let guest = found.guest.clone();
+    let ended = follow(found, true, context).await?;
+    if ended.outcome == MigrationOutcome::Checked && matches!(ended.exit, Ok(Exit::Ok)) {
+        let text = || format!("the trial of {guest} was over already: the guest stays where it is\n");
+        context.people(text)?;
+    }
+    of_cancel(ended)
+}
+
+/// A guest that its operator had paused before is paused here again, which is no failure.
+fn of_cancel(Ended { outcome, exit }: Ended) -> Result<Exit, Failure> {
+    let code = exit.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
+    match (outcome, code) {
+        (MigrationOutcome::Cancelled, Exit::GuestGone | Exit::InDoubt) => exit,
+        (MigrationOutcome::Cancelled, _) => Ok(Exit::Ok),
         // It was faster than the wish to stop it.
-        Ok(Exit::Ok) => Err(too_late()),
-        other => other,
+        (MigrationOutcome::Completed, Exit::Ok) => Err(too_late()),
+        _ => exit,
     }
 }
 
@@ -182,4 +196,26 @@ fn now_unix_ms() -> u64 {
         .ok()
         .and_then(|age| u64::try_from(age.as_millis()).ok())
         .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_ends_well_if_the_guest_stays() {
+        let end = |outcome, exit| {
+            let exit = if exit == Exit::Ok { Ok(exit) } else { Err(Failure::new(exit, "", "")) };
+            of_cancel(Ended { outcome, exit }).unwrap_or_else(|failure| failure.exit)
+        };
+        use MigrationOutcome as M;
+        assert_eq!(end(M::Cancelled, Exit::Cancelled), Exit::Ok);
+        assert_eq!(end(M::Cancelled, Exit::PausedAtSource), Exit::Ok, "it was paused before");
+        assert_eq!(end(M::Checked, Exit::Ok), Exit::Ok, "a trial that was faster moves nothing");
+        assert_eq!(end(M::Completed, Exit::Ok), Exit::Refused);
+        assert_eq!(end(M::Completed, Exit::MovedWithFault), Exit::MovedWithFault);
+        assert_eq!(end(M::Cancelled, Exit::GuestGone), Exit::GuestGone);
+        assert_eq!(end(M::InDoubt, Exit::InDoubt), Exit::InDoubt);
+        assert_eq!(end(M::Failed, Exit::PausedAtSource), Exit::PausedAtSource);
+    }
 }

@@ -19,7 +19,7 @@ use live::Live;
 use plain::Plain;
 use view::View;
 
-pub use watch::{Start, watch};
+pub use watch::{Ended, Start, watch};
 
 /// How events are shown.
 enum Display {

@@ -50,6 +50,13 @@ struct End {
     output: Result<(), Failure>,
 }
 
+/// A migration that was watched to its end.
+pub struct Ended {
+    pub outcome: MigrationOutcome,
+    /// How the command ends that moves the guest.
+    pub exit: Result<Exit, Failure>,
+}
+
 /// A domain of libvirt.
 struct Domain {
     uuid: String,
@@ -91,14 +98,18 @@ struct Doubt {
 }
 
 /// Follows a migration to its end and shows it. The first Ctrl-C cancels the migration, the second stops watching.
-pub async fn watch(context: &Context, start: Start) -> Result<Exit, Failure> {
+pub async fn watch(context: &Context, start: Start) -> Result<Ended, Failure> {
     let quiet = start.quiet;
     let mut watch = Watch::new(context, start).await?;
     match watch.run().await {
-        Ok(Some(end)) => match watch.domain {
-            Some(domain) => finish_domain(context, watch.display, domain, quiet, end),
-            None => finish(context, watch.display, quiet, end),
-        },
+        Ok(Some(end)) => {
+            let outcome = end.outcome;
+            let exit = match watch.domain {
+                Some(domain) => finish_domain(context, watch.display, domain, quiet, end),
+                None => finish(context, watch.display, quiet, end),
+            };
+            Ok(Ended { outcome, exit })
+        }
         Ok(None) => {
             watch.display.close(false, context);
             let hint = format!("attach again with `linerate migration attach {}`", watch.id);
