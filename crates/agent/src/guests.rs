@@ -152,7 +152,8 @@ fn unknown(guest: &Unreadable) -> GuestSummary {
 }
 
 fn bare(record: &GuestRecord, state: GuestRunState, reason: String) -> GuestSummary {
-    bare_of(record.name.clone(), u32::try_from(record.process.pid).ok(), state, reason)
+    let pid = u32::try_from(record.process.pid).ok();
+    GuestSummary { session: record.session.clone(), ..bare_of(record.name.clone(), pid, state, reason) }
 }
 
 fn bare_of(name: String, pid: Option<u32>, state: GuestRunState, reason: String) -> GuestSummary {
@@ -164,6 +165,7 @@ fn bare_of(name: String, pid: Option<u32>, state: GuestRunState, reason: String)
         vcpus: 0,
         qemu_version: String::new(),
         pid,
+        session: None,
         direct: api::Verdict { possible: false, reasons: vec![reason.clone()] },
         stream: api::Verdict { possible: false, reasons: vec![reason] },
     }
@@ -224,6 +226,7 @@ fn described(record: &GuestRecord, description: &GuestDescription, disks: Option
         vcpus: description.vcpus,
         qemu_version: description.qemu.to_string(),
         pid: u32::try_from(record.process.pid).ok(),
+        session: record.session.clone(),
         direct,
         stream,
     }

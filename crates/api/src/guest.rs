@@ -19,6 +19,9 @@ pub struct GuestSummary {
     pub qemu_version: String,
     /// Process of its QEMU; none if it is stopped.
     pub pid: Option<u32>,
+    /// Name of the migration in which it came; none if it was started or adopted here.
+    #[serde(default)]
+    pub session: Option<String>,
     /// Whether direct mode can move it.
     pub direct: Verdict,
     /// Whether stream mode can.

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use linerate_api::{
-    ClientError, Direction, MigrationDetail, MigrationOutcome, MigrationState, MigrationSummary, code,
+    ClientError, Direction, GuestSummary, MigrationDetail, MigrationOutcome, MigrationState,
+    MigrationSummary, code,
 };
 
 use super::progress::with_progress;
@@ -126,11 +127,11 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
     loop {
         let summary = match context.client.migration(&begun.id).await {
             Ok(detail) => detail.summary,
-            // The agent was started again, and nothing is left to do: the guest shows how it ended.
+            // The agent was started again, and nothing is left to do: only a guest that came in it shows how it ended.
             Err(ClientError::Agent { body, .. }) if body.code == code::MIGRATION_UNKNOWN => {
-                let is_here = context.client.guests().await?.iter().any(|guest| guest.name == begun.guest);
-                let state = if is_here { MigrationState::Completed } else { MigrationState::Cancelled };
-                return Ok(MigrationSummary { state, ..begun.clone() });
+                let guests = context.client.guests().await;
+                let guests = guests.map_err(|error| Failure::of_lost(error, look_again(context)))?;
+                return came(&guests, begun);
             }
             Err(error) => return Err(Failure::of_lost(error, look_again(context))),
         };
@@ -139,6 +140,18 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// A guest of that name may be another one, and one that is not here may have come and gone.
+fn came(guests: &[GuestSummary], begun: &MigrationSummary) -> Result<MigrationSummary, Failure> {
+    if guests.iter().any(|guest| guest.session.as_ref() == Some(&begun.id.0)) {
+        return Ok(MigrationSummary { state: MigrationState::Completed, ..begun.clone() });
+    }
+    let guest = &begun.guest;
+    let text =
+        format!("the agent was started again meanwhile: it is not known how the migration of {guest} ended");
+    let hint = format!("see on both hosts where {guest} runs: `linerate vm list`");
+    Err(Failure::new(Exit::NotWatched, text, hint))
 }
 
 fn too_late() -> Failure {
@@ -201,6 +214,28 @@ fn now_unix_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_of_the_same_name_is_no_sign_of_a_migration() {
+        let begun: MigrationSummary = serde_json::from_value(serde_json::json!({
+            "id": "5f3a", "guest": "web", "direction": "incoming", "peer": "", "state": "running", "step": "copy",
+            "started_unix_ms": 0, "sent_bytes": 0, "note": null,
+        }))
+        .unwrap();
+        let verdict = serde_json::json!({ "possible": true, "reasons": [] });
+        let guest = |session: Option<&str>| -> GuestSummary {
+            serde_json::from_value(serde_json::json!({
+                "name": "web", "uuid": null, "state": "running", "memory_bytes": 1, "vcpus": 1,
+                "qemu_version": "10.0.2", "pid": 1, "session": session, "direct": verdict, "stream": verdict,
+            }))
+            .unwrap()
+        };
+        let end = |guests: &[GuestSummary]| came(guests, &begun).map(|end| end.state).map_err(|end| end.exit);
+        assert_eq!(end(&[guest(Some("5f3a"))]), Ok(MigrationState::Completed));
+        for others in [&[][..], &[guest(None)], &[guest(Some("77aa"))]] {
+            assert_eq!(end(others), Err(Exit::NotWatched));
+        }
+    }
 
     #[test]
     fn a_cancel_ends_well_if_the_guest_stays() {

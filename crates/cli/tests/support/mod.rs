@@ -120,6 +120,7 @@ async fn guests() -> Json<Vec<GuestSummary>> {
         vcpus: 4,
         qemu_version: "10.0.2".into(),
         pid: Some(4211),
+        session: None,
         direct: Verdict {
             possible: reasons.is_empty(),
             reasons: reasons.iter().map(|&r| r.into()).collect(),
