@@ -188,6 +188,7 @@ fn status_of(agent: &Agent) -> AgentStatus {
         security: security.state,
         security_advice: security.advice,
         identity: security.identity,
+        identity_not_taken_up: security.not_taken_up,
         identity_dir: agent.config.identity_folder().display().to_string(),
         join_listen: agent.cluster.joins_at().iter().map(ToString::to_string).collect(),
         cordon,

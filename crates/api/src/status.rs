@@ -24,6 +24,9 @@ pub struct AgentStatus {
     /// Who this host is to others; `null` without an identity.
     #[serde(default)]
     pub identity: Option<HostIdentity>,
+    /// Why the agent does not use the identity's files as they are now; `null` if it does.
+    #[serde(default)]
+    pub identity_not_taken_up: Option<String>,
     /// Folder of this host's identity.
     #[serde(default)]
     pub identity_dir: String,

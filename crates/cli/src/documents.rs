@@ -127,6 +127,8 @@ pub struct HostRevoked<'a> {
     pub revoked: bool,
     /// Number of the revocation list from then on.
     pub list_number: u64,
+    /// The running agent refuses it.
+    pub in_force: bool,
 }
 
 /// Answer of `linerate cluster rotate`.

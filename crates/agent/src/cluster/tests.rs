@@ -535,9 +535,11 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     watch.look();
     let advice = watch.status().advice.unwrap_or_default();
     assert!(security.is_ready() && advice.contains("the one before is"), "{advice}");
+    assert_eq!(watch.status().not_taken_up, Some(advice));
     std::fs::write(&file, good).unwrap();
     watch.look();
-    assert!(watch.status().advice.is_none());
+    let status = watch.status();
+    assert!(status.advice.is_none() && status.not_taken_up.is_none());
     watch.stop();
     drop(one.dir);
 }

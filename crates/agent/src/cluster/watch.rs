@@ -62,6 +62,8 @@ struct State {
     join: Option<JoinServer>,
     /// What could not be done, so that it is told once.
     reported: String,
+    /// Why the identity's files are not in force as they are.
+    not_taken_up: Option<String>,
 }
 
 /// A file that was replaced has another.
@@ -124,7 +126,9 @@ impl Watch {
     /// What changed since it was looked at last is in force when this returns.
     pub fn look(&self) {
         let mut state = self.state.lock();
-        let looked = self.look_at_identity(&mut state).and_then(|()| {
+        let taken_up = self.look_at_identity(&mut state);
+        state.not_taken_up = taken_up.as_ref().err().cloned();
+        let looked = taken_up.and_then(|()| {
             self.listen(&mut state).map_err(|error| chain(&error))?;
             self.open_or_close_join(&mut state)
         });
@@ -318,7 +322,8 @@ impl Watch {
             host: identity.name().host.to_string(),
             ends_unix_ms: identity.not_after().as_secs().saturating_mul(1000),
         });
-        Status { state, advice: self.problem().or(advice), identity }
+        let not_taken_up = self.state.lock().not_taken_up.clone();
+        Status { state, advice: self.problem().or(advice), identity, not_taken_up }
     }
 }
 
@@ -327,6 +332,7 @@ pub(crate) struct Status {
     pub state: SecurityState,
     pub advice: Option<String>,
     pub identity: Option<HostIdentity>,
+    pub not_taken_up: Option<String>,
 }
 
 /// When what is done next. `None`: at once.

@@ -7,7 +7,7 @@ use linerate_agent::cluster::operations::{self, NewToken};
 use linerate_agent::cluster::rotation::{self, Step};
 use linerate_agent::cluster::{ClusterError, Kind, Membership, join as joining, renewal, utc};
 use linerate_agent::config::Config;
-use linerate_api::{AgentStatus, Client};
+use linerate_api::{AgentStatus, Client, ClientError};
 
 use crate::context::Context;
 use crate::documents::{
@@ -33,16 +33,16 @@ pub async fn run(command: &ClusterCommand, context: &Context) -> Result<Exit, Fa
     };
     let here = Here::find(config, context).await?;
     let made = operations::init(&here.config, name.as_deref(), host.as_deref()).map_err(failed)?;
-    here.tell_membership(&made, context).await?;
+    let exit = here.tell_membership(&made, context).await?;
     context.people(|| "next, for each other host: linerate token create\n".into())?;
-    Ok(Exit::Ok)
+    Ok(exit)
 }
 
 /// The next step of a change of the authority.
 async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure> {
     let here = Here::find(&flags.config, context).await?;
     let done = rotation::rotate(&here.config, flags.leave_behind).map_err(failed)?;
-    here.look().await;
+    let looked = here.look().await;
     let (step, next) = match done.step {
         Step::Begun => (
             "begun",
@@ -75,7 +75,7 @@ async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure>
         }
         text
     })?;
-    Ok(Exit::Ok)
+    looked.demand("the change of the authority is written")
 }
 
 /// Makes, lists and revokes tokens (`linerate token`).
@@ -105,6 +105,7 @@ pub async fn token(command: &TokenCommand, context: &Context) -> Result<Exit, Fa
         TokenCommand::Revoke { id, config } => {
             let here = Here::find(config, context).await?;
             operations::revoke_token(&here.config, id).map_err(failed)?;
+            // The agent looks at the file of tokens for each host that joins.
             here.look().await;
             context.answer(&TokenRevoked { id, revoked: true }, || {
                 format!("token {id} cannot be used any more\n")
@@ -119,8 +120,8 @@ async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Fai
     let ttl = Duration::from_secs(flags.ttl.into());
     let made = operations::create_token(&here.config, ttl, flags.host.as_deref()).map_err(failed)?;
     let (command, addresses) = line(&here.config, &made);
-    let status = here.look().await;
-    let open = status.as_ref().is_some_and(|status| !status.join_listen.is_empty());
+    let looked = here.look().await;
+    let open = looked.status().is_some_and(|status| !status.join_listen.is_empty());
     let document = NewTokenLine {
         command: &command,
         token: &made.line,
@@ -135,13 +136,17 @@ async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Fai
     if !context.json {
         let who = made.host.as_ref().map_or_else(|| "any host".to_owned(), ToString::to_string);
         context.print_line(&format!("for {who}, once, until {}", utc(&made.expires)));
-        match status {
-            None => context.print_line("no agent runs here: hosts can join once it does"),
-            Some(_) if !open => {
-                let why = status.and_then(|status| status.security_advice).unwrap_or_default();
+        match &looked {
+            Looked::NoAgent => context.print_line("no agent runs here: hosts can join once it does"),
+            Looked::Lost(error) => {
+                context
+                    .print_line(&format!("it is not known whether the agent lets hosts join now: {error}"));
+            }
+            Looked::Agent(status) if !open => {
+                let why = status.security_advice.clone().unwrap_or_default();
                 context.print_line(&format!("the agent does not let hosts join now: {why}"));
             }
-            Some(_) => {}
+            Looked::Agent(_) => {}
         }
     }
     Ok(Exit::Ok)
@@ -169,8 +174,7 @@ pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure>
         here.refuse_during_migrations().await?;
     }
     let joined = joining::join(&here.config, &flags.address, &token, host, flags.replace);
-    here.tell_membership(&joined.map_err(failed)?, context).await?;
-    Ok(Exit::Ok)
+    here.tell_membership(&joined.map_err(failed)?, context).await
 }
 
 fn read_token() -> Result<String, Failure> {
@@ -199,12 +203,7 @@ pub async fn host(command: &HostCommand, context: &Context) -> Result<Exit, Fail
         HostCommand::Revoke { name, config } => {
             let here = Here::find(config, context).await?;
             let list_number = operations::revoke_host(&here.config, name).map_err(failed)?;
-            here.look().await;
-            context.answer(&HostRevoked { host: name, revoked: true, list_number }, || {
-                format!(
-                    "{name} is revoked (list {list_number}): this host refuses it now, the others within five minutes\n"
-                )
-            })?;
+            return here.tell_revocation(name, list_number, context).await;
         }
     }
     Ok(Exit::Ok)
@@ -236,11 +235,49 @@ pub async fn certificate(command: &CertificateCommand, context: &Context) -> Res
         CertificateCommand::Renew { from, config } => {
             let here = Here::find(config, context).await?;
             let renewed = renewal::renew(&here.config, from.as_deref()).map_err(failed)?;
-            here.tell_membership(&renewed, context).await?;
+            return here.tell_membership(&renewed, context).await;
         }
     }
     Ok(Exit::Ok)
 }
+
+/// What this host's agent has made of what was written.
+enum Looked {
+    /// Its state behind that.
+    Agent(Box<AgentStatus>),
+    NoAgent,
+    /// One may run, and has not said.
+    Lost(ClientError),
+}
+
+impl Looked {
+    fn status(&self) -> Option<&AgentStatus> {
+        if let Looked::Agent(status) = self { Some(status) } else { None }
+    }
+
+    /// Why the files are not in force, although an agent runs or may run.
+    fn not_taken_up(&self) -> Option<String> {
+        match self {
+            Looked::Agent(status) => status
+                .identity_not_taken_up
+                .as_ref()
+                .map(|why| format!("this host's agent has not taken it up: {why}")),
+            Looked::Lost(error) => {
+                Some(format!("it is not known whether this host's agent has taken it up: {error}"))
+            }
+            Looked::NoAgent => None,
+        }
+    }
+
+    /// The end of a command that has written `what`.
+    fn demand(&self, what: &str) -> Result<Exit, Failure> {
+        let Some(why) = self.not_taken_up() else { return Ok(Exit::Ok) };
+        Err(Failure::new(Exit::Failed, format!("{what}, but {why}"), TAKE_UP))
+    }
+}
+
+const TAKE_UP: &str =
+    "see `linerate status` and the agent's log; a restart of the agent takes up what was written";
 
 /// This host's files, and its agent if one runs.
 struct Here {
@@ -297,20 +334,49 @@ impl Here {
         ))
     }
 
-    /// Has the agent take up what was written; `None` if none runs.
-    async fn look(&self) -> Option<AgentStatus> {
-        self.client.look_at_identity().await.ok()
+    /// Has the agent take up what was written.
+    async fn look(&self) -> Looked {
+        match self.client.look_at_identity().await {
+            Ok(status) => Looked::Agent(Box::new(status)),
+            Err(ClientError::SocketAbsent { .. } | ClientError::NobodyListens { .. }) => Looked::NoAgent,
+            Err(error) => Looked::Lost(error),
+        }
     }
 
-    async fn tell_membership(&self, membership: &Membership, context: &Context) -> Result<(), Failure> {
-        let status = self.look().await;
+    async fn tell_revocation(
+        &self,
+        host: &str,
+        list_number: u64,
+        context: &Context,
+    ) -> Result<Exit, Failure> {
+        let looked = self.look().await;
+        let ignored = self.config.ignores_identity();
+        let in_force = ignored.is_none() && looked.status().is_some() && looked.not_taken_up().is_none();
+        context.programs(&HostRevoked { host, revoked: true, list_number, in_force })?;
+        let revoked = format!("{host} is revoked (list {list_number})");
+        looked.demand(&revoked)?;
+        context.people(|| match ignored {
+            Some(why) => format!("{revoked}, but the agent does not use it: its configuration has {why}\n"),
+            None if in_force => {
+                format!("{revoked}: this host refuses it now, the others within five minutes\n")
+            }
+            None => format!(
+                "{revoked}: no agent runs here. Once it does, this host refuses it, and the others within five minutes\n"
+            ),
+        })?;
+        Ok(Exit::Ok)
+    }
+
+    async fn tell_membership(&self, membership: &Membership, context: &Context) -> Result<Exit, Failure> {
+        let looked = self.look().await;
+        let status = looked.status();
         let name = &membership.name;
         let member = Member {
             cluster: name.cluster.to_string(),
             host: name.host.to_string(),
             authority: membership.authority.map(|id| id.to_string()),
             ends_unix_ms: membership.not_after.as_secs().saturating_mul(1000),
-            in_force: status.as_ref().is_some_and(|status| {
+            in_force: status.is_some_and(|status| {
                 status.identity.as_ref().is_some_and(|own| {
                     own.cluster == name.cluster.as_str()
                         && own.host == name.host.as_str()
@@ -318,19 +384,22 @@ impl Here {
                 })
             }),
         };
-        let agent = match (&status, self.config.ignores_identity()) {
+        let until = utc(&membership.not_after);
+        let is = format!("this host is {} in cluster {}, until {until}", name.host, name.cluster);
+        context.programs(&member)?;
+        let agent = match (&looked, self.config.ignores_identity()) {
             (_, Some(why)) => format!("the agent does not use it: its configuration has {why}"),
-            (None, None) => "no agent runs here; it takes up the identity when it starts".into(),
-            (Some(_), None) if member.in_force => "the agent has taken it up".into(),
-            (Some(status), None) => {
-                let why = status.security_advice.clone().unwrap_or_default();
-                format!("the agent has not taken it up: {why}")
+            (Looked::NoAgent, None) => "no agent runs here; it takes up the identity when it starts".into(),
+            (Looked::Agent(_), None) if member.in_force => "the agent has taken it up".into(),
+            (Looked::Agent(status), None) => {
+                let why = status.identity_not_taken_up.clone().or(status.security_advice.clone());
+                let text = format!("{is}, but the agent has not taken it up: {}", why.unwrap_or_default());
+                return Err(Failure::new(Exit::Failed, text, TAKE_UP));
             }
+            (Looked::Lost(_), None) => return looked.demand(&is),
         };
-        context.answer(&member, || {
-            let until = utc(&membership.not_after);
-            format!("this host is {} in cluster {}, until {until}\n{agent}\n", name.host, name.cluster)
-        })
+        context.people(|| format!("{is}\n{agent}\n"))?;
+        Ok(Exit::Ok)
     }
 }
 
@@ -346,4 +415,31 @@ fn failed(error: ClusterError) -> Failure {
         Kind::Failed => Exit::Failed,
     };
     Failure::new(exit, error.to_string(), error.hint())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_agent_has_not_taken_up_is_a_failure() {
+        let status = |not_taken_up: Option<&str>| {
+            let status = serde_json::json!({
+                "name": "alpha", "version": "1", "uptime_s": 1, "listen": [], "guests": 0, "migrations": 0,
+                "in_doubt": 0, "protocol_versions": [], "kernel_features": [],
+                "identity_not_taken_up": not_taken_up,
+            });
+            Looked::Agent(Box::new(serde_json::from_value(status).unwrap()))
+        };
+        let end = |looked: Looked| {
+            looked.demand("b is revoked").map_err(|failure| (failure.exit, failure.message().to_owned()))
+        };
+        assert_eq!(end(status(None)), Ok(Exit::Ok));
+        assert_eq!(end(Looked::NoAgent), Ok(Exit::Ok), "the next one takes it up");
+        let (exit, text) = end(status(Some("trust.pem is damaged"))).unwrap_err();
+        assert!(exit == Exit::Failed && text.contains("has not taken it up: trust.pem"), "{text}");
+        let lost = Looked::Lost(ClientError::Silent { limit: Duration::from_secs(30) });
+        let (exit, text) = end(lost).unwrap_err();
+        assert!(exit == Exit::Failed && text.contains("it is not known"), "{text}");
+    }
 }

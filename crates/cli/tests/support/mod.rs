@@ -95,6 +95,7 @@ async fn status() -> Json<AgentStatus> {
         security: SecurityState::Tls,
         security_advice: None,
         identity: None,
+        identity_not_taken_up: None,
         identity_dir: "/var/lib/linerate/identity".into(),
         join_listen: Vec::new(),
         guests: 3,
