@@ -250,7 +250,8 @@ fn depth(survey: &Survey, at: PortRef<'_>, deep: usize) -> usize {
     survey.directly_below(at).map(|below| 1 + depth(survey, below, deep - 1)).max().unwrap_or(0)
 }
 
-/// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came.
+/// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came. Where nothing was
+/// measured, a goal that is gone says nothing.
 pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Option<String> {
     let grave = |finding: &&Finding| finding.severity != Severity::Hint;
     let same = |one: &Finding, other: &Finding| {
@@ -263,11 +264,14 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
         .filter(grave)
         .filter(|finding| !before.iter().any(|other| same(finding, other)))
         .collect();
+    let unseen: Vec<&Finding> =
+        after.iter().filter(grave).filter(|finding| finding.id == "not-measured").collect();
     let words = |all: &[&Finding]| {
         let one = |finding: &&Finding| format!("{} ({})", finding.title, finding.id);
         all.iter().map(one).collect::<Vec<_>>().join("; ")
     };
     match (still.is_empty(), new.is_empty()) {
+        (true, _) if !unseen.is_empty() => Some(format!("it is not known: {}", words(&unseen))),
         (true, true) => None,
         (false, _) => Some(format!("it is still there: {}", words(&still))),
         (true, false) => Some(format!("something else is wrong now: {}", words(&new))),

@@ -154,6 +154,11 @@ const FAULTS: &[Fault] = &[
     }),
     ("mtu-small", healthy, |survey| both(survey, |port| port.mtu = Some(1500))),
     ("no-second-link", healthy, |survey| beta(survey).agent.as_mut().unwrap().listen.truncate(1)),
+    ("not-measured", measured, |survey| {
+        let probe = probe(survey);
+        *probe = Probe::new(probe.from.clone(), probe.to.clone());
+        probe.failure = Some("this host probes for another host; try again in some seconds".into());
+    }),
     ("packet-loss", measured, |survey| losing(survey, 2, 10, 0)),
     ("pcie-below-card", healthy, |survey| {
         for port in &mut beta(survey).ports[..2] {

@@ -12,6 +12,7 @@ use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
 use super::Doctor;
 use super::pairs::targets;
+use super::serve::BUSY;
 use super::sides::{Side, find};
 use crate::faults::chain;
 
@@ -23,6 +24,9 @@ const INVENTORY_WAIT: Duration = Duration::from_secs(60);
 /// How long the probes of one question may take: every link dead, far or with black holes included.
 const PROBES_WAIT: Duration = Duration::from_secs(120);
 
+/// A host that probes for another one is asked so often, and so long apart.
+const BUSY_TRIES: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_secs(3);
 /// Targets of one question, without load.
 const AT_A_TIME: usize = 128;
 
@@ -47,7 +51,7 @@ pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAn
     };
     let inventories = hosts.iter().map(|host| host.inventory.clone()).collect();
     let here = hosts.first().map(|host| host.inventory.host.clone());
-    let matrix = Matrix { probes, incasts: Vec::new() };
+    let matrix = Matrix { probed: request.probes != Probes::None, probes, incasts: Vec::new() };
     let mut survey = Survey { hosts: inventories, here, matrix, switches: Vec::new() };
     if request.probes == Probes::Full {
         again(&hosts, &mut survey);
@@ -135,12 +139,14 @@ fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
     for to in hosts {
         for from in hosts.iter().filter(|from| from.inventory.host != to.inventory.host) {
             // Asked for each host anew: an echo is shorter than a large room takes.
-            let Some(echoing) = echo(to, hosts.len()) else { continue };
-            let links = targets(&from.inventory, &to.inventory, &echoing);
+            let echoing = echo(to, hosts.len());
+            let (links, lost) = links(from, to, &echoing);
             let links = links.into_iter().flat_map(|link| probe(from, vec![link], Depth::Full));
             let mut own: Vec<Probe> = links.collect();
-            mark_received(to, &echoing, &mut own);
-            probes.extend(own);
+            if let Ok(echoing) = &echoing {
+                mark_received(to, echoing, &mut own);
+            }
+            probes.extend(own.into_iter().chain(lost));
         }
     }
     probes
@@ -148,13 +154,17 @@ fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
 
 /// Datagrams only: all hosts send at the same time, each to all others.
 fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
-    let echoing: Vec<Option<Echoing>> = at_once(hosts, |host| echo(host, hosts.len()));
+    let echoing: Vec<Result<Echoing, String>> = at_once(hosts, |host| echo(host, hosts.len()));
     let mut probes: Vec<Probe> = at_once(hosts, |from| {
         let others = hosts.iter().zip(&echoing).filter(|(to, _)| to.inventory.host != from.inventory.host);
-        let all = others
-            .filter_map(|(to, echoing)| Some(targets(&from.inventory, &to.inventory, echoing.as_ref()?)));
-        let all: Vec<Target> = all.flatten().collect();
-        all.chunks(AT_A_TIME).flat_map(|some| probe(from, some.to_vec(), Depth::Short)).collect::<Vec<_>>()
+        let (mut all, mut probes): (Vec<Target>, Vec<Probe>) = (Vec::new(), Vec::new());
+        for (to, echoing) in others {
+            let (links, lost) = links(from, to, echoing);
+            all.extend(links);
+            probes.extend(lost);
+        }
+        probes.extend(all.chunks(AT_A_TIME).flat_map(|some| probe(from, some.to_vec(), Depth::Short)));
+        probes
     })
     .into_iter()
     .flatten()
@@ -163,6 +173,31 @@ fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
         before.iter().for_each(|before| mark_received(to, before, &mut probes));
     }
     probes
+}
+
+/// What is to be probed from one host to another, and what cannot be, because that one does not answer datagrams.
+fn links(from: &Host, to: &Host, echoing: &Result<Echoing, String>) -> (Vec<Target>, Vec<Probe>) {
+    let all = |echoing: &Echoing| targets(&from.inventory, &to.inventory, echoing);
+    let found = echoing.as_ref().map(all).unwrap_or_default();
+    if !found.is_empty() {
+        return (found, Vec::new());
+    }
+    let listen = to.inventory.agent.iter().flat_map(|agent| &agent.listen);
+    let addresses = listen.filter_map(|address| address.parse().ok()).collect();
+    let why = match echoing {
+        Ok(_) => "it answers no datagrams there",
+        Err(why) => why,
+    };
+    let why = format!("{}: {why}", to.inventory.host);
+    let wanted = all(&Echoing { token: [0; 16], addresses, sources: Vec::new() });
+    (found, wanted.iter().map(|target| not_sent(target, &why)).collect())
+}
+
+/// A probe that was not sent, with the reason.
+fn not_sent(target: &Target, why: &str) -> Probe {
+    let mut probe = Probe::new(target.from.clone(), target.to.clone());
+    probe.failure = Some(why.to_owned());
+    probe
 }
 
 fn at_once<'a, T: Send>(hosts: &'a [Host], ask: impl Fn(&'a Host) -> T + Sync) -> Vec<T> {
@@ -181,7 +216,7 @@ fn mark_received(to: &Host, before: &Echoing, probes: &mut [Probe]) {
     if !probes.iter_mut().any(|probe| silent(&probe)) {
         return;
     }
-    let Some(now) = echo(to, 1).filter(|now| now.token == before.token) else { return };
+    let Some(now) = echo(to, 1).ok().filter(|now| now.token == before.token) else { return };
     for probe in probes.iter_mut().filter(silent) {
         let count = |echoing: &Echoing| echoing.requests(probe.from.ip, probe.to.ip);
         probe.received = Some(count(&now) > count(before));
@@ -210,39 +245,51 @@ fn again(hosts: &[Host], survey: &mut Survey) {
 fn load_again(hosts: &[Host], known: &Probe) -> Option<u64> {
     let host = |name: &str| hosts.iter().find(|host| host.inventory.host == name);
     let (from, to) = (host(&known.from.host)?, host(&known.to.host)?);
-    let mut targets = targets(&from.inventory, &to.inventory, &echo(to, 1)?);
+    let mut targets = targets(&from.inventory, &to.inventory, &echo(to, 1).ok()?);
     targets.retain(|target| target.from == known.from && target.to == known.to);
     probe(from, targets, Depth::Load).into_iter().next()?.throughput_mbps
 }
 
-fn echo(host: &Host, hosts: usize) -> Option<Echoing> {
+/// The error is why it does not.
+fn echo(host: &Host, hosts: usize) -> Result<Echoing, String> {
     let for_ms = u64::try_from(PROBES_WAIT.as_millis()).unwrap_or(u64::MAX).saturating_mul(hosts as u64);
     match host.side.ask(Question::Echo { for_ms }, INVENTORY_WAIT) {
-        Ok(Answer::Echo(echoing)) => Some(echoing),
+        Ok(Answer::Echo(echoing)) => Ok(echoing),
         other => {
             tracing::warn!(host = host.inventory.host, ?other, "does not answer datagrams");
-            None
+            Err(other.err().unwrap_or_else(|| ANOTHER_ANSWER.into()))
         }
     }
 }
 
-/// Sends probes from a host. If it cannot send them, each has the error.
+const ANOTHER_ANSWER: &str = "an answer to another question";
+
+/// Sends probes from a host. If it cannot send them, each has the error. One that is busy is asked again.
 fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     if targets.is_empty() {
         return Vec::new();
     }
-    match from.side.ask(Question::Probe { targets: targets.clone(), depth }, PROBES_WAIT) {
-        Ok(Answer::Probes { probes }) => probes,
-        other => {
-            let why = other.err().unwrap_or_else(|| "an answer to another question".into());
-            let failed = |target: &Target| {
-                let mut probe = Probe::new(target.from.clone(), target.to.clone());
-                probe.failure = Some(why.clone());
-                probe
-            };
-            targets.iter().map(failed).collect()
+    let ask = || match from.side.ask(Question::Probe { targets: targets.clone(), depth }, PROBES_WAIT) {
+        Ok(Answer::Probes { probes }) => Ok(probes),
+        other => Err(other.err().unwrap_or_else(|| ANOTHER_ANSWER.into())),
+    };
+    let why = match until_not_busy(ask, BUSY_PAUSE) {
+        Ok(probes) => return probes,
+        Err(why) => why,
+    };
+    targets.iter().map(|target| not_sent(target, &why)).collect()
+}
+
+fn until_not_busy<T>(ask: impl Fn() -> Result<T, String>, pause: Duration) -> Result<T, String> {
+    let mut answer = ask();
+    for _ in 1..BUSY_TRIES {
+        if !answer.as_ref().is_err_and(|why| why.contains(BUSY)) {
+            break;
         }
+        thread::sleep(pause);
+        answer = ask();
     }
+    answer
 }
 
 /// All hosts send to one, on each network that at least two others share with it.
@@ -266,8 +313,11 @@ fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
 }
 
 fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
-    let echoing =
-        echo(to, 1).unwrap_or(Echoing { token: [0; 16], addresses: Vec::new(), sources: Vec::new() });
+    let echoing = echo(to, 1).unwrap_or_else(|_| Echoing {
+        token: [0; 16],
+        addresses: Vec::new(),
+        sources: Vec::new(),
+    });
     let fastest = alone.iter().filter_map(|probe| probe.throughput_mbps).max();
     let results: Vec<Option<Probe>> = thread::scope(|scope| {
         let load = |probe: &Probe| {
@@ -289,5 +339,28 @@ fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
         throughput_mbps: loads.iter().filter_map(|probe| probe.throughput_mbps).collect(),
         from: loads.into_iter().map(|probe| probe.from).collect(),
         alone_mbps: fastest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_probes_for_another_one_is_asked_again() {
+        let asked = Cell::new(0);
+        let answers = |busy: u32, why: &str| {
+            asked.set(0);
+            let ask = || {
+                asked.set(asked.get() + 1);
+                if asked.get() > busy { Ok(()) } else { Err(format!("beta: {why}")) }
+            };
+            until_not_busy(ask, Duration::ZERO).is_ok()
+        };
+        assert!(answers(2, BUSY) && asked.get() == 3);
+        assert!(!answers(u32::MAX, BUSY) && asked.get() == BUSY_TRIES);
+        assert!(!answers(1, "not permitted") && asked.get() == 1);
     }
 }

@@ -36,6 +36,8 @@ const SINKS_MAX: usize = 64;
 /// How long an inventory waits for others. Who asks waits no longer than a minute for both.
 const INVENTORY_TURN: Duration = Duration::from_secs(30);
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// One host asks for probes at a time.
+pub(super) const BUSY: &str = "this host probes for another host; try again in some seconds";
 
 /// What others want that is not the doctor's to do.
 pub struct Doing<C, S> {
@@ -176,9 +178,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
 
 fn probe(doctor: &Doctor, targets: &[Target], depth: Depth) -> Answer {
     let Some(_one_at_a_time) = doctor.probing.try_lock() else {
-        return Answer::Refused {
-            why: "this host probes for another host; try again in some seconds".into(),
-        };
+        return Answer::Refused { why: BUSY.into() };
     };
     if targets.len() > TARGETS_MAX {
         return Answer::Refused { why: format!("more than {TARGETS_MAX} targets") };

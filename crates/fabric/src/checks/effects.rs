@@ -17,6 +17,8 @@ const ASTRAY: &[&str] = &["firewall-drops", "round-trip-long", "unreachable"];
 const DAMAGED: &[&str] = &["errors-rising"];
 /// Large packets do not pass.
 const NARROW: &[&str] = &["mtu-path"];
+/// Nothing can be sent from the port.
+const UNSEEN: &[&str] = &["not-measured"];
 /// Packets take another way.
 const DETOUR: &[&str] = &["asymmetric-routing"];
 
@@ -24,7 +26,7 @@ const DETOUR: &[&str] = &["asymmetric-routing"];
 /// listed under the first of them.
 #[rustfmt::skip]
 const CAUSES: &[(&str, &[&[&str]])] = &[
-    ("link-down",                &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
+    ("link-down",                &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR, UNSEEN]),
     ("duplicate-address",        &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
     ("address-taken",            &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),
     ("duplicate-mac",            &[SLOW, BROKEN, DAMAGED, NARROW, ASTRAY, DETOUR]),

@@ -1,8 +1,65 @@
-//! What probes found of reachability: nothing arrives, a firewall, packets that are lost.
+//! What probes found of reachability: nothing was measured, nothing arrives, a firewall, packets that are lost.
 
-use crate::model::{Finding, FirewallChain, Location, Probe, Severity, Survey};
+use std::collections::BTreeMap;
+
+use crate::model::{Finding, FirewallChain, Inventory, Location, Probe, Severity, Survey};
 
 use super::common::{Direction, Pair, by_shared_port, finding, location, pairs};
+
+const NOT_MEASURED_WHY: &str = "Nothing is known of these links: that the doctor finds nothing else says nothing of \
+    them.";
+const NOT_COMMON_WHY: &str = "Only links between ports of one network are measured. Migrations between these hosts go \
+    over routers, which the doctor does not judge.";
+
+/// Links that were to be measured and were not.
+pub(super) fn not_measured(survey: &Survey) -> Vec<Finding> {
+    let mut failed: BTreeMap<(&str, &str), Vec<&Probe>> = BTreeMap::new();
+    for probe in survey.matrix.probes.iter().filter(|probe| probe.reachable.is_none()) {
+        // A probe of load alone measures something else.
+        if let (Some(why), None) = (&probe.failure, probe.throughput_mbps) {
+            failed.entry((probe.from.host.as_str(), why.as_str())).or_default().push(probe);
+        }
+    }
+    let failed = failed.into_iter().map(|((_, why), probes)| not_measured_finding(&probes, why));
+    failed.chain(without_a_probe(survey)).collect()
+}
+
+/// Probes of one host that have one reason.
+fn not_measured_finding(probes: &[&Probe], why: &str) -> Finding {
+    let title = match probes {
+        [one] => format!("the way to {} was not measured: {why}", location(&one.to)),
+        _ => format!("{} ways to other ports were not measured: {why}", probes.len()),
+    };
+    let mut finding = finding(Severity::Error, title).why(NOT_MEASURED_WHY);
+    for probe in probes {
+        let from = location(&probe.from);
+        if !finding.locations.contains(&from) {
+            finding = finding.at(from.clone());
+        }
+        finding = finding.seen(from, "not measured to", location(&probe.to));
+    }
+    finding.step(None, "run the doctor again; if it stays, see the logs of both agents")
+}
+
+/// Hosts whose agents listen on no common network. Where nothing was to be measured, nothing is missing.
+fn without_a_probe(survey: &Survey) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let hosts: &[Inventory] = if survey.matrix.probed { &survey.hosts } else { &[] };
+    for (at, one) in hosts.iter().enumerate() {
+        for other in hosts.iter().skip(at + 1) {
+            let names = [&one.host, &other.host];
+            let between =
+                |probe: &Probe| names.contains(&&probe.from.host) && names.contains(&&probe.to.host);
+            if !survey.matrix.probes.iter().any(between) {
+                let title = "nothing was measured between them: their agents listen on no common network";
+                let finding = finding(Severity::Hint, title).why(NOT_COMMON_WHY);
+                let finding = finding.at(Location::host(&one.host)).at(Location::host(&other.host));
+                findings.push(finding.step(None, "let both listen on one network, if they have one"));
+            }
+        }
+    }
+    findings
+}
 
 const UNREACHABLE_WHY: &str = "Both hosts say that they are on one network, and packets do not arrive. \
     Migrations lose time with trying, and go over what is left.";
@@ -327,6 +384,45 @@ fn percent(permille: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod not_measured {
+        use crate::checks::run_all;
+        use crate::model::{Probe, Severity};
+        use crate::testing::{healthy_survey, only, probe, reversed};
+
+        #[test]
+        fn a_probe_that_failed_is_no_good_link() {
+            let mut survey = healthy_survey();
+            let failed = |whole: &Probe| {
+                let mut failed = Probe::new(whole.from.clone(), whole.to.clone());
+                failed.failure = Some("beta does not answer".into());
+                failed
+            };
+            survey.matrix.probes = vec![failed(&probe()), reversed(&probe())];
+            let finding = only(&survey, "not-measured");
+            assert_eq!(finding.severity, Severity::Error);
+            let found = [finding.clone()];
+            let verdict = crate::fix::verdict(&found, &[], &found).unwrap_or_default();
+            assert!(verdict.contains("it is not known"), "a fix is not judged by it: {verdict}");
+            assert_eq!(finding.title, "the way to beta ens1f0 was not measured: beta does not answer");
+            let mut other = failed(&probe());
+            (other.from.port, other.to.port) = ("ens1f1".into(), "ens1f1".into());
+            survey.matrix.probes.push(other);
+            let finding = only(&survey, "not-measured");
+            assert_eq!((finding.locations.len(), finding.seen.len()), (2, 2), "one reason is one finding");
+        }
+
+        #[test]
+        fn hosts_without_a_probe_are_named_if_all_were_to_be_measured() {
+            let mut survey = healthy_survey();
+            survey.matrix.probes = vec![probe()];
+            assert_eq!(run_all(&survey), []);
+            survey.matrix.probed = true;
+            let found = run_all(&survey);
+            assert_eq!(found.len(), 2, "alpha and gamma, beta and gamma: {found:#?}");
+            assert!(found.iter().all(|one| one.id == "not-measured" && one.severity == Severity::Hint));
+        }
+    }
+
     mod unreachable {
         use crate::checks::run_all;
         use crate::testing::{healthy_survey, only, port};

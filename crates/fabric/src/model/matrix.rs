@@ -174,6 +174,8 @@ pub struct Incast {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Matrix {
+    /// Every pair of hosts was to be measured: what is not there was not measured.
+    pub probed: bool,
     /// One for each pair of ports and direction.
     pub probes: Vec<Probe>,
     /// One for each port that several hosts sent to at once.
