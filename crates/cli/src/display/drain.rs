@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use linerate_api::{ClientError, DrainDetail, DrainGuest, DrainGuestState};
+use linerate_api::{DrainDetail, DrainGuest, DrainGuestState};
 
 use super::canvas::Canvas;
+use super::patience::Patience;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -52,17 +53,22 @@ pub async fn watch(
         let again = format!("the agent goes on by itself: watch it with `linerate drain attach {id}`");
         Failure::new(Exit::NotWatched, "no longer watching", again)
     };
+    let mut patience = Patience::default();
     loop {
         let asked = interrupts.unless(context.client.drain_detail(id)).await;
         let detail = match asked.ok_or_else(stopped)? {
             Ok(detail) => detail,
-            Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
+            Err(error) if patience.goes_on(&error) => {
+                interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
+                continue;
+            }
             Err(error) => {
                 let text = format!("no longer watching: {error}");
                 let hint = "the agent takes the drain up when it runs again: `linerate drain attach`";
                 return Err(Failure::new(Exit::NotWatched, text, hint));
             }
         };
+        patience.answered();
         let shown = display.show(&detail, context);
         if detail.is_over() {
             return display.end(&detail, shown, context);

@@ -5,6 +5,7 @@ mod canvas;
 mod domain;
 pub mod drain;
 mod live;
+mod patience;
 mod plain;
 pub mod undrain;
 pub mod view;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use linerate_api::{ClientError, UndrainDetail, UndrainGuestState};
+use linerate_api::{UndrainDetail, UndrainGuestState};
 
 use super::canvas::Canvas;
+use super::patience::Patience;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -23,10 +24,6 @@ pub async fn watch(
     interrupts: &mut Interrupts,
     context: &Context,
 ) -> Result<Exit, Failure> {
-    let stopped = || {
-        let hint = "guests go on coming back: `linerate undrain` watches again";
-        Failure::new(Exit::NotWatched, "no longer watching", hint)
-    };
     let mut canvas = (!context.json && !quiet && context.err.live).then(Canvas::new);
     let (mut before, mut now): (Option<UndrainDetail>, _) = (None, begun);
     let mut output = loop {
@@ -37,16 +34,7 @@ pub async fn watch(
         }
         shown.map_err(|failure| failure.while_watching("guests go on coming back: `linerate undrain`"))?;
         before = Some(now);
-        interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
-        let asked = interrupts.unless(context.client.undrain_detail()).await;
-        now = match asked.ok_or_else(stopped)? {
-            Ok(detail) => detail,
-            Err(error @ ClientError::Agent { .. }) => return Err(error.into()),
-            Err(error) => {
-                let hint = "`linerate undrain` again, when the agent runs: what is back is left as it is";
-                return Err(Failure::new(Exit::NotWatched, format!("no longer watching: {error}"), hint));
-            }
-        };
+        now = next(interrupts, context).await?;
     };
     if let Some(mut canvas) = canvas {
         canvas.clear();
@@ -55,6 +43,27 @@ pub async fn watch(
         output = context.print(&drain::undrained(&now, context.out.width, context.out.paint));
     }
     Failure::of_ended(ending(&now), output, Exit::MovedWithFault, context)
+}
+
+/// How far it is some moments later.
+async fn next(interrupts: &mut Interrupts, context: &Context) -> Result<UndrainDetail, Failure> {
+    let stopped = || {
+        let hint = "guests go on coming back: `linerate undrain` watches again";
+        Failure::new(Exit::NotWatched, "no longer watching", hint)
+    };
+    let mut patience = Patience::default();
+    loop {
+        interrupts.unless(tokio::time::sleep(LOOK)).await.ok_or_else(stopped)?;
+        let asked = interrupts.unless(context.client.undrain_detail()).await;
+        match asked.ok_or_else(stopped)? {
+            Ok(detail) => return Ok(detail),
+            Err(error) if patience.goes_on(&error) => {}
+            Err(error) => {
+                let hint = "`linerate undrain` again, when the agent runs: what is back is left as it is";
+                return Err(Failure::new(Exit::NotWatched, format!("no longer watching: {error}"), hint));
+            }
+        }
+    }
 }
 
 fn ending(now: &UndrainDetail) -> Result<Exit, Failure> {
