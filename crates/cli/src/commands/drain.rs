@@ -49,9 +49,14 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, &mut interrupts, context).await }
 }
 
+/// Where the agent's answer to a plan is lost.
+pub(super) const TRIALS: &str =
+    "nothing is moved; the agent goes on with its trials, which end by themselves";
+
 async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "trying each guest's migration without copying".to_owned();
-    let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await?;
+    let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await;
+    let plan = plan.map_err(|error| Failure::of_request(error, TRIALS))?;
     context.answer(&plan, || drain::plan(&plan, context.out.width, context.out.paint))?;
     planned(&plan)
 }

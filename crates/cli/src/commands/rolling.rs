@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{AgentStatus, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest};
 
+use super::drain::TRIALS;
 use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::drain::{unseen, watch};
@@ -112,12 +113,15 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
     }
     let mut request = DrainRequest { to: to.clone(), keep: Vec::new(), ..flags.request() };
     let what = || format!("trying each migration of {name} without copying");
-    let mut plan = with_progress(what(), context.err, there.client.drain_plan(&request)).await?;
+    let lost = |error| Failure::of_request(error, TRIALS);
+    let asking = there.client.drain_plan(&request);
+    let mut plan = with_progress(what(), context.err, asking).await.map_err(lost)?;
     // A host refuses names of guests that it does not have.
     let here = plan.guests.iter().filter(|guest| flags.keep.contains(&guest.guest));
     request.keep = here.map(|guest| guest.guest.clone()).collect();
     if !request.keep.is_empty() {
-        plan = with_progress(what(), context.err, there.client.drain_plan(&request)).await?;
+        let asking = there.client.drain_plan(&request);
+        plan = with_progress(what(), context.err, asking).await.map_err(lost)?;
     }
     unseen(&plan)?;
     let refused = |guest: &DrainGuest, why: &str, hint: &str| {
@@ -194,7 +198,8 @@ impl Step<'_> {
         let request = DrainRequest { to: to.clone(), keep: keep.clone(), ..self.flags.request() };
         let asks = async {
             let what = format!("{name} asks the destinations");
-            Ok(with_progress(what, self.context.err, there.client.drain(&request)).await?)
+            let asked = with_progress(what, self.context.err, there.client.drain(&request)).await;
+            asked.map_err(|error| Failure::of_request(error, "`linerate drain status` there"))
         };
         let id = unless(self.interrupts, asks).await.map_err(|failure| {
             let refused = matches!(failure.exit, Exit::Usage | Exit::Refused);
@@ -253,7 +258,14 @@ impl Step<'_> {
     async fn fill(&mut self) -> Result<(), Failure> {
         let remote = unless(self.interrupts, back(self.host, self.flags, self.context)).await?;
         let there = remote.context(self.context);
-        let asks = async { Ok(there.client.undrain(&UndrainRequest::default()).await?) };
+        let request = UndrainRequest::default();
+        let asks = async {
+            there
+                .client
+                .undrain(&request)
+                .await
+                .map_err(|error| Failure::of_request(error, "`linerate undrain` there watches it"))
+        };
         let begun = unless(self.interrupts, asks).await?;
         watch_undrain(begun, self.flags.quiet, self.interrupts, &there).await.map(drop)
     }
