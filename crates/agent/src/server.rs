@@ -17,9 +17,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
     AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, Decision, DoctorRequest,
-    DrainStarted, DrainSteer, ErrorBody, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
-    MigrationStarted, MigrationSummary, NDJSON, QosRequest, ResolveRequest, TunnelEvent, TunnelRequest,
-    UndrainRequest, code, paths,
+    DrainStarted, DrainSteer, ErrorBody, GuestState, LinkConfirm, LinkRequest, MigrateRequest,
+    MigrationDetail, MigrationStarted, MigrationState, MigrationSummary, NDJSON, QosRequest, ResolveRequest,
+    TunnelEvent, TunnelRequest, UndrainRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
@@ -32,6 +32,7 @@ use crate::config::Config;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
+use crate::recovery::Unfinished;
 use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
 use callers::{LocalPeer, supervise};
 use connections::Connections;
@@ -295,6 +296,26 @@ async fn show_migration(
     Ok(Json(MigrationDetail { summary, report: None, error: None }))
 }
 
+/// A session of an earlier agent, or one that could not end itself: it has no events, and is beyond a cancel. Its note
+/// says what it waits for.
+fn left_to_recovery(unfinished: &Unfinished) -> Refusal {
+    let MigrationSummary { id, state, step, note, .. } = unfinished.summary();
+    let in_doubt = state == MigrationState::InDoubt;
+    let is = if in_doubt { "is in doubt" } else { "is being brought to its end" };
+    let text = format!("migration {id} {is}: {}", note.unwrap_or_default());
+    let hint = match in_doubt {
+        true => {
+            format!("see where the guest is; bring the other host back, or decide: `linerate resolve {id}`")
+        }
+        false => "`linerate migration list` shows how far it is".to_owned(),
+    };
+    Refusal(ErrorBody {
+        step: Some(step),
+        guest_state: in_doubt.then_some(GuestState::InDoubt),
+        ..ErrorBody::new(code::TOO_LATE, text).with_hint(hint)
+    })
+}
+
 async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
         if !incoming.cancel() {
@@ -311,6 +332,9 @@ async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response
     if let Some(moving) = agent.moves.by_id(&id) {
         moving.cancel().map_err(Refusal)?;
         return Ok((StatusCode::ACCEPTED, Json(moving.summary())).into_response());
+    }
+    if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
+        return Err(left_to_recovery(&unfinished));
     }
     let outgoing = find(&agent, &id)?;
     if outgoing.is_over() {
@@ -538,7 +562,14 @@ async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<
 async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
     let stream = match agent.moves.by_id(&id) {
         Some(moving) => follow(moving, |moving| &moving.event_log),
-        None => follow(find(&agent, &id)?, |outgoing| &outgoing.event_log),
+        None => {
+            let unfinished = agent.unfinished().into_iter().find(|one| one.session.to_string() == id);
+            match (agent.outgoing_by_id(&id), unfinished) {
+                (Some(outgoing), _) => follow(outgoing, |outgoing| &outgoing.event_log),
+                (None, Some(unfinished)) => return Err(left_to_recovery(&unfinished)),
+                (None, None) => return Err(unknown(&id)),
+            }
+        }
     };
     let stream = stream.map(Ok::<_, std::convert::Infallible>);
     Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(stream)).into_response())

@@ -14,7 +14,7 @@ mod domain;
 mod sessions;
 mod source;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;

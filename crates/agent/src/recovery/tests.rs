@@ -41,7 +41,7 @@ fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
 }
 
 /// A guest whose process is this test, and whose commit was sent.
-fn commit_sent(agent: &Agent) -> GuestRecord {
+pub(crate) fn commit_sent(agent: &Agent) -> GuestRecord {
     let own = i32::try_from(std::process::id()).unwrap();
     let qemu =
         GuestRecord::new("g", Origin::Started, own, agent.registry.folder("g").unwrap().join("q"), vec![])

@@ -276,3 +276,27 @@ fn what_a_client_began_is_written_down_although_it_hangs_up() {
     let told: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
     assert_eq!(told, [(AuditAction::LinkConfirm, AuditResult::Failed)]);
 }
+
+/// A guest that is paused in doubt must not be told as a migration that there is not.
+#[test]
+fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, "");
+    crate::recovery::tests::commit_sent(&agent);
+    crate::recovery::recover(&agent.recovery).unwrap();
+    let _serving = serving(&agent);
+    let client = Client::new(&agent.config.socket);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let id = client.migrations().await.unwrap()[0].id.clone();
+        let errors = [client.events(&id).await.err(), client.cancel(&id).await.err()];
+        for error in errors {
+            let Some(ClientError::Agent { body, .. }) = error else { panic!("{error:?}") };
+            assert_eq!(body.guest_state, Some(GuestState::InDoubt), "{body:?}");
+            assert!(
+                body.message.contains("paused here") && body.hint.contains("linerate resolve"),
+                "{body:?}"
+            );
+        }
+    });
+}
