@@ -5,6 +5,7 @@ mod connections;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Json;
@@ -21,6 +22,7 @@ use linerate_api::{
     MigrationDetail, MigrationStarted, MigrationState, MigrationSummary, NDJSON, QosRequest, ResolveRequest,
     TunnelEvent, TunnelRequest, UndrainRequest, code, paths,
 };
+use linerate_core::journal::Decided;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -352,23 +354,55 @@ async fn resolve(
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
     let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
-    let decided = || refused("is not in doubt");
+    let not_in_doubt = || refused("is not in doubt");
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
-        return unfinished.resolve(resume_here).map(|()| Json(unfinished.summary())).map_err(refused);
+        unfinished.resolve(resume_here).map_err(refused)?;
+        until_decided(|| unfinished.decided(), resume_here).await?;
+        return Ok(Json(unfinished.summary()));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
         if !incoming.is_held() {
-            return Err(decided());
+            return Err(not_in_doubt());
         }
         incoming.resolve(resume_here);
+        let decided = || if incoming.is_held() { Decided::Waiting } else { Decided::Taken };
+        until_decided(decided, resume_here).await?;
         return Ok(Json(incoming.summary()));
     }
     let outgoing = find(&agent, &id)?;
-    if !outgoing.is_in_doubt() {
-        return Err(decided());
+    if !outgoing.resolve(resume_here) {
+        return Err(not_in_doubt());
     }
-    outgoing.resolve(resume_here);
+    until_decided(|| outgoing.decided(), resume_here).await?;
     Ok(Json(outgoing.summary()))
+}
+
+/// The other host is asked once more before a decision counts, which takes a moment.
+const DECISION_WAIT: Duration = Duration::from_secs(15);
+const DECISION_LOOK: Duration = Duration::from_millis(50);
+
+/// Waits until the decision is carried out. An operator who is not told that it was not would act as if it were. One that
+/// still waits is in the session's note.
+async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<(), Refusal> {
+    let end = tokio::time::Instant::now() + DECISION_WAIT;
+    while decided() == Decided::Waiting && tokio::time::Instant::now() < end {
+        tokio::time::sleep(DECISION_LOOK).await;
+    }
+    let (text, guest) = match (decided(), resume_here) {
+        (Decided::Waiting | Decided::Taken, _) => return Ok(()),
+        (Decided::Void, _) => {
+            ("the destination holds the guest, so it was not resumed here; decide there", GuestState::InDoubt)
+        }
+        (Decided::Overruled, true) => {
+            ("the guest runs at the destination, so it was not resumed here", GuestState::RunsAtDestination)
+        }
+        (Decided::Overruled, false) => (
+            "the destination gave the guest up, so it is resumed here and not ended",
+            GuestState::RunsAtSource,
+        ),
+    };
+    let body = ErrorBody::new(code::TOO_LATE, text).with_hint("`linerate migration list` on both hosts");
+    Err(Refusal(ErrorBody { guest_state: Some(guest), ..body }))
 }
 
 async fn read_audit(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

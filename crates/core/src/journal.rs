@@ -75,6 +75,31 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
     }
 }
 
+/// What became of an operator's decision over a source in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decided {
+    /// The destination is asked once more before it counts.
+    Waiting,
+    /// It is carried out, or nothing was decided.
+    Taken,
+    /// The destination holds the guest and took the question for a commit: the guest must not be resumed here.
+    Void,
+    /// The destination has answered otherwise, and knows better.
+    Overruled,
+}
+
+impl Decided {
+    /// `is_void`: the last decision was not followed. `is_open`: only the destination or an operator decides.
+    pub(crate) fn of(pending: Option<bool>, is_void: bool, is_open: bool) -> Decided {
+        match (pending, is_void) {
+            (Some(_), _) => Decided::Waiting,
+            (None, false) => Decided::Taken,
+            (None, true) if is_open => Decided::Void,
+            (None, true) => Decided::Overruled,
+        }
+    }
+}
+
 /// What a source that asked does with the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {

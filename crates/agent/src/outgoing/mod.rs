@@ -47,6 +47,7 @@ use std::time::Duration;
 
 use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::drain::Sample;
+use linerate_core::journal::Decided;
 use linerate_core::source::{Ending, Event, Source};
 use linerate_core::{ChannelId, LinkId, ModeTag, PathId, SessionId, Time};
 use linerate_guest::run_state::RunState;
@@ -228,9 +229,18 @@ impl Outgoing {
         }
     }
 
-    /// The operator decides a session in doubt.
-    pub fn resolve(&self, resume_here: bool) {
-        self.send(Event::Resolve(resume_here));
+    /// The operator decides a session in doubt; false if it is not.
+    pub fn resolve(&self, resume_here: bool) -> bool {
+        let in_doubt = self.is_in_doubt();
+        if in_doubt {
+            self.handle_now(Event::Resolve(resume_here));
+        }
+        in_doubt
+    }
+
+    /// What became of the operator's decision.
+    pub fn decided(&self) -> Decided {
+        self.machine().decided()
     }
 
     /// Whether it is over.

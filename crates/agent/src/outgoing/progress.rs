@@ -9,6 +9,7 @@ use linerate_api::{
     MigrationState, MigrationSummary, Progress, RamTotals, Report, RoundTotals, StepTime,
 };
 use linerate_core::drain::Sample;
+use linerate_core::journal::Decided;
 use linerate_core::source::Ending;
 use linerate_core::statistics::{Blackout, Statistics};
 use linerate_core::{Code, GuestState, Step, Time};
@@ -16,6 +17,7 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use super::streams::MigrationStreams;
 use crate::convert;
+use crate::recovery::{VOID, WAITS};
 
 pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -281,11 +283,16 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 /// What an operator reads while the destination does not answer.
 const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
-/// The same, and why the destination cannot be asked, or nothing can be decided.
+/// The same or what became of the operator's decision, and why the destination cannot be asked, or nothing can be decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
+    let what = match shared.decided() {
+        Decided::Waiting => WAITS,
+        Decided::Void => VOID,
+        Decided::Taken | Decided::Overruled => IN_DOUBT,
+    };
     let not_asked = shared.not_asked.lock().as_ref().map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());
-    troubles.fold(IN_DOUBT.to_owned(), |text, trouble| format!("{text}. {trouble}"))
+    troubles.fold(what.to_owned(), |text, trouble| format!("{text}. {trouble}"))
 }
 
 /// All that is known of it now.

@@ -22,7 +22,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
-use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, SourceEvent, SourceRecovery, plan,
 };
@@ -40,6 +40,7 @@ use crate::session::identity::{Identity, parse_token};
 use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
+pub(crate) use source::{VOID, WAITS};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -354,6 +355,15 @@ impl Unfinished {
         }
         self.signal(Signal::Wake);
         Ok(())
+    }
+
+    /// What became of the operator's decision.
+    pub fn decided(&self) -> Decided {
+        match &*self.machine.lock() {
+            Machine::Source(machine) => machine.decided(),
+            Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => Decided::Waiting,
+            Machine::Destination(_) => Decided::Taken,
+        }
     }
 
     /// Whether a guest of this name, with this process if it has one here, is this session's business. One that has a

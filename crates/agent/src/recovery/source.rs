@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_core::journal::SourcePhase;
+use linerate_core::journal::{Decided, SourcePhase};
 use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
 use linerate_core::{GuestState, Outcome};
 use linerate_guest::leftover_ram::LeftoverRam;
@@ -24,6 +24,13 @@ use crate::session::identity::{Identity, parse_token};
 /// A monitor that another client holds is not waited for.
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
+/// What an operator reads whose decision does not count yet.
+pub(crate) const WAITS: &str =
+    "your decision waits until the destination was asked once more; the guest is paused here until then";
+/// And one whose decision was not followed.
+pub(crate) const VOID: &str = "the destination holds the guest, so it was not resumed here; decide there \
+    (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
+
 /// What is unfinished, and what follows.
 pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
     if machine.resumes_here() {
@@ -31,6 +38,11 @@ pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
     }
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
+    }
+    match machine.decided() {
+        Decided::Waiting => return WAITS,
+        Decided::Void => return VOID,
+        Decided::Taken | Decided::Overruled => {}
     }
     match machine.answer() {
         Some(Outcome::Gone) => {

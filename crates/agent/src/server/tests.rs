@@ -298,5 +298,20 @@ fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
                 "{body:?}"
             );
         }
+        // It is answered when the decision counts: no agent answers at the destination.
+        let summary = client.resolve(&id, Decision::ResumeHere).await.unwrap();
+        assert_eq!(summary.state, MigrationState::Recovering, "{summary:?}");
     });
+}
+
+#[tokio::test]
+async fn an_operator_is_told_that_a_decision_was_not_followed() {
+    let fate = async |decided, resume_here| {
+        let refused = until_decided(|| decided, resume_here).await.err();
+        refused.and_then(|Refusal(body)| body.guest_state)
+    };
+    assert_eq!(fate(Decided::Taken, true).await, None);
+    assert_eq!(fate(Decided::Void, true).await, Some(GuestState::InDoubt));
+    assert_eq!(fate(Decided::Overruled, true).await, Some(GuestState::RunsAtDestination));
+    assert_eq!(fate(Decided::Overruled, false).await, Some(GuestState::RunsAtSource));
 }

@@ -1,6 +1,6 @@
 //! `linerate resolve`
 
-use linerate_api::Decision;
+use linerate_api::{Decision, MigrationState};
 
 use crate::context::Context;
 use crate::exit::Exit;
@@ -15,6 +15,13 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
     let unknown = format!("whether it is decided: see {}", context.command("migration list"));
     let summary = asked.map_err(|error| Failure::of_request(error, unknown))?;
     let guest = clean(&summary.guest);
+    if summary.state == MigrationState::InDoubt {
+        context.programs(&summary)?;
+        let note = summary.note.as_deref().unwrap_or_default();
+        let text = format!("nothing is decided yet about {guest}: {}", clean(note));
+        let hint = "the agent goes on by itself: see `linerate migration list`";
+        return Err(Failure::new(Exit::NotWatched, text, hint));
+    }
     context.answer(&summary, || match decision {
         Decision::ResumeHere => {
             format!("{guest} is to run here; `linerate migration list` says when it does\n")

@@ -1,7 +1,7 @@
 //! A session at the source that is to be brought to its end.
 
 use super::RETRY_AFTER;
-use crate::journal::{SourcePhase, Verdict, verdict};
+use crate::journal::{Decided, SourcePhase, Verdict, verdict};
 use crate::{GuestState, Outcome, Time};
 
 /// What the driver reports to `SourceRecovery::handle`.
@@ -60,6 +60,8 @@ pub struct SourceRecovery {
     answer: Option<Outcome>,
     /// The operator's decision, while a question is in flight.
     operator_decision: Option<bool>,
+    /// The operator's last decision was not followed.
+    decision_void: bool,
     /// The last question said that there is no copy here any more.
     query_gives_up: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -83,6 +85,7 @@ impl SourceRecovery {
             due: Some(now),
             answer: None,
             operator_decision: None,
+            decision_void: false,
             query_gives_up: false,
             given_up: false,
         }
@@ -96,6 +99,11 @@ impl SourceRecovery {
     /// Commit was sent and nothing is decided.
     pub fn is_in_doubt(&self) -> bool {
         self.state == State::Querying
+    }
+
+    /// What became of the operator's last decision.
+    pub fn decided(&self) -> Decided {
+        Decided::of(self.operator_decision, self.decision_void, self.is_in_doubt())
     }
 
     /// The guest is being resumed here.
@@ -161,20 +169,29 @@ impl SourceRecovery {
         self.answer = answer.or(self.answer);
         let operator_decision = self.operator_decision.take();
         match (answer.map(verdict), operator_decision) {
-            (Some(Verdict::EndSource), _) => self.enter(now, State::EndingSource),
-            (Some(Verdict::Resume), _) => self.enter(now, State::ResumingHere),
+            (Some(Verdict::EndSource), decision) => {
+                self.decision_void |= decision == Some(true);
+                self.enter(now, State::EndingSource);
+            }
+            (Some(Verdict::Resume), decision) => {
+                self.decision_void |= decision == Some(false);
+                self.enter(now, State::ResumingHere);
+            }
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !self.query_gives_up => {
                 (self.operator_decision, self.due) = (Some(false), Some(now));
             }
             (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
-            (Some(Verdict::QueryAgain) | None, _) => self.due = Some(now + RETRY_AFTER),
+            (Some(Verdict::QueryAgain) | None, decision) => {
+                self.decision_void |= decision.is_some();
+                self.due = Some(now + RETRY_AFTER);
+            }
         }
     }
 
     /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
-        self.operator_decision = Some(resume);
+        (self.operator_decision, self.decision_void) = (Some(resume), false);
         self.due = self.due.map(|due| due.min(now));
     }
 

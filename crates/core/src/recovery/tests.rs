@@ -2,6 +2,7 @@
 
 use super::destination::{RUN_AGAIN_AFTER, RUN_FOR};
 use super::*;
+use crate::journal::Decided;
 use crate::journal::DestinationPhase as To;
 use crate::journal::SourcePhase as From;
 use crate::{GuestState, Outcome, Time};
@@ -333,7 +334,9 @@ mod at_the_source {
         let mut driver = querying();
         driver.action();
         driver.handle(SourceEvent::Resolve(true));
+        assert_eq!(driver.recovery.decided(), Decided::Waiting);
         assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
+        assert_eq!(driver.recovery.decided(), Decided::Void, "it is not dropped without a word");
         driver.again(SourceAction::Query { gives_up: false });
         assert_eq!(
             driver.handle(SourceEvent::Answered(Some(Outcome::Committed))),
@@ -369,6 +372,9 @@ mod at_the_source {
                 driver.handle(SourceEvent::Resolve(resume));
                 let next = driver.handle(SourceEvent::Answered(Some(answer)));
                 assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
+                let followed = resume == (follows == SourceAction::ResumeHere);
+                let decided = if followed { Decided::Taken } else { Decided::Overruled };
+                assert_eq!(driver.recovery.decided(), decided, "{answer:?}, {resume}");
             }
         }
     }

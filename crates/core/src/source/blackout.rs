@@ -190,6 +190,7 @@ impl Source {
     pub(super) fn running(&mut self, now: Time) {
         // An operator's decision to resume here that is not on disk yet is void: a later agent would carry it out.
         self.actions.retain(|action| *action != Action::Journal(SourcePhase::ResumingHere));
+        self.decision_void |= self.resuming || self.operator_decision.take() == Some(true);
         self.resuming = false;
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);

@@ -106,6 +106,7 @@ impl Source {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
+        self.decision_void |= self.operator_decision.take() == Some(false);
         // A destination that has the guest complete keeps it for its operator: there is no other copy.
         let notify_peer = notify_peer && !self.source_copy_lost;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
@@ -259,7 +260,11 @@ impl Source {
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !decides && !self.query_gives_up => self.resolve(now, false),
             (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
-            (Some(outcome), _) => self.decided_by_peer(now, outcome),
+            (Some(outcome), decision) => {
+                let followed = decision.is_none_or(|here| here == (verdict(outcome) == Verdict::Resume));
+                self.decision_void |= !followed;
+                self.decided_by_peer(now, outcome);
+            }
             (None, _) => {}
         }
     }
@@ -303,7 +308,7 @@ impl Source {
         if !matches!(self.state, State::Committing { .. }) || self.resuming {
             return;
         }
-        self.operator_decision = Some(resume_here);
+        (self.operator_decision, self.decision_void) = (Some(resume_here), false);
         self.ask(now);
     }
 

@@ -73,7 +73,7 @@ pub use interface::{Action, Config, Ending, Event};
 use std::time::Duration;
 
 use crate::control::Control;
-use crate::journal::SourcePhase;
+use crate::journal::{Decided, SourcePhase};
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
@@ -133,6 +133,8 @@ pub struct Source {
     querying: bool,
     /// The operator's decision, while a question is in progress.
     operator_decision: Option<bool>,
+    /// The operator's last decision was not followed.
+    decision_void: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
     /// What has to be done is not, and is left to recovery.
@@ -173,6 +175,7 @@ impl Source {
             querying: false,
             query_gives_up: false,
             operator_decision: None,
+            decision_void: false,
             given_up: false,
             unfinished: false,
             config,
@@ -438,6 +441,12 @@ impl Source {
     /// is not on disk yet changes nothing of that: a full disk may keep it from being carried out.
     pub fn is_in_doubt(&self) -> bool {
         matches!(self.state, State::Committing { in_doubt: true, .. })
+    }
+
+    /// What became of the operator's last decision.
+    pub fn decided(&self) -> Decided {
+        let is_open = matches!(self.state, State::Committing { .. });
+        Decided::of(self.operator_decision, self.decision_void, is_open)
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -256,8 +256,11 @@ fn a_destination_that_answers_decides_and_not_the_operator() {
     }
     let mut driver = Driver::at(Committing);
     driver.handle(Event::Resolve(true));
+    assert_eq!(driver.machine.decided(), Decided::Waiting);
     assert_eq!(driver.handle(Event::Answered(Outcome::Pending)), [], "it holds the guest");
+    assert_eq!(driver.machine.decided(), Decided::Void);
     assert!(driver.handle(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp));
+    assert_eq!(driver.machine.decided(), Decided::Overruled);
 }
 
 #[test]
