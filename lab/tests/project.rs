@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -79,6 +80,76 @@ fn the_specification_cites_tests_that_exist() {
         let source = text(&format!("{file}.rs"));
         assert!(source.contains(&format!("fn {name}(")), "{file}.rs has no test {name}");
     }
+}
+
+/// Every Rust file of the project, as a path from its root.
+fn rust_files(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.insert(path.strip_prefix(project("")).unwrap().to_str().unwrap().to_owned());
+        }
+    }
+}
+
+fn all_rust_files() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for folder in ["crates", "lab", "bench", "fuzz", "xtask"] {
+        rust_files(&project(folder), &mut found);
+    }
+    found
+}
+
+/// A page may leave out the first folders of a path, but not a part of a name.
+#[test]
+fn pages_name_rust_files_that_exist() {
+    let files = all_rust_files();
+    let exists = |name: &str| files.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
+    let docs = std::fs::read_dir(project("docs")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut pages: Vec<String> = docs.map(|name| format!("docs/{}", name.to_str().unwrap())).collect();
+    pages.retain(|page| page.ends_with(".md"));
+    pages.extend(["README.md".to_owned(), "SPECIFICATION.md".to_owned()]);
+    let mut named = 0;
+    for page in pages {
+        for code in text(&page).lines().flat_map(|line| line.split('`').skip(1).step_by(2)) {
+            let name = code.split("::").next().unwrap_or(code);
+            // `vmm/` is Cloud Hypervisor's source.
+            if name.ends_with(".rs") && !name.contains(' ') && !name.starts_with("vmm/") {
+                named += 1;
+                assert!(exists(name), "{page} names {name}, which does not exist");
+            }
+        }
+    }
+    assert!(named > 300, "{named} files are named");
+}
+
+/// A row of the table is `file.rs` and, in brackets, what to read in it.
+#[test]
+fn the_table_of_the_architecture_names_functions_that_exist() {
+    let page = text("docs/architecture.md");
+    let table = page.split_once("## Where to look").unwrap().1.split_once("\n## ").unwrap().0;
+    let mut named = 0;
+    for row in table.lines().filter(|line| line.starts_with("| ")) {
+        let mut source = String::new();
+        for (code, before) in row.split('`').skip(1).step_by(2).zip(row.split('`').step_by(2)) {
+            if code.ends_with(".rs") {
+                source = text(&format!("crates/{code}"));
+            } else if before.ends_with('(') || before == ", " {
+                let name = code.rsplit("::").next().unwrap_or(code);
+                let words: Vec<&str> =
+                    source.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect();
+                let is_declared = words.windows(2).any(|pair| match pair {
+                    [kind, declared] => ["fn", "trait", "struct", "enum"].contains(kind) && *declared == name,
+                    _ => false,
+                });
+                assert!(is_declared, "{code} is not declared where this row names it: {row}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 30, "{named} functions are named");
 }
 
 /// make runs the last of two recipes of one name, and says so only in passing.
