@@ -41,7 +41,9 @@ pub fn code_name(code: Code) -> String {
 fn hint(code: Code) -> &'static str {
     match code {
         Code::VersionMismatch => "install the same version of linerate on both hosts",
-        Code::NotAuthorised => "check which agents may talk to that host",
+        Code::NotAuthorised => {
+            "in agent.toml of the host that refused, see `[peers]` (permissions of this host), `tunnel_targets` and `settings_from_agents`"
+        }
         Code::GuestUnknown => "`linerate vm list` shows the guests of this host",
         Code::GuestExists => {
             "stop or rename the guest of that name at the destination, or remove what a crash left of it"
