@@ -1,5 +1,6 @@
 //! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot:
-//! dependency direction between crates, the core's dependency list, where `unsafe` is allowed, links between documents.
+//! dependency direction between crates, the pure crates' dependency lists, where `unsafe` is allowed, circles between
+//! folders of a crate, links between documents, and the length of their sentences.
 //! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` prints the project's numbers, and
 //! `licences` what the Debian package says of the libraries in the program.
 
