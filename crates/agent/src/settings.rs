@@ -105,13 +105,14 @@ fn no_answer(host: &str, confirms: bool, error: &FindError) -> ErrorBody {
             ("no_link", "nothing was changed there; check the name, and that an agent runs there")
         }
         (true, true) => {
-            ("no_link", "what waits there is put back by its agent unless it is confirmed in time")
+            ("no_link", "settings on trial there are put back by its agent unless they are confirmed in time")
         }
-        (false, false) => {
-            (code::ANSWER_LOST, "what it may have changed is put back by its agent unless it is confirmed")
-        }
+        (false, false) => (
+            code::ANSWER_LOST,
+            "the change may have been made; its agent puts it back unless it is confirmed",
+        ),
         (false, true) => {
-            (code::ANSWER_LOST, "it may stay or be put back: `linerate link show` there shows which")
+            (code::ANSWER_LOST, "`linerate link show` there shows whether the settings were kept or put back")
         }
     };
     ErrorBody::new(code, format!("{host}: {}", chain(error))).with_hint(hint)
@@ -142,7 +143,7 @@ mod tests {
         };
         assert!(hint(false, &nowhere).starts_with("no_link: nothing was changed there"));
         assert!(hint(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
-        assert!(hint(true, &lost).starts_with("answer_lost: it may stay or be put back"));
-        assert!(hint(true, &nowhere).starts_with("no_link: what waits there is put back"));
+        assert!(hint(true, &lost).starts_with("answer_lost: `linerate link show` there shows"));
+        assert!(hint(true, &nowhere).starts_with("no_link: settings on trial there are put back"));
     }
 }

@@ -195,7 +195,7 @@ fn farther_s(channel: &Channel, nearest: Duration) -> f64 {
     if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() * FAR_PAYS }
 }
 
-/// When channels, each with its distance (seconds) and rate, have together carried so many bytes. A channel that is
+/// When channels, each with its distance (seconds) and rate, have together carried `bytes`. A channel that is
 /// farther than that has no part in it.
 fn all_done_s(mut ways: Vec<(f64, f64)>, bytes: f64) -> f64 {
     ways.sort_by(|one, other| one.0.total_cmp(&other.0));

@@ -214,7 +214,7 @@ fn empty(directory: &str, bytes: u64) -> Outcome<Mapping> {
     Ok(Mapping::of_file(file)?)
 }
 
-/// A socket to read from and the thread that writes so many bytes to it.
+/// A socket to read from and the thread that writes `bytes` to it.
 fn flood(bytes: u64) -> Outcome<(TcpStream, std::thread::JoinHandle<()>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut sender = TcpStream::connect(listener.local_addr()?)?;

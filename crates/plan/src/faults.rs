@@ -109,7 +109,7 @@ impl FaultKind {
 pub enum Trigger {
     /// This long after the start.
     At(Duration),
-    /// When a link has carried so many bytes.
+    /// When a link has carried this number of bytes.
     Carried(usize, u64),
     /// This long after a side began its n-th action (`Duration::ZERO`: before it is executed).
     Action(Side, u64, Duration),

@@ -17,7 +17,7 @@ const NAMES_MAX: usize = 64;
 /// Why a certificate could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// Its DER has so many bytes, more than [`CERTIFICATE_BYTES_MAX`].
+    /// Bytes of its DER, more than [`CERTIFICATE_BYTES_MAX`].
     #[error("the certificate has {0} bytes; at most {CERTIFICATE_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a certificate, or bytes follow it.

@@ -18,7 +18,7 @@ pub enum NameError {
     /// No text at all.
     #[error("a name is missing; write 1 to {NAME_BYTES_MAX} characters")]
     Empty,
-    /// It has so many bytes, more than [`NAME_BYTES_MAX`].
+    /// Its bytes, more than [`NAME_BYTES_MAX`].
     #[error("a name has {0} bytes; at most {NAME_BYTES_MAX} are allowed")]
     Long(usize),
     /// Not one of the allowed characters; the position is counted from 0, in bytes.

@@ -20,7 +20,7 @@ const POINT_BYTES: usize = 65;
 /// Why a request was not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// It has so many bytes, more than [`REQUEST_BYTES_MAX`].
+    /// Its bytes, more than [`REQUEST_BYTES_MAX`].
     #[error("the certificate request has {0} bytes; at most {REQUEST_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a request, or bytes follow it.

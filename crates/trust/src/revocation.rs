@@ -20,7 +20,7 @@ pub const REVOCATION_BYTES_MAX: usize = 256 << 10;
 /// Why a list was not taken. The list from before stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RevocationError {
-    /// It has so many bytes, more than [`REVOCATION_BYTES_MAX`].
+    /// Its bytes, more than [`REVOCATION_BYTES_MAX`].
     #[error("the revocation list has {0} bytes; at most {REVOCATION_BYTES_MAX} are read")]
     Large(usize),
     /// Not the DER encoding of a list, or one of a kind that is not supported (delta lists, version 1).

@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// Whether so many bytes are left at all; asked before memory is taken for what they hold.
+    /// Whether `needed` bytes are left; asked before memory is taken for their content.
     pub(crate) fn check_left(&self, what: &'static str, needed: usize) -> Result<(), DecodeError> {
         match self.left.len() {
             left if left < needed => Err(DecodeError::Truncated { what, needed, left }),

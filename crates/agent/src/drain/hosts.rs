@@ -63,7 +63,7 @@ impl Destination {
             others: BTreeMap::new(),
             is_drained: false,
             measured: None,
-            lost: Some("it was not asked yet".into()),
+            lost: Some("it has not been asked yet".into()),
         }
     }
 

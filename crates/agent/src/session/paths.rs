@@ -97,7 +97,7 @@ struct Backlog {
 }
 
 impl Backlog {
-    /// Waits until there is room for so many bytes.
+    /// Waits until there is room for `bytes`.
     fn enter(backlog: &Arc<Backlog>, bytes: usize) -> Held {
         let waiting = backlog.bytes.lock();
         let full = |waiting: &mut Option<usize>| {

@@ -133,7 +133,8 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
             return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
         }
         if guest.domain {
-            let why = "it is a domain of libvirt, whose way there and back cannot be tried beforehand";
+            let why =
+                "it is a domain of libvirt, and its migration there and back cannot be tried beforehand";
             return refused(guest, why, "keep it there with --keep, or drain that host by itself");
         }
     }
@@ -154,9 +155,9 @@ impl Step<'_> {
     async fn run(&mut self) -> Result<(), Failure> {
         let Host { target, name, .. } = self.host;
         let command = self.flags.then.as_deref().unwrap_or_default();
-        self.say(RollingStep::Drain, "its guests leave")?;
+        self.report(RollingStep::Drain, "its guests leave")?;
         self.empty().await.map_err(|failure| failure.of_agent_at(target))?;
-        self.say(RollingStep::Command, command)?;
+        self.report(RollingStep::Command, command)?;
         let interrupted = self.interrupts.take_noted();
         let executed = if interrupted {
             Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the command was run", ""))
@@ -168,17 +169,17 @@ impl Step<'_> {
                 "host {name} is empty and cordoned; `linerate --connect {target} undrain` brings its guests back"
             ))
         })?;
-        self.say(RollingStep::Undrain, "its guests come back")?;
+        self.report(RollingStep::Undrain, "its guests come back")?;
         self.fill().await.map_err(|failure| {
             something_was_done(failure).of_agent_at(target).and(&format!(
                 "the command has run on {name}; `linerate --connect {target} undrain` brings back what is still \
                  elsewhere"
             ))
         })?;
-        self.say(RollingStep::Done, "done")
+        self.report(RollingStep::Done, "done")
     }
 
-    fn say(&self, step: RollingStep, text: &str) -> Result<(), Failure> {
+    fn report(&self, step: RollingStep, text: &str) -> Result<(), Failure> {
         let name = &self.host.name;
         if self.context.json {
             return self.context.print_json_line(&RollingLine { kind: "rolling", host: name, step });
@@ -227,7 +228,7 @@ impl Step<'_> {
             Err(Failure::new(
                 exit,
                 text,
-                "mend it, have the guests come back, and begin again with this host",
+                "repair what failed, bring the guests back with `undrain`, and begin again with this host",
             ))
         };
         let mut shell = tokio::process::Command::new("sh");

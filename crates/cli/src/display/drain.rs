@@ -136,11 +136,7 @@ fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
     }
     if detail.count(S::Failed) > 0 {
         let text = format!("not all guests could be moved; here as before: {}", named(S::Failed));
-        return fail(
-            Exit::Failed,
-            text,
-            "the reason of each is above; begin the drain again when it is mended",
-        );
+        return fail(Exit::Failed, text, "the reason of each is above; remove it and begin the drain again");
     }
     unseen(detail)?;
     let arrived = |guest: &&DrainGuest| guest.state == S::Moved && guest.reason.is_some();
@@ -158,11 +154,11 @@ pub fn unseen(detail: &DrainDetail) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let text = format!(
-        "it is not known whether other guests of host {} are there: {}",
+        "host {} may have other guests, which could not be looked for: {}",
         clean(&detail.host),
         clean(&detail.unseen.join("; "))
     );
-    Err(Failure::new(Exit::Failed, text, "begin the drain again when that is mended"))
+    Err(Failure::new(Exit::Failed, text, "remove the cause and begin the drain again"))
 }
 
 /// Anything but figures.

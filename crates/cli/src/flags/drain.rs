@@ -28,8 +28,8 @@ pub struct DrainFlags {
         conflicts_with_all = ["host", "dry_run", "detach", "apart"]
     )]
     pub each: Vec<String>,
-    /// With --each: run here by sh for each host when it is empty, with LINERATE_HOST and LINERATE_CONNECT. It returns when the
-    /// host may get guests again; if it fails, nothing more is done
+    /// Command that sh runs here after each host is empty, with LINERATE_HOST and LINERATE_CONNECT set; a failure stops the run.
+    /// When it ends, the host gets its guests back
     #[arg(long, value_name = "COMMAND", requires = "each", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub then: Option<String>,
     /// How guest RAM is moved: auto (direct where a guest allows it), direct, stream (QEMU's own streams)

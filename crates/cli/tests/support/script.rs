@@ -65,7 +65,7 @@ impl Tape {
         }
     }
 
-    /// Sends so many bytes in a round, figures every tenth of a second.
+    /// Sends `bytes` in a round, figures every tenth of a second.
     fn round(&mut self, round: u32, total: u64, link_dies_at: Option<u64>) {
         let mut done = 0;
         while done < total {

@@ -182,7 +182,7 @@ impl Controller {
         carries
     }
 
-    /// An earlier drain found that this destination takes so many bytes per second, less than its ports say.
+    /// An earlier drain found that this destination takes this rate, in bytes per second, less than its ports say.
     pub fn remember(&mut self, host: HostId, bytes_per_s: f64, now: Time) {
         self.learned.remember(host, bytes_per_s, now);
     }

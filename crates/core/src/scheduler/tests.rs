@@ -234,7 +234,7 @@ impl Wire {
     }
 }
 
-/// Rounds of so many bytes over these wires; how long the last one takes.
+/// Rounds of these sizes over these wires; how long the last one takes.
 fn last_round(wires: &mut [Wire], rounds: &[u64]) -> Duration {
     let mut scheduler = with_channels(wires.len() as u32);
     let mut now = ms(1);

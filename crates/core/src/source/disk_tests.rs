@@ -84,7 +84,7 @@ fn disks_without_progress_fail_after_the_limit_however_much_the_guest_writes() {
     assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::PeerLost));
 }
 
-/// A driver whose guest has so many bytes of its disks written anew in each second, of which so many are carried.
+/// A driver whose guest writes `written` bytes of its disks each second, of which `carried` are sent.
 /// The driver, and after how many seconds the migration is given up.
 fn given_up_after(limits: Limits, written: u64, carried: u64, seconds: u64) -> (Driver, Option<u64>) {
     let mut driver = Driver::new(limits);

@@ -60,7 +60,7 @@ impl FairQueue {
         queue.streams.pop_front()
     }
 
-    /// A class was given so many bytes.
+    /// A class was given `bytes`.
     pub fn charge(&mut self, class: Class, bytes: u64) {
         if let Some(queue) = self.classes.get_mut(class) {
             queue.clock = queue.clock.saturating_add(bytes.saturating_mul(UNITS) / queue.weight);

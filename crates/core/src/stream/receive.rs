@@ -92,7 +92,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// So many bytes were written out. Returns the credit to be reported, if it is large enough for a message.
+    /// `bytes` were written out. Returns the credit to be reported, if it is large enough for a message.
     pub fn consumed(&mut self, bytes: u64) -> Option<u64> {
         self.consumed = (self.consumed + bytes).min(self.arrived.contiguous_end());
         let limit = self.consumed + self.window_bytes;

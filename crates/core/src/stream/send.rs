@@ -11,7 +11,7 @@ const SMALL_PIECES_MAX: usize = 64;
 /// What a reader of the local socket may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendSpace {
-    /// Put up to so many bytes into the ring at this position.
+    /// Put bytes into the ring at this position.
     Space {
         /// Position in the stream of the first byte to write.
         position: u64,
@@ -146,7 +146,7 @@ impl SendHalf {
         }
     }
 
-    /// The scheduler has forgotten so many bytes.
+    /// The scheduler holds `bytes` of this stream no more.
     pub fn forget(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_sub(bytes);
     }

@@ -146,7 +146,7 @@ impl Streams {
         self.streams.values().map(|one| one.class).collect()
     }
 
-    /// What a class has a right to of so many bytes, where all classes that have streams want theirs.
+    /// Share of `bytes` that a class gets while all classes with streams send.
     fn share_of(&self, class: Class, bytes: u64) -> u64 {
         let weights: u64 = self.classes().into_iter().map(|class| self.turns.weight(class)).sum();
         let share = u128::from(bytes) * u128::from(self.turns.weight(class)) / u128::from(weights.max(1));
@@ -321,7 +321,7 @@ impl Streams {
         self.scheduler.next(now, channel)
     }
 
-    /// The transport took a frame of so many bytes.
+    /// The transport took a frame of `wire_bytes`.
     pub fn sent(&mut self, channel: ChannelId, sequence: u64, wire_bytes: u64) {
         self.scheduler.sent(channel, sequence, wire_bytes);
     }

@@ -75,7 +75,7 @@ fn the_ring_is_full_until_the_peer_has_it() {
 }
 
 /// Most bytes that wait for the peer, once a rate is known, where every piece of 256 KiB takes `each` and another stream has
-/// so many bytes waiting that the peer does not read.
+/// `other` bytes waiting that the peer does not read.
 fn most_that_wait(each: Duration, other: u64) -> u64 {
     let config =
         Config { window_bytes: 8 << 20, backlog: Some(Duration::from_millis(50)), ..Config::default() };

@@ -1,4 +1,4 @@
-//! Documents over a connection whose handshake is done: u32 length, then so many bytes, each within a cap and a
+//! Documents over a connection whose handshake is done: u32 length, then the document, each within a cap and a
 //! deadline.
 
 use std::io;

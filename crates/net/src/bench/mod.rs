@@ -34,10 +34,10 @@ pub const BLOCK_BYTES: usize = 256 << 10;
 /// message sends a byte instead ([`TestConnection::carried_bytes`]). Every wait ends: with an error when nothing moves
 /// for the transport's silence limit, or when the [`Closer`] is used.
 pub trait TestConnection: Send {
-    /// Sends a message of so many bytes. Its buffer may be used again when this returns.
+    /// Sends a message of `bytes`. Its buffer may be used again when this returns.
     fn send(&mut self, bytes: usize) -> Result<(), TestError>;
 
-    /// Waits until a message of so many bytes is there whole.
+    /// Waits until a whole message of `bytes` is there.
     fn receive(&mut self, bytes: usize) -> Result<(), TestError>;
 
     /// Sends a block of [`BLOCK_BYTES`]; `last` marks it as the last of the stream.
@@ -46,7 +46,7 @@ pub trait TestConnection: Send {
     /// Waits for a block; true if it is the last.
     fn receive_block(&mut self) -> Result<bool, TestError>;
 
-    /// Bytes that really travel as a message of so many bytes, headers of lower layers left out.
+    /// Bytes that a message of `bytes` takes on the connection, headers of lower layers left out.
     fn carried_bytes(&self, bytes: usize) -> usize;
 
     /// Cuts it off from any thread: all waits end.

@@ -72,7 +72,7 @@ struct Payload {
 }
 
 impl RdmaSender {
-    /// Waits until another frame of so many bytes may be sent.
+    /// Waits until another frame of `bytes` may be sent.
     fn wait_for_room(&self, bytes: u64) -> Result<(), ChannelError> {
         let room = |inbox: &mut Inbox| {
             let (frames, under_way) = inbox.under_way();

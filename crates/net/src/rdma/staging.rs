@@ -28,7 +28,7 @@ impl Staging {
         self.buffer.local_key()
     }
 
-    /// So many bytes, as [`Staging::put`] gave them, are free again.
+    /// Frees `bytes` that [`Staging::put`] handed out.
     pub(super) fn release(&mut self, bytes: u64) {
         self.used = self.used.saturating_sub(bytes);
     }

@@ -75,7 +75,7 @@ pub struct RdmaTestConnection {
 
 /// What a completion says that came.
 enum Incoming {
-    /// A WRITE of so many bytes, and its immediate.
+    /// A WRITE: its bytes and its immediate.
     Write {
         immediate: u32,
         bytes: usize,
@@ -160,7 +160,7 @@ impl RdmaTestConnection {
         }
     }
 
-    /// Waits for so many bytes, and returns their immediate.
+    /// Waits for a WRITE of `expected` bytes, and returns its immediate.
     fn mark(&mut self, expected: usize) -> Result<u8, TestError> {
         let mark = match self.next()? {
             Incoming::Write { bytes, .. } if bytes != expected => {

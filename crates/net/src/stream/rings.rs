@@ -18,7 +18,7 @@ use crate::region::{Mapped, Region};
 type Make = dyn Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync;
 type Memory = Arc<dyn Region>;
 
-/// Makes memory for a ring of so many bytes.
+/// Makes memory for a ring of a given size.
 #[derive(Clone)]
 pub struct RingMemory {
     make: Arc<Make>,
@@ -92,12 +92,12 @@ impl Ring {
         Ok(runs)
     }
 
-    /// Receives from a socket what is there, at most so many bytes.
+    /// Receives from a socket what is there, at most `bytes`.
     pub fn fill(&self, socket: BorrowedFd<'_>, position: u64, bytes: u64) -> io::Result<usize> {
         self.memory.receive(socket, &self.fold(position, bytes)?, 0)
     }
 
-    /// Writes to a socket what it takes, at most so many bytes.
+    /// Writes to a socket what it takes, at most `bytes`.
     pub fn drain(&self, socket: BorrowedFd<'_>, position: u64, bytes: u64) -> io::Result<usize> {
         self.memory.send(socket, &[], &self.fold(position, bytes)?, 0)
     }
@@ -165,7 +165,7 @@ impl Rings {
     }
 }
 
-/// The window of a ring of so many bytes in which a position lies; none if windows do not divide it.
+/// The window in which a position lies, in a ring of `ring` bytes; none if windows do not divide it.
 fn folded(stream: StreamId, position: u64, ring: u64) -> Option<Run> {
     let whole = ring > 0 && ring.is_multiple_of(WINDOW_BYTES);
     let offset = position.checked_rem(ring).filter(|_| whole)?;

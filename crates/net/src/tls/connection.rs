@@ -35,7 +35,7 @@ pub(super) enum Step {
     NeedsInput,
     /// The same, and application data may be sent.
     Ready,
-    /// What was wished for is done: so many bytes were written.
+    /// The request is done; the number of bytes that were written.
     Wrote(usize),
     /// The peer has said that nothing more comes.
     PeerClosed,

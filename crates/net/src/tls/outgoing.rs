@@ -51,7 +51,7 @@ impl Outgoing {
         (content, self.records.get_mut(self.end..).unwrap_or_default())
     }
 
-    /// So many bytes were written into the room.
+    /// `bytes` were written into the room.
     pub fn made(&mut self, bytes: usize) {
         self.end += bytes;
     }

@@ -13,7 +13,7 @@ use crate::common::soon;
 
 /// What becomes of a record.
 pub enum RelayFault {
-    /// Only so many bytes go on, and then the connection ends.
+    /// This number of bytes goes on, and then the connection ends.
     Cut(usize),
     /// These bits of a byte are others.
     Change(usize, u8),

@@ -20,7 +20,7 @@ pub struct Load {
     /// Bytes in use, copied in the first pass.
     pub copy_bytes: u64,
     pub write_bytes_per_s: f64,
-    /// It writes into so many bytes, again and again.
+    /// Bytes that it writes into again and again.
     pub working_set_bytes: u64,
     /// No faster than this, whatever the links carry.
     pub limit_bytes_per_s: f64,
