@@ -22,7 +22,7 @@ const BOUND: Duration = Duration::from_secs(400);
 /// And a session of a history, in which hosts come back late.
 const BOUND_OF_HISTORIES: Duration = Duration::from_secs(4 * 3600);
 /// Links that did not come back by themselves are repaired by then.
-const MENDED_BY: Duration = Duration::from_secs(60);
+const REPAIRED_BY: Duration = Duration::from_secs(60);
 /// How often the agents look at their timers.
 const TICK: Duration = Duration::from_millis(25);
 /// Lines of trace kept.
@@ -423,7 +423,7 @@ impl World {
         // Where no session is active there is little to look at.
         let quiet = self.source.machine.is_none() && self.destination.is_idle();
         self.after(if quiet { 20 * TICK } else { TICK }, SimEvent::Tick);
-        if self.now - self.began >= MENDED_BY {
+        if self.now - self.began >= REPAIRED_BY {
             (0..self.links.len()).for_each(|link| self.link_restored(link));
         }
         if self.ticks.is_multiple_of(4) {

@@ -282,7 +282,7 @@ pub(crate) fn serve(
         Question::Revocations { known, offered } => {
             take_offered(config, &identity, &member, &offered);
             let trusted: Vec<String> = known.iter().map(|one| one.authority.clone()).collect();
-            let change = rotation::tell(config, &identity, &member, issuer, &trusted);
+            let change = rotation::change_for_member(config, &identity, &member, issuer, &trusted);
             Answer::Revocations { lists: newer(&identity, &known), change }
         }
     };

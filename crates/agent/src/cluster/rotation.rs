@@ -276,7 +276,7 @@ fn end_of_finish(
 }
 
 /// The same for the agent: until it is done, nobody renews and no host joins.
-pub(super) fn mend(config: &Config, own: &Identity) -> Result<(), ClusterError> {
+pub(super) fn finish_interrupted(config: &Config, own: &Identity) -> Result<(), ClusterError> {
     if State::read(&next_folder(config)).is_none_or(|state| state.retired.is_none()) {
         return Ok(());
     }
@@ -296,8 +296,8 @@ fn rename(from: &Path, to: &Path) -> Result<(), ClusterError> {
     renamed.map_err(|source| ClusterError::Rename { folder: from.to_owned(), source })
 }
 
-/// What a member is told that trusts these authorities, and has a certificate of `issuer`. Remembers that it follows.
-pub(super) fn tell(
+/// The answer to a member that trusts these authorities and has a certificate of `issuer`. Remembers that it follows.
+pub(super) fn change_for_member(
     config: &Config,
     identity: &Identity,
     member: &Peer,

@@ -67,9 +67,9 @@ impl ListExchange for Spread {
         self.identity().map(|identity| numbers(&identity)).unwrap_or_default()
     }
 
-    fn told(&self, route: &Route, told: &[ListNumber]) {
+    fn peer_lists_known(&self, route: &Route, of_peer: &[ListNumber]) {
         let Some(own) = self.identity().map(|identity| numbers(&identity)) else { return };
-        if own.iter().all(|list| number_of(told, list.authority) == list.number) {
+        if own.iter().all(|list| number_of(of_peer, list.authority) == list.number) {
             return;
         }
         let (address, now) = (route.remote, Instant::now());
@@ -78,7 +78,7 @@ impl ListExchange for Spread {
         if asked.contains_key(&address) || asked.len() >= REMEMBERED_MAX {
             return;
         }
-        if self.queue.try_send(Difference { address, numbers: told.to_vec() }).is_ok() {
+        if self.queue.try_send(Difference { address, numbers: of_peer.to_vec() }).is_ok() {
             asked.insert(address, now);
         }
     }

@@ -264,7 +264,7 @@ impl Watch {
 
     /// Takes newer revocation lists, from the authority's agent or from the authority here. True if there was one.
     pub(super) fn take_newer_lists(&self, identity: &Identity) -> Result<bool, ClusterError> {
-        rotation::mend(&self.config, identity)?;
+        rotation::finish_interrupted(&self.config, identity)?;
         if has_own_authority(&self.config.authority_folder(), identity) {
             return own_revocations(&self.config, identity);
         }

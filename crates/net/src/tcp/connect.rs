@@ -163,7 +163,7 @@ fn receive_answer(
     if let Some(tls) = &options.tls
         && let Frame::Lists(numbers) = exchange::receive(stream, &[Tag::Lists], deadline)?
     {
-        tls.lists().told(route, &numbers);
+        tls.lists().peer_lists_known(route, &numbers);
     }
     exchange::receive(stream, answers, deadline)
 }

@@ -15,10 +15,10 @@ pub trait ListExchange: Send + Sync {
 
     /// The other end of a connection that this host opened has these. Called while the connection is made: it must not
     /// wait.
-    fn told(&self, route: &Route, numbers: &[ListNumber]);
+    fn peer_lists_known(&self, route: &Route, numbers: &[ListNumber]);
 }
 
-/// See the module. Without an exchange no list is told, and none is listened to.
+/// See the module. Without an exchange no list is sent, and none that comes is read.
 #[derive(Default)]
 pub(crate) struct Lists {
     exchange: Mutex<Option<Arc<dyn ListExchange>>>,
@@ -37,9 +37,9 @@ impl Lists {
         self.exchange().map(|exchange| exchange.numbers()).unwrap_or_default()
     }
 
-    pub fn told(&self, route: &Route, numbers: &[ListNumber]) {
+    pub fn peer_lists_known(&self, route: &Route, numbers: &[ListNumber]) {
         if let Some(exchange) = self.exchange() {
-            exchange.told(route, numbers);
+            exchange.peer_lists_known(route, numbers);
         }
     }
 }
