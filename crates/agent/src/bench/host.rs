@@ -247,9 +247,10 @@ pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
     let not_taken = move |error: String| {
         tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
     };
-    let (place, version) = host
-        .admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES)
-        .map_err(|fault| refuse(fault, |fault| accepted.refuse(fault)))?;
+    let (place, version) = match host.admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES) {
+        Ok(admitted) => admitted,
+        Err(fault) => return Err(refuse(fault, |fault| accepted.refuse(fault))),
+    };
     let attaching = move || attach_rdma(place, version, accepted).unwrap_or_else(not_taken);
     if let Err(error) = std::thread::Builder::new().name("bench-rdma".into()).spawn(attaching) {
         tracing::error!(%error, "no thread for an RDMA connection");
