@@ -69,7 +69,14 @@ fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
                         number += 1;
                         let guest = format!("{source}-{}", number % 30);
                         let done = match number % 60 < 30 {
-                            true => fleet.reserve(&owner, &guest, 2 * GIB, ["t0", "t1"][number as usize % 2]),
+                            true => fleet.reserve(
+                                &owner,
+                                &guest,
+                                &guest,
+                                2 * GIB,
+                                ["t0", "t1"][number as usize % 2],
+                                None,
+                            ),
                             false => fleet.release(&owner, &guest),
                         };
                         match done {
@@ -121,13 +128,14 @@ fn a_cluster_that_was_away_as_a_whole_has_all_but_what_was_leased() {
     fleet.register(&host("a", 8)).unwrap();
     fleet.register(&host("b", 8)).unwrap();
     let owner = fleet.begin(&drain("d1", "a")).unwrap();
-    fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+    fleet.reserve(&owner, "g1", "g1", GIB, "b", None).unwrap();
     let lease = store.lease().unwrap();
 
     (0..3).try_for_each(|number| cluster.kill(number)).unwrap();
     wait("the end of the lease", || store.lease().is_none());
     assert!(!fleet.owns(&owner), "without the store's word an owner starts nothing");
-    let answers = [fleet.reserve(&owner, "g2", GIB, "b"), fleet.update(&owner, &drain("d1", "a"))];
+    let answers =
+        [fleet.reserve(&owner, "g2", "g2", GIB, "b", None), fleet.update(&owner, &drain("d1", "a"))];
     for answer in answers {
         assert!(answer.as_ref().is_err_and(is_transient), "{answer:?}");
     }
@@ -145,7 +153,7 @@ fn a_cluster_that_was_away_as_a_whole_has_all_but_what_was_leased() {
     answer(|| fleet.register(&host("a", 8))).unwrap();
     answer(|| fleet.register(&host("b", 8))).unwrap();
     let (now, _) = answer(|| fleet.take_over("d1")).unwrap();
-    answer(|| fleet.reserve(&now, "g2", GIB, "b")).unwrap();
+    answer(|| fleet.reserve(&now, "g2", "g2", GIB, "b", None)).unwrap();
     check(&fleet);
 }
 

@@ -157,7 +157,8 @@ fn a_reservation_needs_room_and_a_host_that_takes_guests() {
         full.reserve_bytes = GIB;
         fleet.register(&full).unwrap();
         let owner = fleet.begin(&drain("d1", "a")).unwrap();
-        let reserve = |guest: &str, gib: u64, host: &str| fleet.reserve(&owner, guest, gib * GIB, host);
+        let reserve =
+            |guest: &str, gib: u64, host: &str| fleet.reserve(&owner, guest, guest, gib * GIB, host, None);
         reserve("g1", 3, "b").unwrap();
         // Asked again: it is there.
         reserve("g1", 3, "b").unwrap();
@@ -186,7 +187,7 @@ fn memory_of_an_arrived_guest_is_never_counted_as_free() {
         let fleet = kind.open().fleet("a");
         hosts(&fleet, &["a", "b"]);
         let owner = fleet.begin(&drain("d1", "a")).unwrap();
-        fleet.reserve(&owner, "g1", 3 * GIB, "b").unwrap();
+        fleet.reserve(&owner, "g1", "g1", 3 * GIB, "b", None).unwrap();
         assert!(matches!(fleet.arrived(&owner, "g1"), Err(FleetError::Place { is_there: false, .. })));
         fleet.register(&with_guests(host("b", 8), &[("g1", 3)])).unwrap();
         assert_eq!(
@@ -198,7 +199,7 @@ fn memory_of_an_arrived_guest_is_never_counted_as_free() {
         fleet.arrived(&owner, "g1").unwrap();
         assert_eq!(fleet.view().unwrap().hosts["b"].free_bytes(), 5 * GIB);
         // A domain of libvirt is listed apart.
-        fleet.reserve(&owner, "d1", GIB, "b").unwrap();
+        fleet.reserve(&owner, "d1", "d1", GIB, "b", None).unwrap();
         assert!(matches!(fleet.arrived(&owner, "d1"), Err(FleetError::Place { is_there: false, .. })));
         let mut record = with_guests(host("b", 8), &[("g1", 3)]);
         record.domains.insert("d1".into(), "web".into());
@@ -223,7 +224,7 @@ fn a_host_that_does_not_run_gets_no_reservation() {
         let owner = fleet.begin(&drain("d1", "a")).unwrap();
         gone.end();
         wait("the end of b's lease", || !fleet.view().unwrap().hosts["b"].alive);
-        assert!(matches!(fleet.reserve(&owner, "g1", GIB, "b"), Err(FleetError::Lost(_))));
+        assert!(matches!(fleet.reserve(&owner, "g1", "g1", GIB, "b", None), Err(FleetError::Lost(_))));
     }
 }
 
@@ -247,7 +248,7 @@ fn two_drains_at_the_same_time_never_overfill_a_host() {
                             let (guest, bytes) = (format!("{source}-{number}"), (1 + number % 3) * GIB);
                             let place = ["t0", "t1", "t2"].iter().find(|to| {
                                 loop {
-                                    match fleet.reserve(&owner, &guest, bytes, to) {
+                                    match fleet.reserve(&owner, &guest, &guest, bytes, to, None) {
                                         Ok(()) => return true,
                                         Err(FleetError::NoRoom { .. }) => return false,
                                         // The others were quicker twenty times.
@@ -279,7 +280,7 @@ fn two_drains_at_the_same_time_never_overfill_a_host() {
 fn writes_of(fleet: &Fleet, owner: &Ownership) -> [Result<(), FleetError>; 4] {
     [
         fleet.update(owner, &drain("d1", "a")),
-        fleet.reserve(owner, "g2", GIB, "b"),
+        fleet.reserve(owner, "g2", "g2", GIB, "b", None),
         fleet.release(owner, "g1"),
         fleet.end(owner, &drain("d1", "a")),
     ]
@@ -295,7 +296,7 @@ fn an_owner_that_has_lost_its_drain_writes_nothing_of_it() {
         hosts(&one, &["a"]);
         hosts(&two, &["c"]);
         let owner = one.begin(&drain("d1", "a")).unwrap();
-        one.reserve(&owner, "g1", GIB, "b").unwrap();
+        one.reserve(&owner, "g1", "g1", GIB, "b", None).unwrap();
         assert!(one.owns(&owner));
         assert!(matches!(two.take_over("d1"), Err(FleetError::Owned { owner, .. }) if owner == "a"));
 
@@ -384,7 +385,7 @@ fn an_agent_that_starts_again_takes_its_drain_up() {
         let fleet = client.fleet("a");
         hosts(&fleet, &["a", "b"]);
         let owner = fleet.begin(&drain("d1", "a")).unwrap();
-        fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+        fleet.reserve(&owner, "g1", "g1", GIB, "b", None).unwrap();
         drop(fleet);
         client.end();
         let again = kind.open().fleet("a");
@@ -436,7 +437,7 @@ fn a_reservation_in_doubt_stays_until_it_is_settled() {
     let fleet = kind.open().fleet("a");
     hosts(&fleet, &["a", "b"]);
     let owner = fleet.begin(&drain("d1", "a")).unwrap();
-    fleet.reserve(&owner, "g1", GIB, "b").unwrap();
+    fleet.reserve(&owner, "g1", "g1", GIB, "b", None).unwrap();
     assert!(matches!(fleet.settle("g1"), Err(FleetError::Draining { .. })));
     fleet.end(&owner, &drain("d1", "a")).unwrap();
     assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, GIB);
@@ -462,7 +463,7 @@ fn what_the_store_did_not_answer_happens_once() {
         assert!(fleet.cordon("a", "root", 1).is_ok());
         let owner = fleet.begin(&drain("d1", "a")).unwrap();
         for guest in ["g1", "g2", "g3"] {
-            fleet.reserve(&owner, guest, GIB, "b").unwrap();
+            fleet.reserve(&owner, guest, guest, GIB, "b", None).unwrap();
         }
         assert_eq!(fleet.view().unwrap().hosts["b"].reserved_bytes, 3 * GIB);
         fleet.release(&owner, "g1").unwrap();

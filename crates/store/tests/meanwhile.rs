@@ -33,7 +33,7 @@ fn scene() -> Scene {
 
 impl Scene {
     fn reserve(&self, gib: u64) -> Result<(), FleetError> {
-        let done = self.fleet.reserve(&self.owner, "g1", gib * GIB, "b");
+        let done = self.fleet.reserve(&self.owner, "g1", "g1", gib * GIB, "b", None);
         assert!(self.meanwhile.has_happened());
         check(&self.fleet);
         done
@@ -84,7 +84,7 @@ fn another_drain_takes_the_memory() {
     let scene = scene();
     scene.meanwhile.next(|other| {
         let owner = other.begin(&drain("d2", "c")).unwrap();
-        other.reserve(&owner, "g9", 6 * GIB, "b").unwrap();
+        other.reserve(&owner, "g9", "g9", 6 * GIB, "b", None).unwrap();
     });
     assert!(matches!(scene.reserve(3), Err(FleetError::NoRoom { free_bytes, .. }) if free_bytes == 2 * GIB));
 }
@@ -102,7 +102,7 @@ fn a_guest_that_must_be_apart_comes_meanwhile() {
             match way {
                 "reservation" => {
                     let owner = other.begin(&drain("d2", "c")).unwrap();
-                    other.reserve_apart(&owner, "g9", "db-2", GIB, "b", None).unwrap();
+                    other.reserve(&owner, "g9", "db-2", GIB, "b", None).unwrap();
                 }
                 "guest" => record.guests.get_mut("g8").unwrap().name = "db-2".into(),
                 _ => drop(record.domains.insert("g9".into(), "db-2".into())),
@@ -111,7 +111,7 @@ fn a_guest_that_must_be_apart_comes_meanwhile() {
         });
         let reserve = |begins: &str| {
             let apart = |name: &str| name.starts_with(begins);
-            scene.fleet.reserve_apart(&scene.owner, "g1", "db-1", GIB, "b", Some(&apart))
+            scene.fleet.reserve(&scene.owner, "g1", "db-1", GIB, "b", Some(&apart))
         };
         let refused = reserve("db-");
         assert!(scene.meanwhile.has_happened());
@@ -130,7 +130,7 @@ fn another_drain_reserves_for_the_guest() {
         scene.fleet.register(&host("d", 8)).unwrap();
         scene.meanwhile.next(move |other| {
             let owner = other.begin(&drain("d2", "d")).unwrap();
-            other.reserve(&owner, "g1", GIB, to).unwrap();
+            other.reserve(&owner, "g1", "g1", GIB, to, None).unwrap();
         });
         let refused = scene.reserve(1);
         assert!(matches!(refused, Err(FleetError::Reserved { by, .. }) if by.drain == "d2"), "{to}");
@@ -157,7 +157,7 @@ fn the_owner_is_lost() {
     ];
     for (number, deed) in deeds.into_iter().enumerate() {
         let scene = scene();
-        scene.fleet.reserve(&scene.owner, "g0", GIB, "c").unwrap();
+        scene.fleet.reserve(&scene.owner, "g0", "g0", GIB, "c", None).unwrap();
         if number == 3 {
             remove(&*scene.client.store(), "host/c");
         }
@@ -263,10 +263,10 @@ fn another_agent_gets_this_hosts_name() {
 #[test]
 fn another_reservation_changes_while_one_is_given_up() {
     let scene = scene();
-    scene.fleet.reserve(&scene.owner, "g0", GIB, "b").unwrap();
+    scene.fleet.reserve(&scene.owner, "g0", "g0", GIB, "b", None).unwrap();
     scene.meanwhile.next(|other| {
         let owner = other.begin(&drain("d2", "c")).unwrap();
-        other.reserve(&owner, "g9", 6 * GIB, "b").unwrap();
+        other.reserve(&owner, "g9", "g9", 6 * GIB, "b", None).unwrap();
     });
     scene.fleet.release(&scene.owner, "g0").unwrap();
     check(&scene.fleet);
@@ -277,8 +277,8 @@ fn another_reservation_changes_while_one_is_given_up() {
 #[test]
 fn a_guest_in_doubt_is_settled_by_two_at_once() {
     let scene = scene();
-    scene.fleet.reserve(&scene.owner, "g0", GIB, "b").unwrap();
-    scene.fleet.reserve(&scene.owner, "g1", GIB, "b").unwrap();
+    scene.fleet.reserve(&scene.owner, "g0", "g0", GIB, "b", None).unwrap();
+    scene.fleet.reserve(&scene.owner, "g1", "g1", GIB, "b", None).unwrap();
     scene.fleet.end(&scene.owner, &drain("d1", "a")).unwrap();
     scene.meanwhile.next(|other| other.settle("g0").unwrap());
     scene.fleet.settle("g0").unwrap();

@@ -1,7 +1,7 @@
 //! Which certificates are no longer accepted: a list that an authority signs (CRL, RFC 5280 section 5), with a number.
 //!
-//! A host takes a list only if its number is larger than the number of the list that it has, so an old list that
-//! an attacker replays changes nothing. A list counts also when its next one is overdue: an authority that is down for
+//! A host takes a list only if its number is larger than the number of the list that it has. So an old list that an
+//! attacker replays changes nothing. A list counts also when its next one is overdue: an authority that is down for
 //! long must not make revoked hosts welcome again.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use x509_parser::oid_registry::{OID_PKCS1_SHA1WITHRSA, OID_SHA1_WITH_RSA};
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
 use crate::bundle::{Bundle, TrustedAuthority};
-use crate::certificate::{AuthorityId, Serial};
+use crate::certificate::AuthorityId;
 
 /// Largest list that is read, in bytes: some 6,000 certificates. Expired ones are left out by the authority.
 pub const REVOCATION_BYTES_MAX: usize = 256 << 10;
@@ -83,12 +83,6 @@ impl RevocationList {
     /// To send to another host.
     pub fn der(&self) -> &[u8] {
         &self.der
-    }
-
-    /// Whether the authority's certificate with this number is revoked.
-    pub fn is_revoked(&self, serial: &Serial) -> bool {
-        // A list that cannot be searched refuses everybody.
-        !matches!(self.parsed.find_serial(serial.bytes()), Ok(None))
     }
 }
 

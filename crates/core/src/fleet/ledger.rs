@@ -154,11 +154,6 @@ impl Ledger {
         self.change(host, |state| state.cordoned = cordoned);
     }
 
-    /// Whether the host takes no arrivals.
-    pub fn is_cordoned(&self, host: HostId) -> bool {
-        self.hosts.get(host.0 as usize).is_some_and(|state| state.cordoned)
-    }
-
     /// The host does not answer from now on, or answers again. Its guests and reservations stay.
     pub fn lose(&mut self, host: HostId, lost: bool) {
         self.change(host, |state| state.lost = lost);

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use super::MESSAGE_BYTES_MAX;
 
-/// Repetitions of a short message.
-pub const REPETITIONS: u32 = 1000;
 /// Bytes in one direction after which a size has been repeated enough.
 pub const VOLUME_BYTES: u64 = 40 << 20;
 /// How long one size may take.
@@ -57,7 +55,7 @@ mod tests {
 
     #[test]
     fn repetitions_are_bounded_by_count_volume_and_time() {
-        let of = |bytes| by_volume(bytes, REPETITIONS);
+        let of = |bytes| by_volume(bytes, 1000);
         assert_eq!([of(0), of(1), of(32 << 10), of(64 << 10), of(4 << 20)], [1000, 1000, 1000, 640, 10]);
         assert_eq!(by_volume(usize::MAX, 5), 1);
         assert_eq!(by_time(1000, Duration::from_millis(100), Duration::from_secs(10)), 101);

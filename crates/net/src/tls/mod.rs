@@ -45,7 +45,6 @@ pub struct Tls {
     configurations: Arc<Mutex<Option<Configurations>>>,
     connections: Arc<Connections>,
     lists: Arc<Lists>,
-    name: Option<ServerName<'static>>,
 }
 
 #[derive(Clone)]
@@ -64,7 +63,7 @@ impl Tls {
 
     /// Of a host without an identity: every handshake fails with [`TlsError::NoIdentity`].
     pub fn without_identity() -> Tls {
-        Tls { configurations: Arc::default(), connections: Arc::default(), lists: Arc::default(), name: None }
+        Tls { configurations: Arc::default(), connections: Arc::default(), lists: Arc::default() }
     }
 
     /// Other configurations of the same host: [`end_connections`](Tls::end_connections) of either ends those of both.
@@ -109,11 +108,6 @@ impl Tls {
         *self.configurations.lock() = Some(made);
     }
 
-    /// The name that the client's verifier is asked about. Without it that is the address that is connected to.
-    pub fn with_peer_name(self, name: ServerName<'static>) -> Tls {
-        Tls { name: Some(name), ..self }
-    }
-
     fn client(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let configurations = self.configurations.lock();
         configurations.as_ref().map(|made| made.client.clone()).ok_or(TlsError::NoIdentity)
@@ -123,16 +117,16 @@ impl Tls {
         let configurations = self.configurations.lock();
         configurations.as_ref().map(|made| made.server.clone()).ok_or(TlsError::NoIdentity)
     }
+}
 
-    fn peer_name(&self, address: Option<IpAddr>) -> ServerName<'static> {
-        let address = address.unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED));
-        self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
-    }
+/// The name that the client's verifier is asked about: the address that is connected to.
+fn peer_name(address: Option<IpAddr>) -> ServerName<'static> {
+    ServerName::IpAddress(address.unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED)).into())
 }
 
 /// Keys are in it.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Tls").finish_non_exhaustive()
     }
 }

@@ -40,7 +40,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<Session, TlsError> {
         let client = tls.client()?;
-        let connection = Connection::client(client.clone(), tls.peer_name(peer))?;
+        let connection = Connection::client(client.clone(), super::peer_name(peer))?;
         Session::after(handshake::run(connection, socket, &client.alpn_protocols, deadline)?)
     }
 

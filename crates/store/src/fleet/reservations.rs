@@ -13,21 +13,15 @@ fn reserved_key(guest: &str) -> String {
 }
 
 impl Fleet {
-    /// Holds memory for a guest at a host. One that this drain has there already is not made again.
+    /// Holds memory at a host for a guest that is called `name`. A reservation that this drain has there already is not made
+    /// again. With `apart`: refused where a guest is, or has a reservation, whose name `apart` accepts. Of two owners that
+    /// reserve at the same time, the later one sees the other's reservation.
     ///
     /// # Errors
     /// [`FleetError::NoRoom`], [`FleetError::Cordoned`], [`FleetError::Lost`], [`FleetError::NoHost`],
-    /// [`FleetError::Reserved`], [`FleetError::Place`] if the guest is there; [`FleetError::NotOwner`]; those of the store.
-    pub fn reserve(&self, owner: &Ownership, guest: &str, bytes: u64, host: &str) -> Result<(), FleetError> {
-        self.reserve_apart(owner, guest, guest, bytes, host, None)
-    }
-
-    /// The same for a guest that is called `name`. With `apart`: only where no guest is, or has a reservation, of whose name it
-    /// says that it must be on another host. Two owners that reserve at the same time see each other: the later one is refused.
-    ///
-    /// # Errors
-    /// Those of [`Fleet::reserve`]; [`FleetError::Apart`].
-    pub fn reserve_apart(
+    /// [`FleetError::Reserved`], [`FleetError::Place`] if the guest is there, [`FleetError::Apart`];
+    /// [`FleetError::NotOwner`]; those of the store.
+    pub fn reserve(
         &self,
         owner: &Ownership,
         guest: &str,

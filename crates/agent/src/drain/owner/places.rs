@@ -231,7 +231,7 @@ impl Search {
             let Leaving { key, name, memory_bytes, .. } = guest;
             let is_apart = |other: &str| self.rules.keep_apart(name, other);
             let apart = (!self.rules.groups(name).is_empty()).then_some(&is_apart as &dyn Fn(&str) -> bool);
-            match self.fleet.reserve_apart(&self.ownership, key, name, *memory_bytes, host, apart) {
+            match self.fleet.reserve(&self.ownership, key, name, *memory_bytes, host, apart) {
                 Err(FleetError::Lost(_)) if tries < REGISTERS_ASKS => {
                     tries += 1;
                     std::thread::sleep(REGISTERS_PAUSE);
