@@ -70,8 +70,8 @@ fn parse_rates(text: &str, mtu: u32) -> Option<LinkSpec> {
     Some(LinkSpec { rate_mbps: (rate > 0).then_some(rate), reverse_rate_mbps: back, mtu })
 }
 
-// Tokens for 5 ms: with less, a busy 2-core machine that runs late by some ms cannot use the whole rate (1 ms gave 93 %,
-// 4 ms 98 %, measured with iperf3 at 2500 Mb/s); with much more, short probes would see a faster link than there is.
+// Tokens for 5 ms. With less, a busy 2-core machine that runs late by some ms cannot use the whole rate: 1 ms gave 93 %
+// and 4 ms 98 %, measured with iperf3 at 2500 Mb/s. With much more, short probes would see a faster link than there is.
 const BURST_MS: u64 = 5;
 // At low rates the bucket must still hold a full segmentation-offload packet, or each is cut up before it is sent.
 const SMALLEST_BURST_BYTES: u64 = 96 * 1024;

@@ -141,8 +141,8 @@ impl MigrateError {
     }
 }
 
-/// How long events are waited for before the status is asked for (an event can have been lost with an earlier connection)
-/// and before it is looked whether the wait is still wanted.
+/// A wait for events is interrupted this often. Then the status is asked for, since an event can have been lost with an
+/// earlier connection. The wait ends if it is no longer wanted.
 const ASK_AFTER: Duration = Duration::from_millis(50);
 /// A command is answered within this, even by a QEMU that loads a large state meanwhile. It is no part of a wait's own
 /// limit: a command whose answer is not awaited makes the connection useless.

@@ -1,5 +1,5 @@
 //! Copied disks, between two real QEMUs. What is left when the guest is stopped is carried over before anything else
-//! happens, and nothing of the copy is left when the guest is resumed at the source.
+//! happens. Nothing of the copy is left when the guest is resumed at the source.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests, too, say what they expect
 
 mod common;

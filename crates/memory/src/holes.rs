@@ -102,8 +102,7 @@ fn next_hole(file: &File, data: u64, end: u64) -> io::Result<u64> {
 
 /// Where to look for a hole with SEEK_HOLE, which knows no limit and walks page by page to the next one, be it
 /// gigabytes away. The start of the first piece that `whole` does not call populated, `end` if there is none. Pieces
-/// begin small and double, so that what is asked for is no more than three times the way to the hole, in a file of a
-/// million holes too.
+/// begin small and double. So at most three times the way to the hole is asked for, in a file of a million holes too.
 fn first_missing(data: u64, end: u64, whole: impl Fn(u64, u64) -> bool) -> u64 {
     let (mut at, mut piece) = (data, FIRST_PIECE);
     while at < end {

@@ -1,8 +1,8 @@
 //! Protocol versions and the choice of one.
 //!
 //! A version says how every frame but the opening ones is laid out. The header, HELLO, WELCOME, REFUSE and OUTCOME keep
-//! their layout in all versions: two agents of any version can report to each other that they do not agree, and an
-//! agent that was replaced in the middle can still ask how a session ended.
+//! their layout in all versions. So two agents of any version can report to each other that they do not agree. An agent
+//! that was replaced in the middle can still ask how a session ended.
 
 /// Oldest version that this crate speaks.
 pub const VERSION_MIN: u16 = 2;

@@ -1,8 +1,14 @@
 //! An agent that moves nothing: it plays recorded migrations over a UNIX socket.
 //!
-//! The guest's name says what happens: `web` is moved while a link is lost and comes back, `full` finds too little memory,
-//! `stuck` ends in doubt, `cut` breaks the stream off, `long` goes on until it is cancelled, `deaf` even then, `pinned`
-//! is refused.
+//! | guest | what happens |
+//! |---|---|
+//! | `web` | is moved while a link is lost and comes back |
+//! | `full` | finds too little memory |
+//! | `stuck` | ends in doubt |
+//! | `cut` | ends the stream of events |
+//! | `long` | goes on until it is cancelled |
+//! | `deaf` | goes on also then |
+//! | `pinned` | is refused |
 
 pub mod script;
 

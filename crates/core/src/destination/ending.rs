@@ -50,8 +50,8 @@ impl Destination {
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.
     pub(super) fn fail(&mut self, now: Time, fault: Fault) {
         match &self.state {
-            // Discarding: if the journal did not take it, the guest is ended all the same before any report, and
-            // after a crash the journal still says that nothing was committed, which is as good.
+            // Discarding: the guest is ended before any report, also if the journal did not take it. After a crash the
+            // journal then still says that nothing was committed, which is as good.
             State::Discarding { .. } | State::Closing { .. } | State::Ended => {}
             _ if self.committed => {}
             // The source may have committed, and is not there to have the guest back: only the source gives it up, or

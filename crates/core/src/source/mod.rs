@@ -45,8 +45,8 @@
 //! session: no lost link, no fault of the other agent and no operator changes anything in AwaitingOwner. If libvirt
 //! resumes the guest here, or never decides, the agent rolls back its own settings and leaves the guest as it is.
 //!
-//! The guarantee: if it ends with a fault, the guest runs at the source as before (or is still paused there if it was
-//! paused before), unless the fault says otherwise in words. From [`Action::Journal`] of
+//! The guarantee: if it ends with a fault, the guest runs at the source as before, or is still paused there if it was
+//! paused before. The fault says so in words where that does not hold. From [`Action::Journal`] of
 //! [`SourcePhase::CommitSent`] on it never resumes by itself (rule 1).
 //!
 //! The driver calls [`Source::handle`] with events, then [`Source::poll_action`] until it gives none, and
