@@ -1,6 +1,6 @@
-//! Revocation lists spread from host to host: with each connection the host that took it tells which lists it has, and the
-//! host that opened it asks for newer ones and gives those that are newer here. So a revocation gets around while the
-//! authority's host is down.
+//! Revocation lists spread from host to host. With each connection the host that took it sends the numbers of its lists.
+//! The host that opened it asks for newer ones, and gives those that are newer here. So a revocation gets around while
+//! the authority's host is down.
 //!
 //! A list is taken only with the authority's signature and a larger number, so no host need be believed.
 
