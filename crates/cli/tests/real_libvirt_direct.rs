@@ -286,8 +286,8 @@ fn whatever_ends_while_debian_12s_libvirt_waits_leaves_the_domain_at_the_source(
 /// libvirt decides within moments, if it can; a connection that is silent counts as lost after 30 s. A state that lasts longer stays.
 const UNANSWERED: Duration = Duration::from_secs(45);
 
-/// Where it runs once libvirt has decided. If the answer of the other host was lost, libvirt leaves the domain paused at the
-/// source. An operator then looks at both hosts and ends that one.
+/// Where it runs once libvirt has decided. If the answer of the other host was lost, libvirt leaves the domain paused
+/// at the source. An operator then looks at both hosts and ends that one.
 fn decided(stage: &Stage) -> usize {
     let deadline = Instant::now() + LONG;
     let (mut since, mut before) = (Instant::now(), [None, None]);

@@ -1,8 +1,9 @@
 //! Releasing a connection's identifier, at once or when its port is up again.
 //!
-//! The kernel notifies the peer when an identifier of an open connection is destroyed. All connections of a
-//! device are made through queue pair 1. If soft-RoCE cannot route a message, it puts that pair into an error state for
-//! good. With kernel 6.12 `rdma resource show qp` said `type GSI state ERR`. There is no route while the port is down. So an identifier whose port is down is kept until the port is up.
+//! The kernel notifies the peer when an identifier of an open connection is destroyed. All connections of a device are
+//! made through queue pair 1. If soft-RoCE cannot route a message, it puts that pair into an error state for good.
+//! With kernel 6.12 `rdma resource show qp` said `type GSI state ERR`. There is no route while the port is down. So an
+//! identifier whose port is down is kept until the port is up.
 
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;
