@@ -148,6 +148,21 @@ pub(super) fn named(
     Ok(all)
 }
 
+/// Hosts that have joined a fleet since its hosts were these.
+pub(super) fn joined(
+    agent: &Agent,
+    destinations: &[Destination],
+    drain: Option<&str>,
+) -> Result<Vec<Destination>, FleetError> {
+    let view = agent.fleet.fleet()?.view()?;
+    Ok(new_in(&view, &agent.config.name, destinations, drain))
+}
+
+fn new_in(view: &View, own: &str, destinations: &[Destination], drain: Option<&str>) -> Vec<Destination> {
+    let is_new = |name: &&String| **name != own && destinations.iter().all(|one| one.name() != **name);
+    view.hosts.keys().filter(is_new).filter_map(|name| Destination::of(name, view, drain)).collect()
+}
+
 /// The destinations as they are now: each is asked, or looked up in the store that it shares.
 pub(super) fn renew(
     agent: &Agent,
@@ -516,6 +531,21 @@ mod tests {
         assert_eq!(why(2), [vec![of("log-7")], vec![]]);
         let free = ledger(&source, &destinations, &guests, &Rules::default());
         assert!(free.ledger.place(&request).iter().all(|(_, found)| found.is_ok()));
+    }
+
+    #[test]
+    fn hosts_that_have_joined_are_found_once() {
+        let host = |name: &str| {
+            let record = at(name, &[]);
+            (name.to_owned(), linerate_store::fleet::HostView { record, alive: true, ..Default::default() })
+        };
+        let view = View { hosts: ["a", "b", "c"].map(host).into(), ..View::default() };
+        let mut known = vec![answered(at("b", &[]))];
+        let new = new_in(&view, "a", &known, None);
+        let names: Vec<&str> = new.iter().map(Destination::name).collect();
+        assert_eq!((names, new[0].lost.is_none()), (vec!["c"], true));
+        known.extend(new);
+        assert!(new_in(&view, "a", &known, None).is_empty());
     }
 
     #[test]

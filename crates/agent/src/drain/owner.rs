@@ -842,6 +842,20 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_has_joined_stays_and_the_others_keep_their_numbers() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        let before = owner.destinations.clone();
+        let mut with_new = before.clone();
+        with_new.push(Destination::new("127.0.0.1:3"));
+        owner.hosts_are(with_new);
+        // As a thread sends it that began before.
+        owner.hosts_are(before);
+        let names: Vec<&str> = owner.destinations.iter().map(Destination::name).collect();
+        assert_eq!(names, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]);
+    }
+
+    #[test]
     fn a_guest_that_somebody_else_moves_is_waited_for_and_uses_no_try() {
         let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
         let (mut owner, _inbox) = owner(&dir, &runtime);

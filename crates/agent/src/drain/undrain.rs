@@ -15,6 +15,7 @@ use linerate_api::{
 };
 use linerate_fabric::probe::{Answer as Told, Question, SentBack};
 use linerate_guest::registry::Registry;
+use linerate_net::lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use tokio::runtime::Handle;
 
@@ -167,9 +168,11 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
     for (at, guest) in moved.iter().enumerate() {
         of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
     }
+    let later = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for (name, guests) in of_host {
             let host = hosts.iter().find(|host| host.name() == name);
+            let later = &later;
             scope.spawn(move || {
                 for (at, guest) in guests {
                     note(drains, at, State::Moving, None);
@@ -181,6 +184,9 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
                                 error = error.message,
                                 "it does not come back"
                             );
+                            if may_come_later(&error) {
+                                later.lock().insert(at);
+                            }
                             note(drains, at, State::Failed, Some(error));
                         }
                     }
@@ -189,17 +195,22 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
         }
     });
     if let Some(detail) = drains.undrain.lock().as_mut() {
-        let guests = left_over(&detail.guests, moved);
+        let guests = later.lock().iter().filter_map(|at| moved.get(*at).cloned()).collect();
         *drains.left_over.lock() = LeftOver { guests, to: to.to_vec() };
         detail.over = true;
         tracing::info!(drain = detail.drain, back = detail.count(State::Back), "undrain ends");
     }
 }
 
-/// Those that did not come back. The next drain keeps them for its undrain.
-fn left_over(shown: &[UndrainGuest], moved: &[DrainGuest]) -> Vec<DrainGuest> {
-    let failed = shown.iter().zip(moved).filter(|(shown, _)| shown.state == State::Failed);
-    failed.map(|(_, guest)| guest.clone()).collect()
+/// Whether a later undrain may bring a guest back that did not come. What its host refuses stays refused: it was moved on, for
+/// example, and somebody wants it there.
+fn may_come_later(error: &ErrorBody) -> bool {
+    error.code != code::REFUSED
+}
+
+/// The other host was not reached.
+fn unreached(text: String, hint: &str) -> ErrorBody {
+    ErrorBody::new("no_link", text).with_hint(hint)
 }
 
 fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
@@ -236,7 +247,7 @@ impl Here {
             return Err(refused("it is not known in which migration it left", by_hand));
         };
         let Some(host) = host else {
-            return Err(refused(
+            return Err(unreached(
                 format!("{} does not answer", guest.to.as_deref().unwrap_or("its host")),
                 by_hand,
             ));
@@ -315,7 +326,7 @@ fn has_arrived(state: Option<&str>, moved: bool) -> bool {
 }
 
 fn silent(error: &FindError) -> ErrorBody {
-    refused(
+    unreached(
         format!("its host does not answer, and may have moved it: {}", chain(error)),
         "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again",
     )
@@ -357,19 +368,15 @@ mod tests {
         let moved = moved_by(&[&last, &earlier], Vec::new()).unwrap();
         assert_eq!(told(&moved), [at("web", "c"), at("u2", "b")]);
         // The undrain of the first drain did not bring them back, and the second has begun since.
-        let mut before = moved_by(&[&earlier], Vec::new()).unwrap();
-        let shown = |guest: &DrainGuest, state| UndrainGuest {
-            guest: guest.guest.clone(),
-            from: "b".into(),
-            state,
-            reason: None,
-            hint: String::new(),
-        };
-        let failed: Vec<_> = before.iter().map(|one| shown(one, State::Failed)).collect();
-        before = left_over(&failed, &before);
-        assert_eq!(told(&moved_by(&[&last], before.clone()).unwrap()), [at("web", "c"), at("u2", "b")]);
-        let back: Vec<_> = before.iter().map(|one| shown(one, State::Back)).collect();
-        assert!(left_over(&back, &before).is_empty());
+        let before = moved_by(&[&earlier], Vec::new()).unwrap();
+        assert_eq!(told(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
+    }
+
+    #[test]
+    fn what_could_not_be_reached_is_asked_for_again_by_a_later_undrain() {
+        assert!(may_come_later(&unreached("b does not answer".into(), "")));
+        assert!(may_come_later(&ErrorBody::new("not_converging", "")));
+        assert!(!may_come_later(&refused("it was moved on", "")));
     }
 
     #[test]

@@ -64,7 +64,11 @@ impl Owner {
 
     /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being copied
     /// is not lost: the links are watched by its session.
-    pub(super) fn hosts_are(&mut self, destinations: Vec<Destination>) {
+    pub(super) fn hosts_are(&mut self, mut destinations: Vec<Destination>) {
+        // Hosts that have joined stand at the end. A list that was taken before does not have them.
+        let known = self.destinations.len();
+        destinations.extend(self.destinations.drain(..).skip(destinations.len()));
+        let has_new = destinations.len() > known;
         self.destinations = destinations;
         let copies: BTreeSet<HostId> = self
             .controller
@@ -73,6 +77,9 @@ impl Owner {
             .filter_map(|(id, ..)| self.members.get(id.0 as usize)?.to)
             .collect();
         let mut events = Vec::new();
+        if has_new {
+            events.push(Event::Ports(hosts::port_rates(&self.source, &self.destinations)));
+        }
         for (host, one) in (1..).map(HostId).zip(&self.destinations) {
             let now = match (&one.lost, one.is_drained) {
                 (Some(_), _) => Some(Unusable::Lost),
@@ -104,8 +111,13 @@ impl Owner {
         (self.looks_at_hosts, self.hosts_looked) = (true, Instant::now());
         let (agent, to_self, drain) = (self.agent.clone(), self.to_self.clone(), self.record.id.clone());
         let mut destinations = self.destinations.clone();
+        let may_join = self.kept.request.to.is_empty() && self.agent.fleet.shared().is_some();
         std::thread::spawn(move || {
-            let looked = hosts::renew(&agent, &mut destinations, Some(&drain));
+            let mut looked = hosts::renew(&agent, &mut destinations, Some(&drain));
+            if looked.is_ok() && may_join {
+                looked =
+                    hosts::joined(&agent, &destinations, Some(&drain)).map(|new| destinations.extend(new));
+            }
             let _ = to_self.send(Input::Hosts(looked.ok().map(|()| destinations)));
         });
     }
