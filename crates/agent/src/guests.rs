@@ -268,8 +268,8 @@ fn populated(pid: i32, block: &linerate_guest::description::RamBlock) -> Option<
     Mapping::new(&found).ok()?.resident_bytes().ok()
 }
 
-/// Starts a guest by a specification.
-pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
+/// The specification that a request has, or names.
+fn requested(request: &StartGuest) -> Answer<GuestSpec> {
     let (text, base) = match (&request.spec_toml, &request.spec_path) {
         (Some(text), path) => {
             (text.clone(), path.as_ref().and_then(|path| Path::new(path).parent()).map(Path::to_owned))
@@ -284,7 +284,12 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
         }
     };
     let base = base.unwrap_or_else(|| PathBuf::from("/"));
-    let spec = GuestSpec::parse(&text, &base).map_err(|error| failed(code::BAD_REQUEST, &error))?;
+    GuestSpec::parse(&text, &base).map_err(|error| failed(code::BAD_REQUEST, &error))
+}
+
+/// Starts a guest by a specification.
+pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
+    let spec = requested(request)?;
     refuse_own(agent, &spec)?;
     let wanted = spec.qemu.clone();
     let qemu = agent.config.qemu.iter().find(|qemu| wanted.as_ref().is_none_or(|name| *name == qemu.name));
@@ -333,7 +338,35 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     drop(qmp);
     agent.registry.own_files(&record.name);
     tracing::info!(guest = record.name, pid = record.process.pid, "started");
-    Ok(summary(agent, &record).0)
+    let (now, description) = summary(agent, &record);
+    must_run(&spec, &now, description.as_ref().map(|guest| &guest.run_state), &folder)?;
+    Ok(now)
+}
+
+/// A guest that was started runs, unless its specification has it wait. Of one that does not, everything is left for a
+/// person who looks for the cause.
+fn must_run(spec: &GuestSpec, now: &GuestSummary, state: Option<&RunState>, folder: &Path) -> Answer<()> {
+    let waits = spec.extra_args.iter().any(|one| ["-S", "--S"].contains(&one.as_str()));
+    let runs = match now.state {
+        GuestRunState::Stopped | GuestRunState::Unknown => false,
+        GuestRunState::Paused => {
+            state.is_some_and(|state| state.is_live() || (waits && *state == RunState::PreLaunch))
+        }
+        // Also if something else has it already.
+        _ => true,
+    };
+    if runs {
+        return Ok(());
+    }
+    let name = &spec.name;
+    let why = match state {
+        Some(state) => format!("its QEMU says that it is in state {state}"),
+        None => now.direct.reasons.join("; "),
+    };
+    let log = process::start_log(folder);
+    let text = format!("{name} was started and does not run: {why}; what QEMU wrote: {log}");
+    Err(ErrorBody::new("hypervisor_failed", text)
+        .with_hint(format!("`linerate vm show {name}`; `linerate vm stop {name} --force` removes it")))
 }
 
 /// Lets QEMU's user in to what the guest has, with the file of its serial port.

@@ -69,9 +69,13 @@ pub fn confirm(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     let mut trials = state.lock();
     let trial = trials.get(port).cloned().ok_or_else(|| nothing_waits(port))?;
     done(port, &trial)?;
-    trials.remove(port);
+    let mut left = trials.clone();
+    left.remove(port);
+    // Written first: if that fails, the trial is as it was, and is put back in time.
+    save(state, &left)
+        .map_err(|error| error.with_hint("it is not confirmed: make room, and confirm it again"))?;
+    *trials = left;
     state.notify_ended();
-    save(state, &trials)?;
     let Some(why) = trial.stuck else { return Ok(()) };
     let message = format!("{port} was not confirmed in time and could NOT be put back: {why}");
     let hint = "it stays as it is now and the agent forgets it: check it, and set by hand what is not as it should be";

@@ -224,7 +224,10 @@ fn machine_problems(guest: &GuestDescription, host: &HostFacts) -> Vec<Problem> 
         problems.push(Problem::NameTaken { name: guest.name.clone() });
     }
     if let Some(uuid) = &guest.uuid
-        && host.guests.iter().any(|(_, other)| other.as_ref() == Some(uuid))
+        // One that comes back may find what is left of itself.
+        && host.guests.iter().any(|(name, other)| {
+            *name != guest.name && other.as_ref().is_some_and(|other| other.eq_ignore_ascii_case(uuid))
+        })
     {
         problems.push(Problem::UuidTaken { uuid: uuid.clone() });
     }

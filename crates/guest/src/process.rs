@@ -246,6 +246,11 @@ fn read_pid(path: &Path) -> Result<i32, GuestError> {
     text.trim().parse().map_err(|_| failed(io::ErrorKind::InvalidData.into()))
 }
 
+/// What a QEMU with this folder has written since it was started, as far as that is kept.
+pub fn start_log(folder: &Path) -> String {
+    last_lines(&folder.join("start.log"))
+}
+
 fn last_lines(log: &Path) -> String {
     let mut bytes = Vec::new();
     let read = fs::File::open(log).and_then(|file| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));

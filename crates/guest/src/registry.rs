@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::{Access, AccessError};
 use crate::description::{DescriptionError, check_name};
 use crate::lock::lock;
-use crate::procfs::{ProcessError, ProcessIdentity, boot_id};
+use crate::procfs::{ProcessError, ProcessIdentity, boot_id, command_line};
 use crate::qemu_user::{QemuUser, write_private};
 
 /// Version of the record's form.
@@ -148,6 +148,12 @@ impl GuestRecord {
         boot_id().is_ok_and(|boot| boot == self.boot) && self.process.can_run()
     }
 
+    /// The UUID that its QEMU was started with, which stays as long as its process. A record of an earlier agent has none,
+    /// so the process is asked.
+    pub fn uuid(&self) -> Option<String> {
+        uuid_in(&command_line(self.process.pid).ok()?)
+    }
+
     /// Kills the process if it is still the same one.
     pub fn kill(&self) -> Result<(), ProcessError> {
         if !self.is_alive() {
@@ -158,6 +164,22 @@ impl GuestRecord {
             other => other,
         }
     }
+}
+
+/// `-uuid`, or that of SMBIOS: QEMU takes the last one. All zeros are none.
+fn uuid_in(arguments: &[String]) -> Option<String> {
+    let of_option = |pair: &[String]| {
+        let [flag, value] = pair else { return None };
+        match flag.strip_prefix("--").or_else(|| flag.strip_prefix('-'))? {
+            "uuid" => Some(value.to_lowercase()),
+            "smbios" if value.split(',').any(|part| part == "type=1") => {
+                value.split(',').find_map(|part| part.strip_prefix("uuid=")).map(str::to_lowercase)
+            }
+            _ => None,
+        }
+    };
+    let given = arguments.windows(2).filter_map(of_option).next_back();
+    given.filter(|uuid| uuid.chars().any(|digit| digit != '0' && digit != '-'))
 }
 
 /// A guest whose record cannot be read: nobody knows whether it runs.
@@ -561,6 +583,24 @@ mod tests {
         live.process.start_ticks -= 1;
         registry.put(&live).unwrap();
         registry.check_ram("b", &ram).unwrap();
+    }
+
+    #[test]
+    fn a_uuid_is_read_from_the_command_line_as_qemu_does() {
+        let uuid = "0f0e8c9a-0000-4000-8000-00000000000A";
+        let found = |line: &str| {
+            let line = line.replace("UUID", uuid);
+            uuid_in(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        };
+        let expected = Some(uuid.to_lowercase());
+        for line in ["q -m 1 -uuid UUID", "q --uuid UUID -S", "q -uuid 1 -smbios type=1,sku=x,uuid=UUID"] {
+            assert_eq!(found(line), expected, "{line}");
+        }
+        for line in
+            ["q -name UUID", "q -smbios type=3,uuid=UUID", "q -uuid 00000000-0000-0000-0000-000000000000"]
+        {
+            assert_eq!(found(line), None, "{line}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use x509_parser::oid_registry::{OID_PKCS1_SHA1WITHRSA, OID_SHA1_WITH_RSA};
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
 use crate::bundle::{Bundle, TrustedAuthority};
-use crate::certificate::AuthorityId;
+use crate::certificate::{AuthorityId, Serial};
 
 /// Largest list that is read, in bytes: some 6,000 certificates. Expired ones are left out by the authority.
 pub const REVOCATION_BYTES_MAX: usize = 256 << 10;
@@ -84,6 +84,11 @@ impl RevocationList {
     pub fn der(&self) -> &[u8] {
         &self.der
     }
+
+    fn has(&self, serial: &Serial) -> bool {
+        // A list that cannot be searched refuses everybody.
+        !matches!(self.parsed.find_serial(serial.bytes()), Ok(None))
+    }
 }
 
 fn signed_by(list: &CertificateRevocationList<'_>, authority: &TrustedAuthority) -> bool {
@@ -138,7 +143,7 @@ impl Revocations {
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
         let issuer = certificate.issuer().as_raw();
         let serial = Serial::new(certificate.raw_serial());
-        self.lists.iter().any(|list| list.issuer == issuer && list.is_revoked(&serial))
+        self.lists.iter().any(|list| list.issuer == issuer && list.has(&serial))
     }
 
     /// All lists as a PEM file.

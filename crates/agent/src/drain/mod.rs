@@ -831,7 +831,7 @@ mod tests {
         ["a", "b"].map(|name| fleet.register(&host(name)).unwrap());
         let owner = fleet.begin(&record("d1", "a")).unwrap();
         for guest in ["came", "back", "domain", "doubted"] {
-            fleet.reserve(&owner, guest, 1, "b").unwrap();
+            fleet.reserve(&owner, guest, guest, 1, "b", None).unwrap();
         }
         let mut there = host("b");
         there.guests.insert("came".into(), linerate_store::fleet::records::GuestRecord::default());
@@ -844,6 +844,7 @@ mod tests {
             destinations: vec![Destination { record: Some(there), lost: None, ..Destination::new("b") }],
             rules: Rules::default(),
             unsettled: BTreeSet::new(),
+            arriving: BTreeSet::new(),
             unseen: leaving::Unseen::default(),
             warnings: Vec::new(),
         };

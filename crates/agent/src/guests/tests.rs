@@ -71,7 +71,7 @@ fn one_thing_at_a_time_is_done_with_a_name() {
     assert!(!agent.registry.folder("web").unwrap().exists(), "nothing of the other's is removed");
     let adopted = || adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None });
     assert_eq!(adopted().unwrap_err().code, "guest_busy");
-    let moved = agent.begin_outgoing("web", || panic!("it is not free")).unwrap_err();
+    let moved = agent.begin_outgoing("web", || panic!("it is not free")).err().unwrap();
     assert_eq!(moved.code, linerate_core::Code::GuestBusy);
     drop(claim);
     adopted().unwrap();
@@ -120,6 +120,37 @@ fn a_start_that_fails_ends_its_own_qemu_only() {
     assert!(!folder.exists() && other.try_wait().unwrap().is_none(), "another's is ended");
     other.kill().unwrap();
     other.wait().unwrap();
+}
+
+#[test]
+fn a_guest_that_was_started_has_to_run_unless_it_is_to_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("start.log"), "qemu: it broke\n").unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let record = GuestRecord::new("g", Origin::Started, own, "/q".into(), vec![]).unwrap();
+    let check = |more: &str, state, run_state: Option<RunState>| {
+        let spec = format!("name = 'g'\nmemory = '64M'\n{more}");
+        let spec = GuestSpec::parse(&spec, Path::new("/")).unwrap();
+        must_run(&spec, &bare(&record, state, "why".into()), run_state.as_ref(), dir.path())
+    };
+    let waits = "extra_args = ['-S']";
+    check("", GuestRunState::Running, Some(RunState::Running)).unwrap();
+    check("", GuestRunState::Paused, Some(RunState::Suspended)).unwrap();
+    check("", GuestRunState::Migrating, None).unwrap();
+    check(waits, GuestRunState::Paused, Some(RunState::PreLaunch)).unwrap();
+    let ended = check("", GuestRunState::Stopped, None).unwrap_err();
+    assert_eq!(ended.code, "hypervisor_failed");
+    assert!(ended.message.contains("does not run: why") && ended.message.contains("it broke"), "{ended:?}");
+    for (more, run_state) in [
+        ("", RunState::GuestPanicked),
+        ("", RunState::PreLaunch),
+        (waits, RunState::InternalError),
+        (waits, RunState::GuestPanicked),
+    ] {
+        let error = check(more, GuestRunState::Paused, Some(run_state.clone())).unwrap_err();
+        assert!(error.message.contains(run_state.name()), "{error:?}");
+    }
+    check("", GuestRunState::Paused, None).unwrap_err();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use linerate_core::recovery::{Entry, Phase, process_fate};
 use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
-use linerate_guest::registry::Registry;
+use linerate_guest::registry::{GuestRecord, Registry};
 use linerate_net::lock::Mutex;
 use linerate_wire::frame::{Hello, Role};
 
@@ -136,7 +136,8 @@ impl Sessions {
     /// Names and UUIDs of the guests that are here.
     pub fn names_here(&self) -> Vec<(String, Option<String>)> {
         let records = self.registry.list().unwrap_or_default();
-        records.into_iter().filter(|record| record.is_alive()).map(|record| (record.name, None)).collect()
+        let alive = records.into_iter().filter(GuestRecord::is_alive);
+        alive.map(|record| (record.name.clone(), record.uuid())).collect()
     }
 
     /// The incoming QEMU's process goes into the journal, so that a restarted agent ends it and no other.

@@ -12,6 +12,7 @@ use super::streams::Services;
 use super::*;
 use crate::security::Caller;
 use crate::session::stream_transport::DISKS_SERVICE;
+use crate::testing::TestQemu;
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -118,6 +119,28 @@ fn mode_of_an_offer_agrees_with_the_guest_in_it() {
     assert_eq!(refused(&domain, handover(&[])), violation);
     let none = GuestDescription { ram: Vec::new(), ..guest };
     assert_eq!(refused(&none, direct(&[])), violation);
+}
+
+#[test]
+fn a_guest_with_the_uuid_of_another_guest_here_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let uuid = "0f0e8c9a-0000-4000-8000-000000000001";
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "first", "-uuid", uuid]);
+    let asked = linerate_api::AdoptGuest { pid: Some(hand.pid()), ..Default::default() };
+    crate::guests::adopt(&agent, &asked).unwrap();
+    assert_eq!(agent.names_here(), [("first".to_owned(), Some(uuid.to_owned()))]);
+    let record = agent.registry.get("first").unwrap();
+    let mut qmp = linerate_guest::process::connect(&record, Instant::now() + LONG).unwrap();
+    let described = linerate_guest::read::read(&mut qmp, record.process.pid, Instant::now() + LONG).unwrap();
+    let second = GuestDescription { name: "second".into(), ..described };
+    let fault = admit::admit(&agent.incoming, &None, second.clone(), &[]).map(drop).unwrap_err();
+    assert!(fault.code == Code::GuestExists && fault.detail.contains(uuid), "{fault}");
+    assert!(!agent.registry.folder("second").unwrap().exists());
+    // Nor while a guest of its name is just being started.
+    let _claim = agent.names.claim("second").unwrap();
+    let fault = admit::admit(&agent.incoming, &None, second, &[]).map(drop).unwrap_err();
+    assert_eq!(fault.code, Code::GuestBusy, "{fault}");
 }
 
 #[test]

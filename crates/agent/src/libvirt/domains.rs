@@ -38,7 +38,8 @@ pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
         return all(&Virsh::new(HERE)).await;
     }
     none_left(Path::new(STATE)).map(|()| Vec::new()).map_err(|why| {
-        ErrorBody::new(code::LIBVIRT_FAILED, why).with_hint("`systemctl start libvirtd` (or virtqemud) there")
+        ErrorBody::new(code::LIBVIRT_FAILED, why)
+            .with_hint("`systemctl start libvirtd` (or virtqemud) on that host")
     })
 }
 

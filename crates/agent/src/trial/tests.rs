@@ -123,6 +123,23 @@ fn what_could_not_be_put_back_is_kept_until_it_is_confirmed() {
 }
 
 #[test]
+fn a_confirmation_that_cannot_be_written_leaves_the_trial_as_it_is() {
+    let (_folder, agent) = agent();
+    nothing_waits_long(&agent.trials, "lo");
+    let path = file(&agent.trials);
+    let written = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let error = confirm(&agent.trials, "lo").unwrap_err();
+    assert!(error.message.contains("cannot be written") && error.hint.contains("not confirmed"), "{error:?}");
+    assert!(on_trial(&agent.trials, "lo"), "it would stay, without an end");
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::write(&path, written).unwrap();
+    confirm(&agent.trials, "lo").unwrap();
+    assert!(!on_trial(&agent.trials, "lo") && !path.exists());
+}
+
+#[test]
 fn a_port_is_on_trial_once() {
     let (_folder, agent) = agent();
     let begun = begin_nothing(&agent.trials, "lo");

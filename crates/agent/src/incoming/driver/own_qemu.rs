@@ -94,7 +94,7 @@ impl OwnQemu {
         let (record, mut qmp) = started.map_err(|error| failed(&error))?;
         let pid = record.process.pid;
         self.context.record().qemu = Some(record.clone());
-        self.admitted.claim = None;
+        drop(self.admitted.claim.take());
         let found = read::read(&mut qmp, pid, deadline);
         self.process = Some((record, DestinationQemu::new(qmp)));
         let found = found.map_err(|error| failed(&error))?;
