@@ -41,7 +41,7 @@ use linerate_api::{
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
 use linerate_store::StoreError;
-use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
+use linerate_store::fleet::records::{Cordon, DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError};
 use serde::{Deserialize, Serialize};
 
@@ -339,14 +339,8 @@ fn begin_with(
         ));
     }
     has_destination(&mut ready, &request)?;
-    let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
-    owner::register(agent, &fleet, &ready.source, &ready.destinations)
-        .map_err(|error| of_fleet(&error, agent))?;
-    if agent.fleet.shared().is_none() {
-        settle_known(&fleet, &ready).map_err(|error| of_fleet(&error, agent))?;
-    }
+    let (fleet, cordon) = described(agent, &ready).map_err(|error| of_fleet(&error, agent))?;
     let (id, begun_ms) = (drain_id(), unix_ms());
-    let cordon = fleet.cordon_of(&agent.config.name).map_err(|error| of_fleet(&error, agent))?;
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
     let left_over = drains.left_over.lock().clone();
     let last = last_order(&fleet, &agent.config.name).map_err(|error| of_fleet(&error, agent))?;
@@ -438,6 +432,17 @@ fn look_again(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime:
         }
     };
     let _ = std::thread::Builder::new().name("drain-begun".into()).spawn(run);
+}
+
+/// The store, with the hosts as they are now, and this host's cordon.
+fn described(agent: &Agent, ready: &Ready) -> Result<(Fleet, Option<Cordon>), FleetError> {
+    let fleet = agent.fleet.fleet_to_change()?;
+    owner::register(agent, &fleet, &ready.source, &ready.destinations)?;
+    if agent.fleet.shared().is_none() {
+        settle_known(&fleet, ready)?;
+    }
+    let cordon = fleet.cordon_of(&agent.config.name)?;
+    Ok((fleet, cordon))
 }
 
 /// Gives up what ended drains have reserved for guests in doubt, where it is known by now where these are. In a fleet that

@@ -69,21 +69,7 @@ pub(crate) fn begin(
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     known.retain(|one| one.id == last.id || is_of_cordon(one, since));
-    let (mut to, mut left_over) = (BTreeSet::new(), Vec::new());
-    for drain in &known {
-        let left = kept(drain)?.left_over;
-        to.extend(left.to);
-        left_over.extend(left.guests);
-    }
-    let moved = moved_by(&known, left_over)?;
-    if agent.fleet.shared().is_some() {
-        to.extend(moved.iter().filter_map(|guest| guest.to.clone()));
-    } else {
-        for drain in &known {
-            to.extend(kept(drain)?.request.to);
-        }
-    }
-    let to: Vec<String> = to.into_iter().collect();
+    let (moved, to) = coming(&known, agent.fleet.shared().is_some())?;
     // It refuses while a drain is open.
     agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
     let shown = |guest: &DrainGuest| UndrainGuest {
@@ -109,6 +95,22 @@ pub(crate) fn begin(
         return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
     }
     Ok(detail)
+}
+
+/// The guests that come back after these drains, and the hosts that are asked.
+fn coming(drains: &[&DrainRecord], is_shared: bool) -> Answer<(Vec<DrainGuest>, Vec<String>)> {
+    let (mut to, mut left_over) = (BTreeSet::new(), Vec::new());
+    for drain in drains {
+        let kept = kept(drain)?;
+        to.extend(kept.left_over.to);
+        left_over.extend(kept.left_over.guests);
+        to.extend(kept.request.to.into_iter().filter(|_| !is_shared));
+    }
+    let moved = moved_by(drains, left_over)?;
+    if is_shared {
+        to.extend(moved.iter().filter_map(|guest| guest.to.clone()));
+    }
+    Ok((moved, to.into_iter().collect()))
 }
 
 /// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left before and
