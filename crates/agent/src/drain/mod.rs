@@ -833,7 +833,9 @@ mod tests {
         let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
         let fleet = Fleet::new(store, "a", "1").unwrap();
         let host = |name: &str| HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
-        ["a", "b"].map(|name| fleet.register(&host(name)).unwrap());
+        for name in ["a", "b"] {
+            fleet.register(&host(name)).unwrap();
+        }
         let owner = fleet.begin(&record("d1", "a")).unwrap();
         for guest in ["came", "back", "domain", "doubted"] {
             fleet.reserve(&owner, guest, guest, 1, "b", None).unwrap();
@@ -843,10 +845,12 @@ mod tests {
         let here = |key: &str, domain| {
             Member::new(leaving::Leaving { key: key.into(), domain, ..leaving::Leaving::default() })
         };
+        let mut destination = Destination::new("b");
+        (destination.record, destination.lost) = (Some(there), None);
         let ready = Ready {
             source: host("a"),
             members: vec![here("back", false), here("domain", true)],
-            destinations: vec![Destination { record: Some(there), lost: None, ..Destination::new("b") }],
+            destinations: vec![destination],
             rules: Rules::default(),
             unsettled: BTreeSet::new(),
             arriving: BTreeSet::new(),
