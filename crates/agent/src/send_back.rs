@@ -308,7 +308,7 @@ mod tests {
         let sent = SentGuests::default();
         let to = "192.0.2.1:7979".parse().unwrap();
         let nowhere = || Err(Fault::new(Code::NoLink, Step::Authorise, Side::Source, "nobody is there"));
-        let known = (&*agent.journal, &agent.registry);
+        let known: (&Journal, &Registry) = (&agent.journal, &agent.registry);
         let mut meanwhile = None;
         let first = sent.answer(known, &None, (session, to), |_| {
             meanwhile =

@@ -298,8 +298,8 @@ async fn show_migration(
     Ok(Json(MigrationDetail { summary, report: None, error: None }))
 }
 
-/// A session of an earlier agent, or one that could not end itself: it has no events, and is beyond a cancel. Its note
-/// says what it waits for.
+/// A session of an earlier agent, or one that could not end itself. It has no events, and is beyond a cancel.
+/// Its note says what it waits for.
 fn left_to_recovery(unfinished: &Unfinished) -> Refusal {
     let MigrationSummary { id, state, step, note, .. } = unfinished.summary();
     let in_doubt = state == MigrationState::InDoubt;
@@ -381,8 +381,8 @@ async fn resolve(
 const DECISION_WAIT: Duration = Duration::from_secs(15);
 const DECISION_LOOK: Duration = Duration::from_millis(50);
 
-/// Waits until the decision is carried out. An operator who is not told that it was not would act as if it were. One that
-/// still waits is in the session's note.
+/// Waits until the decision is carried out. An operator who is not told that it was not would act as if it were.
+/// One that still waits is in the session's note.
 async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<(), Refusal> {
     let end = tokio::time::Instant::now() + DECISION_WAIT;
     while decided() == Decided::Waiting && tokio::time::Instant::now() < end {

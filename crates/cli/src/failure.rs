@@ -69,8 +69,8 @@ impl Failure {
         Failure::new(Exit::Failed, format!("the output cannot be written: {error}"), "")
     }
 
-    /// The end of what was watched, whatever became of the output: that is said on standard error. Only a good end
-    /// becomes another one, `unsaid`.
+    /// The end of what was watched, whatever became of the output: that is said on standard error. Only a good
+    /// end becomes another one, `unsaid`.
     pub fn of_ended(
         ended: Result<Exit, Failure>,
         output: Result<(), Failure>,
@@ -93,8 +93,8 @@ impl Failure {
         Failure { exit: Exit::NotWatched, hint: hint.into(), ..self }
     }
 
-    /// The answer to a request that begins something did not come, or was not understood: it may have been taken. An
-    /// agent that could not be connected to was not asked.
+    /// The answer to a request that begins something did not come, or was not understood: it may have been taken.
+    /// An agent that could not be connected to was not asked.
     pub fn of_request(error: ClientError, hint: impl Into<String>) -> Failure {
         let was_asked = matches!(
             error,
@@ -107,8 +107,8 @@ impl Failure {
         if was_asked { failure.while_watching(hint) } else { failure }
     }
 
-    /// A request about something that has begun, and goes on without the command: only what the agent says of the
-    /// guest is an end.
+    /// A request about something that has begun, and goes on without the command: only what the agent says of
+    /// the guest is an end.
     pub fn of_lost(error: ClientError, hint: impl Into<String>) -> Failure {
         match &error {
             ClientError::Agent { body, .. } if body.guest_state.is_some() => error.into(),

@@ -82,7 +82,7 @@ pub enum Decided {
     Waiting,
     /// It is carried out, or nothing was decided.
     Taken,
-    /// The destination holds the guest and took the question for a commit: the guest must not be resumed here.
+    /// The destination holds the guest and took the question for a commit: it must not be resumed here.
     Void,
     /// The destination has answered otherwise, and knows better.
     Overruled,

@@ -250,8 +250,8 @@ fn depth(survey: &Survey, at: PortRef<'_>, deep: usize) -> usize {
     survey.directly_below(at).map(|below| 1 + depth(survey, below, deep - 1)).max().unwrap_or(0)
 }
 
-/// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came. Where nothing was
-/// measured, a goal that is gone says nothing.
+/// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came. Where nothing
+/// was measured, a goal that is gone says nothing.
 pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Option<String> {
     let grave = |finding: &&Finding| finding.severity != Severity::Hint;
     let same = |one: &Finding, other: &Finding| {

@@ -36,7 +36,7 @@ impl OwnFolders {
     /// Refuses the first of the files that lies in one of them.
     pub fn check<'a>(&self, files: impl IntoIterator<Item = &'a Path>) -> Result<(), OwnFile> {
         files.into_iter().try_for_each(|path| {
-            let target = target(path);
+            let target = whole(path);
             let found = self.others.iter().find(|folder| target.starts_with(whole(folder)));
             let folder = found.or_else(|| self.is_state(&target).then_some(&self.state));
             folder.map_or(Ok(()), |folder| {
@@ -53,12 +53,8 @@ impl OwnFolders {
     }
 }
 
-fn whole(folder: &Path) -> PathBuf {
-    fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
-}
-
 /// Where a path leads. Its end may still have to be made.
-fn target(path: &Path) -> PathBuf {
+fn whole(path: &Path) -> PathBuf {
     let known = |above: &Path| Some(fs::canonicalize(above).ok()?.join(path.strip_prefix(above).ok()?));
     fs::canonicalize(path)
         .ok()

@@ -238,7 +238,8 @@ fn a_qemu_that_sends_events_without_end_is_not_listened_to_without_end() {
     });
     let mut qmp = Qmp::connect(&path, soon()).unwrap();
     let begun = Instant::now();
-    assert!(matches!(qmp.clear_events(), Err(QmpError::TimedOut { .. })));
+    // A pause of the other thread looks like an end.
+    assert!(matches!(qmp.clear_events(), Ok(()) | Err(QmpError::TimedOut { .. })));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 

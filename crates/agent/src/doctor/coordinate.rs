@@ -175,7 +175,7 @@ fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
     probes
 }
 
-/// What is to be probed from one host to another, and what cannot be, because that one does not answer datagrams.
+/// What is to be probed from one host to another, and what cannot be, as that one answers no datagrams.
 fn links(from: &Host, to: &Host, echoing: &Result<Echoing, String>) -> (Vec<Target>, Vec<Probe>) {
     let all = |echoing: &Echoing| targets(&from.inventory, &to.inventory, echoing);
     let found = echoing.as_ref().map(all).unwrap_or_default();
@@ -186,7 +186,7 @@ fn links(from: &Host, to: &Host, echoing: &Result<Echoing, String>) -> (Vec<Targ
     let addresses = listen.filter_map(|address| address.parse().ok()).collect();
     let why = match echoing {
         Ok(_) => "it answers no datagrams there",
-        Err(why) => why,
+        Err(why) => why.as_str(),
     };
     let why = format!("{}: {why}", to.inventory.host);
     let wanted = all(&Echoing { token: [0; 16], addresses, sources: Vec::new() });

@@ -71,8 +71,8 @@ fn one_thing_at_a_time_is_done_with_a_name() {
     assert!(!agent.registry.folder("web").unwrap().exists(), "nothing of the other's is removed");
     let adopted = || adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None });
     assert_eq!(adopted().unwrap_err().code, "guest_busy");
-    let moved = agent.begin_outgoing("web", || panic!("it is not free")).err().unwrap();
-    assert_eq!(moved.code, linerate_core::Code::GuestBusy);
+    let moved = agent.begin_outgoing("web", || panic!("it is not free"));
+    assert_eq!(moved.map(drop).unwrap_err().code, linerate_core::Code::GuestBusy);
     drop(claim);
     adopted().unwrap();
 }

@@ -361,7 +361,7 @@ impl Here {
                 format!("{revoked}: this host refuses it now, the others within five minutes\n")
             }
             None => format!(
-                "{revoked}: no agent runs here. Once it does, this host refuses it, and the others within five minutes\n"
+                "{revoked}: no agent runs here. Once it does, this host refuses it, others within five minutes\n"
             ),
         })?;
         Ok(Exit::Ok)

@@ -127,7 +127,7 @@ async fn ended_here(begun: &MigrationSummary, context: &Context) -> Result<Migra
     loop {
         let summary = match context.client.migration(&begun.id).await {
             Ok(detail) => detail.summary,
-            // The agent was started again, and nothing is left to do: only a guest that came in it shows how it ended.
+            // The agent was started again, and nothing is left to do: only a guest that came in it shows its end.
             Err(ClientError::Agent { body, .. }) if body.code == code::MIGRATION_UNKNOWN => {
                 let guests = context.client.guests().await;
                 let guests = guests.map_err(|error| Failure::of_lost(error, look_again(context)))?;
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn a_guest_of_the_same_name_is_no_sign_of_a_migration() {
         let begun: MigrationSummary = serde_json::from_value(serde_json::json!({
-            "id": "5f3a", "guest": "web", "direction": "incoming", "peer": "", "state": "running", "step": "copy",
-            "started_unix_ms": 0, "sent_bytes": 0, "note": null,
+            "id": "5f3a", "guest": "web", "direction": "incoming", "peer": "", "state": "running",
+            "step": "copy", "started_unix_ms": 0, "sent_bytes": 0, "note": null,
         }))
         .unwrap();
         let verdict = serde_json::json!({ "possible": true, "reasons": [] });

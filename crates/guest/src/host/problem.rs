@@ -78,7 +78,8 @@ pub enum Problem {
     MemoryShort { needed: u64, available: u64 },
     /// The command line asks for more than is reserved.
     #[error(
-        "the guest's command line asks for {} of memory, and its description says {}: the source's agent and the guest's          QEMU disagree", bytes(*asked), bytes(*described)
+        "the guest's command line asks for {} of memory, and its description says {}: what is reserved would not do",
+        bytes(*asked), bytes(*described)
     )]
     MemoryDiffers { asked: u64, described: u64 },
     /// A size on the command line is not understood.

@@ -201,7 +201,8 @@ impl Builder<'_> {
             } else if key == "snapshot" && matches!(value.as_str(), "on" | "yes" | "true" | "y") {
                 return Err(refused(option, "snapshot=on", TEMPORARY));
             } else if last == "force-share" || last == "locking" && !matches!(value.as_str(), "on" | "auto") {
-                self.lock(option, options, &key);
+                self.note(format!("{key}={value} of -{option} is not taken over: images are locked here"));
+                lock(options, &key);
             } else if KEYS.contains(&last) || throttling {
                 no_file_name(option, &key, &value)?;
             } else {
@@ -209,13 +210,6 @@ impl Builder<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The source does not decide that others on this host may write the same image: QEMU locks it where it can.
-    fn lock(&mut self, option: &str, options: &mut Options, key: &str) {
-        let value = options.get(key).unwrap_or_default();
-        self.note(format!("{key}={value} of -{option} is not taken over: images are locked here"));
-        if key.ends_with("locking") { options.set(key, "auto") } else { options.remove(key) }
     }
 
     pub(super) fn host_file(
@@ -250,6 +244,11 @@ impl Builder<'_> {
         });
         Ok(path.to_owned())
     }
+}
+
+/// The source does not decide that others on this host may write the same image: QEMU locks it where it can.
+fn lock(options: &mut Options, key: &str) {
+    if key.ends_with("locking") { options.set(key, "auto") } else { options.remove(key) }
 }
 
 /// A name without a leading slash may be a protocol (nbd:, json:, fat:); /dev/fdset is QEMU's own magic.
