@@ -228,15 +228,15 @@ mod tests {
         let (fleet, owner) = fleet(&folder);
         let free = || fleet.view().unwrap().hosts["b"].free_bytes();
         fleet.register(&host("b", 8)).unwrap();
-        fleet.reserve_apart(&owner, "u1", "web", 3, "b", None).unwrap();
+        fleet.reserve(&owner, "u1", "web", 3, "b", None).unwrap();
         assert_eq!(free(), 5);
         // Its QEMU is there now, and so is that of a guest that somebody moves by hand.
         let arriving: BTreeMap<String, u64> = [("web".to_owned(), 3), ("db".to_owned(), 2)].into();
         fleet.register(&HostRecord { arriving, ..host("b", 8) }).unwrap();
         assert_eq!(free(), 3);
-        let refused = fleet.reserve_apart(&owner, "u3", "log", 4, "b", None).unwrap_err();
+        let refused = fleet.reserve(&owner, "u3", "log", 4, "b", None).unwrap_err();
         assert!(matches!(refused, FleetError::NoRoom { free_bytes: 3, .. }), "{refused}");
-        fleet.reserve_apart(&owner, "u3", "log", 3, "b", None).unwrap();
+        fleet.reserve(&owner, "u3", "log", 3, "b", None).unwrap();
         fleet.release(&owner, "u3").unwrap();
         // It is a guest of that host, and its reservation is not given up yet.
         let came = GuestRecord { name: "web".into(), memory_bytes: 3 };
@@ -249,8 +249,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (fleet, owner) = fleet(&folder);
         fleet.register(&HostRecord { arriving: [("web".to_owned(), 5)].into(), ..host("b", 8) }).unwrap();
-        assert!(fleet.reserve_apart(&owner, "u2", "db", 4, "b", None).is_err());
-        fleet.reserve_apart(&owner, "u1", "web", 5, "b", None).unwrap();
-        fleet.reserve_apart(&owner, "u2", "db", 3, "b", None).unwrap();
+        assert!(fleet.reserve(&owner, "u2", "db", 4, "b", None).is_err());
+        fleet.reserve(&owner, "u1", "web", 5, "b", None).unwrap();
+        fleet.reserve(&owner, "u2", "db", 3, "b", None).unwrap();
     }
 }
