@@ -142,7 +142,7 @@ mod tests {
             format!("{}: {}", body.code, body.hint)
         };
         assert!(hint(false, &nowhere).starts_with("no_link: nothing was changed there"));
-        assert!(hint(false, &lost).starts_with("answer_lost: what it may have changed is put back"));
+        assert!(hint(false, &lost).starts_with("answer_lost: the change may have been made"));
         assert!(hint(true, &lost).starts_with("answer_lost: `linerate link show` there shows"));
         assert!(hint(true, &nowhere).starts_with("no_link: settings on trial there are put back"));
     }
