@@ -350,7 +350,7 @@ fn what_the_host_lacks_is_listed() {
     let made = build_incoming(&guest, &local).unwrap();
     let mut host = facts("pc-q35-7.2");
     host.memory_available = 1;
-    host.guests.push(("web".into(), Some("u".into())));
+    host.guests.extend([("web".into(), None), ("other".into(), Some("U".into()))]);
     let problems = check_host(&guest, &made, &local.qemu, &local.file_roots, &host);
     let has = |wanted: fn(&Problem) -> bool| assert!(problems.iter().any(wanted), "{problems:?}");
     has(|p| matches!(p, Problem::QemuOlder { .. }) && !p.is_fatal());
