@@ -262,7 +262,7 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
     let new: Vec<&Finding> = after
         .iter()
         .filter(grave)
-        .filter(|finding| !before.iter().any(|other| same(finding, other)))
+        .filter(|finding| !before.iter().any(|other| same(finding, other)) && finding.id != "not-measured")
         .collect();
     let unseen: Vec<&Finding> =
         after.iter().filter(grave).filter(|finding| finding.id == "not-measured").collect();
@@ -271,10 +271,10 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
         all.iter().map(one).collect::<Vec<_>>().join("; ")
     };
     match (still.is_empty(), new.is_empty()) {
-        (true, _) if !unseen.is_empty() => Some(format!("it is not known: {}", words(&unseen))),
-        (true, true) => None,
         (false, _) => Some(format!("it is still there: {}", words(&still))),
         (true, false) => Some(format!("something else is wrong now: {}", words(&new))),
+        (true, true) if !unseen.is_empty() => Some(format!("it is not known: {}", words(&unseen))),
+        (true, true) => None,
     }
 }
 

@@ -38,7 +38,7 @@ impl World {
             format!("the source reports {decided:?}")
         });
         self.check_put_back();
-        if !crashed[0] && !moved && !owned {
+        if !crashed[0] && !moved && !owned && !given_up {
             self.check_survived();
         }
         self.check.that(
