@@ -143,7 +143,8 @@ impl World {
     }
 
     /// Commit was sent. If the other copy has ended, this one is all that is left; if it runs, this one is of no use.
-    /// If it only waits for a decision, the operator may take either. So he may, in impatience, while it is busy.
+    /// If it only waits for a decision, the operator may take either. While it is busy, an impatient one gives this copy
+    /// up; to let this one run would be to run both.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
@@ -154,7 +155,7 @@ impl World {
             self.check_needed(waits);
             return match view {
                 Some(OperatorView::InDoubt) => self.random.percent(50).then_some(true),
-                Some(OperatorView::Busy) if self.random.percent(20) => Some(self.random.percent(50)),
+                Some(OperatorView::Busy) if self.random.percent(20) => Some(false),
                 _ => None,
             };
         }
