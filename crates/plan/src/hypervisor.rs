@@ -64,7 +64,11 @@ impl World {
             return self.handle_source(Event::DeviceStateDone);
         }
         let length = self.random.between(1, 5_000) as usize;
+        let operations = self.source.operations;
         self.handle_source(Event::DeviceState(vec![2; length]));
-        self.source_will(10, 3_000, SourceWork::Writes(left - 1));
+        // The core may roll back at that moment: then the hypervisor writes no more.
+        if self.source.operations == operations {
+            self.source_will(10, 3_000, SourceWork::Writes(left - 1));
+        }
     }
 }
