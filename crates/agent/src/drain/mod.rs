@@ -5,7 +5,8 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | here | drains are begun, taken up after a restart, shown, steered |
+//! | here | drains are taken up after a restart, shown, steered |
+//! | `begin` | a drain is begun |
 //! | `plan` | what a drain would do, with a dry run of each migration |
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
 //! | `undrain` | the guests that drains have moved come back |
@@ -17,6 +18,7 @@
 //! | `hosts` | the destinations, and the ledger of both |
 //! | `rules` | which guests must be on different hosts |
 
+mod begin;
 mod hosts;
 mod leaving;
 pub(crate) mod lost;
@@ -41,8 +43,8 @@ use linerate_api::{
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
 use linerate_store::StoreError;
-use linerate_store::fleet::records::{Cordon, DrainRecord, DrainState as Stored, HostRecord};
-use linerate_store::fleet::{Fleet, FleetError};
+use linerate_store::fleet::FleetError;
+use linerate_store::fleet::records::{DrainRecord, HostRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
@@ -51,6 +53,7 @@ use crate::faults;
 use crate::libvirt::Move;
 use crate::outgoing::Outgoing;
 
+pub(crate) use begin::begin;
 use hosts::{Destination, Place, SOURCE};
 use leaving::Found;
 use member::{Decided, Member};
@@ -62,8 +65,6 @@ use rules::Rules;
 const STEER_MAX: Duration = Duration::from_secs(20);
 /// A drain that cannot be taken up is tried again after this.
 const RESUME_AGAIN: Duration = Duration::from_secs(1);
-/// A drain that may have begun is looked for so often: what the store was asked may arrive there late.
-const ABSENT_LOOKS: u32 = 30;
 /// Drains that are shown, the open one included.
 const SHOWN: usize = 50;
 
@@ -289,206 +290,6 @@ fn distinct(all: Vec<Destination>, own: &str, warnings: &mut Vec<String>) -> Ans
         ));
     }
     Ok(kept)
-}
-
-/// Begins a drain. `by`: the operator. Returns its name.
-pub(crate) async fn begin(
-    agent: &Arc<Agent>,
-    drains: Arc<Drains>,
-    request: DrainRequest,
-    by: String,
-) -> Answer<String> {
-    let ready = look(agent, &request).await?;
-    let runtime = tokio::runtime::Handle::current();
-    let agent = agent.clone();
-    let begun = tokio::task::spawn_blocking(move || begin_with(&agent, &drains, runtime, request, by, ready));
-    begun.await.map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?
-}
-
-/// Refuses a drain of which no guest can leave.
-fn has_destination(ready: &mut Ready, request: &DrainRequest) -> Answer<()> {
-    let planned = place(ready, request);
-    let leaves =
-        ready.members.iter().filter(|one| one.decided.is_none() && !request.keep.contains(&one.guest.name));
-    if leaves.count() > 0 && planned == 0 {
-        let why: Vec<String> = ready
-            .members
-            .iter()
-            .filter_map(|one| Some(format!("{}: {}", one.guest.name, one.nowhere.as_ref()?)))
-            .collect();
-        return Err(refused(
-            format!("no guest has a destination, and nothing was begun. {}", why.join(". ")),
-            "name other hosts with --to; `linerate place GUEST --to HOST` shows what each lacks",
-        ));
-    }
-    Ok(())
-}
-
-fn begin_with(
-    agent: &Arc<Agent>,
-    drains: &Arc<Drains>,
-    runtime: tokio::runtime::Handle,
-    request: DrainRequest,
-    by: String,
-    mut ready: Ready,
-) -> Answer<String> {
-    if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
-        return Err(refused(
-            "guests are coming back to this host; nothing was begun",
-            "`linerate undrain` watches them",
-        ));
-    }
-    has_destination(&mut ready, &request)?;
-    let (fleet, cordon) = described(agent, &ready).map_err(|error| of_fleet(&error, agent))?;
-    let (id, begun_ms) = (drain_id(), unix_ms());
-    let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
-    let left_over = drains.left_over.lock().clone();
-    let last = last_order(&fleet, &agent.config.name).map_err(|error| of_fleet(&error, agent))?;
-    let kept = Kept { cordoned_ms, order: last + 1, left_over, ..owner::kept(&request, &ready.unseen) };
-    let guests = ready.members.iter().map(|one| {
-        let shown = one.show(None, &ready.destinations);
-        (one.guest.key.clone(), serde_json::to_value(shown).unwrap_or_default())
-    });
-    let record = DrainRecord {
-        id: id.clone(),
-        host: agent.config.name.clone(),
-        by,
-        state: Stored::Running,
-        settings: serde_json::to_value(&kept).unwrap_or_default(),
-        guests: guests.collect(),
-        begun_ms,
-        ended_ms: None,
-    };
-    let taking = drains.taking.lock();
-    let ownership = match fleet.begin(&record) {
-        Ok(ownership) => ownership,
-        Err(error) if may_have_begun(&error, &id) => {
-            look_again(agent, drains, runtime, &id);
-            return Err(unsure(&error, &id));
-        }
-        Err(error) => return Err(of_fleet(&error, agent)),
-    };
-    if let Err(error) = forget_old(&fleet, &agent.config.name) {
-        tracing::warn!(%error, "old drains of this host are still in the store");
-    }
-    // What was found out for the refusal is found out again, with a reservation.
-    for member in &mut ready.members {
-        (member.to, member.nowhere) = (None, None);
-    }
-    let Ready { mut members, destinations, rules, unsettled, warnings, .. } = ready;
-    // They are waited for.
-    members.extend(unsettled.iter().map(|name| Member::new(leaving::Leaving::unknown(name))));
-    let begin = |drain| Begin {
-        drain,
-        fleet,
-        ownership,
-        record,
-        kept,
-        destinations,
-        warnings,
-        rules,
-        is_again: false,
-    };
-    own(agent, drains, runtime, members, begin)?;
-    drop(taking);
-    Ok(id)
-}
-
-/// The store has not said whether it wrote the drain, or has written it with a lease that has ended since.
-fn may_have_begun(error: &FleetError, id: &str) -> bool {
-    match error {
-        FleetError::Store(StoreError::Unknown(_)) | FleetError::NotOwner(_) => true,
-        FleetError::Draining { drain, .. } => drain == id,
-        _ => false,
-    }
-}
-
-fn unsure(error: &FleetError, id: &str) -> ErrorBody {
-    let text = format!(
-        "the store fails: {error}. Drain {id} may have begun: if the store has it, this agent goes on with it"
-    );
-    let hint = format!(
-        "`linerate drain status` shows it when the store answers; `linerate drain abort {id}` ends it"
-    );
-    ErrorBody::new("journal_failed", text).with_hint(hint)
-}
-
-/// A drain that may have begun is looked for. If the store has it, this agent goes on with it.
-fn look_again(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle, id: &str) {
-    let (agent, drains, id) = (agent.clone(), drains.clone(), id.to_owned());
-    let run = move || {
-        let mut absent = 0;
-        while absent < ABSENT_LOOKS {
-            std::thread::sleep(RESUME_AGAIN);
-            match agent.fleet.fleet().and_then(|fleet| fleet.drain(&id)) {
-                Ok(None) => absent += 1,
-                Ok(Some(record)) if record.state == Stored::Ended => return,
-                Ok(Some(_)) => match take_up(&agent, &drains, runtime.clone(), &id) {
-                    Ok(()) => return,
-                    Err(error) => tracing::warn!(drain = id, error = error.message, "it is not taken up yet"),
-                },
-                Err(error) => tracing::debug!(drain = id, %error, "whether it has begun is not known"),
-            }
-        }
-    };
-    let _ = std::thread::Builder::new().name("drain-begun".into()).spawn(run);
-}
-
-/// The store, with the hosts as they are now, and this host's cordon.
-fn described(agent: &Agent, ready: &Ready) -> Result<(Fleet, Option<Cordon>), FleetError> {
-    let fleet = agent.fleet.fleet_to_change()?;
-    owner::register(agent, &fleet, &ready.source, &ready.destinations)?;
-    if agent.fleet.shared().is_none() {
-        settle_known(&fleet, ready)?;
-    }
-    let cordon = fleet.cordon_of(&agent.config.name)?;
-    Ok((fleet, cordon))
-}
-
-/// Gives up what ended drains have reserved for guests in doubt, where it is known by now where these are. In a fleet that
-/// shares a store their destinations do that.
-fn settle_known(fleet: &Fleet, ready: &Ready) -> Result<(), FleetError> {
-    for (guest, by) in fleet.view()?.reservations {
-        let lists = |record: &HostRecord| {
-            let has = record.guests.contains_key(&guest) || record.domains.contains_key(&guest);
-            has && record.name == by.host
-        };
-        let is_there = ready.destinations.iter().filter_map(|one| one.record.as_ref()).any(lists);
-        // A domain that is paused here may run there.
-        let is_here = ready.members.iter().any(|one| one.guest.key == guest && !one.guest.domain);
-        if !is_there && !is_here {
-            continue;
-        }
-        match fleet.settle(&guest) {
-            Ok(()) => {
-                tracing::info!(guest, host = by.host, "it is known where it is: its memory is free there")
-            }
-            Err(FleetError::Draining { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn last_order(fleet: &Fleet, host: &str) -> Result<u64, FleetError> {
-    let view = fleet.view()?;
-    let own = view.drains.values().filter(|drain| drain.record.host == host);
-    Ok(own.map(|drain| order(&drain.record).0).max().unwrap_or_default())
-}
-
-/// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
-/// undrain would look at.
-fn forget_old(fleet: &Fleet, host: &str) -> Result<(), FleetError> {
-    let view = fleet.view()?;
-    let cordoned = view.hosts.get(host).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
-    let mut own: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
-    own.retain(|drain| drain.host == host && drain.state == Stored::Ended);
-    own.sort_by_key(|drain| Reverse(order(drain)));
-    let old = own.into_iter().skip(SHOWN);
-    for drain in old.filter(|drain| cordoned.is_some_and(|since| !is_of_cordon(drain, since))) {
-        fleet.forget(&drain.id)?;
-    }
-    Ok(())
 }
 
 /// Starts the thread that owns the drain.
@@ -771,162 +572,4 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use linerate_store::local::Local;
-
-    use super::*;
-
-    /// A drain of the host that this agent is.
-    fn record(id: &str, host: &str) -> DrainRecord {
-        let kept = owner::kept(&DrainRequest::default(), &leaving::Unseen::default());
-        DrainRecord {
-            id: id.into(),
-            host: host.into(),
-            by: "anna".into(),
-            state: Stored::Running,
-            settings: serde_json::to_value(&kept).unwrap(),
-            guests: BTreeMap::new(),
-            begun_ms: 1,
-            ended_ms: None,
-        }
-    }
-
-    #[test]
-    fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let agent = crate::testing::agent(&dir, &[]);
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let drains = Arc::new(Drains::default());
-        let fleet = agent.fleet.fleet().unwrap();
-        // As if the answer was lost.
-        fleet.begin(&record("d1", &agent.config.name)).unwrap();
-        look_again(&agent, &drains, runtime.handle().clone(), "d1");
-        let end = std::time::Instant::now() + Duration::from_secs(60);
-        while fleet.drain("d1").unwrap().unwrap().state != Stored::Ended {
-            assert!(std::time::Instant::now() < end, "nobody works on it");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        assert!(drains.open.lock().is_some());
-    }
-
-    #[test]
-    fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
-        let unknown = FleetError::Store(StoreError::Unknown("no answer".into()));
-        let away = FleetError::Store(StoreError::Away("no answer".into()));
-        let open = |drain: &str| FleetError::Draining { host: "a".into(), drain: drain.into() };
-        assert!(may_have_begun(&unknown, "d1") && may_have_begun(&open("d1"), "d1"));
-        assert!(!may_have_begun(&away, "d1") && !may_have_begun(&open("d2"), "d1"));
-        let told = unsure(&unknown, "d1");
-        assert!(told.message.contains("Drain d1 may have begun"), "{}", told.message);
-        assert!(!told.message.contains("nothing was") && told.hint.contains("linerate drain abort d1"));
-        let dir = tempfile::tempdir().unwrap();
-        let agent = crate::testing::agent(&dir, &[]);
-        assert!(of_fleet(&unknown, &agent).message.ends_with("it may have been changed"));
-        assert!(of_fleet(&away, &agent).message.ends_with("nothing was changed"));
-    }
-
-    #[test]
-    fn memory_that_an_earlier_drain_keeps_for_a_guest_in_doubt_is_free_when_it_is_known_where_that_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
-        let fleet = Fleet::new(store, "a", "1").unwrap();
-        let host = |name: &str| HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
-        for name in ["a", "b"] {
-            fleet.register(&host(name)).unwrap();
-        }
-        let owner = fleet.begin(&record("d1", "a")).unwrap();
-        for guest in ["came", "back", "domain", "doubted"] {
-            fleet.reserve(&owner, guest, guest, 1, "b", None).unwrap();
-        }
-        let mut there = host("b");
-        there.guests.insert("came".into(), linerate_store::fleet::records::GuestRecord::default());
-        let here = |key: &str, domain| {
-            Member::new(leaving::Leaving { key: key.into(), domain, ..leaving::Leaving::default() })
-        };
-        let mut destination = Destination::new("b");
-        (destination.record, destination.lost) = (Some(there), None);
-        let ready = Ready {
-            source: host("a"),
-            members: vec![here("back", false), here("domain", true)],
-            destinations: vec![destination],
-            rules: Rules::default(),
-            unsettled: BTreeSet::new(),
-            arriving: BTreeSet::new(),
-            unseen: leaving::Unseen::default(),
-            warnings: Vec::new(),
-        };
-        let reserved = || fleet.view().unwrap().reservations.into_keys().collect::<Vec<_>>();
-        settle_known(&fleet, &ready).unwrap();
-        assert_eq!(reserved().len(), 4, "the drain is open");
-        fleet.end(&owner, &record("d1", "a")).unwrap();
-        settle_known(&fleet, &ready).unwrap();
-        assert_eq!(reserved(), ["domain", "doubted"]);
-    }
-
-    #[test]
-    fn a_clock_that_is_set_back_does_not_change_which_drains_belong_together() {
-        let drain = |id: &str, begun_ms: u64, settings: serde_json::Value| DrainRecord {
-            id: id.into(),
-            host: "a".into(),
-            by: "anna".into(),
-            state: Stored::Ended,
-            settings,
-            guests: BTreeMap::new(),
-            begun_ms,
-            ended_ms: None,
-        };
-        let numbered = |id, begun_ms, cordoned_ms: u64, order: u64| {
-            drain(id, begun_ms, serde_json::json!({ "cordoned_ms": cordoned_ms, "order": order }))
-        };
-        // The third was begun under the second's cordon, after the clock was set back.
-        let mut all = [
-            numbered("third", 700, 1000, 4),
-            numbered("other", 1500, 1500, 2),
-            numbered("second", 1000, 1000, 3),
-            drain("old", 9000, serde_json::Value::Null),
-        ];
-        all.sort_by_key(|one| Reverse(order(one)));
-        assert_eq!(all.each_ref().map(|one| one.id.as_str()), ["third", "second", "other", "old"]);
-        assert_eq!(all.each_ref().map(|one| is_of_cordon(one, 1000)), [true, true, false, true]);
-    }
-
-    #[test]
-    fn old_drains_are_forgotten_but_for_those_that_an_undrain_needs() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
-        let fleet = Fleet::new(store, "a", "1").unwrap();
-        for name in ["a", "b"] {
-            fleet.register(&HostRecord { name: name.into(), ..HostRecord::default() }).unwrap();
-        }
-        let drain = |n: usize, host: &str| {
-            let record = DrainRecord {
-                id: format!("{host}{n}"),
-                host: host.into(),
-                by: "anna".into(),
-                state: Stored::Running,
-                settings: serde_json::Value::Null,
-                guests: BTreeMap::new(),
-                begun_ms: n as u64,
-                ended_ms: None,
-            };
-            let owner = fleet.begin(&record).unwrap();
-            fleet.end(&owner, &record).unwrap();
-        };
-        let known = |host: &str| {
-            let drains = fleet.view().unwrap().drains;
-            drains.values().filter(|drain| drain.record.host == host).count()
-        };
-        (1..=SHOWN + 3).for_each(|n| drain(n, "a"));
-        drain(1, "b");
-        // It has been cordoned since the first of them.
-        forget_old(&fleet, "a").unwrap();
-        assert_eq!(known("a"), SHOWN + 3);
-        fleet.uncordon("a").unwrap();
-        fleet.cordon("a", "anna", 3).unwrap();
-        forget_old(&fleet, "a").unwrap();
-        assert_eq!((known("a"), known("b")), (SHOWN + 1, 1), "the third was begun under this cordon");
-        assert!(fleet.drain("a3").unwrap().is_some() && fleet.drain("a2").unwrap().is_none());
-    }
-}
+mod tests;

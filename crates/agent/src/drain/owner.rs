@@ -3,8 +3,10 @@
 
 mod destinations;
 mod keep;
+mod look;
 mod places;
 mod settle;
+mod show;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,17 +14,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuest, DrainGuestState,
-    DrainOrder, DrainRequest, DrainState,
+    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainGuest, DrainGuestState, DrainOrder,
+    DrainRequest, DrainState,
 };
-use linerate_core::drain::{Attempt, Controller, Event, Order, Outcome, Settings, Start, State};
+use linerate_core::drain::{Controller, Event, Order, Outcome, Settings, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Side, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
 use super::hosts::{self, Destination};
-use super::leaving::{self, Found, Leaving, Unseen};
+use super::leaving::{self, Unseen};
 use super::member::{Decided, Member, ms};
 use super::rules::Rules;
 use super::sessions::{End, Line, Report, Session, request};
@@ -30,7 +32,6 @@ use super::{Drain, Input, Kept, LeftOver};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
-use crate::libvirt::domains;
 use destinations::Unusable;
 pub(super) use places::{PlaceResult, register, why_nowhere};
 use settle::Settling;
@@ -525,136 +526,6 @@ impl Owner {
         self.arriving.insert(id);
     }
 
-    /// What changes without a word: guests that are started here, ports, guests that recovery has settled.
-    fn look(&mut self) {
-        self.looked = Instant::now();
-        self.settle();
-        self.look_at_hosts();
-        if self.disowned.is_none() && !self.fleet.owns(&self.ownership) {
-            self.store_failed("the lease with which this agent owns the drain has ended".into());
-        }
-        let guests = self.guests();
-        // One that has left and is here again is another one.
-        let known = guests.iter().filter(|guest| !has_left(guest));
-        let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
-        let found = leaving::look(&self.agent, self.kept.request.mode, &known);
-        self.kept.unseen.guests.clone_from(&found.unseen.guests);
-        self.take_up(found);
-        let ports = self.agent.describer.ports();
-        if self.update_ports(ports) {
-            let rates = hosts::port_rates(&self.source, &self.destinations);
-            self.handle(Event::Ports(rates));
-        }
-    }
-
-    /// Guests that were not here before.
-    fn take_up(&mut self, found: Found) {
-        let Found { guests, unsettled, .. } = found;
-        if self.is_aborting() {
-            return;
-        }
-        let unsettled = unsettled.iter().map(|name| Leaving::unknown(name));
-        for guest in guests.into_iter().chain(unsettled) {
-            tracing::info!(guest = guest.name, "was not here before, and is drained too");
-            if let Some(start) = self.add(Member::new(guest)) {
-                self.handle(Event::Added(start));
-            }
-        }
-    }
-
-    /// The last look is for libvirt's domains: some may have been started meanwhile.
-    fn look_for_domains(&mut self) {
-        if self.is_aborting() {
-            return;
-        }
-        // One that has left and is here again is another one.
-        let known = self.guests().into_iter().filter(|guest| !has_left(guest));
-        let known: BTreeSet<String> = known.map(|guest| guest.uuid).collect();
-        let mut found = Found::default();
-        self.runtime.block_on(leaving::look_for_domains(&mut found, &known));
-        self.kept.unseen.domains.clone_from(&found.unseen.domains);
-        self.take_up(found);
-    }
-
-    /// Ports keep their numbers: one that is not there any more carries nothing.
-    fn update_ports(&mut self, now: Vec<linerate_store::fleet::records::PortRecord>) -> bool {
-        let before = self.source.ports.clone();
-        for port in &mut self.source.ports {
-            let found = now.iter().find(|one| one.network == port.network);
-            port.bytes_per_s = found.map_or(0, |one| one.bytes_per_s);
-        }
-        let new = now.into_iter().filter(|one| before.iter().all(|port| port.network != one.network));
-        self.source.ports.extend(new);
-        self.source.ports.truncate(PORTS_MAX);
-        self.source.ports != before
-    }
-
-    fn guests(&self) -> Vec<DrainGuest> {
-        let states: BTreeMap<GuestId, (&State, &[Attempt])> =
-            self.controller.guests().map(|(id, state, attempts)| (id, (state, attempts))).collect();
-        let all = self.members.iter().zip(0..);
-        all.map(|(member, n)| member.show(states.get(&GuestId(n)).copied(), &self.destinations)).collect()
-    }
-
-    fn show(&mut self) {
-        self.shown = Instant::now();
-        let detail = self.detail();
-        *self.drain.detail.lock() = detail;
-    }
-
-    fn detail(&mut self) -> DrainDetail {
-        let now = self.clock.now();
-        let guests = self.guests();
-        let bound = self.controller.bound(now);
-        let links = self.controller.carries();
-        let left: u64 = guests
-            .iter()
-            .filter(|guest| !guest.state.is_over())
-            .map(|guest| guest.copy_bytes.saturating_sub(guest.copied_bytes))
-            .fold(0, u64::saturating_add);
-        let bound_ms = |seconds: f64| (seconds * 1e3).min(1e15) as u64;
-        let bound = DrainBound {
-            source_ms: bound_ms(bound.source_s),
-            destination_ms: bound_ms(bound.destination_s),
-            guest_ms: bound_ms(bound.guest_s),
-        };
-        // A guest that stays leaves the bound. One that has moved does not, but after a restart of the agent.
-        if bound.longest_ms() > 0 && (!self.is_again || bound.longest_ms() > self.kept.bound.longest_ms()) {
-            self.kept.bound = bound;
-        }
-        self.kept.links_bytes_per_s = links as u64;
-        for (host, rate) in self.controller.measured_takes() {
-            let Some(one) = self.destinations.get(hosts::index(host)) else { continue };
-            let known = self.kept.takes.entry(one.name().to_owned()).or_default();
-            // Not a write for each sample.
-            if (rate - *known as f64).abs() > 0.05 * rate {
-                *known = rate as u64;
-            }
-        }
-        let mut warnings: Vec<String> = self.warnings.iter().cloned().collect();
-        for one in &self.destinations {
-            if let Some(lost) = &one.lost {
-                warnings.push(format!("{} does not answer: {lost}", one.name()));
-            }
-        }
-        DrainDetail {
-            id: self.record.id.clone(),
-            host: self.record.host.clone(),
-            by: self.record.by.clone(),
-            state: state(self.record.state),
-            begun_unix_ms: self.record.begun_ms,
-            ended_unix_ms: self.record.ended_ms,
-            rate_bytes_per_s: guests.iter().map(|guest| guest.rate_bytes_per_s).sum(),
-            guests: super::sorted(guests),
-            links_bytes_per_s: self.kept.links_bytes_per_s,
-            left_ms: (self.record.ended_ms.is_none() && links > 1.0)
-                .then(|| (left as f64 / links * 1e3) as u64),
-            bound: self.kept.bound,
-            unseen: self.kept.unseen.texts(),
-            warnings,
-        }
-    }
-
     /// Writes the result. The store is asked until it takes it: what is shown says that it does not.
     fn end(mut self, inbox: &Receiver<Input>) {
         self.look_for_stopped();
@@ -665,7 +536,8 @@ impl Owner {
         self.record.ended_ms = Some(unix_ms());
         let detail = self.detail();
         let left = detail.guests.iter().filter(|guest| !is_well(guest.state)).count();
-        self.audit(left);
+        let has_fault = |guest: &&DrainGuest| guest.state == DrainGuestState::Moved && guest.reason.is_some();
+        self.audit(left, detail.guests.iter().filter(has_fault).count());
         tracing::info!(drain = self.record.id, left, "drain ends");
         loop {
             self.save();
@@ -686,27 +558,10 @@ impl Owner {
         *self.drain.detail.lock() = detail;
     }
 
-    /// A guest that could not be moved, and that its operator has stopped since, is not left here.
-    fn look_for_stopped(&mut self) {
-        for (guest, member) in self.guests().into_iter().zip(&mut self.members) {
-            if !matches!(guest.state, DrainGuestState::Failed | DrainGuestState::Aborted) {
-                continue;
-            }
-            let has_stopped = if guest.domain {
-                self.runtime.block_on(domains::has_stopped(&guest.uuid))
-            } else {
-                leaving::has_stopped(&self.agent, &guest.guest)
-            };
-            if has_stopped {
-                let gone = Decided { state: DrainGuestState::Gone, reason: None, hint: String::new() };
-                member.decided = Some(gone);
-            }
-        }
-    }
-
-    fn audit(&self, left: usize) {
+    fn audit(&self, left: usize, with_fault: usize) {
         let mut why = self.kept.unseen.texts();
         why.extend((left > 0).then(|| format!("{left} guests are left")));
+        why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
         let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };
         let reason = (!why.is_empty()).then(|| why.join("; "));
         self.agent.audit.record(AuditEntry {
@@ -759,127 +614,4 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use linerate_core::Step;
-    use tokio::runtime::Runtime;
-
-    use super::super::nothing;
-    use super::*;
-
-    const GUEST: GuestId = GuestId(0);
-
-    /// Of a drain of one domain, whose destinations do not answer. What its threads report is not looked at.
-    fn owner(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>) {
-        let agent = crate::testing::agent(dir, &[]);
-        let fleet = agent.fleet.fleet().unwrap();
-        let kept = kept(&DrainRequest::default(), &Unseen::default());
-        let record = DrainRecord {
-            id: "d1".into(),
-            host: agent.config.name.clone(),
-            by: "anna".into(),
-            state: Stored::Running,
-            settings: serde_json::to_value(&kept).unwrap(),
-            guests: BTreeMap::new(),
-            begun_ms: 1,
-            ended_ms: None,
-        };
-        let (to_self, inbox) = channel();
-        let begin = Begin {
-            drain: Arc::new(Drain {
-                inbox: to_self.clone(),
-                detail: linerate_net::lock::Mutex::new(nothing()),
-            }),
-            ownership: fleet.begin(&record).unwrap(),
-            fleet,
-            record,
-            kept,
-            destinations: ["127.0.0.1:1", "127.0.0.1:2"].map(Destination::new).into(),
-            warnings: Vec::new(),
-            rules: Rules::default(),
-            is_again: false,
-        };
-        let mut owner = Owner::new(agent, runtime.handle().clone(), to_self, begin);
-        let guest = Leaving {
-            name: "web".into(),
-            key: "u1".into(),
-            domain: true,
-            memory_bytes: 1,
-            copy_bytes: 1,
-            looked: true,
-            ..Leaving::default()
-        };
-        owner.begin(vec![Member::new(guest)]);
-        (owner, inbox)
-    }
-
-    fn found(host: u32) -> PlaceResult {
-        Ok((HostId(host), 1, 1e9))
-    }
-
-    fn state_of(owner: &Owner) -> Option<State> {
-        owner.controller.guests().find(|(id, ..)| *id == GUEST).map(|(_, state, _)| state.clone())
-    }
-
-    #[test]
-    fn an_answer_to_an_earlier_question_changes_nothing() {
-        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
-        let (mut owner, _inbox) = owner(&dir, &runtime);
-        let first = owner.questions[&GUEST];
-        // As if the first had not been answered in time.
-        owner.place(vec![(GUEST, Vec::new())]);
-        let second = owner.questions[&GUEST];
-        owner.placed(GUEST, first, found(1));
-        assert_eq!((owner.members[0].to, state_of(&owner)), (None, Some(State::Placing)));
-        owner.placed(GUEST, second, found(2));
-        for late in [found(1), Err((Default::default(), None))] {
-            owner.placed(GUEST, first, late.clone());
-            owner.placed(GUEST, second, late);
-            assert_eq!(owner.members[0].to, Some(HostId(2)));
-            assert_eq!(owner.reserved[&GUEST], HostId(2));
-        }
-    }
-
-    #[test]
-    fn a_host_that_has_joined_stays_and_the_others_keep_their_numbers() {
-        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
-        let (mut owner, _inbox) = owner(&dir, &runtime);
-        let before = owner.destinations.clone();
-        let mut with_new = before.clone();
-        with_new.push(Destination::new("127.0.0.1:3"));
-        owner.hosts_are(with_new);
-        // As a thread sends it that began before.
-        owner.hosts_are(before);
-        let names: Vec<&str> = owner.destinations.iter().map(Destination::name).collect();
-        assert_eq!(names, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]);
-    }
-
-    #[test]
-    fn a_guest_that_somebody_else_moves_is_waited_for_and_uses_no_try() {
-        let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
-        let (mut owner, _inbox) = owner(&dir, &runtime);
-        let now = owner.clock.now();
-        for _ in 0..5 {
-            owner.placed(GUEST, owner.questions[&GUEST], found(1));
-            assert_eq!(state_of(&owner), Some(State::Preparing));
-            let busy = Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, "");
-            owner.ended(GUEST, End::Stays(busy), None, now);
-            assert_eq!(state_of(&owner), None);
-            let shown = owner.guests();
-            assert_eq!((shown[0].state, shown[0].tries.len()), (DrainGuestState::Recovering, 0));
-            assert!(!owner.is_over() && owner.reserved.is_empty());
-            owner.found(GUEST, Whereabouts::Here);
-            assert_eq!(state_of(&owner), Some(State::Placing), "it is drained then");
-        }
-    }
-
-    #[test]
-    fn only_another_migration_of_the_guest_itself_is_waited_for() {
-        let fault = |code, side| Fault::new(code, Step::Resolve, side, "");
-        assert!(is_taken(&fault(Code::GuestBusy, Side::Source)));
-        // The destination may be told to take it by its own recovery: elsewhere it can go at once.
-        assert!(!is_taken(&fault(Code::GuestBusy, Side::Destination)));
-        assert!(!is_taken(&fault(Code::NoLink, Side::Source)));
-    }
-}
+mod tests;

@@ -324,16 +324,7 @@ mod tests {
         let store = Arc::new(Leaves { store, next: false.into(), away: false.into() });
         let fleet = Fleet::new(store.clone(), "a", "1").unwrap();
         fleet.register(&HostRecord { name: "a".into(), ..HostRecord::default() }).unwrap();
-        let record = DrainRecord {
-            id: "d1".into(),
-            host: "a".into(),
-            by: "anna".into(),
-            state: DrainState::Running,
-            settings: serde_json::Value::Null,
-            guests: BTreeMap::new(),
-            begun_ms: 1,
-            ended_ms: None,
-        };
+        let record = DrainRecord::running("d1", "a");
         store.next.store(true, Ordering::Relaxed);
         let error = fleet.begin(&record).unwrap_err();
         assert!(matches!(error, FleetError::Store(StoreError::Unknown(_))), "{error}");

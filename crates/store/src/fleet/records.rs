@@ -135,6 +135,23 @@ pub struct DrainRecord {
     pub ended_ms: Option<u64>,
 }
 
+#[cfg(test)]
+impl DrainRecord {
+    /// One that goes on, without guests.
+    pub(crate) fn running(id: &str, host: &str) -> DrainRecord {
+        DrainRecord {
+            id: id.into(),
+            host: host.into(),
+            by: "anna".into(),
+            state: DrainState::Running,
+            settings: serde_json::Value::Null,
+            guests: BTreeMap::new(),
+            begun_ms: 1,
+            ended_ms: None,
+        }
+    }
+}
+
 /// The agent that owns a drain; vanishes with its lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnerRecord {

@@ -196,7 +196,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use super::super::records::{DrainRecord, DrainState, GuestRecord};
+    use super::super::records::{DrainRecord, GuestRecord};
     use super::*;
     use crate::local::Local;
 
@@ -208,16 +208,7 @@ mod tests {
         let store = Arc::new(Local::open(&folder.path().join("fleet.redb")).unwrap());
         let fleet = Fleet::new(store, "a", "1").unwrap();
         fleet.register(&host("a", 0)).unwrap();
-        let record = DrainRecord {
-            id: "d1".into(),
-            host: "a".into(),
-            by: "anna".into(),
-            state: DrainState::Running,
-            settings: serde_json::Value::Null,
-            guests: BTreeMap::new(),
-            begun_ms: 1,
-            ended_ms: None,
-        };
+        let record = DrainRecord::running("d1", "a");
         let owner = fleet.begin(&record).unwrap();
         (fleet, owner)
     }

@@ -1,0 +1,79 @@
+//! What is shown of the drain.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use linerate_api::{DrainBound, DrainDetail, DrainGuest};
+use linerate_core::drain::{Attempt, State};
+use linerate_core::fleet::GuestId;
+
+use super::{Owner, state};
+use crate::drain::{hosts, sorted};
+
+impl Owner {
+    pub(super) fn guests(&self) -> Vec<DrainGuest> {
+        let states: BTreeMap<GuestId, (&State, &[Attempt])> =
+            self.controller.guests().map(|(id, state, attempts)| (id, (state, attempts))).collect();
+        let all = self.members.iter().zip(0..);
+        all.map(|(member, n)| member.show(states.get(&GuestId(n)).copied(), &self.destinations)).collect()
+    }
+
+    pub(super) fn show(&mut self) {
+        self.shown = Instant::now();
+        let detail = self.detail();
+        *self.drain.detail.lock() = detail;
+    }
+
+    pub(super) fn detail(&mut self) -> DrainDetail {
+        let now = self.clock.now();
+        let guests = self.guests();
+        let bound = self.controller.bound(now);
+        let links = self.controller.carries();
+        let left: u64 = guests
+            .iter()
+            .filter(|guest| !guest.state.is_over())
+            .map(|guest| guest.copy_bytes.saturating_sub(guest.copied_bytes))
+            .fold(0, u64::saturating_add);
+        let bound_ms = |seconds: f64| (seconds * 1e3).min(1e15) as u64;
+        let bound = DrainBound {
+            source_ms: bound_ms(bound.source_s),
+            destination_ms: bound_ms(bound.destination_s),
+            guest_ms: bound_ms(bound.guest_s),
+        };
+        // A guest that stays leaves the bound. One that has moved does not, but after a restart of the agent.
+        if bound.longest_ms() > 0 && (!self.is_again || bound.longest_ms() > self.kept.bound.longest_ms()) {
+            self.kept.bound = bound;
+        }
+        self.kept.links_bytes_per_s = links as u64;
+        for (host, rate) in self.controller.measured_takes() {
+            let Some(one) = self.destinations.get(hosts::index(host)) else { continue };
+            let known = self.kept.takes.entry(one.name().to_owned()).or_default();
+            // Not a write for each sample.
+            if (rate - *known as f64).abs() > 0.05 * rate {
+                *known = rate as u64;
+            }
+        }
+        let mut warnings: Vec<String> = self.warnings.iter().cloned().collect();
+        for one in &self.destinations {
+            if let Some(lost) = &one.lost {
+                warnings.push(format!("{} does not answer: {lost}", one.name()));
+            }
+        }
+        DrainDetail {
+            id: self.record.id.clone(),
+            host: self.record.host.clone(),
+            by: self.record.by.clone(),
+            state: state(self.record.state),
+            begun_unix_ms: self.record.begun_ms,
+            ended_unix_ms: self.record.ended_ms,
+            rate_bytes_per_s: guests.iter().map(|guest| guest.rate_bytes_per_s).sum(),
+            guests: sorted(guests),
+            links_bytes_per_s: self.kept.links_bytes_per_s,
+            left_ms: (self.record.ended_ms.is_none() && links > 1.0)
+                .then(|| (left as f64 / links * 1e3) as u64),
+            bound: self.kept.bound,
+            unseen: self.kept.unseen.texts(),
+            warnings,
+        }
+    }
+}

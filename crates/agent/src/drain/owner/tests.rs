@@ -1,0 +1,113 @@
+//! One owner, whose destinations do not answer.
+
+use std::sync::mpsc::channel;
+
+use linerate_core::Step;
+use tokio::runtime::Runtime;
+
+use super::super::leaving::Leaving;
+use super::super::nothing;
+use super::*;
+
+const GUEST: GuestId = GuestId(0);
+
+/// Of a drain of one domain, whose destinations do not answer. What its threads report is not looked at.
+fn owner(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>) {
+    let agent = crate::testing::agent(dir, &[]);
+    let fleet = agent.fleet.fleet().unwrap();
+    let kept = kept(&DrainRequest::default(), &Unseen::default());
+    let record = super::super::tests::record("d1", &agent.config.name);
+    let (to_self, inbox) = channel();
+    let begin = Begin {
+        drain: Arc::new(Drain { inbox: to_self.clone(), detail: linerate_net::lock::Mutex::new(nothing()) }),
+        ownership: fleet.begin(&record).unwrap(),
+        fleet,
+        record,
+        kept,
+        destinations: ["127.0.0.1:1", "127.0.0.1:2"].map(Destination::new).into(),
+        warnings: Vec::new(),
+        rules: Rules::default(),
+        is_again: false,
+    };
+    let mut owner = Owner::new(agent, runtime.handle().clone(), to_self, begin);
+    let guest = Leaving {
+        name: "web".into(),
+        key: "u1".into(),
+        domain: true,
+        memory_bytes: 1,
+        copy_bytes: 1,
+        looked: true,
+        ..Leaving::default()
+    };
+    owner.begin(vec![Member::new(guest)]);
+    (owner, inbox)
+}
+
+fn found(host: u32) -> PlaceResult {
+    Ok((HostId(host), 1, 1e9))
+}
+
+fn state_of(owner: &Owner) -> Option<State> {
+    owner.controller.guests().find(|(id, ..)| *id == GUEST).map(|(_, state, _)| state.clone())
+}
+
+#[test]
+fn an_answer_to_an_earlier_question_changes_nothing() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    let first = owner.questions[&GUEST];
+    // As if the first had not been answered in time.
+    owner.place(vec![(GUEST, Vec::new())]);
+    let second = owner.questions[&GUEST];
+    owner.placed(GUEST, first, found(1));
+    assert_eq!((owner.members[0].to, state_of(&owner)), (None, Some(State::Placing)));
+    owner.placed(GUEST, second, found(2));
+    for late in [found(1), Err((Default::default(), None))] {
+        owner.placed(GUEST, first, late.clone());
+        owner.placed(GUEST, second, late);
+        assert_eq!(owner.members[0].to, Some(HostId(2)));
+        assert_eq!(owner.reserved[&GUEST], HostId(2));
+    }
+}
+
+#[test]
+fn a_host_that_has_joined_stays_and_the_others_keep_their_numbers() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    let before = owner.destinations.clone();
+    let mut with_new = before.clone();
+    with_new.push(Destination::new("127.0.0.1:3"));
+    owner.hosts_are(with_new);
+    // As a thread sends it that began before.
+    owner.hosts_are(before);
+    let names: Vec<&str> = owner.destinations.iter().map(Destination::name).collect();
+    assert_eq!(names, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]);
+}
+
+#[test]
+fn a_guest_that_somebody_else_moves_is_waited_for_and_uses_no_try() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    let now = owner.clock.now();
+    for _ in 0..5 {
+        owner.placed(GUEST, owner.questions[&GUEST], found(1));
+        assert_eq!(state_of(&owner), Some(State::Preparing));
+        let busy = Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, "");
+        owner.ended(GUEST, End::Stays(busy), None, now);
+        assert_eq!(state_of(&owner), None);
+        let shown = owner.guests();
+        assert_eq!((shown[0].state, shown[0].tries.len()), (DrainGuestState::Recovering, 0));
+        assert!(!owner.is_over() && owner.reserved.is_empty());
+        owner.found(GUEST, Whereabouts::Here);
+        assert_eq!(state_of(&owner), Some(State::Placing), "it is drained then");
+    }
+}
+
+#[test]
+fn only_another_migration_of_the_guest_itself_is_waited_for() {
+    let fault = |code, side| Fault::new(code, Step::Resolve, side, "");
+    assert!(is_taken(&fault(Code::GuestBusy, Side::Source)));
+    // The destination may be told to take it by its own recovery: elsewhere it can go at once.
+    assert!(!is_taken(&fault(Code::GuestBusy, Side::Destination)));
+    assert!(!is_taken(&fault(Code::NoLink, Side::Source)));
+}

@@ -1,0 +1,163 @@
+//! A drain from its beginning to when it is forgotten.
+
+use std::sync::Arc;
+
+use linerate_store::StoreError;
+use linerate_store::fleet::Fleet;
+use linerate_store::fleet::records::DrainState as Stored;
+use linerate_store::local::Local;
+
+use super::begin::{forget_old, look_again, may_have_begun, settle_known, unsure};
+use super::*;
+
+/// A drain that goes on.
+pub(super) fn record(id: &str, host: &str) -> DrainRecord {
+    let kept = owner::kept(&DrainRequest::default(), &leaving::Unseen::default());
+    DrainRecord {
+        id: id.into(),
+        host: host.into(),
+        by: "anna".into(),
+        state: Stored::Running,
+        settings: serde_json::to_value(&kept).unwrap(),
+        guests: BTreeMap::new(),
+        begun_ms: 1,
+        ended_ms: None,
+    }
+}
+
+#[test]
+fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let drains = Arc::new(Drains::default());
+    let fleet = agent.fleet.fleet().unwrap();
+    // As if the answer was lost.
+    fleet.begin(&record("d1", &agent.config.name)).unwrap();
+    look_again(&agent, &drains, runtime.handle().clone(), "d1");
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while fleet.drain("d1").unwrap().unwrap().state != Stored::Ended {
+        assert!(std::time::Instant::now() < end, "nobody works on it");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(drains.open.lock().is_some());
+}
+
+#[test]
+fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
+    let unknown = FleetError::Store(StoreError::Unknown("no answer".into()));
+    let away = FleetError::Store(StoreError::Away("no answer".into()));
+    let open = |drain: &str| FleetError::Draining { host: "a".into(), drain: drain.into() };
+    assert!(may_have_begun(&unknown, "d1") && may_have_begun(&open("d1"), "d1"));
+    assert!(!may_have_begun(&away, "d1") && !may_have_begun(&open("d2"), "d1"));
+    let told = unsure(&unknown, "d1");
+    assert!(told.message.contains("Drain d1 may have begun"), "{}", told.message);
+    assert!(!told.message.contains("nothing was") && told.hint.contains("linerate drain abort d1"));
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    assert!(of_fleet(&unknown, &agent).message.ends_with("it may have been changed"));
+    assert!(of_fleet(&away, &agent).message.ends_with("nothing was changed"));
+}
+
+#[test]
+fn memory_that_an_earlier_drain_keeps_for_a_guest_in_doubt_is_free_when_it_is_known_where_that_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
+    let fleet = Fleet::new(store, "a", "1").unwrap();
+    let host = |name: &str| HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
+    for name in ["a", "b"] {
+        fleet.register(&host(name)).unwrap();
+    }
+    let owner = fleet.begin(&record("d1", "a")).unwrap();
+    for guest in ["came", "back", "domain", "doubted"] {
+        fleet.reserve(&owner, guest, guest, 1, "b", None).unwrap();
+    }
+    let mut there = host("b");
+    there.guests.insert("came".into(), linerate_store::fleet::records::GuestRecord::default());
+    let here = |key: &str, domain| {
+        Member::new(leaving::Leaving { key: key.into(), domain, ..leaving::Leaving::default() })
+    };
+    let mut destination = Destination::new("b");
+    (destination.record, destination.lost) = (Some(there), None);
+    let ready = Ready {
+        source: host("a"),
+        members: vec![here("back", false), here("domain", true)],
+        destinations: vec![destination],
+        rules: Rules::default(),
+        unsettled: BTreeSet::new(),
+        arriving: BTreeSet::new(),
+        unseen: leaving::Unseen::default(),
+        warnings: Vec::new(),
+    };
+    let reserved = || fleet.view().unwrap().reservations.into_keys().collect::<Vec<_>>();
+    settle_known(&fleet, &ready).unwrap();
+    assert_eq!(reserved().len(), 4, "the drain is open");
+    fleet.end(&owner, &record("d1", "a")).unwrap();
+    settle_known(&fleet, &ready).unwrap();
+    assert_eq!(reserved(), ["domain", "doubted"]);
+}
+
+#[test]
+fn a_clock_that_is_set_back_does_not_change_which_drains_belong_together() {
+    let drain = |id: &str, begun_ms: u64, settings: serde_json::Value| DrainRecord {
+        id: id.into(),
+        host: "a".into(),
+        by: "anna".into(),
+        state: Stored::Ended,
+        settings,
+        guests: BTreeMap::new(),
+        begun_ms,
+        ended_ms: None,
+    };
+    let numbered = |id, begun_ms, cordoned_ms: u64, order: u64| {
+        drain(id, begun_ms, serde_json::json!({ "cordoned_ms": cordoned_ms, "order": order }))
+    };
+    // The third was begun under the second's cordon, after the clock was set back.
+    let mut all = [
+        numbered("third", 700, 1000, 4),
+        numbered("other", 1500, 1500, 2),
+        numbered("second", 1000, 1000, 3),
+        drain("old", 9000, serde_json::Value::Null),
+    ];
+    all.sort_by_key(|one| Reverse(order(one)));
+    assert_eq!(all.each_ref().map(|one| one.id.as_str()), ["third", "second", "other", "old"]);
+    assert_eq!(all.each_ref().map(|one| is_of_cordon(one, 1000)), [true, true, false, true]);
+}
+
+#[test]
+fn old_drains_are_forgotten_but_for_those_that_an_undrain_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Local::open(&dir.path().join("fleet.redb")).unwrap());
+    let fleet = Fleet::new(store, "a", "1").unwrap();
+    for name in ["a", "b"] {
+        fleet.register(&HostRecord { name: name.into(), ..HostRecord::default() }).unwrap();
+    }
+    let drain = |n: usize, host: &str| {
+        let record = DrainRecord {
+            id: format!("{host}{n}"),
+            host: host.into(),
+            by: "anna".into(),
+            state: Stored::Running,
+            settings: serde_json::Value::Null,
+            guests: BTreeMap::new(),
+            begun_ms: n as u64,
+            ended_ms: None,
+        };
+        let owner = fleet.begin(&record).unwrap();
+        fleet.end(&owner, &record).unwrap();
+    };
+    let known = |host: &str| {
+        let drains = fleet.view().unwrap().drains;
+        drains.values().filter(|drain| drain.record.host == host).count()
+    };
+    (1..=SHOWN + 3).for_each(|n| drain(n, "a"));
+    drain(1, "b");
+    // It has been cordoned since the first of them.
+    forget_old(&fleet, "a").unwrap();
+    assert_eq!(known("a"), SHOWN + 3);
+    fleet.uncordon("a").unwrap();
+    fleet.cordon("a", "anna", 3).unwrap();
+    forget_old(&fleet, "a").unwrap();
+    assert_eq!((known("a"), known("b")), (SHOWN + 1, 1), "the third was begun under this cordon");
+    assert!(fleet.drain("a3").unwrap().is_some() && fleet.drain("a2").unwrap().is_none());
+}
