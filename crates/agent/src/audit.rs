@@ -48,7 +48,7 @@ pub struct Audit {
     done: Mutex<Log>,
     /// Refusals, and what only looks.
     refused: Mutex<Log>,
-    /// What commands wrote.
+    /// Lines of commands that work without an agent, such as `linerate cluster init`.
     commands: Files,
     /// By their proved names: no stranger, and no other host, uses up what one of them has.
     hosts: Mutex<Limits>,

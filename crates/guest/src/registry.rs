@@ -33,7 +33,7 @@ pub enum RegistryError {
     /// A name that cannot be used.
     #[error(transparent)]
     Name(#[from] DescriptionError),
-    /// Another guest's memory.
+    /// The RAM file belongs to another guest that runs.
     #[error("{path} is the RAM of the guest {guest}, which runs here: it is neither removed nor used again")]
     RamOfOther { path: PathBuf, guest: String },
     /// A record that cannot be read.

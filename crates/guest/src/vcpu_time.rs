@@ -17,12 +17,12 @@ pub struct VcpuTime {
 }
 
 impl VcpuTime {
-    /// Of these threads, not counted yet.
+    /// For these threads of virtual CPUs; their CPU time is not taken yet.
     pub fn of(threads: &[i32]) -> VcpuTime {
         VcpuTime { threads: threads.to_vec(), run_ns: None }
     }
 
-    /// Counts now.
+    /// Takes the CPU time of this moment as the one to compare with.
     pub fn count(&mut self, pid: i32) {
         self.run_ns = procfs::run_time_ns(pid, &self.threads);
     }

@@ -146,7 +146,7 @@ pub(crate) struct Drains {
     undrain: Mutex<Option<UndrainDetail>>,
     /// Migrations of domains that left, and that undrains of this process have brought back: once each.
     back: Mutex<BTreeSet<String>>,
-    /// Of that undrain.
+    /// What the last undrain could not bring back, for the next drain's record.
     left_over: Mutex<LeftOver>,
     /// Held while a drain gets its thread: no drain gets two.
     taking: Mutex<()>,

@@ -14,7 +14,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// It has answered.
+    /// The agent has answered: the time to wait for it begins anew at its next failure.
     pub fn answered(&mut self) {
         self.since = None;
     }
