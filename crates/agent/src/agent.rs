@@ -204,7 +204,9 @@ impl Agent {
         let detail = match (holder, claim) {
             (Some(session), _) => format!("{guest}: migration {session}"),
             (None, Some(claim)) => return Ok(claim),
-            (None, None) => format!("{guest}: it is just being started, or a migration is just beginning"),
+            (None, None) => format!(
+                "{guest}: another request on this host is starting it, taking it over, or beginning to move it"
+            ),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
     }
@@ -359,7 +361,7 @@ impl Agent {
     /// A question about the cluster.
     fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), String> {
         let Some(_seat) = self.members.take(name, accepted.peer) else {
-            let detail = "this host answers as many questions already as it may";
+            let detail = "this host already answers as many questions at a time as it takes; ask again in some seconds";
             return refuse(accepted, Err(refusal(Code::GuestBusy, detail)));
         };
         cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())

@@ -7,7 +7,7 @@
 //! | `limit` | how many lines of one kind are written in a second |
 //! | `log` | a file of lines that begins anew when it is full |
 //!
-//! Refusals, and what needs no more than to look, have a file of their own. Otherwise strangers and viewers could push out
+//! Refusals and look-only requests have a file of their own. Otherwise strangers and viewers could push out
 //! what was done, by being refused or by looking often enough.
 
 pub(crate) mod command;

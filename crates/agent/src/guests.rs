@@ -360,13 +360,21 @@ fn must_run(spec: &GuestSpec, now: &GuestSummary, state: Option<&RunState>, fold
     }
     let name = &spec.name;
     let why = match state {
-        Some(state) => format!("its QEMU says that it is in state {state}"),
+        Some(state) => format!("its QEMU reports state {state}"),
         None => now.direct.reasons.join("; "),
     };
     let log = process::start_log(folder);
+    if state.is_none() && now.state == GuestRunState::Paused {
+        let text =
+            format!("{name} was started, and it is not known whether it runs: {why}; what QEMU wrote: {log}");
+        return Err(
+            ErrorBody::new("hypervisor_failed", text).with_hint(format!("see `linerate vm show {name}`"))
+        );
+    }
     let text = format!("{name} was started and does not run: {why}; what QEMU wrote: {log}");
-    Err(ErrorBody::new("hypervisor_failed", text)
-        .with_hint(format!("`linerate vm show {name}`; `linerate vm stop {name} --force` removes it")))
+    Err(ErrorBody::new("hypervisor_failed", text).with_hint(format!(
+        "see `linerate vm show {name}`; then remove it with `linerate vm stop {name} --force`"
+    )))
 }
 
 /// Lets QEMU's user in to what the guest has, with the file of its serial port.

@@ -139,9 +139,11 @@ impl Describer {
         for guest in self.registry.list().unwrap_or_default().iter().filter(|guest| guest.is_alive()) {
             let Some(bytes) = coming.get(&guest.name) else { continue };
             let of_it = Had::of(anonymous(guest.process.pid), &guest.ram_files, &self.config.ram_dir);
-            had.memory = had.memory.saturating_add(of_it.memory);
+            // QEMU's own memory grows and shrinks: a figure that changes each second would be written each second.
+            let memory = (*bytes).max(files(guest));
+            had.memory = had.memory.saturating_add(of_it.memory.min(memory));
             had.folder = had.folder.saturating_add(of_it.folder);
-            arriving.insert(guest.name.clone(), (*bytes).max(of_it.memory).max(files(guest)));
+            arriving.insert(guest.name.clone(), memory);
         }
         (arriving, had)
     }
@@ -222,7 +224,8 @@ impl Describer {
             return (guest.name.clone(), record(&guest.name, leaving.ram_bytes()));
         }
         let process = (guest.process.pid, guest.process.start_ticks);
-        if self.silent.lock().contains_key(&process) {
+        // One that was not asked, because another used the time up, is not called silent.
+        if self.silent.lock().contains_key(&process) || Instant::now() >= deadline {
             return bare(guest);
         }
         let described = process::connect(guest, deadline)

@@ -259,7 +259,7 @@ impl Record {
     }
 
     /// The other host's name, if it proved one.
-    fn peer(&self) -> PeerName {
+    pub(crate) fn peer(&self) -> PeerName {
         match &self.role {
             Role::Source { peer, .. } => peer.clone(),
             Role::Destination { incoming, .. } => incoming.peer.clone(),

@@ -91,6 +91,8 @@ mod tests {
         assert!(seats.wait(&None, peer, Duration::from_millis(1)).is_none());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| seats.wait(&None, peer, Duration::from_secs(60)).is_some());
+            // Long enough for the other thread to find no seat.
+            std::thread::sleep(Duration::from_millis(50));
             drop(first);
             assert!(waiting.join().unwrap());
         });

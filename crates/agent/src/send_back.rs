@@ -174,11 +174,11 @@ fn bound(moving: &Move, pause: Duration) {
 
 fn endless() -> ErrorBody {
     let text = format!(
-        "the domain writes faster than it is copied: its memory was copied more than {} times over",
+        "the domain writes faster than it is copied: its memory was copied more than {} times over. It runs on at this host",
         copied_max()
     );
     ErrorBody::new("not_converging", text)
-        .with_hint("try again when it writes less, or stop it and start it here")
+        .with_hint("undrain again when it writes less, or shut it down and start it at the other host")
 }
 
 /// Name of the guest that came in this session, if it came from the asker and is still here.

@@ -73,7 +73,7 @@ pub fn confirm(state: &Trials, port: &str) -> Result<(), ErrorBody> {
     left.remove(port);
     // Written first: if that fails, the trial is as it was, and is put back in time.
     save(state, &left)
-        .map_err(|error| error.with_hint("it is not confirmed: make room, and confirm it again"))?;
+        .map_err(|error| error.with_hint("the settings are still on trial, and are put back at its end: free space in `state_dir`, then confirm again"))?;
     *trials = left;
     state.notify_ended();
     let Some(why) = trial.stuck else { return Ok(()) };

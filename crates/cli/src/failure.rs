@@ -78,7 +78,8 @@ impl Failure {
         context: &Context,
     ) -> Result<Exit, Failure> {
         match (ended, output) {
-            (Ok(Exit::Ok), Err(failure)) => Err(Failure { exit: unsaid, ..failure }.and("all else was done")),
+            (Ok(Exit::Ok), Err(failure)) => Err(Failure { exit: unsaid, ..failure }
+                .and("the command did what it was asked, and only its output is missing")),
             (ended, Err(failure)) => {
                 context.print_line(&failure.message);
                 ended

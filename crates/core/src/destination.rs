@@ -365,7 +365,7 @@ impl Destination {
             Event::Cancel => {}
             Event::RolledBackAtSource => self.rolled_back_at_source(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
-            Event::Resolve(run) => self.resolve(now, run),
+            Event::Resolve(run) => self.resolve(run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
@@ -573,7 +573,7 @@ impl Destination {
         }
     }
 
-    fn commit(&mut self) {
+    pub(super) fn commit(&mut self) {
         if self.state == State::Loaded {
             self.state = State::Journaling { retry_at: None };
             self.actions.push_back(Action::Journal(DestinationPhase::Committed));

@@ -265,7 +265,7 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
         .filter(|finding| !before.iter().any(|other| same(finding, other)) && finding.id != "not-measured")
         .collect();
     let unseen: Vec<&Finding> =
-        after.iter().filter(grave).filter(|finding| finding.id == "not-measured").collect();
+        after.iter().filter(|finding| finding.id == "not-measured" && !before.contains(finding)).collect();
     let words = |all: &[&Finding]| {
         let one = |finding: &&Finding| format!("{} ({})", finding.title, finding.id);
         all.iter().map(one).collect::<Vec<_>>().join("; ")
@@ -273,7 +273,7 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
     match (still.is_empty(), new.is_empty()) {
         (false, _) => Some(format!("it is still there: {}", words(&still))),
         (true, false) => Some(format!("something else is wrong now: {}", words(&new))),
-        (true, true) if !unseen.is_empty() => Some(format!("it is not known: {}", words(&unseen))),
+        (true, true) if !unseen.is_empty() => Some(format!("the effect is not known: {}", words(&unseen))),
         (true, true) => None,
     }
 }

@@ -308,12 +308,13 @@ impl Registry {
         let path = self.folder(name)?.join("record.json");
         let text = match fs::metadata(&path) {
             Ok(metadata) if metadata.len() > RECORD_BYTES_MAX => return Err(RegistryError::Schema { path }),
-            Ok(_) => fs::read(&path).map_err(|source| RegistryError::File { path: path.clone(), source })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(RegistryError::Unknown(name.to_owned()));
-            }
-            Err(source) => return Err(RegistryError::File { path, source }),
+            Ok(_) => fs::read(&path),
+            Err(error) => Err(error),
         };
+        let text = text.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => RegistryError::Unknown(name.to_owned()),
+            _ => RegistryError::File { path: path.clone(), source },
+        })?;
         let record: GuestRecord = serde_json::from_slice(&text)
             .map_err(|source| RegistryError::Damaged { path: path.clone(), source })?;
         if record.schema != SCHEMA || record.name != name {

@@ -45,9 +45,7 @@ pub enum FindError {
     #[error("{path:?} is mapped private: the memory backend needs share=on")]
     NotShared { path: PathBuf },
     /// The process may not write the file.
-    #[error(
-        "{path:?} is mapped for reading only: a memory backend with readonly=on is no RAM of the guest's"
-    )]
+    #[error("{path:?} is mapped read-only: RAM of a memory backend with readonly=on cannot be moved")]
     ReadOnly { path: PathBuf },
     /// The file could not be opened through `/proc`.
     #[error("{path:?} cannot be opened for reading and writing through /proc: run the agent as root")]

@@ -192,9 +192,11 @@ impl Serving {
         Some(Serving { shared: shared.clone(), number })
     }
 
-    fn note_request(&self) {
+    /// False if it had to give way meanwhile: the answer would not arrive, and a token would be spent for nothing.
+    fn note_request(&self) -> bool {
         let mut slots = self.shared.slots.lock();
-        slots.iter_mut().filter(|slot| slot.number == self.number).for_each(|slot| slot.has_asked = true);
+        let own = slots.iter_mut().find(|slot| slot.number == self.number);
+        own.map(|slot| slot.has_asked = true).is_some()
     }
 }
 
@@ -216,7 +218,9 @@ fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Resu
     let tls = ServerConnection::new(shared.tls.clone()).map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(tls, Deadline::new(connection, LIMIT)?);
     let request: JoinRequest = message::receive(&mut stream, REQUEST_BYTES_MAX)?;
-    serving.note_request();
+    if !serving.note_request() {
+        return Err(io::Error::other("it had to give way to another host"));
+    }
     let signed = shared.sign(&request, peer);
     let joined = signed.as_ref().map(|(_, name)| name.clone()).map_err(String::clone);
     // Before the answer: the host has joined, or the token is spent, whether or not that arrives.

@@ -360,7 +360,6 @@ fn strangers_who_say_nothing_or_too_much_keep_nobody_from_joining() {
     }
     // The silent ones give way, the oldest first.
     join_at(&two, &server, &token).unwrap();
-    assert!(silent[3 * AT_ONCE - 1..].iter().all(|one| is_open(&one)), "only as many as are needed");
 }
 
 /// The agent of the authority's host, as far as members ask it.

@@ -64,7 +64,10 @@ where
     };
     let peer = accepted.peer;
     let Some(seat) = doctor.questions.take(asker, peer) else {
-        return Err(refuse(accepted, "this host answers as many questions already as it may"));
+        return Err(refuse(
+            accepted,
+            "this host already answers as many questions at a time as it takes; ask again in some seconds",
+        ));
     };
     let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
     let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT);

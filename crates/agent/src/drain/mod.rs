@@ -186,7 +186,7 @@ pub(crate) fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
     }
 }
 
-// ---- begin ----
+// ---- look ----
 
 /// What a drain would begin with.
 struct Ready {
@@ -263,7 +263,7 @@ fn measured_before(agent: &Agent) -> BTreeMap<String, u64> {
     let view = agent.fleet.fleet().and_then(|fleet| fleet.view()).unwrap_or_default();
     let mut drains: Vec<DrainRecord> = view.drains.into_values().map(|drain| drain.record).collect();
     drains.retain(|drain| drain.host == agent.config.name);
-    drains.sort_by_key(|drain| drain.begun_ms);
+    drains.sort_by_key(order);
     let kept = drains.into_iter().filter_map(|drain| serde_json::from_value::<Kept>(drain.settings).ok());
     kept.flat_map(|kept| kept.takes).collect()
 }
@@ -483,20 +483,25 @@ fn of_record(record: &DrainRecord) -> DrainDetail {
 pub(crate) fn list(agent: &Agent, drains: &Drains, of_fleet_too: bool) -> Answer<Vec<DrainDetail>> {
     let open = drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
     let view = agent.fleet.fleet().and_then(|fleet| fleet.view());
-    let mut all: Vec<DrainDetail> = match view {
-        Ok(view) => view.drains.values().map(|drain| of_record(&drain.record)).collect(),
+    let mut all: Vec<((u64, u64), DrainDetail)> = match view {
+        Ok(view) => view.drains.values().map(|one| (order(&one.record), of_record(&one.record))).collect(),
         // The one that runs is known without the store.
         Err(_) if open.is_some() && !of_fleet_too => Vec::new(),
         Err(error) => return Err(of_fleet(&error, agent)),
     };
     if let Some(open) = open {
-        all.retain(|one| one.id != open.id);
-        all.push(open);
+        all.retain(|(_, one)| one.id != open.id);
+        all.push(((u64::MAX, u64::MAX), open));
     }
-    all.retain(|one| of_fleet_too || one.host == agent.config.name);
-    all.sort_by_key(|one| Reverse(one.begun_unix_ms));
+    if of_fleet_too {
+        // Each host numbers its own.
+        all.sort_by_key(|(_, one)| Reverse((one.ended_unix_ms.is_none(), one.begun_unix_ms)));
+    } else {
+        all.retain(|(_, one)| one.host == agent.config.name);
+        all.sort_by_key(|(order, _)| Reverse(*order));
+    }
     all.truncate(SHOWN);
-    Ok(all)
+    Ok(all.into_iter().map(|(_, one)| one).collect())
 }
 
 fn unknown(id: &str) -> ErrorBody {

@@ -473,13 +473,12 @@ impl Owner {
         tracing::info!(guest = id.0, %fault, "another migration has it: that is waited for");
         let attempts = self.controller.guests().find(|(guest, ..)| *guest == id);
         let attempts = attempts.map(|(.., attempts)| attempts.to_vec()).unwrap_or_default();
-        if let Some(member) = self.members.get_mut(id.0 as usize) {
-            member.earlier = member.tries(&attempts, &self.destinations);
-            (member.to, member.sample) = (None, None);
-        }
         self.handle(Event::Taken { guest: id });
-        // An abort ends its part at once.
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        (member.to, member.sample) = (None, None);
+        // An abort ends its part at once, and the controller keeps it.
         if self.controller.guests().all(|(guest, ..)| guest != id) {
+            member.earlier = member.tries(&attempts, &self.destinations);
             self.settling.insert(id, Settling::taken(now));
         }
     }

@@ -303,8 +303,8 @@ impl Here {
     }
 }
 
-/// Whether the guest of this name came here by a migration after it left, and from the host to which it went where hosts
-/// prove who they are. Without a UUID a name alone says nothing: another guest may have got it.
+/// Whether the guest of this name came back here after it left. Where hosts prove who they are, it must come from the host
+/// to which it went. Without a UUID a name alone shows nothing: another guest may have got it.
 fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool {
     let record_of = |session: &str| journal.get(send_back::parse(session)?).ok()?;
     let left = guest.migration.as_deref().and_then(record_of);
@@ -312,7 +312,7 @@ fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool
     let came = here.as_deref().and_then(record_of);
     let (Some(left), Some(came)) = (left, came) else { return false };
     let Role::Destination { incoming, .. } = &came.role else { return false };
-    let is_from_there = incoming.peer.as_ref().is_none_or(|peer| Some(peer.to_string()) == guest.to);
+    let is_from_there = left.peer().is_none_or(|there| incoming.peer.as_ref() == Some(&there));
     came.order > left.order && is_from_there
 }
 
@@ -407,8 +407,6 @@ mod tests {
             let role = Role::Destination { phase: DestinationPhase::Finished, incoming };
             agent.journal.put(session(number), &Record::new("g", order, role)).unwrap();
         };
-        // In this one it left; only its place in the order counts.
-        comes(1, 5, None);
         let guest: DrainGuest = serde_json::from_value(serde_json::json!({
             "guest": here.name, "uuid": here.name, "state": "moved", "to": "b", "memory_bytes": 1,
             "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0,
@@ -420,12 +418,20 @@ mod tests {
             agent.registry.put(&GuestRecord { session, ..here.clone() }).unwrap();
             came_back(&agent.journal, &agent.registry, &guest)
         };
+        comes(1, 5, None);
         assert!(!is_back(None), "another guest was started under its name");
-        for (order, from, back) in
-            [(4, None, false), (6, None, true), (6, Some("b"), true), (6, Some("c"), false)]
-        {
+        // To which host it left, in its certificate's name; none in plain text.
+        for (left, order, from, back) in [
+            (None, 4, None, false),
+            (None, 6, None, true),
+            (Some("b"), 4, Some("b"), false),
+            (Some("b"), 6, Some("b"), true),
+            (Some("b"), 6, Some("c"), false),
+            (Some("b"), 6, None, false),
+        ] {
+            comes(1, 5, left);
             comes(2, order, from);
-            assert_eq!(is_back(Some(2)), back, "{order} {from:?}");
+            assert_eq!(is_back(Some(2)), back, "{left:?} {order} {from:?}");
         }
         process.kill().unwrap();
         process.wait().unwrap();

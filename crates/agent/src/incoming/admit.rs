@@ -209,7 +209,8 @@ fn reserve(sessions: &Sessions, guest: &str) -> Result<(NameClaim, PathBuf), Fau
             Ok(known) if known.is_alive() => Code::GuestExists,
             _ => Code::GuestBusy,
         };
-        return Err(refuse(code, format!("a guest {guest} is just being started, or taken in, here")));
+        let what = if code == Code::GuestExists { "has" } else { "is just starting or receiving" };
+        return Err(refuse(code, format!("this host {what} another guest {guest}")));
     };
     let folder = sessions.registry.reserve(guest).map_err(|error| match error {
         RegistryError::Exists(_) => refuse(Code::GuestExists, guest),

@@ -16,7 +16,7 @@ impl JournalTrouble {
         let now = put.as_ref().err().map(|error| chain(error));
         let mut known = self.0.lock();
         if let Some(why) = now.as_ref().filter(|_| *known != now) {
-            tracing::error!(%session, why, "the journal does not take what becomes of this session");
+            tracing::error!(%session, why, "the journal cannot record this session");
         }
         *known = now;
     }
@@ -24,8 +24,6 @@ impl JournalTrouble {
     /// For a note; none if the last record is on disk.
     pub fn sentence(&self) -> Option<String> {
         let why = self.0.lock().clone()?;
-        Some(format!(
-            "The journal of this host cannot be written, and nothing is carried out before it can: {why}"
-        ))
+        Some(format!("This host's journal cannot be written, so the session waits: {why}"))
     }
 }

@@ -68,8 +68,8 @@ fn none_left(state: &Path) -> Result<(), String> {
     }
     match left {
         0 => Ok(()),
-        1 => Err("libvirt does not run, and 1 of its domains does: start it".into()),
-        _ => Err(format!("libvirt does not run, and {left} of its domains do: start it")),
+        1 => Err("libvirt does not run on this host, but 1 of its domains does: start libvirt".into()),
+        _ => Err(format!("libvirt does not run on this host, but {left} of its domains do: start libvirt")),
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         write("my web.pid", &format!("{}\n", std::process::id()));
         write("my web.xml", "");
         let why = none_left(&state).unwrap_err();
-        assert!(why.contains("does not run, and 1 of its domains"), "{why}");
+        assert!(why.contains("does not run on this host, but 1 of its domains"), "{why}");
     }
 
     /// A program that prints what virsh prints.

@@ -345,7 +345,7 @@ impl Unfinished {
                 if resume_here && machine.is_held() && machine.is_rolled_back_at_source() =>
             {
                 return Err(
-                    "was rolled back: the source lets its own copy of the guest run; give this one up (--give-up)",
+                    "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
                 );
             }
             Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {

@@ -25,8 +25,7 @@ use crate::session::identity::{Identity, parse_token};
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What an operator reads whose decision does not count yet.
-pub(crate) const WAITS: &str =
-    "your decision waits until the destination was asked once more; the guest is paused here until then";
+pub(crate) const WAITS: &str = "your decision waits until the destination has been asked once more and the decision is on disk; the guest is paused here until then";
 /// And one whose decision was not followed.
 pub(crate) const VOID: &str = "the destination holds the guest, so it was not resumed here; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";

@@ -96,7 +96,11 @@ async fn run_and_record(
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         // The runtime ends, and so does the agent.
         Err(_) => {
-            let body = ErrorBody::new("internal", "the agent ends");
+            let body = ErrorBody::new(
+                "internal",
+                "the agent is stopping; whether this request was carried out is not known",
+            )
+            .with_hint("`linerate migration list` and `linerate vm list`, once it runs again");
             (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
         }
     }

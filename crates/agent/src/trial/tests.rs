@@ -131,7 +131,10 @@ fn a_confirmation_that_cannot_be_written_leaves_the_trial_as_it_is() {
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     let error = confirm(&agent.trials, "lo").unwrap_err();
-    assert!(error.message.contains("cannot be written") && error.hint.contains("not confirmed"), "{error:?}");
+    assert!(
+        error.message.contains("cannot be written") && error.hint.contains("still on trial"),
+        "{error:?}"
+    );
     assert!(on_trial(&agent.trials, "lo"), "it would stay, without an end");
     std::fs::remove_dir(&path).unwrap();
     std::fs::write(&path, written).unwrap();

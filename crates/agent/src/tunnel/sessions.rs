@@ -84,11 +84,13 @@ fn check_room<'a>(
     opener: &PeerName,
 ) -> Result<(), &'static str> {
     if openers.clone().count() >= TUNNELS_MAX {
-        return Err("there are as many tunnels as there may be");
+        return Err("this host has as many tunnels already as it takes; try again when one has ended");
     }
     let of_host = openers.filter(|one| opener.is_some() && *one == opener).count();
     if of_host >= TUNNELS_OF_ONE_HOST {
-        return Err("there are as many tunnels from that host as there may be");
+        return Err(
+            "this host has as many tunnels from that host already as it takes; try again when one has ended",
+        );
     }
     Ok(())
 }

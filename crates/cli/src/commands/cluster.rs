@@ -261,7 +261,7 @@ impl Looked {
             Looked::Agent(status) => status
                 .identity_not_taken_up
                 .as_ref()
-                .map(|why| format!("this host's agent has not taken it up: {why}")),
+                .map(|why| format!("this host's agent does not use the new files: {why}")),
             Looked::Lost(error) => {
                 Some(format!("it is not known whether this host's agent has taken it up: {error}"))
             }
@@ -393,7 +393,8 @@ impl Here {
             (Looked::Agent(_), None) if member.in_force => "the agent has taken it up".into(),
             (Looked::Agent(status), None) => {
                 let why = status.identity_not_taken_up.clone().or(status.security_advice.clone());
-                let text = format!("{is}, but the agent has not taken it up: {}", why.unwrap_or_default());
+                let text =
+                    format!("{is}, but the agent does not use the new files: {}", why.unwrap_or_default());
                 return Err(Failure::new(Exit::Failed, text, TAKE_UP));
             }
             (Looked::Lost(_), None) => return looked.demand(&is),
@@ -437,7 +438,7 @@ mod tests {
         assert_eq!(end(status(None)), Ok(Exit::Ok));
         assert_eq!(end(Looked::NoAgent), Ok(Exit::Ok), "the next one takes it up");
         let (exit, text) = end(status(Some("trust.pem is damaged"))).unwrap_err();
-        assert!(exit == Exit::Failed && text.contains("has not taken it up: trust.pem"), "{text}");
+        assert!(exit == Exit::Failed && text.contains("does not use the new files: trust.pem"), "{text}");
         let lost = Looked::Lost(ClientError::Silent { limit: Duration::from_secs(30) });
         let (exit, text) = end(lost).unwrap_err();
         assert!(exit == Exit::Failed && text.contains("it is not known"), "{text}");

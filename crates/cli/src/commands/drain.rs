@@ -35,7 +35,7 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "asking the destinations".to_owned();
     let request = flags.request();
     let asking = with_progress(what, context.err, context.client.drain(&request));
-    let unknown = format!("whether it has begun: see {}", context.command("drain status"));
+    let unknown = format!("see {}: it shows whether the drain has begun", context.command("drain status"));
     let asking = async { asking.await.map_err(|error| Failure::of_request(error, &unknown)) };
     let id = interrupts.answer(asking, &unknown, context).await?;
     let attach = context.command(&format!("drain attach {id}"));
@@ -51,7 +51,7 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
 
 /// Where the agent's answer to a plan is lost.
 pub(super) const TRIALS: &str =
-    "nothing is moved; the agent goes on with its trials, which end by themselves";
+    "nothing is moved: wait until the agent's trials have ended, then give the command again";
 
 async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "trying each guest's migration without copying".to_owned();

@@ -34,7 +34,8 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
         look_first(&request.to, context).await;
     }
     let mut interrupts = Interrupts::listen()?;
-    let unknown = format!("whether it has begun: see {}", context.command("migration list"));
+    let unknown =
+        format!("see {}: it shows whether the migration has begun", context.command("migration list"));
     let asking = async {
         context.client.migrate(&request).await.map_err(|error| Failure::of_request(error, &unknown))
     };

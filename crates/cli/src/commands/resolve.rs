@@ -12,7 +12,10 @@ use crate::render::format::clean;
 pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failure> {
     let decision = if flags.resume_here { Decision::ResumeHere } else { Decision::GiveUp };
     let asked = context.client.resolve(&flags.id(), decision).await;
-    let unknown = format!("whether it is decided: see {}", context.command("migration list"));
+    let unknown = format!(
+        "see {}: it shows whether the agent has taken the decision",
+        context.command("migration list")
+    );
     let summary = asked.map_err(|error| Failure::of_request(error, unknown))?;
     let guest = clean(&summary.guest);
     if summary.state == MigrationState::InDoubt {

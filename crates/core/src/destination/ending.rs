@@ -35,12 +35,12 @@ impl Destination {
     }
 
     /// The operator's decision over a loaded guest whose source does not answer.
-    pub(super) fn resolve(&mut self, now: Time, run: bool) {
+    pub(super) fn resolve(&mut self, run: bool) {
         if !self.is_held() {
             return;
         }
         if run {
-            self.commit_aside(now, false);
+            self.commit();
         } else {
             let detail = "the operator of the destination gave the guest up";
             self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));

@@ -32,8 +32,8 @@ pub enum SourceAction {
     /// alive or not: the message may never have arrived, and a destination that holds the loaded guest never gives it
     /// up by itself.
     Query {
-        /// The operator has decided that the copy here is to be ended: the destination is told that there is none, and
-        /// cannot return the guest to it any more.
+        /// The operator has decided to end the copy here. The question says that there is no copy, so that the destination
+        /// cannot return the guest to it.
         gives_up: bool,
     },
     /// Put the phase on disk.

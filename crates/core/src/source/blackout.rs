@@ -211,8 +211,8 @@ impl Source {
     pub(super) fn close_when_acknowledged(&mut self, now: Time) {
         let State::Closing { until } = self.state else { return };
         if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
-            // Only the destination's word says that the guest runs there.
-            let text = "the operator ended the copy at the source, and the destination has not said that it runs the guest";
+            // Only the destination's confirmation shows that the guest runs there.
+            let text = "the operator ended the copy at the source, and the destination has not confirmed that the guest runs there";
             let given_up =
                 self.given_up.then(|| Fault::new(Code::PeerLost, Step::Commit, Side::Destination, text));
             self.end(now, given_up, self.left_to());

@@ -228,8 +228,8 @@ pub enum Action {
     /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
     /// or [`Event::Unanswered`].
     Query {
-        /// The operator has decided that the copy here is to be ended: the destination is told that there is none, and
-        /// cannot return the guest to it any more.
+        /// The operator has decided to end the copy here. The question says that there is no copy, so that the destination
+        /// cannot return the guest to it.
         gives_up: bool,
     },
     /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]). Nothing waits

@@ -446,6 +446,10 @@ impl Source {
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
         let is_open = matches!(self.state, State::Committing { .. });
+        // Decided, and not on disk yet.
+        if is_open && self.resuming {
+            return Decided::Waiting;
+        }
         Decided::of(self.operator_decision, self.decision_void, is_open)
     }
 

@@ -6,8 +6,7 @@ use crate::model::{Finding, FirewallChain, Inventory, Location, Probe, Severity,
 
 use super::common::{Direction, Pair, by_shared_port, finding, location, pairs};
 
-const NOT_MEASURED_WHY: &str = "Nothing is known of these links: that the doctor finds nothing else says nothing of \
-    them.";
+const NOT_MEASURED_WHY: &str = "These links were not measured, so the doctor cannot judge them.";
 const NOT_COMMON_WHY: &str = "Only links between ports of one network are measured. Migrations between these hosts go \
     over routers, which the doctor does not judge.";
 
@@ -401,8 +400,13 @@ mod tests {
             let finding = only(&survey, "not-measured");
             assert_eq!(finding.severity, Severity::Error);
             let found = [finding.clone()];
-            let verdict = crate::fix::verdict(&found, &[], &found).unwrap_or_default();
-            assert!(verdict.contains("it is not known"), "a fix is not judged by it: {verdict}");
+            let verdict = crate::fix::verdict(&[], &[], &found).unwrap_or_default();
+            assert!(verdict.contains("the effect is not known"), "a fix is not judged by it: {verdict}");
+            assert_eq!(
+                crate::fix::verdict(&found, &[], &found),
+                None,
+                "it could not be measured before either"
+            );
             assert_eq!(finding.title, "the way to beta ens1f0 was not measured: beta does not answer");
             let mut other = failed(&probe());
             (other.from.port, other.to.port) = ("ens1f1".into(), "ens1f1".into());

@@ -78,7 +78,7 @@ pub enum Problem {
     MemoryShort { needed: u64, available: u64 },
     /// The command line asks for more than is reserved.
     #[error(
-        "the guest's command line asks for {} of memory, and its description says {}: what is reserved would not do",
+        "the guest's command line asks for {} of memory, and its description says {}: this host reserves only what the description says",
         bytes(*asked), bytes(*described)
     )]
     MemoryDiffers { asked: u64, described: u64 },

@@ -14,7 +14,7 @@ use crate::drain::member::{Decided, Member};
 use crate::libvirt::domains;
 
 impl Owner {
-    /// What changes without a word: guests that are started here, ports, guests that recovery has settled.
+    /// Looks for changes that nobody reports: guests that are started here, ports, guests that recovery has settled.
     pub(super) fn look(&mut self) {
         self.looked = Instant::now();
         self.settle();

@@ -101,15 +101,14 @@ impl Handover {
     }
 }
 
-/// RAM of a domain is written by the host that has its libvirt talk to the one here, and by no other that may send
-/// guests. In plain text nobody knows which host that is.
+/// Only the host whose libvirt talks to the one here may write a domain's RAM. In plain text that host is unknown.
 fn may_move_domains(context: &Context) -> Done {
     let peer = &context.shared.opener;
     match peer {
         Some(host) if !context.sessions.arrivals.has_connection_of(peer) => {
             let detail = format!(
-                "host {host} has no connection to libvirt here by a tunnel of its own: a domain is moved by the host \
-                 whose libvirt sends it"
+                "host {host} has no tunnel to libvirt on this host, so it may not write RAM of a domain here; nothing was \
+                 changed. Start the migration at the host whose libvirt sends the domain"
             );
             Err(Fault::new(Code::NotAuthorised, Step::Admit, Side::Destination, detail))
         }

@@ -379,6 +379,18 @@ fn a_guest_that_cannot_run_does_not_return_to_a_copy_that_was_given_up() {
     assert_eq!(driver.machine.outcome(), Outcome::Pending);
 }
 
+/// The operator of the destination has decided, and the source has never said that its copy is gone.
+#[test]
+fn a_guest_that_an_operator_lets_run_in_vain_returns_to_its_source() {
+    let mut driver = Driver::at(Loaded);
+    driver.handle(Event::PathLost(PATH));
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Journaled(DestinationPhase::Committed));
+    driver.handle(Event::CommitAgain { copy: true });
+    let actions = driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
+}
+
 #[test]
 fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
     let refused = || Event::CannotRun(fault(Code::HypervisorFailed));

@@ -218,10 +218,12 @@ fn it_is_in_doubt_until_the_decision_to_resume_is_on_disk() {
     assert!(driver.handle(Event::Unanswered).contains(&journals));
     driver.handle(Event::Failed(fault(Code::JournalFailed)));
     assert!(driver.machine.is_in_doubt(), "nothing is decided");
+    assert_eq!(driver.machine.decided(), Decided::Waiting);
     driver.now = driver.now + Duration::from_secs(1);
     assert!(driver.handle(Event::Tick).contains(&journals), "it is tried again");
     assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
     assert!(!driver.machine.is_in_doubt());
+    assert_eq!(driver.machine.decided(), Decided::Taken);
 }
 
 /// What was asked before may have the destination return the guest, while the copy here is ended.
