@@ -86,7 +86,8 @@ impl Devices {
         let idle =
             format!("driver=raw,node-name=idle,file.driver=host_device,file.filename={}", idle.display());
         let arguments = ["-blockdev", &idle, "-device", "virtio-blk-pci,drive=idle"].map(str::to_owned);
-        Stage::unshared(&[1000, 1000], guest, None, |_| arguments.into())
+        // Slow enough that an event comes between the disks' first bytes and their last.
+        Stage::unshared(&[100, 100], guest, None, |_| arguments.into())
     }
 }
 
