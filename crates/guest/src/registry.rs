@@ -12,8 +12,10 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{Access, AccessError};
+use crate::argv::{Argument, split_loose};
 use crate::description::{DescriptionError, check_name};
 use crate::lock::lock;
+use crate::options::Options;
 use crate::procfs::{ProcessError, ProcessIdentity, boot_id, command_line};
 use crate::qemu_user::{QemuUser, write_private};
 
@@ -168,17 +170,18 @@ impl GuestRecord {
 
 /// `-uuid`, or that of SMBIOS: QEMU takes the last one. All zeros are none.
 fn uuid_in(arguments: &[String]) -> Option<String> {
-    let of_option = |pair: &[String]| {
-        let [flag, value] = pair else { return None };
-        match flag.strip_prefix("--").or_else(|| flag.strip_prefix('-'))? {
+    let of_option = |option: &Argument| {
+        let value = option.value.as_deref()?;
+        match option.name.as_str() {
             "uuid" => Some(value.to_lowercase()),
-            "smbios" if value.split(',').any(|part| part == "type=1") => {
-                value.split(',').find_map(|part| part.strip_prefix("uuid=")).map(str::to_lowercase)
+            "smbios" => {
+                let fields = Options::parse(value, None).ok()?;
+                fields.get("uuid").filter(|_| fields.get("type") == Some("1")).map(str::to_lowercase)
             }
             _ => None,
         }
     };
-    let given = arguments.windows(2).filter_map(of_option).next_back();
+    let given = split_loose(arguments).iter().filter_map(of_option).next_back();
     given.filter(|uuid| uuid.chars().any(|digit| digit != '0' && digit != '-'))
 }
 

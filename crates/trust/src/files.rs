@@ -5,12 +5,15 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 /// Largest file that is read: an authority bundle with its revocation lists has less than half.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Between two tries to lock a file.
+const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Access of others that a file or its folder must not allow.
 const OTHERS_WRITE: u32 = 0o022;
@@ -169,6 +172,18 @@ pub fn lock(path: &Path) -> Result<Option<File>, FileError> {
         Ok(()) => Ok(Some(File::from(file))),
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(errno) => Err(FileError::io(path, errno)),
+    }
+}
+
+/// The same, and waits for the other process. None if that has it for longer.
+pub fn lock_within(path: &Path, wait: Duration) -> Result<Option<File>, FileError> {
+    let end = Instant::now() + wait;
+    loop {
+        let locked = lock(path)?;
+        if locked.is_some() || Instant::now() >= end {
+            return Ok(locked);
+        }
+        std::thread::sleep(LOCK_AGAIN);
     }
 }
 

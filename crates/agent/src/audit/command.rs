@@ -2,7 +2,7 @@
 //! not through it.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult};
 use linerate_trust::files;
@@ -44,14 +44,8 @@ pub(crate) fn record(config: &Config, action: AuditAction, to: Option<String>, t
 fn append(state_dir: &Path, line: &AuditEntry) -> std::io::Result<()> {
     let path = file(state_dir);
     files::make_folder(state_dir).map_err(std::io::Error::other)?;
-    let lock = path.with_extension("jsonl.lock");
-    let end = Instant::now() + LOCK_WAIT;
-    let _alone = loop {
-        match files::lock(&lock).map_err(std::io::Error::other)? {
-            Some(lock) => break lock,
-            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-            None => return Err(std::io::Error::other("another command writes to it")),
-        }
-    };
+    let lock =
+        files::lock_within(&path.with_extension("jsonl.lock"), LOCK_WAIT).map_err(std::io::Error::other)?;
+    let _alone = lock.ok_or_else(|| std::io::Error::other("another command writes to it"))?;
     Log::open(&path)?.append(line)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const HOSTS_MAX: usize = 256;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Counts what is left out after some in a second.
+/// Lets `most` lines a second through, and counts the rest.
 #[derive(Debug)]
 pub(super) struct Limit {
     most: u32,
@@ -23,7 +23,7 @@ impl Limit {
 
     /// How many were left out before this one; `None` if this one is too.
     pub fn take(&mut self, now: Instant) -> Option<u64> {
-        if self.is_idle(now) {
+        if self.is_over(now) {
             (self.since, self.written) = (Some(now), 0);
         }
         if self.written >= self.most {
@@ -34,8 +34,8 @@ impl Limit {
         Some(std::mem::take(&mut self.left_out))
     }
 
-    /// Nothing came in the last second.
-    fn is_idle(&self, now: Instant) -> bool {
+    /// The second in which lines are counted is over.
+    fn is_over(&self, now: Instant) -> bool {
         self.since.is_none_or(|since| now.duration_since(since) >= SECOND)
     }
 }
@@ -65,12 +65,12 @@ impl Limits {
         self.hosts.entry(name.to_owned()).or_insert_with(|| Limit::of(self.most)).take(now)
     }
 
-    /// Hosts of which nothing came lately go. What was left out of them is told with the others.
+    /// Hosts whose second is over go. What was left out of them is added to the count of the others.
     fn make_room(&mut self, now: Instant) {
         if self.hosts.len() >= HOSTS_MAX {
             let all = |hosts: &BTreeMap<String, Limit>| hosts.values().map(|one| one.left_out).sum::<u64>();
             let before = all(&self.hosts);
-            self.hosts.retain(|_, limit| !limit.is_idle(now));
+            self.hosts.retain(|_, limit| !limit.is_over(now));
             self.others.left_out += before - all(&self.hosts);
         }
     }

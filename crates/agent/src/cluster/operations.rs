@@ -79,14 +79,8 @@ pub(super) fn open_authority(folder: &Path) -> Result<Authority, ClusterError> {
 /// Keeps other commands and the agent from writing this host's identity meanwhile.
 pub(super) fn lock_identity(folder: &Path) -> Result<File, ClusterError> {
     files::make_folder(folder)?;
-    let end = Instant::now() + LOCK_WAIT;
-    loop {
-        match files::lock(&folder.join("lock"))? {
-            Some(lock) => return Ok(lock),
-            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-            None => return Err(ClusterError::Locked(folder.to_owned())),
-        }
-    }
+    files::lock_within(&folder.join("lock"), LOCK_WAIT)?
+        .ok_or_else(|| ClusterError::Locked(folder.to_owned()))
 }
 
 /// Makes an authority, and this host the first of its cluster. What a crash left half done is ended.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::open_files::OpenFile;
@@ -13,7 +13,7 @@ use super::{
 use crate::description::{GuestDescription, ImageFormat};
 use crate::identity::is_local;
 use crate::incoming_qemu::IncomingQemu;
-use crate::{procfs, qcow2, stale};
+use crate::{plain_file, procfs, qcow2, stale};
 
 /// The type of every NFS version (linux/magic.h).
 const NFS: u64 = 0x6969;
@@ -119,7 +119,7 @@ pub(crate) fn is_same(guest: &GuestDescription, there: &str, here: &Path) -> boo
         Storage::File(file) => file.mark,
         _ => None,
     });
-    let file = open_quietly(here).ok();
+    let file = plain_file::open(here).ok();
     marks
         .into_iter()
         .any(|first| file.as_ref().is_some_and(|file| mark::is_there(file, first).unwrap_or(false)))
@@ -137,7 +137,7 @@ impl Proved {
     /// `open`: the files that the incoming QEMU has open; none as long as it has opened nothing.
     fn recheck(&self, open: Option<&[OpenFile]>) -> Result<(), RecheckError> {
         let (disk, path) = (self.disk.clone(), self.path.clone());
-        let (file, facts) = match open_quietly(&path).and_then(|file| Ok((file.metadata()?, file))) {
+        let (file, facts) = match plain_file::open(&path).and_then(|file| Ok((file.metadata()?, file))) {
             Ok((facts, file)) => (file, facts),
             Err(source) => return Err(RecheckError::Lost { disk, path, source }),
         };
@@ -213,7 +213,7 @@ impl View<'_> {
             let (there, theirs) = (there.clone(), their_storage.to_string());
             Box::new(NotShared::Unproved { disk, path, here, there, theirs, why })
         };
-        let opened = open_quietly(&image.here).and_then(|file| Ok((file.metadata()?, file)));
+        let opened = plain_file::open(&image.here).and_then(|file| Ok((file.metadata()?, file)));
         let (facts, file) = opened.map_err(|error| unproved("cannot be opened".into(), error.to_string()))?;
         let here = self.storage(&file, &facts, &image.here);
         let verdict = match theirs {
@@ -319,10 +319,4 @@ fn compare_devices(there: &DeviceFacts, here: &DeviceFacts, same_kernel: bool) -
 
 fn identity_of(facts: &fs::Metadata) -> (bool, u64, u64) {
     open_files::identity(facts)
-}
-
-/// A pipe must not block the check.
-fn open_quietly(path: &Path) -> std::io::Result<File> {
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
