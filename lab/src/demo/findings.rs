@@ -128,7 +128,7 @@ impl Findings {
             time.map_or("never".to_owned(), |time| format!("{} ms", time.as_millis()))
         };
         let text = format!(
-            "out for {}; missed after {}: {}",
+            "out for {}; noticed after {}: {}",
             word(cable.out_for()),
             word(cable.noticed_after()),
             cable.reason

@@ -20,7 +20,7 @@ pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub enum Inspection {
     /// The hypervisor confirms that it runs.
     Runs,
-    /// It is paused, and no virtual CPU has executed anything since it was loaded.
+    /// It is paused, and no virtual CPU has executed anything since it was committed.
     NeverRan,
     /// It is paused, and may have run before.
     MayHaveRun,
