@@ -26,7 +26,7 @@ pub fn guest_state(state: GuestState) -> api::GuestState {
 
 /// The API's name of a code: `GuestUnknown` is `guest_unknown`.
 pub fn code_name(code: Code) -> String {
-    let camel = format!("{code:?}");
+    let camel = code.name();
     let mut snake = String::with_capacity(camel.len() + 4);
     for (place, letter) in camel.char_indices() {
         if place > 0 && letter.is_ascii_uppercase() {

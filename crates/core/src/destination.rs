@@ -36,6 +36,7 @@
 //! meanwhile is reported to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
 mod ending;
+mod names;
 mod timers;
 
 use std::collections::VecDeque;
@@ -251,28 +252,6 @@ enum State {
 }
 
 impl State {
-    fn name(&self) -> &'static str {
-        match self {
-            State::Waiting => "waiting",
-            State::Admitting => "admitting",
-            State::Admitted => "admitted",
-            State::Preparing => "preparing",
-            State::Receiving => "receiving",
-            State::Streaming => "streaming",
-            State::Sealing { .. } => "sealing",
-            State::Loading => "loading",
-            State::JournalingLoaded => "journaling loaded",
-            State::Loaded => "loaded",
-            State::RestoringHypervisor => "restoring the hypervisor",
-            State::Journaling { .. } => "journaling",
-            State::Resuming { .. } => "resuming",
-            State::Running { .. } => "running",
-            State::Discarding { .. } => "discarding",
-            State::Closing { .. } => "closing",
-            State::Ended => "ended",
-        }
-    }
-
     fn step(&self) -> Step {
         match self {
             State::Waiting | State::Admitting | State::Admitted => Step::Admit,
@@ -664,9 +643,7 @@ impl Destination {
             (_, Event::Journaled(_)) => {}
             (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}
             (state, event) => {
-                let what = format!("{event:?}");
-                let what = what.split([' ', '{', '(']).next().unwrap_or_default();
-                let detail = format!("{what} while {}", state.name());
+                let detail = format!("{} while {}", event.name(), state.name());
                 self.fail(now, self.fault(Code::Internal, &detail));
             }
         }

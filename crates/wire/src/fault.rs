@@ -175,6 +175,10 @@ macro_rules! codes {
             pub fn from_number(number: u16) -> Option<Code> {
                 match number { $($number => Some(Code::$name),)* _ => None }
             }
+            /// Its name as it is written here: `GuestUnknown`.
+            pub fn name(self) -> &'static str {
+                match self { $(Code::$name => stringify!($name),)* }
+            }
             /// What it means, as the start of a sentence for the operator.
             pub fn sentence(self) -> &'static str {
                 match self { $(Code::$name => $sentence,)* }

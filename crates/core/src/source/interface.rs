@@ -175,6 +175,46 @@ pub enum Event {
     Tick,
 }
 
+impl Event {
+    /// For the detail of a fault.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Event::Start => "Start",
+            Event::PathUp(_) => "PathUp",
+            Event::PathLost(_) => "PathLost",
+            Event::PathAlive(_) => "PathAlive",
+            Event::Received { .. } => "Received",
+            Event::ControlAcknowledged { .. } => "ControlAcknowledged",
+            Event::ChannelUp { .. } => "ChannelUp",
+            Event::Attached => "Attached",
+            Event::Go => "Go",
+            Event::Protected { .. } => "Protected",
+            Event::Scanned { .. } => "Scanned",
+            Event::Counted { .. } => "Counted",
+            Event::Streamed(_) => "Streamed",
+            Event::Disks(_) => "Disks",
+            Event::SendStreamMessage(_) => "SendStreamMessage",
+            Event::GuestStopped => "GuestStopped",
+            Event::PreSwitchover { .. } => "PreSwitchover",
+            Event::Digested(_) => "Digested",
+            Event::DeviceState(_) => "DeviceState",
+            Event::DeviceStateDone => "DeviceStateDone",
+            Event::GuestLeft => "GuestLeft",
+            Event::Journaled(_) => "Journaled",
+            Event::Failed(_) => "Failed",
+            Event::StreamsFailed(_) => "StreamsFailed",
+            Event::RolledBack { .. } => "RolledBack",
+            Event::Answered(_) => "Answered",
+            Event::Unanswered => "Unanswered",
+            Event::Forgotten => "Forgotten",
+            Event::CleanedUp => "CleanedUp",
+            Event::Cancel => "Cancel",
+            Event::Resolve(_) => "Resolve",
+            Event::Tick => "Tick",
+        }
+    }
+}
+
 /// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {

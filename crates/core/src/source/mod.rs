@@ -347,9 +347,7 @@ impl Source {
             (_, Event::Journaled(_)) => {}
             (State::CleaningUp { .. }, Event::CleanedUp) => self.cleaned_up(now),
             (state, event) => {
-                let what = format!("{event:?}");
-                let what = what.split([' ', '{', '(']).next().unwrap_or_default();
-                let detail = format!("{what} while {}", state.name());
+                let detail = format!("{} while {}", event.name(), state.name());
                 self.fail(now, Fault::new(Code::Internal, self.step, Side::Source, detail));
             }
         }
