@@ -10,7 +10,7 @@
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`mod@bench`]: connections that are measured instead of used.
 //! * [`region`]: what a transport needs of the memory that it moves.
-//! * [`lock`]: the locks of `std` without poisoning, for this crate and the agent.
+//! * [`lock`]: the locks of `std` without poisoning, for this crate, the doctor and the agent.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 

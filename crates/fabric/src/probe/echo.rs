@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use linerate_net::lock::Mutex;
 use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -79,7 +80,7 @@ impl Echo {
     /// Where, what requests must begin with, and which came.
     pub fn echoing(&self) -> Echoing {
         let mut sums: BTreeMap<(IpAddr, IpAddr), u64> = BTreeMap::new();
-        for ((from, at), count) in lock(&self.counts).iter() {
+        for ((from, at), count) in self.counts.lock().iter() {
             *sums.entry((from.ip(), *at)).or_default() += u64::from(*count);
         }
         let sources = sums.into_iter().map(|((from, at), requests)| ask::EchoSource { from, at, requests });
@@ -88,7 +89,7 @@ impl Echo {
 
     /// Lets it live at least this much longer. False if it has ended already.
     pub fn extend(&self, last: Duration) -> bool {
-        let mut until = lock(&self.until);
+        let mut until = self.until.lock();
         let now = Instant::now();
         // The threads look every turn; one that is about to end may have looked already.
         if *until < now + TURN * 2 {
@@ -101,22 +102,18 @@ impl Echo {
 
 impl Drop for Echo {
     fn drop(&mut self) {
-        *lock(&self.until) = Instant::now();
+        *self.until.lock() = Instant::now();
     }
 }
 
 fn count(counts: &RequestCounts, from: SocketAddr, at: IpAddr) -> u32 {
-    let mut counts = lock(counts);
+    let mut counts = counts.lock();
     if counts.len() >= SENDERS_MAX && !counts.contains_key(&(from, at)) {
         return 0;
     }
     let count = counts.entry((from, at)).or_default();
     *count = count.saturating_add(1);
     *count
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn socket(address: SocketAddr) -> io::Result<Socket> {
@@ -148,7 +145,7 @@ fn serve(
     count: impl Fn(SocketAddr) -> u32,
 ) {
     let mut buffer = vec![0; DATAGRAM_BYTES];
-    while Instant::now() < *lock(until) {
+    while Instant::now() < *until.lock() {
         match receive(socket, &mut buffer) {
             Ok((bytes, index, from)) => {
                 let datagram = buffer.get(..bytes).unwrap_or_default();

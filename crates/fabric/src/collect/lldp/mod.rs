@@ -8,11 +8,12 @@ pub mod frame;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linerate_net::lock::Mutex;
 use linerate_net::netlink::NetlinkError;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sys::socket::{LinkAddr, recvfrom};
@@ -89,7 +90,7 @@ impl Listener {
             .filter_map(|link| Some((link.port.index?, link.port.name)))
             .collect();
         let now = Instant::now();
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.retain(|_, received| received.until > now);
         let named = |(key, received): (&Key, &ReceivedNeighbour)| {
             Some((names.get(&key.0)?.clone(), received.neighbour.clone()))
@@ -107,17 +108,13 @@ impl Drop for Listener {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn receive(socket: &Socket, table: &Table) {
     let mut frame = [0; 2048];
     match recvfrom::<LinkAddr>(socket.as_raw_fd(), &mut frame) {
         Ok((length, from)) => {
             let port = from.and_then(|from| u32::try_from(from.ifindex()).ok());
             if let Some(port) = port {
-                received(port, frame.get(..length).unwrap_or_default(), &mut lock(table));
+                received(port, frame.get(..length).unwrap_or_default(), &mut table.lock());
             }
         }
         Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
