@@ -16,12 +16,12 @@ pub(super) fn problem(guest: &GuestDescription, arguments: &[String]) -> Option<
     match asked(arguments) {
         Ok(asked) if asked <= described => None,
         Ok(asked) => Some(Problem::MemoryDiffers { asked, described }),
-        Err(text) => Some(Problem::MemoryUnknown { text }),
+        Err(unknown) => Some(unknown),
     }
 }
 
-/// Bytes, or the text that QEMU may understand otherwise.
-fn asked(arguments: &[String]) -> Result<u64, String> {
+/// Bytes, or the size that QEMU may understand otherwise.
+fn asked(arguments: &[String]) -> Result<u64, Problem> {
     let options = split_loose(arguments);
     // All `-m` are one, in which the last size counts.
     let machine =
@@ -31,7 +31,7 @@ fn asked(arguments: &[String]) -> Result<u64, String> {
         .filter(|object| object.get("qom-type").is_some_and(|kind| kind.starts_with("memory-backend-")))
         .try_fold(0_u64, |sum, object| {
             let size = object.get("size").map_or(Ok(0), |text| bytes(text, 1))?;
-            Ok::<u64, String>(sum.saturating_add(size))
+            Ok::<u64, Problem>(sum.saturating_add(size))
         })?;
     // An object that is the machine's memory has its size, else QEMU does not start.
     let apart = if is_of_objects(&options) { 0 } else { machine };
@@ -47,8 +47,8 @@ fn is_of_objects(options: &[Argument]) -> bool {
 }
 
 /// A size as QEMU reads it: a number, with a fraction or in hexadecimal, and a unit.
-fn bytes(text: &str, default_unit: u64) -> Result<u64, String> {
-    read(text, default_unit).ok_or_else(|| text.chars().take(40).collect())
+fn bytes(text: &str, default_unit: u64) -> Result<u64, Problem> {
+    read(text, default_unit).ok_or_else(|| Problem::MemoryUnknown { text: text.chars().take(40).collect() })
 }
 
 fn read(text: &str, default_unit: u64) -> Option<u64> {
@@ -81,7 +81,7 @@ fn read(text: &str, default_unit: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Result<u64, String> {
+    fn of(line: &str) -> Result<u64, Problem> {
         asked(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
