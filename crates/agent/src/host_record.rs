@@ -17,6 +17,7 @@ use linerate_store::fleet::records::{GuestRecord, HostRecord, PortRecord};
 
 use crate::cluster::watch::Watch;
 use crate::config::Config;
+use crate::faults::chain;
 use crate::fleet::HostInFleet;
 use crate::{incoming, libvirt, outgoing};
 
@@ -204,7 +205,7 @@ impl Describer {
         }
         let before = domains.take().map(|(_, known)| known).unwrap_or_default();
         let found = libvirt::domains::names().unwrap_or_else(|why| {
-            tracing::debug!(why, "domains of libvirt are not seen");
+            tracing::debug!(why = chain(&why), "domains of libvirt are not seen");
             before
         });
         *domains = Some((Instant::now(), found.clone()));

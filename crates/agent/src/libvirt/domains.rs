@@ -1,9 +1,9 @@
 //! The domains that run on this host, for a drain.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, code};
@@ -18,6 +18,33 @@ const STATE: &str = "/run/libvirt/qemu";
 
 /// libvirt answers [`names`] within this, or it hangs.
 const NAMES_MAX: Duration = Duration::from_secs(5);
+
+/// Why this host's domains are not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DomainsError {
+    #[error("{} cannot be read: {source}", .folder.display())]
+    State { folder: PathBuf, source: io::Error },
+    /// QEMUs of a libvirt that was stopped.
+    #[error("libvirt does not run on this host, but {left} of its domains {}: start libvirt", does(*left))]
+    LibvirtStopped { left: u32 },
+    #[error("{program} cannot be run: {source}")]
+    Run { program: String, source: io::Error },
+    #[error("a pipe is missing")]
+    NoPipe,
+    #[error("libvirt does not answer")]
+    Silent,
+    /// The thread that reads has panicked.
+    #[error("a defect in the agent")]
+    Panicked,
+    #[error("{0}")]
+    Output(#[source] io::Error),
+    #[error("virsh fails: {0}")]
+    Failed(ExitStatus),
+}
+
+fn does(left: u32) -> &'static str {
+    if left == 1 { "does" } else { "do" }
+}
 
 /// A running or paused domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,20 +65,20 @@ pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
         return all(&Virsh::new(HERE)).await;
     }
     none_left(Path::new(STATE)).map(|()| Vec::new()).map_err(|why| {
-        ErrorBody::new(code::LIBVIRT_FAILED, why)
+        ErrorBody::new(code::LIBVIRT_FAILED, why.to_string())
             .with_hint("`systemctl start libvirtd` (or virtqemud) on that host")
     })
 }
 
-/// Their names by UUID, for callers that are no task. The error says why they are not known.
-pub(crate) fn names() -> Result<BTreeMap<String, String>, String> {
+/// Their names by UUID, for callers that are no task.
+pub(crate) fn names() -> Result<BTreeMap<String, String>, DomainsError> {
     if has_libvirt() { listed("virsh") } else { none_left(Path::new(STATE)).map(|()| BTreeMap::new()) }
 }
 
 /// No domain runs without its libvirt. The QEMUs of a libvirt that was stopped go on, so a host without its socket need
 /// not be without domains.
-fn none_left(state: &Path) -> Result<(), String> {
-    let unread = |error: std::io::Error| format!("{} cannot be read: {error}", state.display());
+fn none_left(state: &Path) -> Result<(), DomainsError> {
+    let unread = |source| DomainsError::State { folder: state.to_owned(), source };
     let files = match std::fs::read_dir(state) {
         Ok(files) => files,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -68,17 +95,17 @@ fn none_left(state: &Path) -> Result<(), String> {
     }
     match left {
         0 => Ok(()),
-        1 => Err("libvirt does not run on this host, but 1 of its domains does: start libvirt".into()),
-        _ => Err(format!("libvirt does not run on this host, but {left} of its domains do: start libvirt")),
+        left => Err(DomainsError::LibvirtStopped { left }),
     }
 }
 
-fn listed(program: &str) -> Result<BTreeMap<String, String>, String> {
+fn listed(program: &str) -> Result<BTreeMap<String, String>, DomainsError> {
     let mut command = Command::new(program);
     command.env("LC_ALL", "C").args(["--quiet", "--connect", HERE, "list", "--uuid", "--name"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("{program} cannot be run: {error}"))?;
-    let mut output = child.stdout.take().ok_or("a pipe is missing")?;
+    let failed = |source| DomainsError::Run { program: program.to_owned(), source };
+    let mut child = command.spawn().map_err(failed)?;
+    let mut output = child.stdout.take().ok_or(DomainsError::NoPipe)?;
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         output.read_to_string(&mut text).map(|_| text)
@@ -91,13 +118,13 @@ fn listed(program: &str) -> Result<BTreeMap<String, String>, String> {
             Ok(None) | Err(_) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err("libvirt does not answer".into());
+                return Err(DomainsError::Silent);
             }
         }
     };
-    let text = reader.join().map_err(|_| "a defect in the agent")?.map_err(|error| error.to_string())?;
+    let text = reader.join().map_err(|_| DomainsError::Panicked)?.map_err(DomainsError::Output)?;
     if !status.success() {
-        return Err(format!("virsh fails: {status}"));
+        return Err(DomainsError::Failed(status));
     }
     let pair = |line: &str| {
         line.split_once(char::is_whitespace).map(|(uuid, name)| (uuid.into(), name.trim().into()))
@@ -182,7 +209,7 @@ mod tests {
     fn a_host_whose_libvirt_is_stopped_is_not_empty_while_domains_run() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("qemu");
-        assert_eq!(none_left(&state), Ok(()), "it never had a libvirt");
+        assert!(none_left(&state).is_ok(), "it never had a libvirt");
         std::fs::create_dir(&state).unwrap();
         let write = |name: &str, text: &str| std::fs::write(state.join(name), text).unwrap();
         // A domain that has ended, one that is being started, and libvirt's own process.
@@ -190,11 +217,11 @@ mod tests {
         write("empty.pid", "");
         write("driver.pid", &std::process::id().to_string());
         ["ended.xml", "empty.xml"].iter().for_each(|name| write(name, ""));
-        assert_eq!(none_left(&state), Ok(()));
+        none_left(&state).unwrap();
         write("my web.pid", &format!("{}\n", std::process::id()));
         write("my web.xml", "");
-        let why = none_left(&state).unwrap_err();
-        assert!(why.contains("does not run on this host, but 1 of its domains"), "{why}");
+        let why = none_left(&state).unwrap_err().to_string();
+        assert!(why.contains("does not run on this host, but 1 of its domains does:"), "{why}");
     }
 
     /// A program that prints what virsh prints.
@@ -213,8 +240,8 @@ mod tests {
         let (_folder, lists) = program(&format!("echo '{uuid} my web                        '; echo"));
         assert_eq!(listed(&lists).unwrap(), BTreeMap::from([(uuid.into(), "my web".into())]));
         let (_folder, fails) = program("exit 1");
-        assert!(listed(&fails).unwrap_err().contains("fails"));
-        assert!(listed("/no/such/virsh").unwrap_err().contains("cannot be run"));
+        assert!(listed(&fails).unwrap_err().to_string().contains("fails"));
+        assert!(listed("/no/such/virsh").unwrap_err().to_string().contains("cannot be run"));
     }
 
     #[test]

@@ -123,12 +123,11 @@ impl DomainSearch {
             return SourceAnswer::Migrating;
         }
         // Only now: a migration that ended since the first question may have moved it.
-        let found = here.look_up(uuid).await.map_err(|dead| dead.message);
-        note_answer(found, answers).map_or(SourceAnswer::Silent, SourceAnswer::At)
+        note_answer(here.look_up(uuid).await, answers).map_or(SourceAnswer::Silent, SourceAnswer::At)
     }
 
-    async fn ask_there(&self) -> Result<Option<String>, String> {
-        let key = random::<16>().map_err(|fault| convert::error(&fault, None).message)?;
+    async fn ask_there(&self) -> Result<Option<String>, ErrorBody> {
+        let key = random::<16>().map_err(|fault| convert::error(&fault, None))?;
         let listen = format!("{}/{}", plan::FOLDER, domain_socket(&SessionId(key).to_string(), "rpc"));
         let request = TunnelRequest {
             to: self.domain.to.clone(),
@@ -141,11 +140,11 @@ impl DomainSearch {
             links: self.domain.links.clone(),
             link_timeout_s: LINK_TIMEOUT_S,
         };
-        let mut tunnel = DomainTunnel::open(&self.needs, request).await.map_err(|error| error.message)?;
-        tunnel.ready(|_| ()).await.map_err(|error| error.message)?;
+        let mut tunnel = DomainTunnel::open(&self.needs, request).await?;
+        tunnel.ready(|_| ()).await?;
         let there = Virsh::new(plan::uri(&listen));
         let found = there.look_up(&self.domain.uuid).await;
-        found.map_err(|error| format!("{}{}", error.message, tunnel.trouble()))
+        found.map_err(|error| ErrorBody { message: error.message + &tunnel.trouble(), ..error })
     }
 }
 
@@ -153,14 +152,14 @@ impl DomainSearch {
 const LINK_TIMEOUT_S: u32 = 10;
 
 /// The domain's state by a libvirt; none without an answer.
-fn note_answer(found: Result<Option<String>, String>, answers: &mut Answer) -> Option<DomainState> {
+fn note_answer(found: Result<Option<String>, ErrorBody>, answers: &mut Answer) -> Option<DomainState> {
     match found {
         Ok(state) => {
             answers.state = state;
             Some(domain_state(answers.state.as_deref()))
         }
-        Err(trouble) => {
-            answers.trouble = trouble;
+        Err(dead) => {
+            answers.trouble = dead.message;
             None
         }
     }
