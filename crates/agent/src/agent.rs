@@ -365,6 +365,7 @@ impl Agent {
             return refuse(accepted, Err(refusal(Code::GuestBusy, detail)));
         };
         cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
+            .map_err(|error| chain(&error))
     }
 
     /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.

@@ -38,6 +38,15 @@ pub const AT_ONCE: usize = 8;
 /// Between two warnings, so that strangers do not fill the log.
 const REPORT_GAP: Duration = Duration::from_secs(1);
 
+/// Why there is no certificate for a secret.
+#[derive(Debug, thiserror::Error)]
+enum IssueError {
+    #[error(transparent)]
+    Token(#[from] StoreError),
+    #[error("{}", spent(.0))]
+    Spent(#[source] AuthorityError),
+}
+
 /// What a joining host is answered from.
 pub struct Host {
     /// Folder of the authority's key, register and tokens.
@@ -249,7 +258,9 @@ impl Shared {
         let next = rotation::issued_by_next(&self.host.authority, UnixTime::now()).map_err(cannot)?;
         let in_use = next.iter().any(|one| one.host == request.name().host);
         let mut authority = open_authority(&self.host.authority).map_err(cannot)?;
-        let certificate = self.redeem_and_issue(&mut authority, &secret, &request, in_use, peer)?;
+        let certificate = self
+            .redeem_and_issue(&mut authority, &secret, &request, in_use, peer)
+            .map_err(|refused| refused.to_string())?;
         let bundle = self.trusted(&authority).map_err(|error| spent(&error))?;
         // The authority's own list is the newest; another's is as this host has it.
         let others = bundle.authorities().iter().filter(|one| one.id() != authority.id());
@@ -268,20 +279,18 @@ impl Shared {
         request: &Request,
         in_use: bool,
         peer: SocketAddr,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, IssueError> {
         let now = UnixTime::now();
         // On disk as used from here on: whatever follows, it is not accepted a second time.
-        let redeemed = authority.tokens().redeem(secret, now).map_err(|error| {
-            self.refused(&error, peer);
-            error.to_string()
-        })?;
+        let redeemed =
+            authority.tokens().redeem(secret, now).inspect_err(|error| self.refused(error, peer))?;
         let issued = match in_use && redeemed.host().is_none() {
             true => Err(AuthorityError::NameInUse(request.name().host.clone())),
             false => authority.issue(request, &Grounds::Token(&redeemed), now),
         };
         issued.map(|certificate| certificate.to_vec()).map_err(|error| {
             tracing::warn!(%peer, host = %request.name(), %error, "a host did not join, and its token is spent");
-            spent(&error)
+            IssueError::Spent(error)
         })
     }
 

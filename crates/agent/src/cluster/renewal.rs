@@ -7,15 +7,16 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
-use linerate_fabric::probe::ask::{QUESTION_WAIT, hello, receive, receive_at_most, send};
+use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, hello, receive, receive_at_most, send};
 use linerate_net::tcp::connect::{Route, connect};
+use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
 use linerate_net::tls::Tls;
 use linerate_trust::authority::Grounds;
 use linerate_trust::bundle::AUTHORITIES_MAX;
 use linerate_trust::identity::Identity;
-use linerate_trust::peer::{Peer, Side};
+use linerate_trust::peer::{Peer, PeerError, Side};
 use linerate_trust::request::Request;
 use linerate_trust::revocation::REVOCATION_BYTES_MAX;
 use linerate_trust::tls;
@@ -252,25 +253,40 @@ fn ask(
     Err(last)
 }
 
-/// Answers a member. The error is a sentence for the log.
+/// Why a member got no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    #[error("no common version in {VERSION_MIN} to {VERSION_MAX}")]
+    Version,
+    #[error("a question about the cluster came, and this host has no identity")]
+    NoIdentity,
+    /// Its certificate is refused; the text has the cause.
+    #[error("{0}")]
+    Peer(PeerError),
+    #[error(transparent)]
+    Handshake(#[from] ExchangeError),
+    /// The question did not come, or the answer was not sent.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
+/// Answers a member.
 pub(crate) fn serve(
     config: &Config,
     identity: Option<Identity>,
     accepted: Accepted,
     now: UnixTime,
-) -> Result<(), String> {
+) -> Result<(), ServeError> {
     let hello = &accepted.hello;
-    let version = negotiate(hello.version_min, hello.version_max)
-        .ok_or_else(|| format!("no common version in {VERSION_MIN} to {VERSION_MAX}"))?;
+    let version = negotiate(hello.version_min, hello.version_max).ok_or(ServeError::Version)?;
     // In plain text nobody has proved who asks.
-    let identity = identity.ok_or("a question about the cluster came, and this host has no identity")?;
+    let identity = identity.ok_or(ServeError::NoIdentity)?;
     let member = identity.verify(accepted.peer_certificates(), Side::Client, None, now);
-    let member = member.map_err(|error| error.to_string())?;
+    let member = member.map_err(ServeError::Peer)?;
     let issuer = identity.issuer_of(accepted.peer_certificates(), Side::Client, now);
     let peer = accepted.peer;
-    let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT);
-    let question = question.map_err(|error| chain(&error))?;
+    let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
+    let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT)?;
     let answer = match question {
         Question::Renew { request } => match sign(config, &identity, &member, &request, now) {
             Ok(signed) => {
@@ -286,7 +302,7 @@ pub(crate) fn serve(
             Answer::Revocations { lists: newer(&identity, &known), change }
         }
     };
-    send(&stream, &answer, peer, Instant::now() + ANSWER_WAIT).map_err(|error| chain(&error))
+    send(&stream, &answer, peer, Instant::now() + ANSWER_WAIT).map_err(ServeError::Ask)
 }
 
 /// Lists that a member offers. One that is not taken is told to nobody: the member may have an older one by now.

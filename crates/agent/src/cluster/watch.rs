@@ -12,8 +12,9 @@ use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener, 
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::renewal_due;
 use linerate_trust::certificate::utc;
-use linerate_trust::identity::Identity;
-use linerate_trust::token::Tokens;
+use linerate_trust::identity::{Identity, IdentityError};
+use linerate_trust::tls::ConfigError;
+use linerate_trust::token::{StoreError, Tokens};
 use rustls_pki_types::UnixTime;
 
 use super::join_server::{Host, JoinServer};
@@ -64,6 +65,26 @@ struct State {
     reported: String,
     /// Why the identity's files are not in force as they are.
     not_taken_up: Option<String>,
+}
+
+/// What could not be taken up. The texts have their causes.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error("the changed identity is not used, the one before is: {0}")]
+    Changed(IdentityError),
+    /// There was none before.
+    #[error("the identity in {} is not used: {error}", .folder.display())]
+    New { folder: PathBuf, error: Box<IdentityError> },
+    #[error("{0}")]
+    Tls(ConfigError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("no host can join: {0}")]
+    Tokens(StoreError),
+    #[error("no host can join: `listen` and `join_listen` name no address")]
+    NoJoinAddress,
+    #[error("no host can join: {0}")]
+    JoinServer(Box<ClusterError>),
 }
 
 /// A file that was replaced has another.
@@ -127,12 +148,12 @@ impl Watch {
     pub fn look(&self) {
         let mut state = self.state.lock();
         let taken_up = self.look_at_identity(&mut state);
-        state.not_taken_up = taken_up.as_ref().err().cloned();
+        state.not_taken_up = taken_up.as_ref().err().map(|error| chain(error));
         let looked = taken_up.and_then(|()| {
-            self.listen(&mut state).map_err(|error| chain(&error))?;
+            self.listen(&mut state)?;
             self.open_or_close_join(&mut state)
         });
-        let told = looked.err().unwrap_or_default();
+        let told = looked.err().map(|error| chain(&error)).unwrap_or_default();
         if told != state.reported && !told.is_empty() {
             tracing::warn!("{told}");
         }
@@ -154,21 +175,19 @@ impl Watch {
         Some(self.state.lock().reported.clone()).filter(|told| !told.is_empty())
     }
 
-    fn look_at_identity(&self, state: &mut State) -> Result<(), String> {
+    fn look_at_identity(&self, state: &mut State) -> Result<(), LookError> {
         if self.security.tls().is_none() {
             return Ok(());
         }
-        let kept = |error: String| format!("the changed identity is not used, the one before is: {error}");
         let Some(identity) = self.security.identity() else {
             let folder = self.config.identity_folder();
             if !Identity::exists(&folder) {
                 return Ok(());
             }
-            let found = Identity::open(&folder);
-            let found = found
-                .map_err(|error| format!("the identity in {} is not used: {error}", folder.display()))?;
+            let found =
+                Identity::open(&folder).map_err(|error| LookError::New { folder, error: Box::new(error) })?;
             state.files = stamps(&found.files());
-            return self.security.take_up(found).map_err(|error| error.to_string());
+            return self.security.take_up(found).map_err(LookError::Tls);
         };
         let now = stamps(&identity.files());
         if now == state.files {
@@ -178,7 +197,7 @@ impl Watch {
             }
             return Ok(());
         }
-        identity.reload().map_err(|error| kept(error.to_string()))?;
+        identity.reload().map_err(LookError::Changed)?;
         state.files = now;
         state.look_again = true;
         self.end_revoked();
@@ -218,7 +237,7 @@ impl Watch {
         Ok(())
     }
 
-    fn open_or_close_join(&self, state: &mut State) -> Result<(), String> {
+    fn open_or_close_join(&self, state: &mut State) -> Result<(), LookError> {
         let folder = self.config.authority_folder();
         let identity = self.security.identity().filter(|_| self.config.certificate.is_none());
         let identity = identity.filter(|_| state.accept.is_some() && is_authoritys_host(&folder));
@@ -227,16 +246,16 @@ impl Watch {
             return Ok(());
         };
         let open = Tokens::open_until(&folder, UnixTime::now());
-        match (open.map_err(|error| format!("no host can join: {error}"))?, &state.join) {
+        match (open.map_err(LookError::Tokens)?, &state.join) {
             (Some(until), None) => {
                 let addresses = self.config.join_addresses();
                 if addresses.is_empty() {
-                    return Err("no host can join: `listen` and `join_listen` name no address".into());
+                    return Err(LookError::NoJoinAddress);
                 }
                 let agents = self.config.listen.clone();
                 let host = Host { authority: folder, identity, agents, audit };
-                let server = JoinServer::start(&addresses, host);
-                let server = server.map_err(|error| format!("no host can join: {error}"))?;
+                let server = JoinServer::start(&addresses, host)
+                    .map_err(|error| LookError::JoinServer(Box::new(error)))?;
                 tracing::info!(addresses = ?server.addresses(), until = utc(&until), "hosts can join");
                 state.join = Some(server);
             }
