@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use linerate_api::ErrorBody;
 use linerate_fabric::collect::kernel::ethtool;
-use linerate_fabric::link::{Settings, apply};
+use linerate_fabric::link::Settings;
+use linerate_fabric::link::apply::{self, ApplyError};
 
 use super::store::{Trial, Trials, file, save};
 use super::{Begun, linked};
@@ -87,7 +88,7 @@ pub(super) fn end(state: &Trials, begun: &Begun) -> Ended {
     };
     let ended = match put_back(port, &trial.undo) {
         Ok(()) => Ended::PutBack,
-        Err(why) => Ended::Stuck(why),
+        Err(error) => Ended::Stuck(error.to_string()),
     };
     let text = ended.describe(port);
     match &ended {
@@ -117,11 +118,11 @@ fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
             if trial.stuck.is_none() {
                 return true;
             }
-            let Err(why) = put_back(port, &trial.undo) else {
+            let Err(error) = put_back(port, &trial.undo) else {
                 tracing::warn!("{}", Ended::PutBack.describe(port));
                 return false;
             };
-            trial.stuck = Some(why);
+            trial.stuck = Some(error.to_string());
             true
         });
         if trials.len() == before {
@@ -130,14 +131,28 @@ fn put_back_stuck(trials: &mut BTreeMap<String, Trial>) {
     }
 }
 
-/// The rest is put back whatever is refused. The error names what was not.
-fn put_back(name: &str, undo: &Settings) -> Result<(), String> {
-    let mut port = linked(name).map_err(|error| error.message)?;
+/// What was not put back.
+#[derive(Debug, thiserror::Error)]
+enum PutBackError {
+    /// The port is not there, or the kernel does not answer.
+    #[error("{}", .0.message)]
+    Port(ErrorBody),
+    #[error("{}", together(.0))]
+    Refused(Vec<ApplyError>),
+}
+
+fn together(errors: &[ApplyError]) -> String {
+    errors.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")
+}
+
+/// The rest is put back whatever is refused.
+fn put_back(name: &str, undo: &Settings) -> Result<(), PutBackError> {
+    let mut port = linked(name).map_err(PutBackError::Port)?;
     // What ethtool cannot read now is put back without a comparison.
     let _ = ethtool::read(std::slice::from_mut(&mut port), &mut Vec::new());
     let errors = apply::put_back(&port, undo);
     match errors.is_empty() {
         true => Ok(()),
-        false => Err(errors.iter().map(|error| chain(error)).collect::<Vec<_>>().join("; ")),
+        false => Err(PutBackError::Refused(errors)),
     }
 }
