@@ -22,7 +22,7 @@ use linerate_net::lock::Mutex;
 
 use crate::convert;
 use crate::faults::chain;
-use crate::journal::{Journal, Role, process};
+use crate::journal::{Journal, JournalError, Role, process};
 use crate::libvirt::Move;
 use crate::outgoing::Outgoing;
 use crate::security::PeerName;
@@ -76,11 +76,11 @@ impl SentGuests {
         if let Some(state) = self.begins(session) {
             return state;
         }
-        let begun =
-            arrived(journal, registry, session, asker).map_err(|why| refused(&why)).and_then(|guest| {
-                begin(MigrateRequest::new(&guest, to.to_string()))
-                    .map_err(|fault| SentBack::Failed(Box::new(convert::error(&fault, None))))
-            });
+        let guest = arrived(journal, registry, session, asker);
+        let begun = guest.map_err(|why| refused(&chain(&why))).and_then(|guest| {
+            begin(MigrateRequest::new(&guest, to.to_string()))
+                .map_err(|fault| SentBack::Failed(Box::new(convert::error(&fault, None))))
+        });
         match begun {
             Ok(outgoing) => {
                 self.keep(session, Going::Guest(outgoing));
@@ -181,25 +181,34 @@ fn endless() -> ErrorBody {
         .with_hint("undrain again when it writes less, or shut it down and start it at the other host")
 }
 
+/// Why a guest does not go back.
+#[derive(Debug, thiserror::Error)]
+enum NotArrived {
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error("no guest is known here that came from there in this session")]
+    Unknown,
+    #[error("{guest} is not here any more: it has ended, or was moved on")]
+    Gone { guest: String },
+}
+
 /// Name of the guest that came in this session, if it came from the asker and is still here.
 fn arrived(
     journal: &Journal,
     registry: &Registry,
     session: SessionId,
     asker: &PeerName,
-) -> Result<String, String> {
-    let record = journal.get(session).map_err(|error| chain(&error))?;
-    let unknown = || "no guest is known here that came from there in this session".to_owned();
-    let record = record.ok_or_else(unknown)?;
-    let Role::Destination { phase, incoming } = &record.role else { return Err(unknown()) };
+) -> Result<String, NotArrived> {
+    let record = journal.get(session)?.ok_or(NotArrived::Unknown)?;
+    let Role::Destination { phase, incoming } = &record.role else { return Err(NotArrived::Unknown) };
     if incoming.peer != *asker || !matches!(phase, Phase::Running | Phase::Finished) {
-        return Err(unknown());
+        return Err(NotArrived::Unknown);
     }
     let here = registry.get(&record.guest).ok().filter(linerate_guest::registry::GuestRecord::is_alive);
     let is_same =
         here.as_ref().zip(incoming.qemu.as_ref()).is_some_and(|(here, came)| process(here) == process(came));
     if !is_same {
-        return Err(format!("{} is not here any more: it has ended, or was moved on", record.guest));
+        return Err(NotArrived::Gone { guest: record.guest });
     }
     Ok(record.guest)
 }
