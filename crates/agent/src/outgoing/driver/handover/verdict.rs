@@ -8,6 +8,7 @@ use linerate_core::{Code, Fault, GuestState, Side, Step};
 use linerate_guest::domain;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::process;
+use linerate_guest::qmp::QmpError;
 use linerate_guest::run_state::RunState;
 
 use super::{Handover, LOOK, POLL};
@@ -50,7 +51,7 @@ impl Handover {
                 && !self.domain.is_restored
                 && let Err(error) = self.restore()
             {
-                tracing::debug!(error, "the capability is not off yet");
+                tracing::debug!(error = chain(&error), "the capability is not off yet");
             }
             let runs = self.guest.qemu.status(Guest::deadline());
             match (status, runs) {
@@ -121,7 +122,7 @@ impl Handover {
             (Ok(()), true) => self.guest_again(deadline),
             (Err(error), true) => {
                 tracing::error!(
-                    error,
+                    error = chain(&error),
                     "x-ignore-shared may still be on: do not save this domain; the next start of the agent tries again"
                 );
                 self.guest_again(deadline)
@@ -132,16 +133,16 @@ impl Handover {
     }
 
     /// Switches the capability off, if it was switched on here; refused as long as QEMU migrates.
-    fn restore(&mut self) -> Result<(), String> {
+    fn restore(&mut self) -> Result<(), QmpError> {
         if self.domain.was_set {
             let off = domain::ignore_shared(self.guest.qemu.qmp(), false, Guest::deadline());
             if let Err(error) = &off
-                && !matches!(error, linerate_guest::qmp::QmpError::Refused { .. })
+                && !matches!(error, QmpError::Refused { .. })
                 && let Ok(qmp) = process::connect(&self.guest.record, Guest::deadline())
             {
                 self.guest.qemu = SourceQemu::recovered(qmp, true, None, false);
             }
-            off.map_err(|error| chain(&error))?;
+            off?;
         }
         self.set_restored();
         Ok(())
