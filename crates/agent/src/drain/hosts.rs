@@ -241,7 +241,7 @@ pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Dur
                 (one.at, one.record, one.cordon, one.lost) = (at, Some(record), cordon, None);
                 return;
             }
-            Err(why) => drop(first.get_or_insert(why)),
+            Err(error) => drop(first.get_or_insert_with(|| chain(&error))),
         }
     }
     one.lost = first;
@@ -258,19 +258,32 @@ pub(super) fn is_running(one: &Destination, security: &Arc<Security>, wait: Dura
     })
 }
 
+/// Why a host is not described.
+#[derive(Debug, thiserror::Error)]
+enum AnswerError {
+    #[error(transparent)]
+    Find(#[from] FindError),
+    #[error("its answer cannot be read: {0}")]
+    Form(#[source] serde_json::Error),
+    /// The reason that its agent gave.
+    #[error("{why}")]
+    Refused { why: String },
+    #[error("its agent answers another question: is it of another version?")]
+    Unexpected,
+}
+
 fn answer(
     at: &str,
     security: &Arc<Security>,
     wait: Duration,
-) -> Result<(HostRecord, Option<Cordon>), String> {
-    match find(at, &Question::Host, wait, security) {
-        Ok((_, Answer::Host { record, cordon })) => match serde_json::from_value(*record) {
-            Ok(record) => Ok((record, cordon)),
-            Err(error) => Err(format!("its answer cannot be read: {error}")),
-        },
-        Ok((_, Answer::Refused { why })) => Err(why),
-        Ok(_) => Err("its agent answers another question: is it of another version?".into()),
-        Err(error) => Err(chain(&error)),
+) -> Result<(HostRecord, Option<Cordon>), AnswerError> {
+    match find(at, &Question::Host, wait, security)?.1 {
+        Answer::Host { record, cordon } => {
+            let record = serde_json::from_value(*record).map_err(AnswerError::Form)?;
+            Ok((record, cordon))
+        }
+        Answer::Refused { why } => Err(AnswerError::Refused { why }),
+        _ => Err(AnswerError::Unexpected),
     }
 }
 
