@@ -15,7 +15,7 @@ use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
 use linerate_guest::process::{self, GuestError, Launch, StopMethod};
 use linerate_guest::qemu_user::QemuUser;
-use linerate_guest::read;
+use linerate_guest::read::{self, ReadError};
 use linerate_guest::registry::{GuestRecord, Origin, RegistryError, Unreadable, make_qemu_folder};
 use linerate_guest::run_state::RunState;
 use linerate_guest::spec::{GuestSpec, SpecFolders, SpecGuest};
@@ -139,7 +139,7 @@ pub(crate) fn summary(agent: &Agent, record: &GuestRecord) -> (GuestSummary, Opt
             // A migration that has just begun may have its QMP socket.
             Err(_) if (until..end).contains(&Instant::now()) => {}
             Err(error) => {
-                let paused = || bare(record, GuestRunState::Paused, error);
+                let paused = || bare(record, GuestRunState::Paused, chain(&error));
                 return (engaged(agent, record).unwrap_or_else(paused), None);
             }
         }
@@ -191,11 +191,22 @@ fn engaged(agent: &Agent, record: &GuestRecord) -> Option<GuestSummary> {
     None
 }
 
+/// Why a guest is not described.
+#[derive(Debug, thiserror::Error)]
+enum DescribeError {
+    #[error(transparent)]
+    Connect(#[from] GuestError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
 /// The guest as a migration would find it, and its warnings about the disks.
-fn read_now(record: &GuestRecord, deadline: Instant) -> Result<(GuestDescription, Option<Reason>), String> {
-    let mut qmp = process::connect(record, deadline).map_err(|error| chain(&error))?;
-    let mut description =
-        read::read(&mut qmp, record.process.pid, deadline).map_err(|error| chain(&error))?;
+fn read_now(
+    record: &GuestRecord,
+    deadline: Instant,
+) -> Result<(GuestDescription, Option<Reason>), DescribeError> {
+    let mut qmp = process::connect(record, deadline)?;
+    let mut description = read::read(&mut qmp, record.process.pid, deadline)?;
     description.name.clone_from(&record.name);
     let disks = disks::at_start(&mut qmp, &mut description, deadline).err();
     Ok((description, disks.map(|fault| Reason::Disks { why: fault.detail })))
