@@ -14,6 +14,7 @@ use linerate_api::TunnelAddress;
 use linerate_guest::incoming_qemu::QemuBinary;
 use linerate_guest::own_folders::OwnFolders;
 use linerate_guest::qemu_user::{QemuUser, QemuUserError};
+use linerate_net::netlink::NetlinkError;
 use linerate_trust::pem::PemSettings;
 use linerate_trust::roles::Policy;
 use serde::Deserialize;
@@ -285,6 +286,27 @@ pub enum ConfigError {
         /// What, and what to do.
         what: String,
     },
+    /// The addresses of `listen_auto` are not known.
+    #[error("the configuration {path} is wrong: {error}")]
+    Addresses {
+        /// Path of the configuration file.
+        path: PathBuf,
+        /// Why; its text has the cause.
+        error: AddressesError,
+    },
+}
+
+/// Why `listen_auto` finds no addresses.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressesError {
+    /// Whoever reaches one of them would be answered.
+    #[error(
+        "listen_auto = true needs security = \"tls\": in plain text anybody who reaches an address may send guests; name the addresses in `listen`"
+    )]
+    Insecure,
+    /// The kernel gave none.
+    #[error("listen_auto: the kernel does not say its addresses: {0}")]
+    Kernel(#[from] NetlinkError),
 }
 
 impl Config {
@@ -294,7 +316,7 @@ impl Config {
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let mut config: Config = toml::from_str(&text)
             .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
-        config.find_addresses().map_err(|what| ConfigError::Value { path: path.to_owned(), what })?;
+        config.find_addresses().map_err(|error| ConfigError::Addresses { path: path.to_owned(), error })?;
         match config.problem() {
             Some(what) => Err(ConfigError::Value { path: path.to_owned(), what }),
             None => Ok(config),
@@ -302,16 +324,14 @@ impl Config {
     }
 
     /// With `listen_auto`: adds the addresses of this host's ports to `listen`.
-    fn find_addresses(&mut self) -> Result<(), String> {
+    fn find_addresses(&mut self) -> Result<(), AddressesError> {
         if !self.listen_auto {
             return Ok(());
         }
         if self.security == Some(Protection::Insecure) {
-            let what = "listen_auto = true needs security = \"tls\": in plain text anybody who reaches an address may send guests; name the addresses in `listen`";
-            return Err(what.to_owned());
+            return Err(AddressesError::Insecure);
         }
-        let found = own_addresses::find(DEFAULT_PORT)
-            .map_err(|error| format!("listen_auto: the kernel does not say its addresses: {error}"))?;
+        let found = own_addresses::find(DEFAULT_PORT)?;
         let new = found.into_iter().filter(|address| !self.listen.contains(address));
         self.listen.extend(new.collect::<Vec<_>>());
         Ok(())

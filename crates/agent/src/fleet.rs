@@ -159,7 +159,7 @@ impl HostInFleet {
     }
 
     fn open_etcd(&self, settings: &FleetSettings) -> Result<Opened, FleetError> {
-        let options = settings.options().map_err(StoreError::Refused)?;
+        let options = settings.options().map_err(|unread| StoreError::Refused(unread.to_string()))?;
         let etcd = Arc::new(Etcd::open(&options)?);
         let fleet = self.fleet_of(etcd.clone())?;
         Ok(Opened { fleet, etcd: Some(etcd) })

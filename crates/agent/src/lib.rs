@@ -105,7 +105,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     if check {
         Security::open(&config)?;
         if let Some(fleet) = &config.fleet {
-            fleet.options().map_err(anyhow::Error::msg).context("[fleet]")?;
+            fleet.options().context("[fleet]")?;
         }
         // The agent starts without that user: what is open must be brought to its end, and guests must be able to leave.
         if let Err(error) = config.qemu_user() {

@@ -1,5 +1,6 @@
 //! The table `[fleet]` of the configuration: the etcd cluster that hosts share.
 
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,6 +58,14 @@ fn default_lost_s() -> u64 {
     300
 }
 
+/// A file that the table names cannot be read. The text has its cause.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}: {error}", .path.display())]
+pub(crate) struct UnreadFile {
+    path: PathBuf,
+    error: io::Error,
+}
+
 impl FleetSettings {
     /// What is wrong with it.
     pub(super) fn problem(&self, security: Option<Protection>) -> Option<String> {
@@ -104,11 +113,10 @@ impl FleetSettings {
             .map(|path| format!("[fleet] {} is not absolute", path.display()))
     }
 
-    /// What the client needs. The files are read now. Errors are sentences for the operator.
-    pub(crate) fn options(&self) -> Result<Options, String> {
-        let read = |path: &Path| {
-            std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-        };
+    /// What the client needs. The files are read now.
+    pub(crate) fn options(&self) -> Result<Options, UnreadFile> {
+        let read =
+            |path: &Path| std::fs::read(path).map_err(|error| UnreadFile { path: path.to_owned(), error });
         let identity = match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
             _ => None,
@@ -176,6 +184,6 @@ mod tests {
     fn a_missing_file_is_named() {
         let settings: FleetSettings =
             toml::from_str("endpoints = ['https://a:2379']\nauthorities = '/nowhere/ca.pem'").unwrap();
-        assert!(settings.options().unwrap_err().contains("/nowhere/ca.pem"));
+        assert!(settings.options().unwrap_err().to_string().contains("/nowhere/ca.pem"));
     }
 }
