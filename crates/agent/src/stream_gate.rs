@@ -9,6 +9,7 @@ mod arrivals;
 mod job;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -75,7 +76,25 @@ impl StreamGates {
 }
 
 /// Takes the other end of a pair of sockets, over which a connection continues.
-pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), String> + Send + Sync>;
+pub(crate) type Connect = Box<dyn Fn(UnixStream) -> Result<(), ConnectError> + Send + Sync>;
+
+/// Why it does not continue there. A gate does not know what it continues over.
+pub(crate) type ConnectError = Box<dyn Error + Send + Sync>;
+
+/// Why a connection does not continue.
+#[derive(Debug, thiserror::Error)]
+enum GateError {
+    /// A socket, or a thread.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// The reason is that of whoever closed the gate.
+    #[error("{why}")]
+    Closed { why: String },
+    #[error("more than {CONNECTIONS_MAX} connections")]
+    Full,
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
 
 pub struct StreamGate {
     path: PathBuf,
@@ -172,7 +191,7 @@ impl StreamGate {
             match listener.accept() {
                 Ok((socket, _)) => {
                     if let Err(error) = self.take(socket) {
-                        self.close(&format!("a connection could not be taken: {error}"));
+                        self.close(&format!("a connection could not be taken: {}", chain(&error)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -181,20 +200,19 @@ impl StreamGate {
         }
     }
 
-    fn take(&self, hypervisor: UnixStream) -> Result<(), String> {
-        hypervisor.set_nonblocking(false).map_err(|error| chain(&error))?;
-        let (forward, other) = UnixStream::pair().map_err(|error| chain(&error))?;
-        let clone = |socket: &UnixStream| socket.try_clone().map_err(|error| chain(&error));
-        let (mut from, mut back_to) = (clone(&hypervisor)?, clone(&hypervisor)?);
-        let (mut to, mut back_from) = (clone(&forward)?, clone(&forward)?);
+    fn take(&self, hypervisor: UnixStream) -> Result<(), GateError> {
+        hypervisor.set_nonblocking(false)?;
+        let (forward, other) = UnixStream::pair()?;
+        let (mut from, mut back_to) = (hypervisor.try_clone()?, hypervisor.try_clone()?);
+        let (mut to, mut back_from) = (forward.try_clone()?, forward.try_clone()?);
         let index = {
             let mut state = self.state.state.lock();
             // Nothing would end a connection that is accepted after the gate was closed.
             if let Some(why) = &state.close_reason {
-                return Err(why.clone());
+                return Err(GateError::Closed { why: why.clone() });
             }
             if state.connections.len() >= CONNECTIONS_MAX {
-                return Err(format!("more than {CONNECTIONS_MAX} connections"));
+                return Err(GateError::Full);
             }
             let release_limit = if state.released { u64::MAX } else { 0 };
             let pieces = VecDeque::new();
@@ -212,13 +230,14 @@ impl StreamGate {
         };
         (self.connect)(other)?;
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(|error| chain(&error))
+            std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
         };
         let shared = self.state.clone();
         start("gate-read", Box::new(move || shared.read(index, &mut from)))?;
         let shared = self.state.clone();
         start("gate-write", Box::new(move || shared.write(index, &mut to)))?;
-        start("gate-back", Box::new(move || back(&mut back_from, &mut back_to)))
+        start("gate-back", Box::new(move || back(&mut back_from, &mut back_to)))?;
+        Ok(())
     }
 
     /// Bytes read from each connection so far.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use linerate_net::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Connect, POLL_INTERVAL};
+use super::{Connect, GateError, POLL_INTERVAL};
 use crate::faults::chain;
 
 /// libvirt's own protocol: length, program, version, procedure, kind, serial, status; four bytes each.
@@ -169,25 +169,24 @@ impl Shared {
         }
         if let Err(error) = self.check_open().and_then(|()| self.carry(&libvirt, connect)) {
             self.change(|state| {
-                state.ending.get_or_insert(Ending::PeerLost(error));
+                state.ending.get_or_insert_with(|| Ending::PeerLost(chain(&error)));
             });
         }
         self.wait_end_allowed();
         let _ = libvirt.shutdown(Shutdown::Both);
     }
 
-    fn check_open(&self) -> Result<(), String> {
-        self.state.lock().close_reason.clone().map_or(Ok(()), Err)
+    fn check_open(&self) -> Result<(), GateError> {
+        let closed = self.state.lock().close_reason.clone();
+        closed.map_or(Ok(()), |why| Err(GateError::Closed { why }))
     }
 
     /// Both directions, until either end has closed.
-    fn carry(self: &Arc<Shared>, libvirt: &UnixStream, connect: &Connect) -> Result<(), String> {
-        let plain = |error: io::Error| chain(&error);
-        libvirt.set_nonblocking(false).map_err(plain)?;
-        let (forward, other) = UnixStream::pair().map_err(plain)?;
-        let clone = |socket: &UnixStream| socket.try_clone().map_err(plain);
-        let (mut back_from, mut back_to) = (clone(&forward)?, clone(libvirt)?);
-        let kept = clone(&forward)?;
+    fn carry(self: &Arc<Shared>, libvirt: &UnixStream, connect: &Connect) -> Result<(), GateError> {
+        libvirt.set_nonblocking(false)?;
+        let (forward, other) = UnixStream::pair()?;
+        let (mut back_from, mut back_to) = (forward.try_clone()?, libvirt.try_clone()?);
+        let kept = forward.try_clone()?;
         self.change(|state| state.forward = Some(kept));
         connect(other)?;
         let shared = self.clone();
@@ -201,8 +200,8 @@ impl Shared {
             shared.wait_end_allowed();
             let _ = back_to.shutdown(Shutdown::Both);
         };
-        std::thread::Builder::new().name("job-gate-back".into()).spawn(back).map_err(plain)?;
-        if let Err(error) = self.forward(&mut clone(libvirt)?, &mut clone(&forward)?) {
+        std::thread::Builder::new().name("job-gate-back".into()).spawn(back)?;
+        if let Err(error) = self.forward(&mut libvirt.try_clone()?, &mut forward.try_clone()?) {
             tracing::debug!(error = chain(&error), "libvirt's connection has ended");
             self.change(|state| {
                 state.ending.get_or_insert(Ending::LibvirtGone);
@@ -272,6 +271,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Instant;
 
+    use super::super::ConnectError;
     use super::*;
 
     /// Only a hang meets it.
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn where_nothing_was_set_libvirt_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
-        let connect = |_: UnixStream| Err("it may not continue".to_owned());
+        let connect = |_: UnixStream| -> Result<(), ConnectError> { Err("it may not continue".into()) };
         let gate = LibvirtJob::new(&dir.path().join("job.sock"), Box::new(connect)).unwrap();
         let mut libvirt = UnixStream::connect(&gate.path).unwrap();
         wait("it connects", || gate.is_connected());

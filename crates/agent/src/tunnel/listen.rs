@@ -173,7 +173,8 @@ impl Tunnel {
                 return Err(failed(io::Error::other("only connections to a UNIX socket can wait")));
             };
             let connect: Connect = Box::new(move |socket| {
-                Socket::new(socket).map_err(|error| chain(&error)).and_then(|socket| tunnel.open(&to, socket))
+                let socket = Socket::new(socket)?;
+                Ok(tunnel.open(&to, socket)?)
             });
             if pair.drives {
                 let gate = Arc::new(LibvirtJob::new(path, connect).map_err(failed)?);
