@@ -276,7 +276,7 @@ fn check(
     }
     refuse_own(sessions, &made)?;
     let roots = granted::check(&sessions.security, opener, &sessions.config.file_roots, &made)
-        .map_err(|reasons| refuse(Code::NotAuthorised, reasons))?;
+        .map_err(|error| refuse_error(Code::NotAuthorised, &error))?;
     for note in &made.notes {
         tracing::info!(guest = description.name, note, "the incoming QEMU differs");
     }

@@ -3,6 +3,7 @@
 //! Grants narrow the folders: all later checks, which follow links and chains of images, get the folders that both
 //! allow. A device is granted apart from files, so that no folder of files grants one by a link.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,74 @@ use linerate_guest::incoming_qemu::{IncomingQemu, NeededNetwork};
 use linerate_guest::options::Options;
 use linerate_guest::own_folders::{OwnFile, OwnFolders};
 use linerate_trust::grants::{Grants, Root};
+use linerate_trust::name::HostName;
 
 use crate::security::{HostGrants, PeerName, Security};
 
 /// What QEMU opens for a `vhost-vsock` device.
 const VSOCK: &str = "/dev/vhost-vsock";
+
+/// All that a guest needs and that is not granted to its host.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", together(.0))]
+pub(super) struct NotGranted(Vec<Refused>);
+
+fn together(refused: &[Refused]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// One thing of it, and where an operator grants it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{needed} is not granted to guests of host {host}: add {} to `{}` in {table} of agent.toml here",
+    needed.entry(), needed.list()
+)]
+struct Refused {
+    needed: Needed,
+    host: HostName,
+    /// Where the grants of that host are.
+    table: String,
+}
+
+/// What a guest opens here.
+#[derive(Debug)]
+enum Needed {
+    File(PathBuf),
+    Device(PathBuf),
+    Tap(String),
+    Bridge(String),
+}
+
+impl Needed {
+    /// The list of grants that it can be in.
+    fn list(&self) -> &'static str {
+        match self {
+            Needed::File(_) => "folders",
+            Needed::Device(_) => "devices",
+            Needed::Tap(_) => "taps",
+            Needed::Bridge(_) => "bridges",
+        }
+    }
+
+    /// What an operator adds to that list.
+    fn entry(&self) -> &'static str {
+        match self {
+            Needed::File(_) => "its folder",
+            Needed::Device(_) | Needed::Tap(_) | Needed::Bridge(_) => "it",
+        }
+    }
+}
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Needed::File(path) => write!(f, "{}", path.display()),
+            Needed::Device(path) => write!(f, "device {}", path.display()),
+            Needed::Tap(name) => write!(f, "tap {name:?}"),
+            Needed::Bridge(name) => write!(f, "bridge {name:?}"),
+        }
+    }
+}
 
 /// Refuses a guest that needs what is not granted to its host, with all the reasons. Otherwise the folders whose files
 /// and devices it may open.
@@ -25,12 +89,14 @@ pub(super) fn check(
     peer: &PeerName,
     roots: &[PathBuf],
     made: &IncomingQemu,
-) -> Result<Vec<PathBuf>, String> {
+) -> Result<Vec<PathBuf>, NotGranted> {
     let Some(granted) = security.grants(peer) else { return Ok(roots.to_vec()) };
     let files = made.files.iter().filter_map(|file| of_file(&granted, &file.path));
     let networks = made.networks.iter().filter_map(|network| of_network(&granted, network));
-    let reasons: Vec<String> = files.chain(networks).chain(of_vsock(&granted, made)).collect();
-    if reasons.is_empty() { Ok(both(roots, granted.grants)) } else { Err(reasons.join("; ")) }
+    let needed = files.chain(networks).chain(of_vsock(&granted, made));
+    let refused = |needed| Refused { needed, host: granted.host.clone(), table: granted.table.clone() };
+    let all: Vec<Refused> = needed.map(refused).collect();
+    if all.is_empty() { Ok(both(roots, granted.grants)) } else { Err(NotGranted(all)) }
 }
 
 /// Refuses what is the agent's own, and can be granted to nobody. The source names files, and their images name others.
@@ -40,33 +106,33 @@ pub(super) fn check_own(own: &OwnFolders, made: &IncomingQemu) -> Result<(), Own
     own.check(opened.iter().map(|wanted| wanted.path.as_path()))
 }
 
-/// Why a file or a device is refused.
-fn of_file(granted: &HostGrants<'_>, path: &Path) -> Option<String> {
+/// A file or a device that is not granted.
+fn of_file(granted: &HostGrants<'_>, path: &Path) -> Option<Needed> {
     let about = fs::metadata(path).map(|about| about.file_type());
     if about.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device()) {
         let refused = granted.grants.device(path).is_err();
-        return refused.then(|| reason(granted, &format!("device {}", path.display()), "devices"));
+        return refused.then(|| Needed::Device(path.to_owned()));
     }
     let folders = &granted.grants.folders;
     let refused = !target(path).is_some_and(|to| is_inside(&to, folders));
-    refused.then(|| reason(granted, &path.display().to_string(), "folders"))
+    refused.then(|| Needed::File(path.to_owned()))
 }
 
-fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<String> {
+fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<Needed> {
     match network {
         NeededNetwork::Tap { name, .. } => {
             let refused = granted.grants.tap(name).is_err();
-            refused.then(|| reason(granted, &format!("tap {name:?}"), "taps"))
+            refused.then(|| Needed::Tap(name.clone()))
         }
         NeededNetwork::Bridge { name } => {
             let refused = granted.grants.bridge(name).is_err();
-            refused.then(|| reason(granted, &format!("bridge {name:?}"), "bridges"))
+            refused.then(|| Needed::Bridge(name.clone()))
         }
     }
 }
 
 /// The address of a vsock is one for the whole host: a guest could take that of another's, and be taken for it.
-fn of_vsock(granted: &HostGrants<'_>, made: &IncomingQemu) -> Option<String> {
+fn of_vsock(granted: &HostGrants<'_>, made: &IncomingQemu) -> Option<Needed> {
     let options = split_loose(&made.arguments);
     let is_vsock = |value: &str| {
         let device = Options::parse(value, Some("driver")).unwrap_or_default();
@@ -75,15 +141,7 @@ fn of_vsock(granted: &HostGrants<'_>, made: &IncomingQemu) -> Option<String> {
     let mut devices = options.iter().filter(|option| option.name == "device");
     let has = devices.any(|device| device.value.as_deref().is_some_and(is_vsock));
     let refused = has && granted.grants.device(Path::new(VSOCK)).is_err();
-    refused.then(|| reason(granted, &format!("device {VSOCK}"), "devices"))
-}
-
-fn reason(granted: &HostGrants<'_>, what: &str, list: &str) -> String {
-    let HostGrants { host, table, .. } = granted;
-    let line = if list == "folders" { "its folder" } else { "it" };
-    format!(
-        "{what} is not granted to guests of host {host}: add {line} to `{list}` in {table} of agent.toml here"
-    )
+    refused.then(|| Needed::Device(VSOCK.into()))
 }
 
 /// Where a path leads. The file itself may still have to be made.
@@ -188,7 +246,7 @@ mod tests {
             self.dir.path().join(name)
         }
 
-        fn check(&self, peer: &str, path: PathBuf) -> Result<Vec<PathBuf>, String> {
+        fn check(&self, peer: &str, path: PathBuf) -> Result<Vec<PathBuf>, NotGranted> {
             check(&self.security, &Some(peer.parse().unwrap()), &self.roots, &needs(&[path], vec![]))
         }
     }
@@ -201,14 +259,14 @@ mod tests {
         for path in [&granted, &host.path("granted/new")] {
             assert_eq!(host.check("b", path.clone()).unwrap(), [host.path("granted"), "/dev/null".into()]);
         }
-        let refused = host.check("b", other.clone()).unwrap_err();
+        let refused = host.check("b", other.clone()).unwrap_err().to_string();
         let expected = format!(
             "{} is not granted to guests of host b: add its folder to `folders` in [peers.hosts.b.grants] of agent.toml here",
             other.display()
         );
         assert_eq!(refused, expected);
         // Another host has the grants for all, which are none.
-        let refused = host.check("c", granted.clone()).unwrap_err();
+        let refused = host.check("c", granted.clone()).unwrap_err().to_string();
         assert!(refused.contains("host c: add its folder to `folders` in [peers.grants]"), "{refused}");
         // Without TLS nobody has proved to be anybody.
         let all = check(&Security::insecure(), &None, &host.roots, &needs(&[other], vec![])).unwrap();
@@ -221,7 +279,7 @@ mod tests {
         for (link, to) in [("file", host.path("other/disk")), ("device", "/dev/zero".into())] {
             let link = host.path("granted").join(link);
             symlink(to, &link).unwrap();
-            let refused = host.check("b", link).unwrap_err();
+            let refused = host.check("b", link).unwrap_err().to_string();
             assert!(refused.contains("is not granted to guests of host b"), "{refused}");
         }
     }
@@ -230,7 +288,7 @@ mod tests {
     fn a_device_needs_a_grant_of_devices() {
         let host = host();
         host.check("b", "/dev/null".into()).unwrap();
-        let refused = host.check("b", "/dev/zero".into()).unwrap_err();
+        let refused = host.check("b", "/dev/zero".into()).unwrap_err().to_string();
         assert!(refused.contains("device /dev/zero is not granted"), "{refused}");
         assert!(refused.contains("add it to `devices` in [peers.hosts.b.grants]"), "{refused}");
     }
@@ -246,7 +304,7 @@ mod tests {
             check(&host.security, &Some("b".parse().unwrap()), &host.roots, &made)
         };
         for device in ["driver=vhost-vsock-pci,guest-cid=3", "vhost-vsock-device,guest-cid=3"] {
-            let refused = asks(&host, device).unwrap_err();
+            let refused = asks(&host, device).unwrap_err().to_string();
             assert!(refused.contains("device /dev/vhost-vsock is not granted"), "{refused}");
         }
         asks(&host, "driver=virtio-rng-pci,id=vhost-vsock").unwrap();
@@ -262,7 +320,7 @@ mod tests {
         let bridge = |name: &str| NeededNetwork::Bridge { name: name.into() };
         let asks = |networks| check(&host.security, &peer, &host.roots, &needs(&[], networks));
         asks(vec![tap("b-1"), bridge("br0")]).unwrap();
-        let refused = asks(vec![tap("c-1"), bridge("br1")]).unwrap_err();
+        let refused = asks(vec![tap("c-1"), bridge("br1")]).unwrap_err().to_string();
         assert!(refused.contains("tap \"c-1\"") && refused.contains("`taps`"), "{refused}");
         assert!(refused.contains("bridge \"br1\"") && refused.contains("`bridges`"), "{refused}");
     }
