@@ -9,6 +9,7 @@
 //! * [`control::Control`]: control messages numbered, acknowledged and sent again over any link that works.
 //! * [`stream::Streams`]: byte streams over placed writes: order, credits, a fair queue, retransmission.
 //! * [`tunnel`]: when a tunnel ends by itself.
+//! * [`link`]: when a link is opened again, and whether it may use RDMA.
 //! * [`journal`]: what is on disk, and what another host is answered from it.
 //! * [`recovery`]: sessions that were not brought to their end: after a crash, or where a hypervisor does not answer.
 //! * [`fleet`]: many hosts: what is reserved on them, and where a guest can go.
@@ -21,6 +22,7 @@ pub mod drain;
 pub mod extent;
 pub mod fleet;
 pub mod journal;
+pub mod link;
 pub mod policy;
 pub mod rate;
 pub mod recovery;

@@ -40,6 +40,7 @@ use linerate_api::{
     DrainBound, DrainDetail, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState, ErrorBody,
     PlaceAnswer, PlaceHost, PlaceRequest, UndrainDetail, code,
 };
+use linerate_core::drain::{Judging, Whereabouts};
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_net::lock::Mutex;
 use linerate_store::StoreError;
@@ -57,7 +58,7 @@ pub(crate) use begin::begin;
 use hosts::{Destination, Place, SOURCE};
 use leaving::Found;
 use member::{Decided, Member};
-use owner::{Begin, Owner, PlaceResult, Whereabouts};
+use owner::{Begin, Owner, PlaceResult};
 pub(crate) use plan::plan;
 use rules::Rules;
 
@@ -83,7 +84,7 @@ enum Input {
     /// The destinations as they are now; none if that could not be found out.
     Hosts(Option<Vec<Destination>>),
     /// A migration failed, and its destination was asked, as after the session with this number.
-    Judged(GuestId, u64, linerate_core::Fault, Box<Destination>),
+    Judged(GuestId, u64, Judging, Box<Destination>),
     /// The store failed before destinations were found for these, as the question with this number asked.
     NotPlaced(u64, Vec<(GuestId, Vec<HostId>)>, String),
     Found(GuestId, Whereabouts),

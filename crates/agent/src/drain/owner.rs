@@ -17,7 +17,7 @@ use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainGuest, DrainGuestState, DrainOrder,
     DrainRequest, DrainState,
 };
-use linerate_core::drain::{Controller, Event, Order, Outcome, Settings, Start, State};
+use linerate_core::drain::{Controller, Event, Order, Outcome, Settings, Settling, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Side, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
@@ -34,8 +34,6 @@ use crate::audit;
 use crate::clock::{Clock, unix_ms};
 use destinations::Unusable;
 pub(super) use places::{PlaceResult, register, why_nowhere};
-use settle::Settling;
-pub(super) use settle::Whereabouts;
 
 /// Guests that are copied, and guests that are prepared, at most. One host takes 16 arrivals of another.
 const COPIES_MAX: usize = 8;
@@ -350,7 +348,7 @@ impl Owner {
                     self.hosts_are(destinations);
                 }
             }
-            Input::Judged(id, number, fault, destination) => self.judged(id, number, fault, *destination),
+            Input::Judged(id, number, judging, destination) => self.judged(id, number, judging, *destination),
             Input::NotPlaced(number, mut wanted, why) => {
                 wanted.retain(|(id, _)| self.questions.get(id) == Some(&number));
                 self.not_placed.extend(wanted);

@@ -7,12 +7,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use linerate_api::{
     DrainGuest, DrainGuestState, ErrorBody, ModeChoice, UndrainDetail, UndrainGuest,
     UndrainGuestState as State, code,
 };
+use linerate_core::drain::ComingBack;
 use linerate_fabric::probe::{Answer as Told, Question, SentBack};
 use linerate_guest::registry::Registry;
 use linerate_net::lock::Mutex;
@@ -22,6 +23,7 @@ use tokio::runtime::Handle;
 use super::hosts::{self, Destination};
 use super::{Answer, Drains, Kept, LeftOver, is_of_cordon, leaving, of_fleet, order, refused};
 use crate::agent::Agent;
+use crate::clock::Clock;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
 use crate::journal::{Journal, Role};
@@ -31,10 +33,6 @@ use crate::send_back;
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(300);
-/// A host that does not answer for so long is given up.
-const SILENT_MAX: Duration = Duration::from_secs(60);
-/// A guest that was moved is here, and free, within this.
-const ARRIVE_MAX: Duration = Duration::from_secs(30);
 
 /// Begins, unless it goes on already. Returns what is to come.
 pub(crate) fn begin(
@@ -258,10 +256,11 @@ impl Here {
         let port = self.agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
         let domain = guest.domain.then(|| guest.uuid.clone());
         let question = Question::SendBack { session, domain, port };
-        let mut answered = Instant::now();
+        let clock = Clock::start();
+        let mut coming = ComingBack::new(clock.now());
         loop {
             match find(&host.at, &question, ASK_WAIT, &self.agent.security) {
-                Ok((_, Told::SendBack { state: SentBack::Moving })) => answered = Instant::now(),
+                Ok((_, Told::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
                 Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
                 // It may have arrived before the other host's agent forgot about it.
                 Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
@@ -269,16 +268,16 @@ impl Here {
                 }
                 Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
-                Err(error) if answered.elapsed() >= SILENT_MAX => return Err(silent(&error)),
+                Err(error) if coming.is_over(clock.now()) => return Err(silent(&error)),
                 Err(_) if self.is_back(guest, false) => return Ok(()),
                 // By another of its addresses.
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
             }
             std::thread::sleep(ASK_AGAIN);
         }
-        let end = Instant::now() + ARRIVE_MAX;
+        coming.was_moved(clock.now());
         while !self.is_back(guest, true) {
-            if Instant::now() >= end {
+            if coming.is_over(clock.now()) {
                 let list = if guest.domain { "virsh list" } else { "linerate vm list" };
                 let hint = format!("see `{list}` here");
                 return Err(refused(format!("{name} was moved, and is not here"), hint));

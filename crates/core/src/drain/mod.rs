@@ -28,15 +28,21 @@
 //! * a guest has at most one session: it is prepared elsewhere only after the end of the one before was reported;
 //! * while the drain is paused, aborted or without its store, nothing new is started;
 //! * every guest ends: moved, kept, aborted, gone, or failed with a reason. Every wait has a limit.
+//!
+//! Beside the controller are waits for guests that it does not have or cannot judge: [`Settling`], [`Judging`] and
+//! [`ComingBack`].
 
 mod admission;
 pub mod bound;
+mod coming_back;
 mod controller;
 mod deadlines;
+mod judging;
 mod learned;
 #[cfg(test)]
 mod properties;
 mod reason;
+mod settling;
 #[cfg(test)]
 mod tests;
 
@@ -46,8 +52,11 @@ use crate::fleet::placement::Nowhere;
 use crate::fleet::{GuestId, HostId};
 use crate::{Fault, Time};
 
+pub use coming_back::ComingBack;
 pub use controller::Controller;
+pub use judging::Judging;
 pub use reason::{Reason, Stage};
+pub use settling::{Look, Seen, Settling, Whereabouts};
 
 /// Limits of a drain.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use linerate_core::Fault;
-use linerate_core::drain::{Event, State};
+use linerate_core::drain::{Event, Judging, State};
 use linerate_core::fleet::{GuestId, HostId};
 
 use super::super::Input;
@@ -13,8 +13,6 @@ use super::Owner;
 
 /// How often the destinations are looked at.
 const LOOK_AT_HOSTS: Duration = Duration::from_secs(5);
-/// A destination whose migration has failed answers within this, or it is lost.
-const JUDGE_WAIT: Duration = Duration::from_secs(10);
 
 /// Why no guest goes to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +32,14 @@ impl Owner {
         let (to_self, security, number) =
             (self.to_self.clone(), self.agent.security.clone(), self.next_number);
         self.judging.insert(id, number);
+        let (clock, judging) = (self.clock, Judging::new(self.clock.now(), id, fault));
         std::thread::spawn(move || {
-            hosts::ask_one(&mut destination, &security, JUDGE_WAIT);
-            let _ = to_self.send(Input::Judged(id, number, fault, Box::new(destination)));
+            hosts::ask_one(&mut destination, &security, judging.wait(clock.now()));
+            let _ = to_self.send(Input::Judged(id, number, judging, Box::new(destination)));
         });
     }
 
-    pub(super) fn judged(&mut self, id: GuestId, number: u64, fault: Fault, destination: Destination) {
+    pub(super) fn judged(&mut self, id: GuestId, number: u64, judging: Judging, destination: Destination) {
         if self.judging.get(&id) != Some(&number) {
             return;
         }
@@ -51,15 +50,13 @@ impl Owner {
         if let Some(one) = at.filter(|one| one.name() == destination.name()) {
             *one = destination;
         }
-        match host.filter(|_| is_lost) {
-            Some(host) => {
-                tracing::info!(guest = id.0, %fault, "its destination does not answer: it goes elsewhere");
-                self.unusable.insert(host, Unusable::Lost);
-                self.handle(Event::HostLost(host));
-                self.handle(Event::Cancelled { guest: id });
-            }
-            None => self.handle(Event::Failed { guest: id, fault }),
+        let lost = host.filter(|_| is_lost);
+        if let Some(host) = lost {
+            let fault = judging.fault();
+            tracing::info!(guest = id.0, %fault, "its destination does not answer: it goes elsewhere");
+            self.unusable.insert(host, Unusable::Lost);
         }
+        judging.over(lost).into_iter().for_each(|event| self.handle(event));
     }
 
     /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being copied

@@ -1,103 +1,38 @@
 //! Guests of which it is not known whether they are here: what moved them before, recovery and the other hosts say.
 
-use std::time::Duration;
-
 use linerate_api::{DrainGuestState, EventKind, MigrationOutcome};
-use linerate_core::drain::Event;
+use linerate_core::drain::{Event, Look, Seen, Settling, Whereabouts};
 use linerate_core::fleet::{GuestId, HostId};
-use linerate_core::{Code, Fault, Side, Step, Time};
-use linerate_store::fleet::records::DrainState as Stored;
+use linerate_core::{Code, Fault, Side, Step};
 
 use super::super::Input;
 use super::super::hosts;
-use super::super::leaving;
+use super::super::leaving::{self, Leaving};
 use super::super::member::{Decided, Member};
 use super::Owner;
 use crate::agent::Agent;
 use crate::libvirt::domains;
 
-/// Recovery settles a guest within this, or it is in doubt.
-const SETTLE_MAX: Duration = Duration::from_secs(120);
-/// A guest that another migration has is looked at again after this.
-const TAKEN_PAUSE: Duration = Duration::from_secs(5);
-
-/// A guest of which it is not known whether it is here.
-pub(super) struct Settling {
-    since: Time,
-    /// Why its migration failed, if it stays.
-    fault: Option<Fault>,
-    /// Its destination is being asked.
-    asked: bool,
-    /// It is not looked at before.
-    from: Time,
-}
-
-/// Where a guest is that was not known to be here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::drain) enum Whereabouts {
-    Here,
-    /// A migration that is not of the drain moves it, and the drain is aborted.
-    Leaving,
-    At(HostId),
-    /// Neither here nor at a destination, and all of them answered.
-    Gone,
-    /// Some host did not answer.
-    Unknown,
-    /// It was looked for long enough.
-    Doubt,
-}
-
-impl Settling {
-    /// From now on. `fault`: why its migration failed, if it is here.
-    pub(super) fn new(since: Time, fault: Option<Fault>) -> Settling {
-        Settling { since, fault, asked: false, from: since }
-    }
-
-    /// Another migration has it. Of libvirt's only a try shows whether that has ended.
-    pub(super) fn taken(now: Time) -> Settling {
-        Settling { from: now + TAKEN_PAUSE, ..Settling::new(now, None) }
-    }
-}
-
 impl Owner {
     pub(super) fn settle(&mut self) {
-        let now = self.clock.now();
-        let (mut done, mut asked) = (Vec::new(), Vec::new());
-        for (id, one) in &mut self.settling {
+        let (now, is_aborting) = (self.clock.now(), self.is_aborting());
+        let mut looks = Vec::new();
+        for (id, one) in self.settling.iter_mut().filter(|(_, one)| one.may_look(now)) {
             let Some(member) = self.members.get(id.0 as usize) else { continue };
-            let guest = &member.guest;
-            if now < one.from {
-                continue;
-            }
-            let is_late = now - one.since >= SETTLE_MAX;
-            // Another migration of it may take as long as it likes.
-            let is_moved = one.fault.is_none() && leaving::is_being_moved(&self.agent, guest);
-            if is_moved || (!guest.domain && !leaving::is_settled(&self.agent, &guest.name)) {
-                if is_moved && self.record.state == Stored::Aborting {
-                    done.push((*id, Whereabouts::Leaving));
-                } else if is_moved {
-                    one.since = now;
-                } else if is_late {
-                    done.push((*id, Whereabouts::Doubt));
-                }
-            } else if !guest.domain && leaving::is_here(&self.agent, &guest.name) {
-                done.push((*id, Whereabouts::Here));
-            } else if is_late {
-                done.push((*id, Whereabouts::Doubt));
-            } else if !one.asked {
-                one.asked = true;
-                asked.push(*id);
-            }
+            let seen = seen(&self.agent, &member.guest, one.may_be_of_another());
+            looks.push((*id, one.looked(now, seen, is_aborting)));
         }
-        asked.into_iter().for_each(|id| self.ask_where(id));
-        for (id, at) in done {
-            // One that cannot be looked at now is settled with a later look, as long as there is time.
-            let is_late = self.settling.get(&id).is_some_and(|one| now - one.since >= SETTLE_MAX);
-            match at {
-                Whereabouts::Here if self.look_at(id) => self.found(id, at),
-                Whereabouts::Here if !is_late => {}
-                Whereabouts::Here => self.found(id, Whereabouts::Doubt),
-                at => self.found(id, at),
+        for (id, look) in looks {
+            let look = match look {
+                Look::Settled(Whereabouts::Here) if !self.look_at(id) => {
+                    self.settling.get(&id).map_or(Look::Wait, |one| one.not_readable(now))
+                }
+                look => look,
+            };
+            match look {
+                Look::Wait => {}
+                Look::Ask => self.ask_where(id),
+                Look::Settled(at) => self.found(id, at),
             }
         }
     }
@@ -142,11 +77,11 @@ impl Owner {
 
     pub(super) fn found(&mut self, id: GuestId, at: Whereabouts) {
         if at == Whereabouts::Unknown {
-            // Asked again with the next look.
-            self.settling.entry(id).and_modify(|one| one.asked = false);
+            self.settling.entry(id).and_modify(Settling::not_answered);
             return;
         }
-        let Some(Settling { fault, .. }) = self.settling.remove(&id) else { return };
+        let Some(settling) = self.settling.remove(&id) else { return };
+        let fault = settling.into_fault();
         let in_controller = fault.is_some();
         let decided = |state, reason: Option<&str>| {
             let hint = "see `linerate migration list` and `linerate resolve` on both hosts".to_owned();
@@ -201,6 +136,21 @@ impl Owner {
                 }
             }
         }
+    }
+}
+
+/// What is seen of a guest on this host. `may_be_of_another`: another migration than the drain's may have it.
+fn seen(agent: &Agent, guest: &Leaving, may_be_of_another: bool) -> Seen {
+    if may_be_of_another && leaving::is_being_moved(agent, guest) {
+        Seen::Moving
+    } else if guest.domain {
+        Seen::Unseen
+    } else if !leaving::is_settled(agent, &guest.name) {
+        Seen::Unsettled
+    } else if leaving::is_here(agent, &guest.name) {
+        Seen::Here
+    } else {
+        Seen::Unseen
     }
 }
 

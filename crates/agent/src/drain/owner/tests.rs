@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 
 use linerate_core::Step;
+use linerate_core::drain::Whereabouts;
 use tokio::runtime::Runtime;
 
 use super::super::leaving::Leaving;

@@ -1,14 +1,14 @@
 //! Links of a session at the host that asked for it: one thread each. It opens the control path and the channels, moves
 //! a few bytes for a proof, and does so again whenever any of it is lost. A link is one thing: if its path or one of
-//! its channels is lost, all of it is closed and opened again.
+//! its channels is lost, all of it is closed and opened again. `linerate-core` decides when, and whether RDMA is used
+//! after it failed (`core/src/link`).
 //!
 //! | file | what it has |
 //! |---|---|
 //! | here | all links of a session |
 //! | `session` | what a session is to its links |
 //! | `supervisor` | the thread of one link |
-//! | `opener`, `rdma_health` | its channels: queue pairs or TCP; whether RDMA is trusted after it failed |
-//! | `patience` | how long the next try to open them may take |
+//! | `opener` | its channels: queue pairs or TCP |
 //! | `dialler` | connections and their numbers |
 //! | `losses` | signals to a link's thread that something of it is lost |
 //! | `view` | what a channel carries |
@@ -18,8 +18,6 @@ mod carrier_watch;
 mod dialler;
 mod losses;
 mod opener;
-mod patience;
-mod rdma_health;
 mod session;
 mod supervisor;
 mod view;

@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use linerate_api::Transport;
+use linerate_core::link::{Patience, RdmaHealth};
 use linerate_net::channel_thread::ChannelEnds;
 use linerate_net::links::{Link, channels_for, queue_pairs_for};
 use linerate_net::rdma;
@@ -15,9 +16,8 @@ use linerate_wire::frame::Role;
 
 use super::dialler::Dialler;
 use super::losses::LinkLoss;
-use super::patience::Patience;
-use super::rdma_health::RdmaHealth;
 use super::view::{ChannelStatus, describe};
+use crate::clock::Clock;
 use crate::faults::chain;
 use crate::session::contact::OPEN_WITHIN;
 use crate::session::probe::{OpenError, probe, tcp_ends};
@@ -54,25 +54,33 @@ pub(super) struct Opener {
     /// As the link's control connection showed it.
     round_trip: RoundTrip,
     patience: Patience,
+    clock: Clock,
 }
 
 impl Opener {
     pub fn new(link: Link, rdma_here: bool) -> Opener {
-        let (trust, round_trip) = (RdmaHealth::default(), RoundTrip::default());
-        Opener { link, rdma_here, trust, carries_rdma: false, round_trip, patience: Patience::default() }
+        Opener {
+            link,
+            rdma_here,
+            trust: RdmaHealth::default(),
+            carries_rdma: false,
+            round_trip: RoundTrip::default(),
+            patience: Patience::new(OPEN_WITHIN),
+            clock: Clock::start(),
+        }
     }
 
     /// The link was lost while it carried.
     pub fn lost(&mut self, loss: &LinkLoss) {
         if self.carries_rdma && loss.of_transport {
-            self.trust.failed(&loss.reason, Instant::now());
+            self.trust.failed(self.clock.now(), &loss.reason);
         }
     }
 
     /// The link itself is lost: RDMA is not the cause.
     pub fn unreachable(&mut self) {
         self.trust.was_not_rdma();
-        self.patience = Patience::default();
+        self.patience.reset();
     }
 
     /// Opens the channels. A TCP connection over the link has just worked, and showed its round trip. `fell_back` is
@@ -107,7 +115,7 @@ impl Opener {
                     return Ok(opened);
                 }
                 Err(error) if dialler.transport == Transport::Rdma => return Err(error),
-                Err(error) => self.trust.failed(&chain(&error), Instant::now()),
+                Err(error) => self.trust.failed(self.clock.now(), &chain(&error)),
             }
         }
         if let Some(reason) = self.trust.take_reason() {
@@ -143,7 +151,8 @@ impl Opener {
     /// Whether the link carries over TCP since RDMA failed, and RDMA moves bytes now. Tries it now and then; blocks
     /// meanwhile, at most as long as opening a channel may take.
     pub fn can_go_back_to_rdma(&mut self, dialler: &Dialler) -> bool {
-        if self.carries_rdma || dialler.transport != Transport::Auto || !self.trust.may_try(Instant::now()) {
+        let may_try = self.trust.may_try(self.clock.now());
+        if self.carries_rdma || dialler.transport != Transport::Auto || !may_try {
             return false;
         }
         let Ok(Some(remote)) = self.wants_rdma(dialler) else { return false };
@@ -151,7 +160,7 @@ impl Opener {
             Ok(_) => true,
             Err(error) => {
                 tracing::debug!(link = describe(&self.link), error = chain(&error), "RDMA does not work yet");
-                self.trust.failed(&chain(&error), Instant::now());
+                self.trust.failed(self.clock.now(), &chain(&error));
                 false
             }
         }

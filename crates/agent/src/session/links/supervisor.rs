@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use linerate_api::Transport;
+use linerate_core::link::Reopening;
 use linerate_core::{ChannelId, PathId};
 use linerate_net::channel_thread::ChannelHandle;
 use linerate_net::interfaces;
@@ -24,11 +25,6 @@ use crate::session::contact::keep;
 use crate::session::probe::OpenError;
 use crate::session::stream_transport::ReverseChannels;
 
-/// A lost link is tried again this often, and when its port has a carrier again.
-const RETRY: Duration = Duration::from_millis(250);
-/// A port's RDMA addresses follow its carrier this soon. soft-RoCE fails for good if it must send without one
-/// (docs/rdma.md).
-const RDMA_FOLLOWS: Duration = Duration::from_millis(500);
 /// Looks this often whether it shall end, and whether RDMA works again.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -46,8 +42,7 @@ pub(super) struct Supervisor<S: Session> {
     signals: Receiver<LinkSignal>,
     opener: Opener,
     link: Link,
-    /// It had no carrier since the link was opened last.
-    port_was_down: bool,
+    reopening: Reopening,
 }
 
 impl<S: Session> Supervisor<S> {
@@ -56,7 +51,7 @@ impl<S: Session> Supervisor<S> {
         let rdma = if session.dialler().transport == Transport::Tcp { None } else { rdma_port(&link) };
         let opener = Opener::new(link.clone(), rdma.is_some());
         session.added(&link, rdma);
-        Supervisor { session, stop, signals, opener, link, port_was_down: false }
+        Supervisor { session, stop, signals, opener, link, reopening: Reopening::default() }
     }
 
     pub fn run(mut self) {
@@ -74,7 +69,7 @@ impl<S: Session> Supervisor<S> {
                 }
                 Err(error) => {
                     self.not_opened(&error, was_up, &mut last_reason);
-                    let _ = self.signals.recv_timeout(RETRY);
+                    let _ = self.signals.recv_timeout(self.reopening.pause());
                 }
             }
         }
@@ -139,8 +134,9 @@ impl<S: Session> Supervisor<S> {
     /// 6298), when the port has long been up again.
     fn join(&mut self, route: &Route) -> Result<Stream, OpenError> {
         self.check_carrier()?;
-        if std::mem::take(&mut self.port_was_down) && self.opener.tries_rdma(self.session.dialler()) {
-            std::thread::sleep(RDMA_FOLLOWS);
+        let tries_rdma = self.opener.tries_rdma(self.session.dialler());
+        if let Some(wait) = self.reopening.port_is_up(tries_rdma) {
+            std::thread::sleep(wait);
             self.check_carrier()?;
         }
         Ok(self.session.dialler().join(route, self.link.id)?)
@@ -150,7 +146,7 @@ impl<S: Session> Supervisor<S> {
         let Some(device) = self.link.device.as_deref().filter(|device| has_no_carrier(device)) else {
             return Ok(());
         };
-        self.port_was_down = true;
+        self.reopening.port_is_down();
         Err(OpenError::NoCarrier(device.to_owned()))
     }
 
@@ -181,7 +177,7 @@ impl<S: Session> Supervisor<S> {
 
     fn close(&mut self, open: Open, loss: Option<LinkLoss>) {
         if let Some(loss) = &loss {
-            self.port_was_down |= loss.of_port;
+            self.reopening.lost(loss.of_port);
             self.opener.lost(loss);
         }
         self.session.closing(self.link.id);

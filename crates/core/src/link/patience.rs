@@ -6,28 +6,35 @@
 
 use std::time::Duration;
 
-use crate::session::contact::OPEN_WITHIN;
-
 /// The longest try. A link that works again may have to wait for the end of one.
 const LONGEST: Duration = Duration::from_secs(8);
 
+/// The time of the next try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Patience(Duration);
-
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience(OPEN_WITHIN)
-    }
+pub struct Patience {
+    first: Duration,
+    next: Duration,
 }
 
 impl Patience {
+    /// A first try may take so long.
+    pub fn new(first: Duration) -> Patience {
+        Patience { first, next: first }
+    }
+
+    /// How long the next try may take.
     pub fn get(self) -> Duration {
-        self.0
+        self.next
     }
 
     /// The link's control connection was opened, and its channels were or were not.
     pub fn tried(&mut self, opened: bool) {
-        *self = if opened { Patience::default() } else { Patience((self.0 * 2).min(LONGEST)) };
+        self.next = if opened { self.first } else { (self.next * 2).min(LONGEST) };
+    }
+
+    /// The next try is as a first one.
+    pub fn reset(&mut self) {
+        self.next = self.first;
     }
 }
 
@@ -37,14 +44,17 @@ mod tests {
 
     #[test]
     fn each_try_in_vain_doubles_the_time_of_the_next_up_to_a_limit() {
-        let mut patience = Patience::default();
+        let first = Patience::new(Duration::from_secs(2));
+        let mut patience = first;
         let mut tried = Vec::new();
         for _ in 0..4 {
             tried.push(patience.get().as_secs());
             patience.tried(false);
         }
         assert_eq!(tried, [2, 4, 8, 8]);
+        let mut unreachable = patience;
+        unreachable.reset();
         patience.tried(true);
-        assert_eq!(patience, Patience::default());
+        assert_eq!((patience, unreachable), (first, first));
     }
 }

@@ -3,26 +3,29 @@
 //! A link that is cut and works again at once looks as if RDMA alone had failed. So RDMA is tried again, and given up
 //! for the rest of the migration only when it has failed some times.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::Time;
 
 /// Failures after which the link uses TCP for good. Two can be two cuts of the link.
 const FAILURES_MAX: u32 = 3;
 /// RDMA that could not be opened is tried again after this long. Often enough for an adapter that works again; a try
-/// can take as long as [`OPEN_WITHIN`](crate::session::contact::OPEN_WITHIN), and longer on a far link.
+/// can take some seconds.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Default)]
-pub(super) struct RdmaHealth {
+/// Whether a link may use RDMA.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaHealth {
     failures: u32,
     /// When it failed last, and why, if it has not connected since.
-    last: Option<(Instant, String)>,
+    last: Option<(Time, String)>,
     /// The failure was reported.
     reported: bool,
 }
 
 impl RdmaHealth {
     /// It failed while the link may have worked.
-    pub fn failed(&mut self, reason: &str, now: Instant) {
+    pub fn failed(&mut self, now: Time, reason: &str) {
         self.failures += 1;
         self.last = Some((now, reason.to_owned()));
     }
@@ -46,8 +49,8 @@ impl RdmaHealth {
     }
 
     /// Whether it is time to try it again while TCP is used.
-    pub fn may_try(&self, now: Instant) -> bool {
-        let waited = self.last.as_ref().is_some_and(|(at, _)| now.duration_since(*at) >= TRY_AGAIN_AFTER);
+    pub fn may_try(&self, now: Time) -> bool {
+        let waited = self.last.as_ref().is_some_and(|(at, _)| now - *at >= TRY_AGAIN_AFTER);
         waited && !self.is_lost()
     }
 
@@ -65,18 +68,19 @@ mod tests {
 
     #[test]
     fn rdma_is_tried_again_until_it_has_failed_some_times() {
-        let (mut health, begun) = (RdmaHealth::default(), Instant::now());
+        let (mut health, begun) = (RdmaHealth::default(), Time(7));
         assert!(!health.may_try(begun + TRY_AGAIN_AFTER), "it has not failed");
         for failure in 1..FAILURES_MAX {
-            health.failed("broken", begun);
+            health.failed(begun, "broken");
             assert!(!health.is_lost(), "{failure}");
-            assert!(!health.may_try(begun) && health.may_try(begun + TRY_AGAIN_AFTER));
+            assert!(!health.may_try(Time(begun.0 + 4_999_999_999)), "it is tried without a pause");
+            assert!(health.may_try(begun + TRY_AGAIN_AFTER));
             assert_eq!(health.take_reason().as_deref(), Some("broken"));
             assert_eq!(health.take_reason(), None, "it is reported once");
             health.connected();
             assert_eq!(health.take_reason(), None);
         }
-        health.failed("broken", begun);
+        health.failed(begun, "broken");
         assert!(health.is_lost() && !health.may_try(begun + TRY_AGAIN_AFTER));
     }
 
@@ -84,7 +88,7 @@ mod tests {
     fn a_link_that_is_cut_is_no_rdma_failure() {
         let mut health = RdmaHealth::default();
         for _ in 0..2 * FAILURES_MAX {
-            health.failed("silent", Instant::now());
+            health.failed(Time::ZERO, "silent");
             health.was_not_rdma();
             // The link is tried again, and is not there.
             health.was_not_rdma();
