@@ -142,12 +142,13 @@ impl Agent {
             cluster.clone(),
             fleet.clone(),
         ));
+        let asked = describer.clone();
         let doctor = Arc::new(Doctor::new(
             config.clone(),
             qemu_cache.clone(),
             bench.clone(),
             security.clone(),
-            describer.clone(),
+            move || asked.answer(),
             is_migrating,
         ));
         let trials = Arc::new(Trials::new(doctor.clone()));

@@ -24,14 +24,13 @@ use std::time::{Duration, Instant};
 use linerate_fabric::collect::lldp::Listener;
 use linerate_fabric::collect::{Options, inventory, network};
 use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
-use linerate_fabric::probe::Echoing;
 use linerate_fabric::probe::echo::{Echo, EchoError};
+use linerate_fabric::probe::{Answer, Echoing};
 use linerate_guest::host::QemuCache;
 use linerate_net::lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;
-use crate::host_record::Describer;
 use crate::seats::Seats;
 use crate::security::Security;
 
@@ -55,7 +54,8 @@ pub struct Doctor {
     qemu_cache: Arc<QemuCache>,
     bench: Arc<bench::Host>,
     pub(crate) security: Arc<Security>,
-    describer: Arc<Describer>,
+    /// The answer to a drain of another host that asks what this host has.
+    describe: Box<dyn Fn() -> Answer + Send + Sync>,
     /// Guests are being moved from or to this host: it is left alone.
     is_migrating: Box<dyn Fn() -> bool + Send + Sync>,
     /// Probes are sent for one question at a time: two would measure each other.
@@ -80,7 +80,7 @@ impl Doctor {
         qemu_cache: Arc<QemuCache>,
         bench: Arc<bench::Host>,
         security: Arc<Security>,
-        describer: Arc<Describer>,
+        describe: impl Fn() -> Answer + Send + Sync + 'static,
         is_migrating: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Doctor {
         Doctor {
@@ -88,7 +88,7 @@ impl Doctor {
             qemu_cache,
             bench,
             security,
-            describer,
+            describe: Box::new(describe),
             is_migrating: Box::new(is_migrating),
             probing: Mutex::default(),
             sinks: AtomicUsize::default(),

@@ -172,7 +172,7 @@ pub(super) fn answer(doctor: &Doctor, question: Question) -> Answer {
             }
         }
         Question::Probe { targets, depth } => probe(doctor, &targets, depth),
-        Question::Host => doctor.describer.answer(),
+        Question::Host => (doctor.describe)(),
         Question::Change { .. } => Answer::Refused { why: "a change needs a connection of its own".into() },
         Question::Sink => Answer::Refused { why: "a load needs a connection of its own".into() },
         Question::SendBack { .. } => Answer::Refused { why: "this host asks others for its guests".into() },
