@@ -1,6 +1,8 @@
 //! The agent: it makes the modules and gives each what it needs, decides which module gets a connection from another
 //! agent, and answers what concerns sessions of all kinds.
 
+mod parts;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,10 +39,11 @@ use crate::seats::Seats;
 use crate::security::{Caller, PeerName, Security};
 use crate::send_back::SentGuests;
 use crate::session::offer::RdmaPorts;
-use crate::stream_gate::{ArrivalCount, StreamGates};
+use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
+use parts::Sessions;
 
 /// Questions of one host about the cluster at a time: each has a thread.
 const MEMBERSHIP_OF_ONE: usize = 8;
@@ -103,36 +106,21 @@ impl Agent {
         let bench = Arc::new(bench::Host::new(config.name.clone(), config.listen.clone(), security.clone()));
         let fleet = Arc::new(HostInFleet::new(&config));
         let (config, journal) = (Arc::new(config), Arc::new(journal));
-        let names = NameClaims::default();
+        let (names, moves) = (NameClaims::default(), Arc::<Moves>::default());
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
-        let (gates, arrivals) = (Arc::<StreamGates>::default(), Arc::<ArrivalCount>::default());
         let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone(), security.clone()));
-        let outgoing = Arc::new(outgoing::Sessions::new(
-            config.clone(),
-            journal.clone(),
-            registry.clone(),
-            gates.clone(),
-            recovery.clone(),
-            security.clone(),
-            audit.clone(),
-        ));
-        let incoming = Arc::new(incoming::Sessions::new(incoming::Needs {
+        let Sessions { outgoing, incoming, tunnels } = Sessions::new(incoming::Needs {
             config: config.clone(),
             journal: journal.clone(),
             registry: registry.clone(),
             qemu_cache: qemu_cache.clone(),
             bench: bench.clone(),
-            arrivals: arrivals.clone(),
+            arrivals: Arc::<ArrivalCount>::default(),
             recovery: recovery.clone(),
             security: security.clone(),
             audit: audit.clone(),
             names: names.clone(),
-        }));
-        let tunnels =
-            Arc::new(tunnel::Sessions::new(config.clone(), gates, arrivals, rdma.clone(), security.clone()));
-        let moves = Arc::<Moves>::default();
-        let (leaving, arriving, domains) = (outgoing.clone(), incoming.clone(), moves.clone());
-        let is_migrating = move || is_migrating(&leaving, &arriving, &domains);
+        });
         let cluster = Arc::new(cluster::watch::Watch::new(config.clone(), security.clone()));
         let describer = Arc::new(Describer::new(
             config.clone(),
@@ -142,15 +130,7 @@ impl Agent {
             cluster.clone(),
             fleet.clone(),
         ));
-        let asked = describer.clone();
-        let doctor = Arc::new(Doctor::new(
-            config.clone(),
-            qemu_cache.clone(),
-            bench.clone(),
-            security.clone(),
-            move || asked.answer(),
-            is_migrating,
-        ));
+        let doctor = Arc::new(parts::doctor(&describer, &bench, &security, &moves));
         let trials = Arc::new(Trials::new(doctor.clone()));
         let started = Instant::now();
         Agent {
@@ -244,7 +224,7 @@ impl Agent {
 
     /// Guests are being moved from or to this host.
     pub fn is_migrating(&self) -> bool {
-        is_migrating(&self.outgoing, &self.incoming, &self.moves)
+        parts::is_migrating(&self.outgoing, &self.incoming, &self.moves)
     }
 
     /// Migrations that leave, ended ones too.
@@ -665,12 +645,6 @@ fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(
     let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
     let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
     tunnel.attach(&hello, stream)
-}
-
-fn is_migrating(outgoing: &outgoing::Sessions, incoming: &incoming::Sessions, moves: &Moves) -> bool {
-    outgoing.all().iter().any(|one| !one.is_over())
-        || !incoming.all().is_empty()
-        || moves.all().iter().any(|one| !one.is_over())
 }
 
 fn refusal(code: Code, detail: &str) -> Fault {

@@ -413,7 +413,17 @@ impl Config {
         }
     }
 
+    /// What cannot be used, if there is something.
     fn problem(&self) -> Option<String> {
+        self.address_problem()
+            .or_else(|| self.number_problem())
+            .or_else(|| self.mapping_problem())
+            .or_else(|| self.protection_problem())
+            .or_else(|| self.section_problem())
+            .or_else(|| self.relative_path())
+    }
+
+    fn address_problem(&self) -> Option<String> {
         for (key, addresses, port) in
             [("listen", &self.listen, DEFAULT_PORT), ("join_listen", &self.join_listen, JOIN_PORT)]
         {
@@ -429,12 +439,21 @@ impl Config {
         if let Some(address) = self.join_listen.iter().find(|address| self.listen.contains(address)) {
             return Some(format!("join_listen and listen both have {address}; join at another port"));
         }
+        None
+    }
+
+    fn number_problem(&self) -> Option<String> {
         if !(2..=10).contains(&self.rdma_connect_s) {
             return Some("rdma_connect_s must be 2 to 10".into());
         }
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
         }
+        None
+    }
+
+    /// Of what leads from a name at another host to one here.
+    fn mapping_problem(&self) -> Option<String> {
         let halves = |(from, to): &(&String, &String)| {
             !(from.starts_with('/') && to.starts_with('/')) || from.ends_with('/') != to.ends_with('/')
         };
@@ -449,6 +468,10 @@ impl Config {
                 "tunnel_targets names {target} in domain_sockets: another host that reaches a domain's QMP socket owns its guest"
             ));
         }
+        None
+    }
+
+    fn protection_problem(&self) -> Option<String> {
         let has_grants = self.peers.hosts.values().any(|rule| rule.grants.is_some());
         if self.security == Some(Protection::Insecure) && (has_grants || self.peers.grants.is_some()) {
             return Some(
@@ -461,6 +484,11 @@ impl Config {
                     .into(),
             );
         }
+        None
+    }
+
+    /// Of the sections that are checked by themselves, and of `[[qemu]]`.
+    fn section_problem(&self) -> Option<String> {
         if let Some(name) = self.local.with_a_host_role() {
             return Some(format!(
                 "[local] gives {name} the role member, which is one of hosts: viewer, operator or administrator"
@@ -475,6 +503,10 @@ impl Config {
         if let Some(what) = self.placement.problem() {
             return Some(format!("[placement] {what}"));
         }
+        None
+    }
+
+    fn relative_path(&self) -> Option<String> {
         let relative = [&self.socket, &self.state_dir, &self.run_dir, &self.ram_dir, &self.domain_sockets];
         let relative = relative.into_iter().chain(&self.huge_ram_dir);
         let relative = relative.chain(&self.identity_dir).chain(&self.authority_dir);

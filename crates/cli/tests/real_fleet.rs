@@ -5,7 +5,8 @@
 #[path = "drains/hall.rs"]
 mod hall;
 
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, linux};
@@ -182,130 +183,184 @@ fn an_owner_that_cannot_reach_etcd_starts_nothing_and_goes_on_when_it_can() {
     hall.all_go_on();
 }
 
-#[test]
-fn hosts_are_emptied_one_after_another_with_a_command_between() {
-    let mut hall = Hall::fleet(3, &[400], 1);
-    let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
-    let at = [vec!["a1", "a2"], vec!["b1"], vec!["c1"]];
-    for (host, guests) in at.iter().enumerate() {
-        hall.start(host, &guests.iter().map(|name| calm(name)).collect::<Vec<_>>());
+/// Three hosts that ssh reaches, with guests.
+struct Rolling {
+    sshd: Sshd,
+    folder: tempfile::TempDir,
+    hall: Hall,
+    names: Vec<String>,
+    /// The guests of each host.
+    at: [Vec<&'static str>; 3],
+}
+
+impl Rolling {
+    fn start() -> Rolling {
+        let hall = Hall::fleet(3, &[400], 1);
+        let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
+        let at = [vec!["a1", "a2"], vec!["b1"], vec!["c1"]];
+        for (host, guests) in at.iter().enumerate() {
+            hall.start(host, &guests.iter().map(|name| calm(name)).collect::<Vec<_>>());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let sshd = Sshd::start(hall.lab.hosts(), folder.path()).unwrap();
+        Rolling { sshd, folder, hall, names, at }
     }
-    let folder = tempfile::tempdir().unwrap();
-    let sshd = Sshd::start(hall.lab.hosts(), folder.path()).unwrap();
-    let command = |hall: &Hall, arguments: &[&str]| {
-        let mut command = hall.agents[0].client();
-        command.env("LINERATE_SSH", sshd.client()).args(arguments);
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.hall.agents[0].client();
+        command.env("LINERATE_SSH", self.sshd.client()).args(arguments);
         command
-    };
-    let run = |hall: &Hall, arguments: &[&str]| {
-        let output = command(hall, arguments).output().unwrap();
+    }
+
+    fn run(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.command(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         (output.status.code().unwrap_or(-1), text.into_owned())
-    };
-
-    // Any command asks the agent of another host.
-    hall.until("sshd answers", || run(&hall, &["--connect", &names[1], "status"]).0 == 0);
-    let (exit, text) = run(&hall, &["-c", &names[2], "vm", "list"]);
-    assert!(exit == 0 && text.contains("c1") && !text.contains("a1"), "{text}");
-    let (exit, text) = run(&hall, &["-c", &names[2], "drain", "status"]);
-    assert!(exit != 0 && text.contains(&format!("where: the agent of {}", names[2])), "{text}");
-    let (exit, text) = run(&hall, &["-c", "nowhere.invalid", "status"]);
-    assert!(exit == 3 && text.contains("by ssh"), "{exit} {text}");
-    let (exit, text) = run(&hall, &["-c", &names[2], "--socket", "/run/none.sock", "status"]);
-    assert_eq!(exit, 3, "{text}");
-    let (exit, text) = run(&hall, &["-c", &names[2], "token", "list"]);
-    assert!(exit == 2 && text.contains("works on this host"), "{exit} {text}");
-
-    // Nothing is begun if one of them is cordoned.
-    let all = names.join(",");
-    assert_eq!(run(&hall, &["-c", &names[2], "cordon"]).0, 0);
-    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true"]);
-    assert!(exit == 4 && text.contains("nothing was begun") && text.contains("cordoned"), "{exit} {text}");
-    assert!(text.contains(&format!("where: the agent of {}", names[2])), "{text}");
-    assert_eq!(run(&hall, &["-c", &names[2], "uncordon"]).0, 0);
-    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "true", "--keep", "a1,nobody"]);
-    assert!(exit == 2 && text.contains("none of the hosts has: nobody"), "{exit} {text}");
-    let (exit, text) = run(&hall, &["-c", &names[1], "drain", "--each", &all, "--then", "true"]);
-    assert!(exit == 2 && text.contains("nothing was done"), "{exit} {text}");
-    assert_eq!(hall.names(0), at[0]);
-
-    // The agent of the second host is killed behind the command.
-    let file = |name: &str| folder.path().join(name);
-    let script = format!(
-        "cd {}; {} -c $LINERATE_CONNECT vm list --json >$LINERATE_HOST.json || exit 1\n\
-         [ $LINERATE_HOST != {} ] || {{ touch waits; until [ -e go ]; do sleep 0.1; done; }}",
-        folder.path().display(),
-        env!("CARGO_BIN_EXE_linerate"),
-        names[1]
-    );
-    let mut rolling = command(&hall, &["drain", "--each", &all, "--then", &script, "--json"]);
-    let rolling = rolling.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    hall.until("the command runs for the second host", || file("waits").exists());
-    hall.agents[1].kill().unwrap();
-    std::fs::write(file("go"), "").unwrap();
-    std::thread::sleep(Duration::from_secs(2));
-    hall.agents[1].restart().unwrap();
-    let output = rolling.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}\n{}", hall.logs());
-    let lines = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let steps: Vec<(&str, &str)> = lines
-        .iter()
-        .filter(|line| line["kind"] == "rolling")
-        .map(|line| (hall::text(line, "host"), hall::text(line, "step")))
-        .collect();
-    let each = ["drain", "command", "undrain", "done"];
-    let wanted: Vec<(&str, &str)> =
-        names.iter().flat_map(|name| each.map(|step| (name.as_str(), step))).collect();
-    assert_eq!(steps, wanted);
-    for (host, name) in names.iter().enumerate() {
-        let empty = std::fs::read_to_string(file(&format!("{name}.json"))).unwrap();
-        assert_eq!(serde_json::from_str::<Value>(&empty).unwrap(), json!([]), "{name}");
-        assert_eq!(hall.names(host), at[host], "the same guests are back");
-        assert_eq!(hall.json(host, &["status"]).1["cordon"], Value::Null);
     }
-    hall.all_go_on();
 
-    // A command that fails ends it, and says what is where.
-    let (exit, text) = run(&hall, &["drain", "--each", &all, "--then", "exit 7"]);
-    assert_eq!(exit, 1, "{text}");
-    let said = ["exit status: 7", "is empty and cordoned", "done: none; not begun:"];
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.iter().all(|words| text.contains(words)), "{text}");
-    assert!(hall.names(0).is_empty() && !hall.json(0, &["status"]).1["cordon"].is_null());
-    assert_eq!(
-        (hall.json(1, &["status"]).1["cordon"].clone(), hall.names(1).contains(&"b1".into())),
-        (Value::Null, true)
-    );
-    let (exit, text) = run(&hall, &["-c", &names[0], "undrain"]);
-    assert_eq!((exit, hall.names(0)), (0, at[0].iter().map(|name| (*name).to_owned()).collect()), "{text}");
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
 
-    // Somebody cordons the next host meanwhile: it is not begun, and stays cordoned. A guest that is kept stays.
-    let two = names[..2].join(",");
-    let cordons = format!("{} -c {} cordon", env!("CARGO_BIN_EXE_linerate"), names[1]);
-    let (exit, text) = run(&hall, &["drain", "--each", &two, "--then", &cordons, "--keep", "a1"]);
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(exit == 1 && text.contains(&format!("done: {}; not begun: none", names[0])), "{exit} {text}");
-    assert!(text.contains(&format!("host {} is cordoned by", names[1])), "{text}");
-    assert!(!hall.json(1, &["status"]).1["cordon"].is_null() && hall.names(1) == at[1]);
-    assert_eq!(run(&hall, &["-c", &names[1], "uncordon"]).0, 0);
+    /// Any command asks the agent of another host.
+    fn asks_the_agents_of_others(&self) {
+        self.hall.until("sshd answers", || self.run(&["--connect", &self.names[1], "status"]).0 == 0);
+        let (exit, text) = self.run(&["-c", &self.names[2], "vm", "list"]);
+        assert!(exit == 0 && text.contains("c1") && !text.contains("a1"), "{text}");
+        let (exit, text) = self.run(&["-c", &self.names[2], "drain", "status"]);
+        assert!(exit != 0 && text.contains(&format!("where: the agent of {}", self.names[2])), "{text}");
+        let (exit, text) = self.run(&["-c", "nowhere.invalid", "status"]);
+        assert!(exit == 3 && text.contains("by ssh"), "{exit} {text}");
+        let (exit, text) = self.run(&["-c", &self.names[2], "--socket", "/run/none.sock", "status"]);
+        assert_eq!(exit, 3, "{text}");
+        let (exit, text) = self.run(&["-c", &self.names[2], "token", "list"]);
+        assert!(exit == 2 && text.contains("works on this host"), "{exit} {text}");
+    }
 
-    // Ctrl-C while the command runs: it is waited for, and nothing follows, though it ends with 0.
-    let _ = std::fs::remove_file(file("waits"));
-    let script = format!("trap 'exit 0' INT; touch {}; while :; do sleep 0.1; done", file("waits").display());
-    let mut rolling = command(&hall, &["drain", "--each", &two, "--then", &script]);
-    rolling.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let rolling = std::os::unix::process::CommandExt::process_group(&mut rolling, 0).spawn().unwrap();
-    hall.until("the command runs", || file("waits").exists());
-    let group = rustix::process::Pid::from_child(&rolling);
-    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
-    let output = rolling.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(output.status.code(), Some(8), "{text}");
-    assert!(text.contains("was ended by Ctrl-C") && text.contains("is empty and cordoned"), "{text}");
-    assert!(hall.names(0).is_empty() && hall.json(1, &["status"]).1["cordon"].is_null());
-    assert_eq!(run(&hall, &["-c", &names[0], "undrain"]).0, 0);
-    assert_eq!(hall.names(0), at[0]);
-    hall.all_go_on();
+    /// Nothing is begun if one of them is cordoned, or if what is asked for is wrong.
+    fn begins_nothing_that_cannot_be_done(&self) {
+        let all = self.names.join(",");
+        assert_eq!(self.run(&["-c", &self.names[2], "cordon"]).0, 0);
+        let (exit, text) = self.run(&["drain", "--each", &all, "--then", "true"]);
+        assert!(
+            exit == 4 && text.contains("nothing was begun") && text.contains("cordoned"),
+            "{exit} {text}"
+        );
+        assert!(text.contains(&format!("where: the agent of {}", self.names[2])), "{text}");
+        assert_eq!(self.run(&["-c", &self.names[2], "uncordon"]).0, 0);
+        let (exit, text) = self.run(&["drain", "--each", &all, "--then", "true", "--keep", "a1,nobody"]);
+        assert!(exit == 2 && text.contains("none of the hosts has: nobody"), "{exit} {text}");
+        let (exit, text) = self.run(&["-c", &self.names[1], "drain", "--each", &all, "--then", "true"]);
+        assert!(exit == 2 && text.contains("nothing was done"), "{exit} {text}");
+        assert_eq!(self.hall.names(0), self.at[0]);
+    }
+
+    /// The agent of the second host is killed behind the command.
+    fn empties_each_though_an_agent_is_killed(&mut self) {
+        let all = self.names.join(",");
+        let script = format!(
+            "cd {}; {} -c $LINERATE_CONNECT vm list --json >$LINERATE_HOST.json || exit 1\n\
+             [ $LINERATE_HOST != {} ] || {{ touch waits; until [ -e go ]; do sleep 0.1; done; }}",
+            self.folder.path().display(),
+            env!("CARGO_BIN_EXE_linerate"),
+            self.names[1]
+        );
+        let mut rolling = self.command(&["drain", "--each", &all, "--then", &script, "--json"]);
+        let rolling = rolling.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        self.hall.until("the command runs for the second host", || self.file("waits").exists());
+        self.hall.agents[1].kill().unwrap();
+        std::fs::write(self.file("go"), "").unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        self.hall.agents[1].restart().unwrap();
+        let output = rolling.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}\n{}", self.hall.logs());
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let steps: Vec<(&str, &str)> = lines
+            .iter()
+            .filter(|line| line["kind"] == "rolling")
+            .map(|line| (hall::text(line, "host"), hall::text(line, "step")))
+            .collect();
+        let each = ["drain", "command", "undrain", "done"];
+        let wanted: Vec<(&str, &str)> =
+            self.names.iter().flat_map(|name| each.map(|step| (name.as_str(), step))).collect();
+        assert_eq!(steps, wanted);
+        for (host, name) in self.names.iter().enumerate() {
+            let empty = std::fs::read_to_string(self.file(&format!("{name}.json"))).unwrap();
+            assert_eq!(serde_json::from_str::<Value>(&empty).unwrap(), json!([]), "{name}");
+            assert_eq!(self.hall.names(host), self.at[host], "the same guests are back");
+            assert_eq!(self.hall.json(host, &["status"]).1["cordon"], Value::Null);
+        }
+        self.hall.all_go_on();
+    }
+
+    /// A command that fails ends it, and says what is where.
+    fn ends_with_a_command_that_fails(&self) {
+        let all = self.names.join(",");
+        let (exit, text) = self.run(&["drain", "--each", &all, "--then", "exit 7"]);
+        assert_eq!(exit, 1, "{text}");
+        let said = ["exit status: 7", "is empty and cordoned", "done: none; not begun:"];
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.iter().all(|words| text.contains(words)), "{text}");
+        assert!(self.hall.names(0).is_empty() && !self.hall.json(0, &["status"]).1["cordon"].is_null());
+        assert_eq!(
+            (self.hall.json(1, &["status"]).1["cordon"].clone(), self.hall.names(1).contains(&"b1".into())),
+            (Value::Null, true)
+        );
+        let (exit, text) = self.run(&["-c", &self.names[0], "undrain"]);
+        assert_eq!(
+            (exit, self.hall.names(0)),
+            (0, self.at[0].iter().map(|name| (*name).to_owned()).collect()),
+            "{text}"
+        );
+    }
+
+    /// Somebody cordons the next host meanwhile: it is not begun, and stays cordoned. A guest that is kept stays.
+    fn leaves_a_host_that_somebody_cordons(&self) {
+        let two = self.names[..2].join(",");
+        let cordons = format!("{} -c {} cordon", env!("CARGO_BIN_EXE_linerate"), self.names[1]);
+        let (exit, text) = self.run(&["drain", "--each", &two, "--then", &cordons, "--keep", "a1"]);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            exit == 1 && text.contains(&format!("done: {}; not begun: none", self.names[0])),
+            "{exit} {text}"
+        );
+        assert!(text.contains(&format!("host {} is cordoned by", self.names[1])), "{text}");
+        assert!(!self.hall.json(1, &["status"]).1["cordon"].is_null() && self.hall.names(1) == self.at[1]);
+        assert_eq!(self.run(&["-c", &self.names[1], "uncordon"]).0, 0);
+    }
+
+    /// Ctrl-C while the command runs: it is waited for, and nothing follows, though it ends with 0.
+    fn is_ended_by_ctrl_c(&self) {
+        let two = self.names[..2].join(",");
+        let _ = std::fs::remove_file(self.file("waits"));
+        let script =
+            format!("trap 'exit 0' INT; touch {}; while :; do sleep 0.1; done", self.file("waits").display());
+        let mut rolling = self.command(&["drain", "--each", &two, "--then", &script]);
+        rolling.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let rolling = std::os::unix::process::CommandExt::process_group(&mut rolling, 0).spawn().unwrap();
+        self.hall.until("the command runs", || self.file("waits").exists());
+        let group = rustix::process::Pid::from_child(&rolling);
+        rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+        let output = rolling.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(output.status.code(), Some(8), "{text}");
+        assert!(text.contains("was ended by Ctrl-C") && text.contains("is empty and cordoned"), "{text}");
+        assert!(self.hall.names(0).is_empty() && self.hall.json(1, &["status"]).1["cordon"].is_null());
+        assert_eq!(self.run(&["-c", &self.names[0], "undrain"]).0, 0);
+        assert_eq!(self.hall.names(0), self.at[0]);
+        self.hall.all_go_on();
+    }
+}
+
+#[test]
+fn hosts_are_emptied_one_after_another_with_a_command_between() {
+    let mut rolling = Rolling::start();
+    rolling.asks_the_agents_of_others();
+    rolling.begins_nothing_that_cannot_be_done();
+    rolling.empties_each_though_an_agent_is_killed();
+    rolling.ends_with_a_command_that_fails();
+    rolling.leaves_a_host_that_somebody_cordons();
+    rolling.is_ended_by_ctrl_c();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{GIB, PATIENCE, check, drain, etcd, fleet, host, wait};
 use linerate_lab::etcd::Cluster;
-use linerate_store::fleet::{Fleet, FleetError};
+use linerate_store::fleet::{Fleet, FleetError, Ownership};
 use linerate_store::{Store, StoreError};
 
 /// Shorter than etcd is away in these tests.
@@ -42,6 +42,46 @@ impl Drop for End<'_> {
     }
 }
 
+/// Owns a drain and reserves and releases at two hosts, until that is over. How often the store had no answer.
+fn own_until(over: &AtomicBool, fleet: &Fleet, source: &str, answers: &AtomicU64) -> (Ownership, u64) {
+    let owner = answer(|| fleet.begin(&drain(source, source))).unwrap();
+    let (mut number, mut failures) = (0u64, 0u64);
+    while !over.load(Ordering::Relaxed) {
+        number += 1;
+        let guest = format!("{source}-{}", number % 30);
+        let host = ["t0", "t1"][number as usize % 2];
+        let done = match number % 60 < 30 {
+            true => fleet.reserve(&owner, &guest, &guest, 2 * GIB, host, None),
+            false => fleet.release(&owner, &guest),
+        };
+        match done {
+            Ok(()) => drop(answers.fetch_add(1, Ordering::Relaxed)),
+            Err(FleetError::NoRoom { .. } | FleetError::Reserved { .. }) => {}
+            Err(error) if is_transient(&error) => failures += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    (owner, failures)
+}
+
+/// Two are killed and two frozen, one after another; all of them are back at the end.
+fn kill_and_freeze_leaders(cluster: &mut Cluster) {
+    for round in 0..4 {
+        let leader = cluster.wait_for_leader().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        match round % 2 {
+            0 => cluster.kill(leader).unwrap(),
+            _ => cluster.freeze(leader).unwrap(),
+        }
+        std::thread::sleep(Duration::from_secs(4));
+        match round % 2 {
+            0 => cluster.begin(leader).unwrap(),
+            _ => cluster.thaw(leader).unwrap(),
+        }
+    }
+    cluster.wait_for_leader().unwrap();
+}
+
 #[test]
 fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
     let folder = tempfile::tempdir().unwrap();
@@ -62,48 +102,10 @@ fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
             .zip(&answers)
             .map(|((fleet, source), answers)| {
                 let over = &over;
-                scope.spawn(move || {
-                    let owner = answer(|| fleet.begin(&drain(source, source))).unwrap();
-                    let (mut number, mut failures) = (0u64, 0u64);
-                    while !over.load(Ordering::Relaxed) {
-                        number += 1;
-                        let guest = format!("{source}-{}", number % 30);
-                        let done = match number % 60 < 30 {
-                            true => fleet.reserve(
-                                &owner,
-                                &guest,
-                                &guest,
-                                2 * GIB,
-                                ["t0", "t1"][number as usize % 2],
-                                None,
-                            ),
-                            false => fleet.release(&owner, &guest),
-                        };
-                        match done {
-                            Ok(()) => drop(answers.fetch_add(1, Ordering::Relaxed)),
-                            Err(FleetError::NoRoom { .. } | FleetError::Reserved { .. }) => {}
-                            Err(error) if is_transient(&error) => failures += 1,
-                            Err(other) => panic!("{other}"),
-                        }
-                    }
-                    (owner, failures)
-                })
+                scope.spawn(move || own_until(over, fleet, source, answers))
             })
             .collect();
-        for round in 0..4 {
-            let leader = cluster.wait_for_leader().unwrap();
-            std::thread::sleep(Duration::from_secs(2));
-            match round % 2 {
-                0 => cluster.kill(leader).unwrap(),
-                _ => cluster.freeze(leader).unwrap(),
-            }
-            std::thread::sleep(Duration::from_secs(4));
-            match round % 2 {
-                0 => cluster.begin(leader).unwrap(),
-                _ => cluster.thaw(leader).unwrap(),
-            }
-        }
-        cluster.wait_for_leader().unwrap();
+        kill_and_freeze_leaders(&mut cluster);
         let before = answers.each_ref().map(|answers| answers.load(Ordering::Relaxed));
         wait("more answers", || {
             answers.iter().zip(before).all(|(now, before)| now.load(Ordering::Relaxed) > before + 20)

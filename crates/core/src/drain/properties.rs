@@ -131,28 +131,37 @@ impl Book {
                 self.ends(guest);
                 Event::Cancelled { guest }
             }
-            (7, _) => Event::HostLost(host),
-            (8, _) => Event::HostFound(host),
-            (9, _) => Event::HostDrained(host),
-            (10, None) => Event::Prepared { guest },
-            (11, None) => Event::Cancelled { guest },
-            (12, _) => {
+            (7.., _) => self.unasked(kind, (guest, host), pick, amount),
+            _ => Event::Tick,
+        }
+    }
+
+    /// An event that answers no order.
+    fn unasked(&mut self, kind: u8, (guest, host): (GuestId, HostId), pick: usize, amount: u64) -> Event {
+        let has_session = self.sessions.contains_key(&guest);
+        match kind {
+            7 => Event::HostLost(host),
+            8 => Event::HostFound(host),
+            9 => Event::HostDrained(host),
+            10 if !has_session => Event::Prepared { guest },
+            11 if !has_session => Event::Cancelled { guest },
+            12 => {
                 self.quiet.0 = true;
                 Event::Pause
             }
-            (13, _) => {
+            13 => {
                 self.quiet.0 = false;
                 Event::Resume
             }
-            (14, _) => {
+            14 => {
                 self.quiet.1 = pick.is_multiple_of(2);
                 Event::Store(!self.quiet.1)
             }
-            (15, _) if amount.is_multiple_of(16) => {
+            15 if amount.is_multiple_of(16) => {
                 self.quiet.2 = true;
                 Event::Abort
             }
-            (16, _) => Event::Ports(vec![1e9; pick % 3]),
+            16 => Event::Ports(vec![1e9; pick % 3]),
             _ => Event::Tick,
         }
     }

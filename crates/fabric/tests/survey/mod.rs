@@ -129,30 +129,39 @@ fn port(number: u8, link: u8) -> Port {
             slot_able: lanes,
         }),
         numa_node: Some(0),
-        dcb: Some(Dcb {
-            ets: Some(Ets {
-                willing: Some(false),
-                classes_max: Some(8),
-                priority_class: vec![0, 0, 0, 1, 0, 0, 0, 0],
-                share_percent: vec![50, 50, 0, 0, 0, 0, 0, 0],
-                selection: (0..8).map(|class| if class < 2 { "ets" } else { "strict" }.to_owned()).collect(),
-            }),
-            pfc: Some(Pfc { willing: Some(false), lossless_max: Some(8), lossless: vec![3] }),
-            applications: vec![Application { selector: Selector::Datagram, protocol: 4791, priority: 3 }],
-            dcbx: Some(Dcbx { host: true, ieee: true, ..Dcbx::default() }),
-        }),
-        neighbours: vec![Neighbour {
-            system: Some(format!("leaf{link}")),
-            port: Some(format!("Ethernet1/{number}")),
-            frame_bytes_max: Some(9234),
-            vlan_untagged: Some(200 + u16::from(link)),
-            vlans: vec![200 + u16::from(link), 700],
-            autonegotiation: Some(true),
-            aggregation: Some(Aggregation { able: true, on: false, number: None }),
-            pfc: Some(Pfc { willing: Some(false), lossless_max: Some(8), lossless: vec![3] }),
-            ..Neighbour::default()
-        }],
+        dcb: Some(dcb()),
+        neighbours: vec![leaf(number, link)],
         ..Port::default()
+    }
+}
+
+fn dcb() -> Dcb {
+    Dcb {
+        ets: Some(Ets {
+            willing: Some(false),
+            classes_max: Some(8),
+            priority_class: vec![0, 0, 0, 1, 0, 0, 0, 0],
+            share_percent: vec![50, 50, 0, 0, 0, 0, 0, 0],
+            selection: (0..8).map(|class| if class < 2 { "ets" } else { "strict" }.to_owned()).collect(),
+        }),
+        pfc: Some(Pfc { willing: Some(false), lossless_max: Some(8), lossless: vec![3] }),
+        applications: vec![Application { selector: Selector::Datagram, protocol: 4791, priority: 3 }],
+        dcbx: Some(Dcbx { host: true, ieee: true, ..Dcbx::default() }),
+    }
+}
+
+/// The switch that a port is connected to.
+fn leaf(number: u8, link: u8) -> Neighbour {
+    Neighbour {
+        system: Some(format!("leaf{link}")),
+        port: Some(format!("Ethernet1/{number}")),
+        frame_bytes_max: Some(9234),
+        vlan_untagged: Some(200 + u16::from(link)),
+        vlans: vec![200 + u16::from(link), 700],
+        autonegotiation: Some(true),
+        aggregation: Some(Aggregation { able: true, on: false, number: None }),
+        pfc: Some(Pfc { willing: Some(false), lossless_max: Some(8), lossless: vec![3] }),
+        ..Neighbour::default()
     }
 }
 
