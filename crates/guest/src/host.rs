@@ -7,7 +7,7 @@ mod problem;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -17,6 +17,7 @@ use crate::description::{Disk, GuestDescription, ImageFormat};
 use crate::in_use;
 use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
 use crate::lock::lock;
+use crate::plain_file;
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
@@ -333,7 +334,7 @@ pub fn unfit_images(guest: &GuestDescription, incoming: &IncomingQemu) -> Vec<Pr
 fn disk_sizes(guest: &GuestDescription, file: &NeededFile, here: &Path, there: &Disk) -> Option<(u64, u64)> {
     if file.format != Some(ImageFormat::Raw) && there.format == ImageFormat::Qcow2.name() {
         let there = guest.graph.as_ref()?.image_size(&file.source, ImageFormat::Qcow2.name())?;
-        let mut image = fs::File::open(here).ok()?;
+        let mut image = plain_file::open(here).ok()?;
         return Some((qcow2::disk_size(&mut image).ok()??, there));
     }
     let sectors = |bytes: u64| bytes.checked_next_multiple_of(SECTOR);
@@ -342,8 +343,7 @@ fn disk_sizes(guest: &GuestDescription, file: &NeededFile, here: &Path, there: &
 
 /// False if the file system says that it has no such thing; what else is wrong is found elsewhere.
 fn opens_directly(path: &Path) -> bool {
-    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-    let opened = fs::OpenOptions::new().read(true).custom_flags(direct).open(path);
+    let opened = plain_file::open_with(path, rustix::fs::OFlags::DIRECT);
     let refused = rustix::io::Errno::INVAL.raw_os_error();
     !opened.is_err_and(|error| error.raw_os_error() == Some(refused))
 }
@@ -351,7 +351,7 @@ fn opens_directly(path: &Path) -> bool {
 // The size of a block device is where its end is.
 fn size_of(path: &Path) -> Option<u64> {
     use std::io::{Seek, SeekFrom};
-    fs::File::open(path).ok()?.seek(SeekFrom::End(0)).ok()
+    plain_file::open(path).ok()?.seek(SeekFrom::End(0)).ok()
 }
 
 fn network_problem(network: &NeededNetwork) -> Option<Problem> {

@@ -20,7 +20,7 @@ use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::is_allowed;
-use crate::{in_use, shared, stale};
+use crate::{in_use, plain_file, shared, stale};
 
 use make::{format_new, make, remove};
 
@@ -240,7 +240,7 @@ fn check(
         Compared::Different => {}
     }
     let failed = |source: io::Error| ImageError::File { path: path.to_owned(), source };
-    let mut image = File::open(path).map_err(failed)?;
+    let mut image = plain_file::open(path).map_err(failed)?;
     let here = match disk.format {
         // The size of a block device is where its end is.
         ImageFormat::Raw => {
