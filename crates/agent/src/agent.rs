@@ -305,7 +305,9 @@ impl Agent {
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
-                bench::accept(&self.bench, accepted, terms).map(|one| asked = one)
+                bench::accept(&self.bench, accepted, terms)
+                    .map(|one| asked = one)
+                    .map_err(|error| chain(&error))
             }
             Purpose::Doctor => {
                 let doing = doctor::serve::Doing {
@@ -569,7 +571,7 @@ impl Agent {
     fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), String> {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if self.bench.answers(hello.session) {
-            return bench::accept_rdma(&self.bench, accepted);
+            return bench::accept_rdma(&self.bench, accepted).map_err(|error| chain(&error));
         }
         match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_net::bench::TestError;
 use linerate_net::bench::document_channel::DocumentChannel;
 use linerate_net::lock::Mutex;
-use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
+use linerate_net::rdma::{self, error::RdmaError, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
+use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role, Welcome};
@@ -171,9 +173,28 @@ pub struct Terms {
     pub may_force: bool,
 }
 
-/// Takes a connection with a role of a measurement, and serves it until it is over. The measurement that it asked for; the
-/// error is why it was not taken.
-pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Option<Asked>, String> {
+/// Why a connection of a measurement was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTaken {
+    /// Conversations at a time are capped. The peer gets no answer.
+    #[error("too many peers ask for measurements")]
+    Conversations,
+    /// The peer has this answer.
+    #[error(transparent)]
+    Refused(Fault),
+    /// The answer could not be sent.
+    #[error(transparent)]
+    Answer(#[from] ExchangeError),
+    /// The same over RDMA.
+    #[error(transparent)]
+    RdmaAnswer(#[from] RdmaError),
+    /// It was welcomed, and is of no use for a test.
+    #[error(transparent)]
+    TestConnection(#[from] TestError),
+}
+
+/// Takes a connection with a role of a measurement, and serves it until it is over. The measurement that it asked for.
+pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Option<Asked>, NotTaken> {
     let (peer, role) = (accepted.peer, accepted.hello.role);
     if role != Role::Bench {
         return attach(host, accepted).map(|()| None);
@@ -186,7 +207,7 @@ pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Opti
     Ok(Some(asked))
 }
 
-fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, String> {
+fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, NotTaken> {
     struct Seat<'a>(&'a AtomicUsize);
     impl Drop for Seat<'_> {
         fn drop(&mut self) {
@@ -196,14 +217,14 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, St
     let before = host.conversations.fetch_add(1, Ordering::SeqCst);
     let _seat = Seat(&host.conversations);
     if before >= CONVERSATIONS_MAX {
-        return Err("too many peers ask for measurements".into());
+        return Err(NotTaken::Conversations);
     }
     let hello = accepted.hello.clone();
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
         let fault = Fault::new(Code::VersionMismatch, Step::Authorise, Side::Destination, "");
         return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
-    let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
+    let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     let mut force = false;
     let names = (hello.session, hello.token);
     let served = answer::serve(host, &DocumentChannel::new(stream), names, terms, &mut force);
@@ -220,32 +241,31 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, St
     })
 }
 
-/// Refuses the other side a place; returns the sentence for the log.
-fn refuse<E: std::error::Error + 'static>(fault: Fault, send: impl FnOnce(Fault) -> Result<(), E>) -> String {
-    let message = fault.to_string();
-    send(fault).map_or_else(|error| chain(&error), |()| message)
+/// Refuses the other side a place; returns the error for the log.
+fn refuse<E: Into<NotTaken>>(fault: Fault, send: impl FnOnce(Fault) -> Result<(), E>) -> NotTaken {
+    send(fault.clone()).map_or_else(Into::into, |()| NotTaken::Refused(fault))
 }
 
-fn attach(host: &Host, accepted: Accepted) -> Result<(), String> {
+fn attach(host: &Host, accepted: Accepted) -> Result<(), NotTaken> {
     // What it plays is counted when it does.
     let (mut place, version) = match host.admit(&accepted.hello, 0) {
         Ok(admitted) => admitted,
         Err(fault) => return Err(refuse(fault, |fault| accepted.refuse(fault))),
     };
-    let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
+    let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     place.closes(stream.closer());
     let own = stream.own_address();
-    let connection = super::tcp_test_connection(stream).map_err(|error| chain(&error))?;
+    let connection = super::tcp_test_connection(stream)?;
     place.fill(Attached { connection, own });
     Ok(())
 }
 
 /// Takes a queue pair of the measurement in progress. The two ends exchange where they can be written to, so that this
 /// waits for the peer: in a thread of its own, once it has a place. The error is why it has none.
-pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
+pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), NotTaken> {
     let peer = accepted.peer;
-    let not_taken = move |error: String| {
-        tracing::warn!(%peer, error, "an RDMA connection of a measurement was not taken");
+    let not_taken = move |error: NotTaken| {
+        tracing::warn!(%peer, error = chain(&error), "an RDMA connection of a measurement was not taken");
     };
     let (place, version) = match host.admit(&accepted.hello, rdma::test_connection::MEMORY_BYTES) {
         Ok(admitted) => admitted,
@@ -258,15 +278,13 @@ pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), String> {
     Ok(())
 }
 
-fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Result<(), String> {
+fn attach_rdma(mut place: Reserved, version: u16, accepted: RdmaAccepted) -> Result<(), NotTaken> {
     let own = accepted.own_address();
     let welcome = Welcome { version, control_received: 0 };
-    let connection = accepted
-        .welcome(welcome, &place.measurement.domains, RoundTrip::default())
-        .map_err(|error| chain(&error))?;
+    let connection = accepted.welcome(welcome, &place.measurement.domains, RoundTrip::default())?;
     // Before it waits for the peer: it does so no longer than there is a measurement.
     place.closes(rdma::receive::closer(&connection));
-    let connection = super::rdma_test_connection(connection).map_err(|error| chain(&error))?;
+    let connection = super::rdma_test_connection(connection)?;
     place.fill(Attached { connection, own });
     Ok(())
 }

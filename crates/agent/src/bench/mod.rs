@@ -36,6 +36,7 @@ use linerate_net::rdma::{self, test_connection::RdmaTestConnection};
 use linerate_net::tcp::Stream;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 
+use crate::faults::chain;
 use crate::security::Security;
 
 pub use error::BenchError;
@@ -99,7 +100,7 @@ fn both_sides(
     let accept = move |accepted| {
         let terms = Terms { migrating: false, may_force: true };
         if let Err(error) = host::accept(&other, accepted, terms) {
-            tracing::warn!(error, "a connection of a measurement was not taken");
+            tracing::warn!(error = chain(&error), "a connection of a measurement was not taken");
         }
     };
     let listener = Listener::start(addresses, ListenOptions::default(), accept)?;
@@ -119,7 +120,7 @@ fn listen_rdma(host: &Arc<Host>, addresses: &[SocketAddr]) -> Result<rdma::liste
     let other = Arc::clone(host);
     let accept = move |accepted| {
         if let Err(error) = accept_rdma(&other, accepted) {
-            tracing::warn!(error, "an RDMA connection of a measurement was not taken");
+            tracing::warn!(error = chain(&error), "an RDMA connection of a measurement was not taken");
         }
     };
     let listener = rdma::listen::Listener::start(addresses, accept).map_err(BenchError::Rdma)?;
