@@ -317,7 +317,9 @@ impl Agent {
                         self.send_back(session, domain, to, (&name, &caller))
                     },
                 };
-                doctor::serve::serve(&self.doctor, accepted, &name, doing).map(|one| asked = Some(one))
+                doctor::serve::serve(&self.doctor, accepted, &name, doing)
+                    .map(|one| asked = Some(one))
+                    .map_err(|error| chain(&error))
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),

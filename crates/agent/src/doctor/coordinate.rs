@@ -8,12 +8,13 @@ use std::time::Duration;
 use linerate_api::{AnsweredHost, DoctorAnswer, DoctorRequest, ErrorBody, Probes, UnreachableHost};
 use linerate_fabric::checks::unequal;
 use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Survey};
+use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
 use super::Doctor;
 use super::pairs::targets;
 use super::serve::BUSY;
-use super::sides::{Side, find};
+use super::sides::{NotAnswered, Side, find};
 use crate::faults::chain;
 
 /// Hosts of one request.
@@ -154,7 +155,7 @@ fn probe_in_turn(hosts: &[Host]) -> Vec<Probe> {
 
 /// Datagrams only: all hosts send at the same time, each to all others.
 fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
-    let echoing: Vec<Result<Echoing, String>> = at_once(hosts, |host| echo(host, hosts.len()));
+    let echoing: Vec<Result<Echoing, NotAnswered>> = at_once(hosts, |host| echo(host, hosts.len()));
     let mut probes: Vec<Probe> = at_once(hosts, |from| {
         let others = hosts.iter().zip(&echoing).filter(|(to, _)| to.inventory.host != from.inventory.host);
         let (mut all, mut probes): (Vec<Target>, Vec<Probe>) = (Vec::new(), Vec::new());
@@ -176,7 +177,7 @@ fn probe_at_once(hosts: &[Host]) -> Vec<Probe> {
 }
 
 /// What is to be probed from one host to another, and what cannot be, as that one answers no datagrams.
-fn links(from: &Host, to: &Host, echoing: &Result<Echoing, String>) -> (Vec<Target>, Vec<Probe>) {
+fn links(from: &Host, to: &Host, echoing: &Result<Echoing, NotAnswered>) -> (Vec<Target>, Vec<Probe>) {
     let all = |echoing: &Echoing| targets(&from.inventory, &to.inventory, echoing);
     let found = echoing.as_ref().map(all).unwrap_or_default();
     if !found.is_empty() {
@@ -185,8 +186,8 @@ fn links(from: &Host, to: &Host, echoing: &Result<Echoing, String>) -> (Vec<Targ
     let listen = to.inventory.agent.iter().flat_map(|agent| &agent.listen);
     let addresses = listen.filter_map(|address| address.parse().ok()).collect();
     let why = match echoing {
-        Ok(_) => "it answers no datagrams there",
-        Err(why) => why.as_str(),
+        Ok(_) => "it answers no datagrams there".to_owned(),
+        Err(error) => chain(error),
     };
     let why = format!("{}: {why}", to.inventory.host);
     let wanted = all(&Echoing { token: [0; 16], addresses, sources: Vec::new() });
@@ -250,19 +251,17 @@ fn load_again(hosts: &[Host], known: &Probe) -> Option<u64> {
     probe(from, targets, Depth::Load).into_iter().next()?.throughput_mbps
 }
 
-/// The error is why it does not.
-fn echo(host: &Host, hosts: usize) -> Result<Echoing, String> {
+fn echo(host: &Host, hosts: usize) -> Result<Echoing, NotAnswered> {
     let for_ms = u64::try_from(PROBES_WAIT.as_millis()).unwrap_or(u64::MAX).saturating_mul(hosts as u64);
     match host.side.ask(Question::Echo { for_ms }, INVENTORY_WAIT) {
         Ok(Answer::Echo(echoing)) => Ok(echoing),
         other => {
-            tracing::warn!(host = host.inventory.host, ?other, "does not answer datagrams");
-            Err(other.err().unwrap_or_else(|| ANOTHER_ANSWER.into()))
+            let text = other.as_ref().map_err(|error| chain(error));
+            tracing::warn!(host = host.inventory.host, other = ?text, "does not answer datagrams");
+            Err(other.err().unwrap_or(NotAnswered::Unexpected))
         }
     }
 }
-
-const ANOTHER_ANSWER: &str = "an answer to another question";
 
 /// Sends probes from a host. If it cannot send them, each has the error. One that is busy is asked again.
 fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
@@ -271,25 +270,32 @@ fn probe(from: &Host, targets: Vec<Target>, depth: Depth) -> Vec<Probe> {
     }
     let ask = || match from.side.ask(Question::Probe { targets: targets.clone(), depth }, PROBES_WAIT) {
         Ok(Answer::Probes { probes }) => Ok(probes),
-        other => Err(other.err().unwrap_or_else(|| ANOTHER_ANSWER.into())),
+        other => Err(other.err().unwrap_or(NotAnswered::Unexpected)),
     };
     let why = match until_not_busy(ask, BUSY_PAUSE) {
         Ok(probes) => return probes,
-        Err(why) => why,
+        Err(error) => chain(&error),
     };
     targets.iter().map(|target| not_sent(target, &why)).collect()
 }
 
-fn until_not_busy<T>(ask: impl Fn() -> Result<T, String>, pause: Duration) -> Result<T, String> {
+fn until_not_busy<T>(ask: impl Fn() -> Result<T, NotAnswered>, pause: Duration) -> Result<T, NotAnswered> {
     let mut answer = ask();
     for _ in 1..BUSY_TRIES {
-        if !answer.as_ref().is_err_and(|why| why.contains(BUSY)) {
+        if !answer.as_ref().is_err_and(is_busy) {
             break;
         }
         thread::sleep(pause);
         answer = ask();
     }
     answer
+}
+
+fn is_busy(error: &NotAnswered) -> bool {
+    match error {
+        NotAnswered::Refused { why } | NotAnswered::Ask(AskError::Refused { why, .. }) => why.contains(BUSY),
+        _ => false,
+    }
 }
 
 /// All hosts send to one, on each network that at least two others share with it.
@@ -355,7 +361,10 @@ mod tests {
             asked.set(0);
             let ask = || {
                 asked.set(asked.get() + 1);
-                if asked.get() > busy { Ok(()) } else { Err(format!("beta: {why}")) }
+                if asked.get() > busy {
+                    return Ok(());
+                }
+                Err(NotAnswered::Refused { why: format!("beta: {why}") })
             };
             until_not_busy(ask, Duration::ZERO).is_ok()
         };

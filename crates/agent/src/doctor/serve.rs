@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_fabric::model::Network;
-use linerate_fabric::probe::ask::{QUESTION_BYTES_MAX, QUESTION_WAIT, receive_at_most, send};
+use linerate_fabric::probe::ask::{AskError, QUESTION_BYTES_MAX, QUESTION_WAIT, receive_at_most, send};
 use linerate_fabric::probe::{Answer, Change, Changed, Depth, Question, SentBack, Target, load, run};
 use linerate_net::tcp::Stream;
+use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_trust::roles::Permission;
 use linerate_wire::frame::Welcome;
@@ -47,31 +48,56 @@ pub struct Doing<C, S> {
     pub send_back: S,
 }
 
-/// Takes the connection, answers its one question. What was asked; the error is why the connection was not taken.
+/// Why a connection with a question was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTaken {
+    /// The peer gets no answer.
+    #[error("no common version in {VERSION_MIN} to {VERSION_MAX}")]
+    Version,
+    /// Questions at a time are capped, for each host and in total. The peer has this answer.
+    #[error("this host already answers as many questions at a time as it takes; ask again in some seconds")]
+    Questions,
+    /// The answer to HELLO could not be sent.
+    #[error(transparent)]
+    Welcome(#[from] ExchangeError),
+    /// The question did not come, or was not understood.
+    #[error(transparent)]
+    Question(#[from] AskError),
+}
+
+/// Why a load was not received.
+#[derive(Debug, thiserror::Error)]
+enum LoadError {
+    #[error("{SINKS_MAX} loads are taken already")]
+    Loads,
+    #[error(transparent)]
+    Cut(AskError),
+}
+
+/// Takes the connection, answers its one question. What was asked.
 pub fn serve<C, S>(
     doctor: &Doctor,
     accepted: Accepted,
     asker: &PeerName,
     doing: Doing<C, S>,
-) -> Result<Asked, String>
+) -> Result<Asked, NotTaken>
 where
     C: FnOnce(Change) -> Changed,
     S: FnOnce(&str, Option<&str>, u16) -> SentBack,
 {
     let hello = &accepted.hello;
     let Some(version) = negotiate(hello.version_min, hello.version_max) else {
-        return Err(format!("no common version in {VERSION_MIN} to {VERSION_MAX}"));
+        return Err(NotTaken::Version);
     };
     let peer = accepted.peer;
     let Some(seat) = doctor.questions.take(asker, peer) else {
-        return Err(refuse(
-            accepted,
-            "this host already answers as many questions at a time as it takes; ask again in some seconds",
-        ));
+        let why = NotTaken::Questions;
+        accepted.refuse(Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, why.to_string()))?;
+        return Err(why);
     };
-    let stream = accepted.welcome(Welcome { version, control_received: 0 }).map_err(|error| chain(&error))?;
-    let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT);
-    let question: Question = question.map_err(|error| chain(&error))?;
+    let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
+    let question: Question =
+        receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT)?;
     let needed = permission::of_question(&question, doctor.is_migrating());
     // A guest that goes back has a line of its own, as a migration.
     let only_looks = needed == Permission::Look || matches!(question, Question::SendBack { .. });
@@ -79,7 +105,7 @@ where
         Question::Change { change } => serde_json::to_string(change).ok(),
         _ => None,
     };
-    let permitted = doctor.security.permit(asker, needed).map_err(|denied| denied.detail);
+    let permitted = doctor.security.permit(asker, needed);
     let (result, why) = serve_question(doctor, (&stream, peer, asker), seat, (question, permitted), doing);
     let action = if change.is_some() { AuditAction::Ports } else { AuditAction::Doctor };
     let reason = match (why, change) {
@@ -89,11 +115,6 @@ where
     Ok(Asked { action, result, only_looks, reason })
 }
 
-fn refuse(accepted: Accepted, why: &str) -> String {
-    let fault = Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, why);
-    accepted.refuse(fault).map_or_else(|error| chain(&error), |()| why.to_owned())
-}
-
 /// What became of the question, and why it was refused or failed.
 type Became = (AuditResult, Option<String>);
 
@@ -101,7 +122,7 @@ fn serve_question<C, S>(
     doctor: &Doctor,
     (stream, peer, asker): (&Stream, SocketAddr, &PeerName),
     seat: Seat<'_>,
-    (question, permitted): (Question, Result<(), String>),
+    (question, permitted): (Question, Result<(), Fault>),
     doing: Doing<C, S>,
 ) -> Became
 where
@@ -114,12 +135,14 @@ where
         (Question::Change { change: wanted }, _) => {
             Answer::Changed { changed: Box::new((doing.change)(*wanted)) }
         }
-        (_, Err(why)) => Answer::Refused { why },
+        (_, Err(denied)) => Answer::Refused { why: denied.detail },
         (Question::Sink, Ok(())) => {
             // Loads are counted by themselves.
             drop(seat);
-            let taken = take_load(doctor, stream, peer);
-            return taken.map_or_else(|why| (AuditResult::Failed, Some(why)), |()| (AuditResult::Done, None));
+            return match take_load(doctor, stream, peer) {
+                Ok(()) => (AuditResult::Done, None),
+                Err(error) => (AuditResult::Failed, Some(chain(&error))),
+            };
         }
         (Question::SendBack { session, domain, port }, Ok(())) => {
             Answer::SendBack { state: (doing.send_back)(&session, domain.as_deref(), port) }
@@ -223,15 +246,15 @@ fn may_probe(doctor: &Doctor, target: &Target) -> bool {
     })
 }
 
-fn take_load(doctor: &Doctor, stream: &Stream, peer: SocketAddr) -> Result<(), String> {
+fn take_load(doctor: &Doctor, stream: &Stream, peer: SocketAddr) -> Result<(), LoadError> {
     let taken = doctor.sinks.fetch_add(1, Ordering::Relaxed);
     let result = if taken < SINKS_MAX {
-        load::sink(stream, peer).map_err(|error| chain(&error))
+        load::sink(stream, peer).map_err(LoadError::Cut)
     } else {
-        let why = format!("{SINKS_MAX} loads are taken already");
-        let refused = Answer::Refused { why: why.clone() };
-        send(stream, &refused, peer, Instant::now() + ANSWER_WAIT)
-            .map_or_else(|error| Err(chain(&error)), |()| Err(why))
+        let why = LoadError::Loads;
+        let refused = Answer::Refused { why: why.to_string() };
+        let sent = send(stream, &refused, peer, Instant::now() + ANSWER_WAIT);
+        Err(sent.err().map_or(why, LoadError::Cut))
     };
     doctor.sinks.fetch_sub(1, Ordering::Relaxed);
     result

@@ -11,7 +11,6 @@ use linerate_net::tcp::connect::Route;
 use thiserror::Error;
 
 use super::Doctor;
-use crate::faults::chain;
 use crate::security::Security;
 use crate::session::address::resolve as resolve_host;
 
@@ -26,18 +25,33 @@ pub enum Side {
 }
 
 impl Side {
-    /// Asks, and waits at most `wait` for the answer. Errors are sentences for the operator.
-    pub fn ask(&self, question: Question, wait: Duration) -> Result<Answer, String> {
+    /// Asks, and waits at most `wait` for the answer.
+    pub fn ask(&self, question: Question, wait: Duration) -> Result<Answer, NotAnswered> {
         match self {
             Side::Here(doctor) => match super::serve::answer(doctor, question) {
-                Answer::Refused { why } => Err(why),
+                Answer::Refused { why } => Err(NotAnswered::Refused { why }),
                 answer => Ok(answer),
             },
-            Side::There(address, security) => {
-                over(*address, &question, wait, security).map_err(|error| chain(&error))
-            }
+            Side::There(address, security) => Ok(over(*address, &question, wait, security)?),
         }
     }
+}
+
+/// Why a host did not answer a question.
+#[derive(Debug, Error)]
+pub enum NotAnswered {
+    /// This host does not do it.
+    #[error("{why}")]
+    Refused {
+        /// The text of its answer.
+        why: String,
+    },
+    /// Another host did not answer, or refused.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// The answer is one of another kind.
+    #[error("an answer to another question")]
+    Unexpected,
 }
 
 /// Why no agent of a name answered.
