@@ -1,6 +1,7 @@
 //! The first control connection, before links are known: if it is lost, it is opened again at the addresses by which
 //! the destination was reached. Later each link opens its own again.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
             match try_once(&outgoing, &peers) {
                 Ok(()) => return,
                 Err(error) => {
+                    let error = chain(&error);
                     tracing::debug!(session = %outgoing.session, error, "the destination is not joined again");
                     if !std::mem::replace(&mut warned, true) {
                         let text = format!(
@@ -44,18 +46,30 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
     }
 }
 
-/// Ok when there is nothing more to try; otherwise why not.
-fn try_once(shared: &Outgoing, peers: &[SocketAddr]) -> Result<(), String> {
+/// Why the destination is not joined again.
+#[derive(Debug, thiserror::Error)]
+enum NotJoined {
+    #[error("no address of the destination is known")]
+    NoAddress,
+    #[error(transparent)]
+    Connect(ConnectError),
+    /// The connection was welcomed, and this host could not put it to use.
+    #[error(transparent)]
+    Attach(#[from] io::Error),
+}
+
+/// Ok when there is nothing more to try.
+fn try_once(shared: &Outgoing, peers: &[SocketAddr]) -> Result<(), NotJoined> {
     match join_any(peers, &shared.dialler.identity) {
         Ok(stream) => {
-            let attached = keep(stream).and_then(|control| shared.attach_path(control, None));
-            attached.map(drop).map_err(|error| chain(&error))
+            keep(stream).and_then(|control| shared.attach_path(control, None))?;
+            Ok(())
         }
         Err(Some(ConnectError::Refused { fault, .. })) if fault.code == Code::SessionUnknown => {
             let _ = shared.inbox.send(Input::Event(Event::Forgotten));
             Ok(())
         }
-        Err(Some(error)) => Err(chain(&error)),
-        Err(None) => Err("no address of the destination is known".to_owned()),
+        Err(Some(error)) => Err(NotJoined::Connect(error)),
+        Err(None) => Err(NotJoined::NoAddress),
     }
 }
