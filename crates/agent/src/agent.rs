@@ -648,7 +648,7 @@ fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(
     }
     let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
     let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
-    tunnel.attach(&hello, stream)
+    tunnel.attach(&hello, stream).map_err(|error| chain(&error))
 }
 
 fn refusal(code: Code, detail: &str) -> Fault {

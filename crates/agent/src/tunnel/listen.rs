@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use linerate_api::{TunnelAddress, TunnelEvent, TunnelPair};
 use linerate_net::stream::endpoint::Socket;
+use linerate_net::stream::session::AttachError;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -29,6 +30,15 @@ pub(super) struct ListenError {
     address: TunnelAddress,
     #[source]
     source: io::Error,
+}
+
+/// Why a local connection did not become a stream.
+#[derive(Debug, thiserror::Error)]
+enum NotTaken {
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Stream(#[from] AttachError),
 }
 
 enum Listener {
@@ -150,10 +160,8 @@ impl Listeners {
 }
 
 fn take(tunnel: &Tunnel, socket: OwnedFd, pair: &TunnelPair) {
-    let opened = Socket::new(socket)
-        .map_err(|error| chain(&error))
-        .and_then(|socket| tunnel.open(&pair.connect, socket));
-    if let Err(reason) = opened {
+    if let Err(error) = tunnel.open(&pair.connect, socket) {
+        let reason = chain(&error);
         tracing::warn!(listen = %pair.listen, reason, "a connection was not taken");
         tunnel.publish(TunnelEvent::Refused { reason });
     }
@@ -172,10 +180,7 @@ impl Tunnel {
             let TunnelAddress::Unix(path) = &pair.listen else {
                 return Err(failed(io::Error::other("only connections to a UNIX socket can wait")));
             };
-            let connect: Connect = Box::new(move |socket| {
-                let socket = Socket::new(socket)?;
-                Ok(tunnel.open(&to, socket)?)
-            });
+            let connect: Connect = Box::new(move |socket| Ok(tunnel.open(&to, socket)?));
             if pair.drives {
                 let gate = Arc::new(LibvirtJob::new(path, connect).map_err(failed)?);
                 sessions.gates.add_job(gate.clone());
@@ -208,8 +213,9 @@ impl Tunnel {
     }
 
     /// If it cannot be opened, the socket is reset.
-    fn open(&self, to: &TunnelAddress, socket: Socket) -> Result<(), String> {
-        self.stream_transport.streams.open(&to.to_string(), socket).map(drop).map_err(|error| chain(&error))
+    fn open(&self, to: &TunnelAddress, socket: impl Into<OwnedFd>) -> Result<(), NotTaken> {
+        self.stream_transport.streams.open(&to.to_string(), Socket::new(socket)?)?;
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use super::listen::{Accepting, Listeners};
 use super::session_loop::{Opening, SessionLoop};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
-use crate::faults::{chain, fault};
+use crate::faults::fault;
 use crate::security::PeerName;
 use crate::session::address::resolve;
 use crate::session::contact::{keep, open_session};
@@ -29,6 +29,7 @@ use crate::session::notice::LoopSender;
 use crate::session::offer::offered;
 use crate::session::paths::Door;
 use crate::session::pending_notice::PendingNotice;
+use crate::session::probe::OpenError;
 use crate::session::stream_transport::StreamTransport;
 
 /// The other end waits for links this long: the host that asked decides by its own limit, which is not longer, and
@@ -172,20 +173,17 @@ fn run(
 
 impl Tunnel {
     /// A welcomed connection of the session, at the host that was asked.
-    pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), String> {
+    pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), OpenError> {
         match hello.role {
-            Role::Data => {
-                self.stream_transport.serve(hello.channel, stream, |_| {}).map_err(|error| chain(&error))
+            Role::Data => self.stream_transport.serve(hello.channel, stream, |_| {})?,
+            Role::ReverseData => {
+                self.stream_transport.attach_back(hello.channel, hello.link, &stream)?;
             }
-            Role::ReverseData => self
-                .stream_transport
-                .attach_back(hello.channel, hello.link, &stream)
-                .map_err(|error| chain(&error)),
             role => {
                 let link = (role != Role::TunnelNew).then_some(hello.link);
-                let attached = keep(stream).and_then(|control| self.attach_path(control, link));
-                attached.map(drop).map_err(|error| chain(&error))
+                keep(stream).and_then(|control| self.attach_path(control, link))?;
             }
         }
+        Ok(())
     }
 }
