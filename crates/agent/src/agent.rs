@@ -555,7 +555,9 @@ impl Agent {
         let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
         let attached = match hello.role {
             Purpose::Data => session.attach_channel(hello.channel, stream),
-            Purpose::ReverseData => return session.attach_back(hello.channel, hello.link, &stream),
+            Purpose::ReverseData => {
+                return session.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error));
+            }
             _ => session.attach_path(hello.link, stream),
         };
         attached.map_err(|error| chain(&error))
@@ -578,7 +580,7 @@ impl Agent {
         match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
-                session.attach_rdma(accepted, welcome)
+                session.attach_rdma(accepted, welcome).map_err(|error| chain(&error))
             }
             Err(fault) => {
                 let message = fault.to_string();

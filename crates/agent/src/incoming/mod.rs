@@ -44,7 +44,7 @@ use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlOptions, ControlPath};
 use linerate_net::lock::Mutex;
-use linerate_net::rdma::{self, listen::Accepted};
+use linerate_net::rdma::{self, error::RdmaError, listen::Accepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::table::RegionTable;
 use linerate_net::tcp::Stream;
@@ -52,13 +52,13 @@ use linerate_wire::frame::Welcome;
 
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
-use crate::faults::chain;
 use crate::journal::JournalTrouble;
 use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
 use crate::session::paths::{Door, Held, PathEvent};
+use crate::session::probe::OpenError;
 use crate::session::stream_transport::StreamTransport;
 
 pub use sessions::{Needs, Sessions};
@@ -84,6 +84,22 @@ pub(crate) enum Input {
     Asked(StreamId, String),
     /// The source refuses a stream, although it alone opens them.
     Refused(StreamId),
+}
+
+/// Why a connection of the source does not become a channel.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachError {
+    #[error("this session has no streams")]
+    NoStreams,
+    /// It is for this side to write to, and cannot be.
+    #[error(transparent)]
+    Back(#[from] OpenError),
+    /// The queue pair could not be taken.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
+    /// No guest is admitted yet, or there is no thread for the channel.
+    #[error(transparent)]
+    Serve(#[from] std::io::Error),
 }
 
 /// What the source's channels fill.
@@ -295,18 +311,21 @@ impl Incoming {
     }
 
     /// A data connection for this side to write to was welcomed.
-    pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), String> {
-        let stream_transport = self.stream_transport().ok_or("this session has no streams")?;
-        stream_transport.attach_back(channel, link, stream).map_err(|error| chain(&error))
+    pub fn attach_back(&self, channel: ChannelId, link: LinkId, stream: &Stream) -> Result<(), AttachError> {
+        let stream_transport = self.stream_transport().ok_or(AttachError::NoStreams)?;
+        Ok(stream_transport.attach_back(channel, link, stream)?)
     }
 
     /// A request for a queue pair is taken: its writes are applied from now on.
-    pub fn attach_rdma(self: &Arc<Incoming>, accepted: Accepted, welcome: Welcome) -> Result<(), String> {
+    pub fn attach_rdma(
+        self: &Arc<Incoming>,
+        accepted: Accepted,
+        welcome: Welcome,
+    ) -> Result<(), AttachError> {
         let (channel, link) = (accepted.hello.channel, accepted.hello.link);
         let round_trip = self.round_trips().get(&link).copied().unwrap_or_default();
-        let connection =
-            accepted.welcome(welcome, &self.domains, round_trip).map_err(|error| chain(&error))?;
-        channels::attach_rdma(self, channel, connection).map_err(|error| chain(&error))
+        let connection = accepted.welcome(welcome, &self.domains, round_trip)?;
+        Ok(channels::attach_rdma(self, channel, connection)?)
     }
 
     /// A control connection was welcomed. The loop owns it from then on.

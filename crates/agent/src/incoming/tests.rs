@@ -65,7 +65,7 @@ fn refusal(session: &Incoming) -> String {
 fn a_session_without_streams_takes_no_reverse_channel() {
     let (here, _there) = UnixStream::pair().unwrap();
     let error = session().0.attach_back(0, 0, &Stream::new(here).unwrap()).unwrap_err();
-    assert_eq!(error, "this session has no streams");
+    assert_eq!(error.to_string(), "this session has no streams");
 }
 
 #[test]
