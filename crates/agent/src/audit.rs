@@ -14,6 +14,7 @@ pub(crate) mod command;
 mod limit;
 mod log;
 
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -123,10 +124,10 @@ impl Audit {
     }
 
     /// A host joined at this authority's host, or tried to. Its name counts once it has a certificate.
-    pub fn join(&self, peer: SocketAddr, joined: Result<String, String>) {
+    pub fn join(&self, peer: SocketAddr, joined: Result<&str, &dyn Error>) {
         let (result, to, reason) = match joined {
-            Ok(name) => (AuditResult::Done, Some(name), None),
-            Err(why) => (AuditResult::Refused, None, Some(why)),
+            Ok(name) => (AuditResult::Done, Some(name.to_owned()), None),
+            Err(error) => (AuditResult::Refused, None, Some(error.to_string())),
         };
         let line = entry(AuditAction::Join, result, host(&None, peer, None));
         self.record(AuditEntry { to, reason, ..line });

@@ -17,7 +17,7 @@ use linerate_net::lock::Mutex;
 use linerate_trust::authority::{Authority, AuthorityError, Grounds};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::identity::Identity;
-use linerate_trust::request::Request;
+use linerate_trust::request::{Request, RequestError};
 use linerate_trust::tls::join_server;
 use linerate_trust::token::{Secret, StoreError};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -37,15 +37,6 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 pub const AT_ONCE: usize = 8;
 /// Between two warnings, so that strangers do not fill the log.
 const REPORT_GAP: Duration = Duration::from_secs(1);
-
-/// Why there is no certificate for a secret.
-#[derive(Debug, thiserror::Error)]
-enum IssueError {
-    #[error(transparent)]
-    Token(#[from] StoreError),
-    #[error("{}", spent(.0))]
-    Spent(#[source] AuthorityError),
-}
 
 /// What a joining host is answered from.
 pub struct Host {
@@ -231,37 +222,51 @@ fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Resu
         return Err(io::Error::other("it had to give way to another host"));
     }
     let signed = shared.sign(&request, peer);
-    let joined = signed.as_ref().map(|(_, name)| name.clone()).map_err(String::clone);
+    let joined = signed.as_ref().map(|(_, name)| name.as_str());
     // Before the answer: the host has joined, or the token is spent, whether or not that arrives.
-    shared.host.audit.join(peer, joined);
-    let answer = match signed.map(|(signed, _)| signed) {
-        Ok(signed) => Answer::Signed(signed),
-        Err(why) => Answer::Refused { why },
+    shared.host.audit.join(peer, joined.map_err(|error| error as &dyn std::error::Error));
+    let answer = match signed {
+        Ok((signed, _)) => Answer::Signed(signed),
+        Err(error) => Answer::Refused { why: error.to_string() },
     };
     message::send(&mut stream, &answer)?;
     stream.conn.send_close_notify();
     stream.conn.complete_io(&mut stream.sock).map(drop)
 }
 
+/// Why a host did not join. Operators of both hosts read it.
+#[derive(Debug, thiserror::Error)]
+enum JoinRefused {
+    #[error("the request was not understood; install the same release on both hosts")]
+    Form,
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The cause is not for the other host.
+    #[error("the authority cannot be used now; its agent's log says why")]
+    Authority,
+    #[error(transparent)]
+    Token(#[from] StoreError),
+    /// It failed after the token was redeemed.
+    #[error("{0}; the token is spent all the same: make a new one with `linerate token create`")]
+    Spent(AuthorityError),
+}
+
 impl Shared {
-    /// Accepts the secret once, and signs; also the host's name. The error is for both hosts' operators.
-    fn sign(&self, request: &JoinRequest, peer: SocketAddr) -> Result<(Signed, String), String> {
-        let damaged = || "the request was not understood; install the same release on both hosts".to_owned();
-        let (secret, request) = request.read().ok_or_else(damaged)?;
+    /// Accepts the secret once, and signs; also the host's name.
+    fn sign(&self, request: &JoinRequest, peer: SocketAddr) -> Result<(Signed, String), JoinRefused> {
+        let (secret, request) = request.read().ok_or(JoinRefused::Form)?;
         // Before the token: what cannot be signed does not spend it.
-        let request = Request::read(&request).map_err(|error| error.to_string())?;
+        let request = Request::read(&request)?;
         let cannot = |error: ClusterError| {
             tracing::error!(%peer, %error, "a host cannot join: the authority cannot be used");
-            "the authority cannot be used now; its agent's log says why".to_owned()
+            JoinRefused::Authority
         };
         // During a change of the authority hosts have certificates of the next one, too.
         let next = rotation::issued_by_next(&self.host.authority, UnixTime::now()).map_err(cannot)?;
         let in_use = next.iter().any(|one| one.host == request.name().host);
         let mut authority = open_authority(&self.host.authority).map_err(cannot)?;
-        let certificate = self
-            .redeem_and_issue(&mut authority, &secret, &request, in_use, peer)
-            .map_err(|refused| refused.to_string())?;
-        let bundle = self.trusted(&authority).map_err(|error| spent(&error))?;
+        let certificate = self.redeem_and_issue(&mut authority, &secret, &request, in_use, peer)?;
+        let bundle = self.trusted(&authority).map_err(JoinRefused::Spent)?;
         // The authority's own list is the newest; another's is as this host has it.
         let others = bundle.authorities().iter().filter(|one| one.id() != authority.id());
         let others = others.filter_map(|one| self.host.identity.revocation_list(one.id()));
@@ -279,18 +284,18 @@ impl Shared {
         request: &Request,
         in_use: bool,
         peer: SocketAddr,
-    ) -> Result<Vec<u8>, IssueError> {
+    ) -> Result<Vec<u8>, JoinRefused> {
         let now = UnixTime::now();
         // On disk as used from here on: whatever follows, it is not accepted a second time.
-        let redeemed =
-            authority.tokens().redeem(secret, now).inspect_err(|error| self.refused(error, peer))?;
+        let redeemed = authority.tokens().redeem(secret, now);
+        let redeemed = redeemed.inspect_err(|error| self.refused(error, peer))?;
         let issued = match in_use && redeemed.host().is_none() {
             true => Err(AuthorityError::NameInUse(request.name().host.clone())),
             false => authority.issue(request, &Grounds::Token(&redeemed), now),
         };
         issued.map(|certificate| certificate.to_vec()).map_err(|error| {
             tracing::warn!(%peer, host = %request.name(), %error, "a host did not join, and its token is spent");
-            IssueError::Spent(error)
+            JoinRefused::Spent(error)
         })
     }
 
@@ -323,8 +328,4 @@ impl Shared {
         *reported = Some(Instant::now());
         tracing::warn!(%peer, "{text}");
     }
-}
-
-fn spent(error: &dyn std::fmt::Display) -> String {
-    format!("{error}; the token is spent all the same: make a new one with `linerate token create`")
 }
