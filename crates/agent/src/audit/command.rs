@@ -1,6 +1,7 @@
 //! What the commands that change membership of a cluster write down. They work with or without a running agent, and so
 //! not through it.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,15 +22,20 @@ pub(super) fn file(state_dir: &Path) -> PathBuf {
     state_dir.join("audit-commands.jsonl")
 }
 
-/// Writes a line of a command, of the user that runs it. `told` is what was done, or why it was not.
-pub(crate) fn record(config: &Config, action: AuditAction, to: Option<String>, told: Result<String, String>) {
+/// Writes a line of a command, of the user that runs it. `done` is what was done, or why it was not.
+pub(crate) fn record(
+    config: &Config,
+    action: AuditAction,
+    to: Option<String>,
+    done: Result<String, &(dyn Error + 'static)>,
+) {
     let uid = Uid::current();
     let user = User::from_uid(uid).ok().flatten().map(|user| user.name);
     let pid = i32::try_from(std::process::id()).ok();
     let caller = AuditCaller::Local { uid: uid.as_raw(), user, pid };
-    let (result, reason) = match told {
-        Ok(done) => (AuditResult::Done, done),
-        Err(why) => (AuditResult::Failed, why),
+    let (result, reason) = match done {
+        Ok(text) => (AuditResult::Done, text),
+        Err(error) => (AuditResult::Failed, chain(error)),
     };
     let mut line = AuditEntry { to, reason: Some(reason), ..entry(action, result, caller) };
     for text in [&mut line.to, &mut line.reason] {

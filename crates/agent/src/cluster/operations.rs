@@ -1,5 +1,6 @@
 //! What the commands do. Each needs the files of this host only, and works with or without a running agent.
 
+use std::error::Error;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,7 +19,6 @@ use rustls_pki_types::UnixTime;
 use super::{ClusterError, Membership, rotation, utc};
 use crate::audit;
 use crate::config::Config;
-use crate::faults::chain;
 
 /// Another command, or the agent, has the authority for no longer.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -98,8 +98,8 @@ pub(super) fn note<T>(
     done: &Result<T, ClusterError>,
     text: impl FnOnce(&T) -> String,
 ) {
-    let told = done.as_ref().map(text).map_err(|error| chain(error));
-    audit::command::record(config, action, to.map(str::to_owned), told);
+    let done = done.as_ref().map(text).map_err(|error| error as &(dyn Error + 'static));
+    audit::command::record(config, action, to.map(str::to_owned), done);
 }
 
 fn init_here(config: &Config, cluster: Option<&str>, host: Option<&str>) -> Result<Membership, ClusterError> {
