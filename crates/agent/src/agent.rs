@@ -4,6 +4,7 @@
 mod parts;
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +17,9 @@ use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
+use linerate_net::rdma::error::RdmaError;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
+use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
@@ -39,6 +42,7 @@ use crate::seats::Seats;
 use crate::security::{Caller, PeerName, Security};
 use crate::send_back::SentGuests;
 use crate::session::offer::RdmaPorts;
+use crate::session::probe::OpenError;
 use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
@@ -305,9 +309,7 @@ impl Agent {
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
-                bench::accept(&self.bench, accepted, terms)
-                    .map(|one| asked = one)
-                    .map_err(|error| chain(&error))
+                bench::accept(&self.bench, accepted, terms).map(|one| asked = one).map_err(NotTaken::from)
             }
             Purpose::Doctor => {
                 let doing = doctor::serve::Doing {
@@ -317,9 +319,8 @@ impl Agent {
                         self.send_back(session, domain, to, (&name, &caller))
                     },
                 };
-                doctor::serve::serve(&self.doctor, accepted, &name, doing)
-                    .map(|one| asked = Some(one))
-                    .map_err(|error| chain(&error))
+                let served = doctor::serve::serve(&self.doctor, accepted, &name, doing);
+                served.map(|one| asked = Some(one)).map_err(NotTaken::from)
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
@@ -334,23 +335,24 @@ impl Agent {
                 }
             }
         };
-        if let Err(error) = &handled {
+        let error = handled.err().map(|error| chain(&error));
+        if let Some(error) = &error {
             tracing::warn!(%peer, session = %hello.session, error, "a connection was not taken");
         }
         match asked {
             Some(asked) => self.note_asked(&hello, asked, caller),
-            None => self.note(&hello, caller, handled.err()),
+            None => self.note(&hello, caller, error),
         }
     }
 
     /// A question about the cluster.
-    fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), String> {
+    fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
         let Some(_seat) = self.members.take(name, accepted.peer) else {
             let detail = "this host already answers as many questions at a time as it takes; ask again in some seconds";
             return refuse(accepted, Err(refusal(Code::GuestBusy, detail)));
         };
         cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
-            .map_err(|error| chain(&error))
+            .map_err(NotTaken::Member)
     }
 
     /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
@@ -371,7 +373,7 @@ impl Agent {
             let guest = request.guest.clone();
             let begun = self.begin_outgoing(&guest, || outgoing::start(&self.outgoing, request));
             let session = begun.as_ref().map(|outgoing| outgoing.session.to_string());
-            self.note_sent_back(guest, to, session.map_err(ToString::to_string), caller);
+            self.note_sent_back(guest, to, session.map_err(|fault| fault as &dyn fmt::Display), caller);
             begun
         };
         self.sent_guests.answer((&self.journal, &self.registry), asker, (session, to), begin)
@@ -388,9 +390,8 @@ impl Agent {
         }
         let service = format!("unix:{}", LibvirtRequest::DEFAULT_REMOTE_SOCKET);
         if let Err(error) = tunnel::may_reach(&self.tunnels, asker, service) {
-            let error = error.to_string();
-            self.note_sent_back(uuid.to_owned(), to, Err(error.clone()), caller);
-            return send_back::refused(&error);
+            self.note_sent_back(uuid.to_owned(), to, Err(&error), caller);
+            return send_back::refused(&error.to_string());
         }
         let Ok(runtime) = Handle::try_current() else {
             return send_back::refused("this agent does not move domains");
@@ -405,7 +406,7 @@ impl Agent {
                 MigrateRequest { libvirt: Some(asked.clone()), ..MigrateRequest::new(&uuid, to.to_string()) };
             let begun = libvirt::begin(agent.libvirt(), request, asked).await;
             let id = begun.as_ref().map(|id| id.0.clone());
-            agent.note_sent_back(uuid, to, id.map_err(|error| error.message.clone()), &caller);
+            agent.note_sent_back(uuid, to, id.map_err(|error| &error.message as &dyn fmt::Display), &caller);
             let lost = || ErrorBody::new("internal", "a migration of a domain was lost");
             let moving = begun.and_then(|id| agent.moves.by_id(&id.0).ok_or_else(lost));
             agent.sent_guests.domain_begun(session, moving);
@@ -417,14 +418,14 @@ impl Agent {
         &self,
         guest: String,
         to: SocketAddr,
-        session: Result<String, String>,
+        session: Result<String, &dyn fmt::Display>,
         caller: &AuditCaller,
     ) {
         let result = if session.is_ok() { AuditResult::Done } else { AuditResult::Failed };
         self.audit.record(AuditEntry {
             guest: Some(guest),
             to: Some(to.to_string()),
-            reason: session.as_ref().err().cloned(),
+            reason: session.as_ref().err().map(ToString::to_string),
             session: session.ok(),
             ..audit::entry(AuditAction::MigrationBegin, result, caller.clone())
         });
@@ -459,25 +460,21 @@ impl Agent {
     }
 
     /// Another host wants streams to sockets here.
-    fn new_tunnel(&self, accepted: Accepted, name: PeerName) -> Result<(), String> {
+    fn new_tunnel(&self, accepted: Accepted, name: PeerName) -> Result<(), NotTaken> {
         let hello = accepted.hello.clone();
         match self.tunnels.accept(&hello, accepted.peer, name.clone()) {
             Ok(tunnel) => join_tunnel(&tunnel, accepted, &name),
-            Err(fault) => {
-                let message = fault.to_string();
-                accepted.refuse(fault).map_err(|error| chain(&error))?;
-                Err(message)
-            }
+            Err(fault) => refuse(accepted, Err(fault)),
         }
     }
 
     /// A source that has committed asks for the session's outcome, and so sends commit once more: the message may never
     /// have arrived. The core decides whether it counts. `copy`: it still has its own.
-    fn committed_again(&self, accepted: Accepted, name: &PeerName, copy: bool) -> Result<(), String> {
+    fn committed_again(&self, accepted: Accepted, name: &PeerName, copy: bool) -> Result<(), NotTaken> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         if let Err(fault) = self.may_decide(&accepted.hello, name) {
-            let said = format!("commit was sent again: {}", fault.detail);
-            return accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said));
+            accepted.refuse(fault.clone())?;
+            return Err(NotTaken::CommitAgain(fault));
         }
         if let Some(live) = self.incoming.get(session) {
             live.commit_again(copy);
@@ -488,7 +485,7 @@ impl Agent {
         let outcome = self.incoming.outcome(session);
         // Asked every second until it is decided.
         tracing::debug!(%session, %peer, ?outcome, copy, "its source has committed and asks");
-        accepted.outcome(outcome).map_err(|error| chain(&error))
+        Ok(accepted.outcome(outcome)?)
     }
 
     /// Whether the session is unknown here, or this host has opened it. Of one that has ended the journal knows.
@@ -516,11 +513,11 @@ impl Agent {
 
     /// A source sends that it has rolled back. The core decides whether it counts; of an ended session the journal
     /// decides.
-    fn roll_back_notice(&self, accepted: Accepted, name: &PeerName) -> Result<(), String> {
+    fn roll_back_notice(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         if let Err(fault) = self.may_decide(&accepted.hello, name) {
-            let said = format!("a roll-back notice: {}", fault.detail);
-            return accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(said));
+            accepted.refuse(fault.clone())?;
+            return Err(NotTaken::RollBackNotice(fault));
         }
         if let Some(live) = self.incoming.get(session) {
             live.rolled_back_at_source();
@@ -538,53 +535,48 @@ impl Agent {
         }
         let outcome = self.incoming.outcome(session);
         tracing::info!(%session, %peer, ?outcome, "rolled back at its source");
-        accepted.outcome(outcome).map_err(|error| chain(&error))
+        Ok(accepted.outcome(outcome)?)
     }
 
-    fn join(&self, accepted: Accepted, name: PeerName) -> Result<(), String> {
+    fn join(&self, accepted: Accepted, name: PeerName) -> Result<(), NotTaken> {
         let hello = accepted.hello.clone();
         let (session, version) = match self.agreed(&hello, accepted.peer, Caller::Tcp(name)) {
             Ok(joined) => joined,
-            Err(fault) => {
-                let message = fault.to_string();
-                accepted.refuse(fault).map_err(|error| chain(&error))?;
-                return Err(message);
-            }
+            Err(fault) => return refuse(accepted, Err(fault)),
         };
         let welcome = Welcome { version, control_received: session.received_through() };
-        let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
-        let attached = match hello.role {
-            Purpose::Data => session.attach_channel(hello.channel, stream),
-            Purpose::ReverseData => {
-                return session.attach_back(hello.channel, hello.link, &stream).map_err(|error| chain(&error));
-            }
-            _ => session.attach_path(hello.link, stream),
-        };
-        attached.map_err(|error| chain(&error))
+        let stream = accepted.welcome(welcome)?;
+        match hello.role {
+            Purpose::Data => session.attach_channel(hello.channel, stream)?,
+            Purpose::ReverseData => session.attach_back(hello.channel, hello.link, &stream)?,
+            _ => session.attach_path(hello.link, stream)?,
+        }
+        Ok(())
     }
 
     /// A request for a queue pair: one more channel of a session, or of a measurement.
     pub fn accept_rdma(&self, accepted: RdmaAccepted) {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if let Err(error) = self.take_rdma(accepted) {
+            let error = chain(&error);
             tracing::warn!(%peer, session = %hello.session, error, "an RDMA connection was not taken");
             self.note(&hello, audit::host(&None, peer, None), Some(error));
         }
     }
 
-    fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), String> {
+    fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), NotTaken> {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if self.bench.answers(hello.session) {
-            return bench::accept_rdma(&self.bench, accepted).map_err(|error| chain(&error));
+            return Ok(bench::accept_rdma(&self.bench, accepted)?);
         }
         match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
-                session.attach_rdma(accepted, welcome).map_err(|error| chain(&error))
+                Ok(session.attach_rdma(accepted, welcome)?)
             }
             Err(fault) => {
-                let message = fault.to_string();
-                accepted.refuse(fault).map_err(|error| chain(&error)).and(Err(message))
+                accepted.refuse(fault.clone())?;
+                Err(NotTaken::Refused(fault))
             }
         }
     }
@@ -596,6 +588,42 @@ impl Agent {
             .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
         Ok((session, version))
     }
+}
+
+/// Why a connection from another agent was not taken.
+#[derive(Debug, thiserror::Error)]
+enum NotTaken {
+    /// The other agent has this answer.
+    #[error(transparent)]
+    Refused(Fault),
+    /// The same, for a source that sent commit again.
+    #[error("commit was sent again: {}", .0.detail)]
+    CommitAgain(Fault),
+    /// The same, for a source that sent a roll-back notice.
+    #[error("a roll-back notice: {}", .0.detail)]
+    RollBackNotice(Fault),
+    /// The answer could not be sent.
+    #[error(transparent)]
+    Answer(#[from] ExchangeError),
+    /// The same over RDMA.
+    #[error(transparent)]
+    RdmaAnswer(#[from] RdmaError),
+    #[error(transparent)]
+    Bench(#[from] bench::NotTaken),
+    #[error(transparent)]
+    Doctor(#[from] doctor::serve::NotTaken),
+    /// A question about the cluster.
+    #[error(transparent)]
+    Member(#[from] cluster::renewal::ServeError),
+    /// A connection of a migration was welcomed, and this host could not put it to use.
+    #[error(transparent)]
+    Attach(#[from] incoming::AttachError),
+    /// The same: no guest is admitted yet, or there is no thread or socket for it.
+    #[error(transparent)]
+    Serve(#[from] io::Error),
+    /// A connection of a tunnel was welcomed, and this host could not put it to use.
+    #[error(transparent)]
+    Tunnel(#[from] OpenError),
 }
 
 /// A session that must end before anything else may be done with its guest.
@@ -613,25 +641,25 @@ impl fmt::Display for OpenSession {
     }
 }
 
-fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), String> {
+fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), NotTaken> {
     let Err(fault) = refused else { return Ok(()) };
-    let message = fault.to_string();
-    accepted.refuse(fault).map_err(|error| chain(&error))?;
-    Err(message)
+    accepted.refuse(fault.clone())?;
+    Err(NotTaken::Refused(fault))
 }
 
 /// The answer is that there is one.
-fn welcome_once(accepted: Accepted) -> Result<(), String> {
+fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
     let Hello { version_min, version_max, .. } = accepted.hello;
     let Some(version) = negotiate(version_min, version_max) else {
         return refuse(accepted, Err(refusal(Code::VersionMismatch, "update the older agent")));
     };
     let welcome = Welcome { version, control_received: 0 };
-    accepted.welcome(welcome).map(drop).map_err(|error| chain(&error))
+    accepted.welcome(welcome)?;
+    Ok(())
 }
 
 /// One more connection of a tunnel.
-fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(), String> {
+fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
     let hello = accepted.hello.clone();
     let version = negotiate(hello.version_min, hello.version_max);
     let refused = match version {
@@ -644,13 +672,11 @@ fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(
         Some(_) => None,
     };
     if let Some(fault) = refused {
-        let message = fault.to_string();
-        accepted.refuse(fault).map_err(|error| chain(&error))?;
-        return Err(message);
+        return refuse(accepted, Err(fault));
     }
     let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
-    let stream = accepted.welcome(welcome).map_err(|error| chain(&error))?;
-    tunnel.attach(&hello, stream).map_err(|error| chain(&error))
+    let stream = accepted.welcome(welcome)?;
+    Ok(tunnel.attach(&hello, stream)?)
 }
 
 fn refusal(code: Code, detail: &str) -> Fault {
