@@ -146,7 +146,7 @@ fn a_connection_to_a_closed_gate_is_ended() {
     gate.close("rolled back");
     let (hypervisor, mut other) = UnixStream::pair().unwrap();
     other.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(gate.take(hypervisor).unwrap_err(), "rolled back");
+    assert_eq!(gate.take(hypervisor).unwrap_err().to_string(), "rolled back");
     assert_eq!(other.read(&mut [0]).unwrap(), 0);
     assert!(outs.try_recv().is_err(), "nothing is forwarded");
 }
