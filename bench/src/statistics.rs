@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_even_and_none() {
+    fn median_of_odd_even_and_no_values() {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         let even = spread([4.0, 1.0, 2.0, 3.0]).unwrap();
         assert_eq!((even.count, even.min, even.median, even.max), (4, 1.0, 2.5, 4.0));

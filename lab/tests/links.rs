@@ -147,7 +147,7 @@ fn what_is_not_there_is_an_error() {
 }
 
 #[test]
-fn nothing_of_a_lab_stays() {
+fn removing_a_lab_leaves_nothing() {
     let lab = Lab::builder().hosts(3).link(LinkSpec::unshaped()).build().unwrap();
     let name = lab.name().to_owned();
     lab.hosts()[0].add_tap("tap0").unwrap();

@@ -63,7 +63,7 @@ fn the_package_is_installed_upgraded_removed_and_purged_with_a_guest_that_runs()
 
 #[test]
 #[ignore = "takes minutes: make deb-test"]
-fn from_nothing_to_an_encrypted_migration_and_upgrades_with_migrations_under_way() {
+fn from_nothing_to_an_encrypted_migration_and_upgrades_during_migrations() {
     let (folder, debs) = packages();
     let common = tempfile::tempdir_in("/var/tmp").unwrap();
     let run = |side: Side| {

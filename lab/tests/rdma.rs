@@ -315,13 +315,16 @@ fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_t
 /// Its huge pages are there once at the destination, and given back at the source.
 #[test]
 fn a_guest_in_huge_pages_moves_between_two_machines_by_rdma_and_its_memory_is_there_once() {
-    pair_of_machines(MachineKernel::Backports, ["huge::leaves_in_huge_pages", "huge::comes_in_huge_pages"]);
+    pair_of_machines(
+        MachineKernel::Backports,
+        ["huge::guest_in_huge_pages_leaves", "huge::guest_in_huge_pages_arrives"],
+    );
 }
 
 /// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way, arrives with a warning.
 #[test]
 fn ports_of_different_mtus_are_found() {
-    let tests = ["pair::meets_a_smaller_mtu", "pair::has_the_smaller_mtu"];
+    let tests = ["pair::rdma_over_a_path_with_a_smaller_mtu", "pair::has_the_smaller_mtu"];
     pair_with_mtus([9000, 1500], MachineKernel::Backports, tests);
 }
 
@@ -333,7 +336,10 @@ fn a_guest_moves_by_rdma_many_times() {
     let kernel = std::env::var("RDMA_KERNEL").unwrap_or_default();
     let kernel = if kernel.is_empty() { "6.12" } else { &kernel };
     let kernel = MachineKernel::from_series(kernel).expect("RDMA_KERNEL is 6.1 or 6.12");
-    pair_of_machines(kernel, ["pair::shuttles_from_a", "pair::shuttles_from_b"]);
+    pair_of_machines(
+        kernel,
+        ["pair::guest_moves_back_and_forth_from_host_a", "pair::guest_moves_back_and_forth_from_host_b"],
+    );
 }
 
 /// There by RDMA from RAM to RAM with a cable pulled, and back, since the older kernel cannot track, by QEMU's own stream over RDMA.

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_told_of_what_matters() {
+    fn only_significant_changes_of_a_host_are_published() {
         let said = HostRecord { name: "a".into(), memory_bytes: 100 << 30, ..HostRecord::default() };
         let with = |memory_bytes| HostRecord { memory_bytes, ..said.clone() };
         assert!(!has_changed(&said, &with((100 << 30) - (900 << 20))));

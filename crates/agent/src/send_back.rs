@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_again_while_it_begins_is_told_that_it_moves() {
+    fn a_repeated_request_during_the_start_answers_that_it_moves() {
         let dir = tempfile::tempdir().unwrap();
         let agent = agent(&dir, &[]);
         let mut process = Command::new("sleep").arg("600").spawn().unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_begins_once_and_its_failure_is_told_once() {
+    fn a_domain_begins_once_and_its_failure_is_reported_once() {
         let (sent, session) = (SentGuests::default(), SessionId([7; 16]));
         assert_eq!(sent.answer_domain(session), None);
         assert_eq!(sent.answer_domain(session), Some(SentBack::Moving), "libvirt is still being asked");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_never_converges_is_ended_and_told_so() {
+    fn a_domain_that_never_converges_is_ended_and_reported() {
         let (sent, session) = (SentGuests::default(), SessionId([7; 16]));
         let domain = crate::journal::MovedDomain {
             id: "1".into(),

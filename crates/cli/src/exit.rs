@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_guest_is_counts_more_than_why() {
+    fn the_exit_code_depends_on_the_guests_state_before_the_error() {
         let mut body = ErrorBody::new("not_authorised", "no");
         assert_eq!(of_body(&body), Exit::Refused);
         body.guest_state = Some(GuestState::PausedAtSource);

@@ -450,7 +450,7 @@ fn what_does_not_help_is_put_back_and_other_hosts_must_allow_it() {
 /// Before it is kept everything goes back, also where the output is not read; after that the result is printed,
 /// whatever else fails.
 #[test]
-fn an_output_that_breaks_never_leaves_it_open_what_stays() {
+fn doctor_fix_with_a_broken_output_is_kept_or_rolled_back() {
     use std::io::{Read as _, Write as _};
     let stage = Stage::with(2, &[1000, 1000], SETTABLE);
     stage.on(1, &["ip", "link", "set", "dev", "l1", "mtu", "1500"]);

@@ -333,7 +333,7 @@ fn a_disk_is_never_copied_onto_itself_or_onto_another_of_its_name() {
 }
 
 #[test]
-fn an_image_that_was_made_goes_again_if_the_waiting_qemu_does_not_start() {
+fn a_created_image_is_removed_if_the_incoming_qemu_fails_to_start() {
     let mut stage = Stage::unshared(&[1000, 1000], guest(), None, raw);
     let found = stage.restart_destination_with_broken_qemu();
     let failure = ended(&stage.migrate(&COPY).finish()).failed(1);

@@ -319,7 +319,7 @@ fn decided(stage: &Stage) -> usize {
 }
 
 #[test]
-fn an_agent_that_dies_after_the_stream_was_let_through_leaves_no_capability_behind() {
+fn an_agent_that_dies_after_the_stream_was_released_leaves_no_capability_behind() {
     // With a disk in the page cache, which QEMU writes out here and drops there.
     let mut stage = Stage::shared(LibvirtVersion::Eleven, Some(DiskMode::Buffered));
     let mut at = 0;

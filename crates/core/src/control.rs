@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_whose_first_answer_is_still_waited_for_is_far_too() {
+    fn a_path_without_a_measured_round_trip_counts_as_far() {
         let mut a = two_paths();
         a.send(ms(1), numbered(1));
         drain(&mut a, ms(1));

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_near_link_is_lost_as_soon_as_ever_and_a_far_one_later() {
+    fn the_loss_timeout_grows_only_for_long_round_trips() {
         let limit = |round_trip| RoundTrip::new(ms(round_trip)).silence(ms(400));
         assert_eq!([0, 1, 50, 80].map(limit), [ms(400); 4]);
         assert_eq!([100, 260, 600].map(limit), [ms(500), ms(1300), ms(3000)]);

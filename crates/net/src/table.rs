@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seal_waits_for_a_write_under_way_and_then_refuses() {
+    fn the_seal_waits_for_a_write_in_progress_and_then_refuses() {
         let table = RegionTable::new([]);
         let permit = table.permit().unwrap();
         let done = AtomicBool::new(false);

@@ -96,7 +96,7 @@ fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_rec
 }
 
 #[test]
-fn noise_loses_a_path() {
+fn garbage_closes_a_control_connection() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::sync_channel(64);
     let _path = ControlPath::start(3, one, patient(), sent).unwrap();

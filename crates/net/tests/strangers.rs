@@ -117,7 +117,7 @@ fn a_known_host_is_not_kept_out_by_as_many_addresses_as_there_is_room() {
 }
 
 #[test]
-fn a_byte_now_and_then_holds_a_turn_until_another_host_wants_it() {
+fn a_slow_handshake_keeps_its_slot_until_another_host_needs_it() {
     let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 4, ..patient() });
     let address = listener.addresses()[0];
     let mut slow: Vec<TcpStream> = (0..4).map(|_| from(2, address)).collect();

@@ -275,7 +275,7 @@ fn another_reservation_changes_while_one_is_given_up() {
 }
 
 #[test]
-fn a_guest_in_doubt_is_settled_by_two_at_once() {
+fn settling_one_reservation_twice_at_once_succeeds_for_both() {
     let scene = scene();
     scene.fleet.reserve(&scene.owner, "g0", "g0", GIB, "b", None).unwrap();
     scene.fleet.reserve(&scene.owner, "g1", "g1", GIB, "b", None).unwrap();

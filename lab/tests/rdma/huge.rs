@@ -33,7 +33,7 @@ fn pages_in_use() -> u64 {
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
-fn leaves_in_huge_pages() {
+fn guest_in_huge_pages_leaves() {
     let _failure = ReportFailure::new();
     let (_host, agent) = host(Side::A);
     assert_eq!(pages_in_use(), 0);
@@ -59,7 +59,7 @@ fn leaves_in_huge_pages() {
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
-fn comes_in_huge_pages() {
+fn guest_in_huge_pages_arrives() {
     let _failure = ReportFailure::new();
     let (host, _agent) = host(Side::B);
     assert_eq!(pages_in_use(), 0);

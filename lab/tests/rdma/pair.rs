@@ -254,20 +254,20 @@ fn comes_back(events: &[Value]) -> bool {
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
-fn shuttles_from_a() {
+fn guest_moves_back_and_forth_from_host_a() {
     shuttles(Side::A);
 }
 
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
-fn shuttles_from_b() {
+fn guest_moves_back_and_forth_from_host_b() {
     shuttles(Side::B);
 }
 
 /// RoCE's packets in both directions are as large as this host's MTU allows. The other host's port sends none of that size.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
-fn meets_a_smaller_mtu() {
+fn rdma_over_a_path_with_a_smaller_mtu() {
     let _failure = ReportFailure::new();
     let (_host, agent) = host(Side::A);
     start_guest(&agent);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_does_not_lose_a_test() {
+    fn a_result_line_that_output_splits_is_still_counted() {
         let text = "running 2 tests\ntest a ... said\nok\ntest b ... ok\n\n\
                     test result: ok. 2 passed; 0 failed; 0 ignored\n";
         assert_eq!(last(&Counted::of(&written(text, "", None))), "tests: 2 passed, 0 failed, 0 not run");

@@ -233,7 +233,7 @@ fn guests_that_arrive_at_a_time_are_bounded_for_a_host_and_in_total() {
 }
 
 #[test]
-fn of_an_ended_session_only_the_host_that_opened_it_is_told() {
+fn only_the_host_that_opened_a_session_gets_its_outcome() {
     use linerate_core::Outcome;
     use linerate_core::journal::DestinationPhase;
 

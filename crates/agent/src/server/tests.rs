@@ -305,7 +305,7 @@ fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
 }
 
 #[tokio::test]
-async fn an_operator_is_told_that_a_decision_was_not_followed() {
+async fn resolve_reports_a_decision_that_was_not_followed() {
     let fate = async |decided, resume_here| {
         let refused = until_decided(|| decided, resume_here).await.err();
         refused.and_then(|Refusal(body)| body.guest_state)

@@ -119,7 +119,7 @@ fn stream_messages_pass_in_both_directions() {
 }
 
 #[test]
-fn a_fault_while_streams_come_ends_the_waiting_guest() {
+fn a_fault_during_streams_ends_the_incoming_qemu() {
     let mut driver = Driver::streaming();
     let fault = Fault::new(Code::HypervisorFailed, Step::Copy, Side::Destination, "injected");
     let actions = driver.handle(Event::Failed(fault.clone()));

@@ -133,7 +133,7 @@ fn each_state_asks_for_what_leads_to_the_next() {
 }
 
 #[test]
-fn the_streams_wait_for_a_channel_and_for_the_waiting_guest() {
+fn streams_begin_only_with_a_channel_and_a_ready_incoming_qemu() {
     let begins = |actions: &[Action]| actions.contains(&Action::BeginStreams(settings(2)));
     let mut driver = Driver::at(Preparing);
     assert!(!begins(&driver.receive(Message::StreamsPrepared(settings(2)))));

@@ -50,7 +50,7 @@ fn an_address_is_the_stream_and_the_position() {
 }
 
 #[test]
-fn nothing_goes_before_it_is_open_or_beyond_the_credit() {
+fn no_data_is_sent_before_open_or_beyond_the_credit() {
     let mut streams = source();
     let stream = streams.open("x").unwrap();
     streams.produced(stream, 900);
@@ -182,7 +182,7 @@ fn credit_is_sent_by_the_quarter() {
 }
 
 #[test]
-fn what_comes_early_waits_for_its_turn() {
+fn pieces_out_of_order_wait_until_the_gap_is_filled() {
     let mut streams = source();
     let stream = opened(&mut streams, 1000);
     streams.received(piece(stream, 100, 50)).unwrap();
@@ -252,7 +252,7 @@ fn limits_hold_on_both_sides() {
 }
 
 #[test]
-fn numbers_rest_before_they_are_given_again() {
+fn stream_numbers_are_not_reused_at_once() {
     let mut streams = source();
     let first = streams.open("x").unwrap();
     streams.note(first, StreamNote::Refused { reason: String::new() }).unwrap();

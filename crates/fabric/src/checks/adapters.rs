@@ -411,7 +411,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn the_vendors_among_the_kernels() {
+        fn a_vendors_driver_among_kernel_drivers_is_reported() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").driver_version = Some("5.8-1.1.2".into());
             let finding = only(&survey, "driver-differs");
@@ -434,7 +434,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn the_one_that_was_forgotten() {
+        fn an_adapter_with_older_firmware_is_reported() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").firmware = Some("14.20.1010".into());
             let finding = only(&survey, "firmware-differs");

@@ -515,7 +515,7 @@ mod tests {
         use crate::testing::{healthy_survey, host_mut, only};
 
         #[test]
-        fn what_is_lacking_is_named() {
+        fn missing_cpu_flags_are_named() {
             let mut survey = healthy_survey();
             host_mut(&mut survey, "beta").cpu.flags.retain(|flag| flag != "avx2");
             let finding = only(&survey, "cpu-differs");

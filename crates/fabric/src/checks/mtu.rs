@@ -322,7 +322,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_exported_of_it() {
+        fn the_mtu_of_a_switch_export_is_used() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").neighbours[0].frame_bytes_max = None;
             let exported =
@@ -412,7 +412,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn only_if_all_could() {
+        fn reported_only_if_every_port_supports_9000() {
             let mut survey = healthy_survey();
             for host in ["alpha", "beta", "gamma"] {
                 port(&mut survey, host, "ens1f0").mtu = Some(1500);

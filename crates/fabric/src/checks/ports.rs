@@ -479,7 +479,7 @@ mod tests {
         }
 
         #[test]
-        fn forced_here() {
+        fn speed_forced_on_this_host() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").link.autonegotiation = Some(false);
             let finding = only(&survey, "autonegotiation-mismatch");
@@ -578,7 +578,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn a_ring_that_runs_over() {
+        fn growth_of_rx_missed_is_reported() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").counters_change.as_mut().unwrap().gained.rx_missed = 230;
             let finding = only(&survey, "drops-rising");

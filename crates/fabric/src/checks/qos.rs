@@ -355,7 +355,7 @@ mod tests {
         use crate::testing::{healthy_survey, only, port};
 
         #[test]
-        fn one_side_is_willing() {
+        fn dcb_is_willing_on_one_port_only() {
             let mut survey = healthy_survey();
             port(&mut survey, "beta", "ens1f1").dcb.as_mut().unwrap().pfc.as_mut().unwrap().willing =
                 Some(true);

@@ -239,7 +239,7 @@ mod tests {
         use crate::testing::{only, port};
 
         #[test]
-        fn by_the_count_of_the_bond() {
+        fn incomplete_lacp_is_seen_in_the_bonds_count() {
             let mut survey = team_survey();
             port(&mut survey, "beta", "bond0").bond.as_mut().unwrap().aggregated = Some(1);
             let finding = only(&survey, "lacp-incomplete");

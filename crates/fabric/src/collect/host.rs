@@ -318,7 +318,7 @@ mod tests {
         use crate::collect::root::fixture::files;
 
         #[test]
-        fn a_system_of_a_fixture() {
+        fn facts_of_a_system_are_read_from_fixture_files() {
             let variable = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
             let (_folder, root) = files(&[
                 ("proc/sys/kernel/osrelease", "6.1.0-30-amd64\n"),

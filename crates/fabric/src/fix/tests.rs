@@ -70,7 +70,7 @@ fn what_one_port_cannot_have_leaves_the_others_alone() {
 }
 
 #[test]
-fn a_finding_for_hands_is_left() {
+fn a_finding_without_automatic_fix_is_left() {
     let mut survey = healthy_survey();
     port(&mut survey, "beta", "ens1f1").carrier = Some(false);
     let fixes = of(&survey);

@@ -84,7 +84,7 @@ mod tests {
     const TOKEN: [u8; 16] = [7; 16];
 
     #[test]
-    fn there_and_back() {
+    fn a_probe_and_its_answer_round_trip() {
         assert_eq!(read_request(&request(&TOKEN, 9, 1472), &TOKEN), Some(9));
         let clock = Duration::from_nanos(12_345);
         let expected = Reply { sequence: 9, bytes: 1472, clock, port: "a-name-of-15-by".into(), arrived: 7 };

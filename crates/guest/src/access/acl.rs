@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mask_holds_back_is_not_let_go_by_a_grant() {
+    fn an_entry_does_not_lift_what_the_mask_removes() {
         let mut acl = Acl::of_mode(0o600);
         acl.grant(1, READ | WRITE);
         // As chmod 0600 does.

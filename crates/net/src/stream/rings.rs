@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_kept_goes_from_ring_to_ring() {
+    fn memory_of_a_ring_is_reused() {
         let made = Arc::new(AtomicU64::new(0));
         let count = made.clone();
         let make = move |bytes| {

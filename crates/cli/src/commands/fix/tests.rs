@@ -168,7 +168,7 @@ const SETS: [&str; 3] = ["set l0 of beta.example", "set l1 of beta.example", "lo
 const BOTH_BACK: [&str; 2] = ["put back l1 of beta.example", "put back l0 of beta.example"];
 
 #[tokio::test]
-async fn what_helps_is_kept() {
+async fn a_fix_that_removes_the_finding_is_confirmed() {
     let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: |_| None });
     agent.fix((faulty(), vec![]), &answered()).await.unwrap();
     let kept = ["confirm l0 of beta.example", "confirm l1 of beta.example"];
@@ -209,7 +209,7 @@ async fn where_the_first_port_came_too_late_the_rest_is_put_back() {
 }
 
 #[tokio::test]
-async fn what_stays_of_half_a_fix_is_named_and_a_lost_answer_is_put_back_too() {
+async fn a_partial_fix_is_reported_and_a_lost_answer_is_rolled_back() {
     let lost =
         |line: &str| (line == "confirm l1 of beta.example").then(|| ErrorBody::new("answer_lost", "lost"));
     let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: lost });

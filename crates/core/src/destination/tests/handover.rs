@@ -15,7 +15,7 @@ fn loading() -> Driver {
 }
 
 #[test]
-fn a_guest_that_libvirt_runs_is_let_go() {
+fn a_session_finishes_after_libvirt_runs_the_domain() {
     let mut driver = loading();
     assert_eq!(driver.receive(Message::Finished).first(), Some(&Action::RestoreHypervisor));
     assert_eq!(driver.machine.outcome(), Outcome::Pending);

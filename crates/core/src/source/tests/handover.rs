@@ -13,7 +13,7 @@ fn handover(state: At) -> Driver {
 }
 
 #[test]
-fn the_stream_is_let_through_only_after_ram_is_sealed_and_nothing_is_committed() {
+fn libvirts_stream_is_released_after_ram_is_sealed_and_nothing_is_committed() {
     for state in all().into_iter().filter(|state| *state < Sealing) {
         let mut driver = handover(state);
         let actions = driver.receive(Message::RamSealed);

@@ -91,7 +91,7 @@ fn copying_early() -> Driver {
 }
 
 #[test]
-fn the_first_pass_does_not_wait_for_the_waiting_guest_but_rounds_do() {
+fn the_first_pass_starts_before_the_incoming_qemu_is_ready_and_rounds_wait() {
     let mut driver = copying_early();
     assert!(driver.carry().iter().all(|action| !matches!(action, Action::Scan { .. })));
     assert!(driver.machine.timeout().is_some_and(|at| at > driver.now), "the driver would spin");
@@ -106,7 +106,7 @@ fn an_incoming_qemu_that_is_ready_in_the_middle_of_the_first_pass_interrupts_not
 }
 
 #[test]
-fn what_was_touched_while_the_waiting_guest_started_is_copied_again() {
+fn pages_touched_by_the_starting_incoming_qemu_are_copied_again() {
     let mut driver = copying_early();
     driver.carry();
     let touched = [page(0), page(7)].concat();

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_take_addresses_and_own_ports_do_not() {
+    fn a_duplicate_address_is_reported_for_foreign_macs_only() {
         let mut host = healthy_survey().hosts.remove(0);
         host.gateways = vec![Gateway { ip: [192, 168, 0, 254].into(), port: "eno1".into(), answers: None }];
         let questions = questions(&host);

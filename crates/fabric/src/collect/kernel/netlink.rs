@@ -290,7 +290,7 @@ mod tests {
         }
 
         #[test]
-        fn answers_up_to_the_last() {
+        fn answers_are_collected_up_to_done() {
             let mut answers = Vec::new();
             let bytes = datagram(&[(20, 7, b"abcde"), (20, 6, b"old"), (20, 7, b"xyz")]);
             assert!(!collect(&bytes, 7, &mut answers).unwrap());
@@ -310,7 +310,7 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_ends() {
+        fn parsing_of_garbage_ends() {
             for length in 0..40 {
                 assert!(!collect(&vec![0; length], 1, &mut Vec::new()).unwrap());
                 let _ = collect(&vec![0xff; length], u32::MAX, &mut Vec::new());

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_drops() {
+    fn a_chain_with_policy_drop_is_parsed() {
         let chain = chain(&answer(1, 1, 0)).unwrap();
         assert_eq!((chain.table.as_str(), chain.hook.as_str()), ("inet filter", "input"));
         assert!(chain.drops);

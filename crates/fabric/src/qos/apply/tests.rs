@@ -122,7 +122,7 @@ fn undo_on(kernel: &mut Kernel, undo: &DcbSettings) -> Vec<String> {
 }
 
 #[test]
-fn the_host_takes_over_first_and_hands_back_last() {
+fn dcbx_goes_to_the_host_first_and_back_to_firmware_last() {
     for mode in [CEE, ADAPTER] {
         let (mut kernel, settings, undo) = changed(mode);
         let before = kernel.dcb.clone();

@@ -76,7 +76,7 @@ fn another_lossless_priority() {
 }
 
 #[test]
-fn another_share() {
+fn a_changed_share_is_planned() {
     let mut survey = healthy_survey();
     let before = dcb_mut(&mut survey).ets.clone().unwrap();
     let ets = dcb_mut(&mut survey).ets.as_mut().unwrap();
@@ -169,7 +169,7 @@ fn roce_default_of_connections() {
 
 /// On an adapter whose driver takes more than DSCP: by the protocol, and by the kernel's name of the version.
 #[test]
-fn roce_without_a_mark() {
+fn roce_without_a_dscp_gets_the_default() {
     let mut survey = healthy_survey();
     for name in ["ens1f0", "ens1f1"] {
         let port = port(&mut survey, "alpha", name);
