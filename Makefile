@@ -76,7 +76,7 @@ disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link l
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	$(RELEASE)/linerate-bench wires --linerate $(RELEASE)/linerate --out bench/out
 
-rdma-check: install ## the RDMA carrier's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
+rdma-check: install ## the RDMA transport's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
 	$(CARGO) build --locked -p linerate -p linerate-lab
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_transport_under_valgrind --nocapture

@@ -1,4 +1,4 @@
-# Part of install.sh: what the RDMA lab stands on, a virtual machine with Debian's full kernels and soft-RoCE.
+# Part of install.sh: what the RDMA lab needs: a virtual machine with Debian's full kernels and soft-RoCE.
 #   rdma-kernel  kernels 6.1 (Debian 12) and 6.12 (bookworm-backports): vmlinuz and a small tree of modules
 #   rdma-image   rdma-core's libraries and tools, perftest, busybox and lab/rdma/* as an initramfs for both
 # shellcheck shell=sh

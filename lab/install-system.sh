@@ -1,4 +1,4 @@
-# Part of install.sh: what building and testing the Debian package stands on.
+# Part of install.sh: what building and testing the Debian package needs.
 #   deb          debhelper and dpkg-dev, which build the package
 #   deb-check    lintian and shellcheck, which check it
 #   system-root  a Debian 12 system with systemd and QEMU as a folder tree: the root of the machines that install the package

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the lab stands on, on a Debian 12 machine that has Rust and gcc:
+# Installs what the lab needs, on a Debian 12 machine that has Rust and gcc:
 #   packages   Debian's own QEMU with qemu-img, libvirt (no daemon is started), ip/tc, nft, iperf3, socat, busybox, cpio and compilers, by apt
 #   user       the system user linerate-qemu, as which agents run QEMU: no home, no shell, no password, no rights
 #   qemu10     QEMU 10 of bookworm-backports, unpacked beside the system's into the cache folder

@@ -37,7 +37,7 @@ pub struct Flags {
     time: String,
 }
 
-/// What is measured in turns: a carrier with so many connections for each link, 0 for as many as a migration opens.
+/// What is measured in turns: a transport with so many connections for each link, 0 for as many as a migration opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 struct Way {
     transport: BenchTransport,

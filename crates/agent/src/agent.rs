@@ -185,7 +185,7 @@ impl Agent {
         let claim = self.names.claim(guest);
         let here = self.registry.get(guest).ok().map(|record| process(&record));
         let unfinished = self.unfinished().into_iter().find(|one| one.decides_about(guest, here.as_ref()));
-        let holder = self.session_under_way(guest).or(unfinished.map(|one| one.session));
+        let holder = self.session_in_progress(guest).or(unfinished.map(|one| one.session));
         let detail = match (holder, claim) {
             (Some(session), _) => format!("{guest}: migration {session}"),
             (None, Some(claim)) => return Ok(claim),
@@ -198,7 +198,7 @@ impl Agent {
 
     /// A migration of a guest of this name that is not over. Until then it may run on the other host, whatever has become
     /// of its QEMU here.
-    pub fn session_under_way(&self, guest: &str) -> Option<SessionId> {
+    pub fn session_in_progress(&self, guest: &str) -> Option<SessionId> {
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
         let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());
         outgoing.map(|one| one.session).or(incoming.map(|one| one.session))

@@ -111,7 +111,7 @@ impl HostInFleet {
     }
 
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted: the
-    /// first one's reason stands.
+    /// first one's reason is kept.
     pub fn set_cordon(&self, by: &str) -> Result<api::CordonAnswer, FleetError> {
         let changed = self.fleet_to_change()?.cordon(&self.record.name, by, unix_ms())?;
         self.answer(changed)

@@ -93,8 +93,8 @@ fn claim(agent: &Agent, name: &str) -> Answer<NameClaim> {
 }
 
 /// A guest that a migration has may run on the other host, with the same disks, though its QEMU here has ended.
-fn refuse_under_way(agent: &Agent, name: &str) -> Answer<()> {
-    let Some(session) = agent.session_under_way(name) else { return Ok(()) };
+fn refuse_during_migration(agent: &Agent, name: &str) -> Answer<()> {
+    let Some(session) = agent.session_in_progress(name) else { return Ok(()) };
     let text = format!("{name}: migration {session} of a guest of this name is not over");
     Err(ErrorBody::new("guest_busy", text)
         .with_hint("try again when it has ended: `linerate migration list`; or cancel it"))
@@ -314,7 +314,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     if let Some(open) = agent.open_session_of_name(&spec.name) {
         return Err(busy(&spec.name, "a guest of this name may run, or be resumed, on either host", open));
     }
-    refuse_under_way(agent, &spec.name)?;
+    refuse_during_migration(agent, &spec.name)?;
     refuse_stale(&spec)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
@@ -457,7 +457,7 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     check_name(&name)
         .map_err(|error| failed(code::BAD_REQUEST, &error).with_hint("give it another name (`--name`)"))?;
     let _claim = claim(agent, &name)?;
-    refuse_under_way(agent, &name)?;
+    refuse_during_migration(agent, &name)?;
     refuse_known(agent, &name, found.pid)?;
     let record = GuestRecord::new(&name, Origin::Adopted, found.pid, found.socket.clone(), Vec::new())
         .map_err(|error| registry_error(&error))?;

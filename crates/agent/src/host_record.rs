@@ -325,8 +325,8 @@ fn ports(interfaces: &[Interface], listens_at: &[std::net::SocketAddr]) -> Vec<P
         let speed = u64::from(port.speed_mbps).saturating_mul(125_000);
         let bytes_per_s = if speed == 0 { UNKNOWN_PORT } else { speed };
         let addresses = port.addresses.iter();
-        let mut heard = addresses.filter(|own| listens_at.iter().any(|at| at.ip() == own.ip));
-        if let Some(own) = heard.next() {
+        let mut receiving = addresses.filter(|own| listens_at.iter().any(|at| at.ip() == own.ip));
+        if let Some(own) = receiving.next() {
             ports.push(PortRecord { network: Network::of(own.ip, own.prefix).to_string(), bytes_per_s });
         }
     }

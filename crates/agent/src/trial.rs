@@ -167,7 +167,7 @@ fn begin(state: &Trials, port: &str, undo: &Settings) -> Result<Begun, ErrorBody
         let name = &state.doctor.config.name;
         let message =
             format!("a guest is being migrated from or to {name}, and {port} may be one of its links");
-        let body = ErrorBody::new(code::MIGRATION_UNDER_WAY, message).with_hint("wait for the migration");
+        let body = ErrorBody::new(code::MIGRATION_IN_PROGRESS, message).with_hint("wait for the migration");
         return Err(ErrorBody { retry_can_help: true, ..body });
     }
     let mut trials = state.lock();

@@ -19,7 +19,7 @@ pub mod code {
     /// A measurement is in progress, here or on the other host; there is one at a time.
     pub const BENCH_BUSY: &str = "bench_busy";
     /// A guest is being migrated from or to one of the hosts, which a measurement would slow down.
-    pub const MIGRATION_UNDER_WAY: &str = "migration_under_way";
+    pub const MIGRATION_IN_PROGRESS: &str = "migration_in_progress";
     /// The port is on trial already, its change is not done yet, or too many ports are on trial.
     pub const LINK_BUSY: &str = "link_busy";
     /// Another host's agent was asked and its answer did not come: it may have done what it was asked.
@@ -94,7 +94,7 @@ impl ErrorBody {
             | code::TOO_LATE
             | code::BENCH_BUSY
             | code::LINK_BUSY
-            | code::MIGRATION_UNDER_WAY => 409,
+            | code::MIGRATION_IN_PROGRESS => 409,
             "guest_gone" => 410,
             "not_migratable" | "resource_missing" | "guest_differs" | code::REFUSED | "cordoned" => 422,
             "version_mismatch" | "protocol_violation" | "peer_lost" | "no_link" | code::ANSWER_LOST => 502,

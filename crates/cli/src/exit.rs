@@ -67,7 +67,7 @@ const REFUSALS: &[&str] = &[
     "too_late",
     "bench_busy",
     "link_busy",
-    "migration_under_way",
+    "migration_in_progress",
 ];
 
 /// How to end when the agent said this. Where the guest is counts more than why.

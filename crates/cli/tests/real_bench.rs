@@ -81,7 +81,7 @@ struct Running(Child);
 
 impl Running {
     /// Waits for a line of progress.
-    fn is_under_way(&mut self, words: &str) {
+    fn wait_for_progress(&mut self, words: &str) {
         let lines = BufReader::new(self.0.stderr.as_mut().unwrap()).lines();
         let mut seen = Vec::new();
         for line in lines.map_while(Result::ok) {
@@ -187,7 +187,7 @@ fn links_are_narrowed_and_streams_go_over_all_of_them_at_once() {
 fn a_peer_that_dies_on_the_way_is_a_clear_error_and_the_next_try_succeeds() {
     let mut stage = Stage::new();
     let mut running = stage.begin("bandwidth --time 60s");
-    running.is_under_way("from here");
+    running.wait_for_progress("from here");
     stage.agents[1].kill().unwrap();
     let (code, text) = running.end();
     assert_eq!(code, 1, "{text}");
@@ -202,7 +202,7 @@ fn a_peer_that_dies_on_the_way_is_a_clear_error_and_the_next_try_succeeds() {
 fn ctrl_c_stops_both_sides_and_only_one_measures_at_a_time() {
     let stage = Stage::new();
     let mut running = stage.begin("bandwidth --time 60s");
-    running.is_under_way("from here");
+    running.wait_for_progress("from here");
     let (code, value) = stage.run("pingpong --sizes 4 --force");
     assert_eq!((code, &value["error"]["code"]), (4, &"bench_busy".into()), "{value:#}");
     running.interrupt();

@@ -348,7 +348,7 @@ impl Destination {
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
-            event => self.body_event(now, event),
+            event => self.driver_event(now, event),
         }
         self.check_timers(now);
     }
@@ -583,7 +583,7 @@ impl Destination {
         self.fail(now, Fault::new(Code::ProtocolViolation, self.state.step(), Side::Source, detail));
     }
 
-    fn body_event(&mut self, now: Time, event: Event) {
+    fn driver_event(&mut self, now: Time, event: Event) {
         match (&self.state, event) {
             (State::Admitting, Event::Admitted(endpoints)) => {
                 self.state = State::Admitted;

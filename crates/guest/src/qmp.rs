@@ -493,9 +493,9 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let greeting = r#"{"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}}}}"#;
             let _ = writeln!(stream, "{greeting}");
-            let mut heard = Vec::new();
-            let _ = stream.read_to_end(&mut heard);
-            heard
+            let mut received = Vec::new();
+            let _ = stream.read_to_end(&mut received);
+            received
         });
         let own = i32::try_from(std::process::id()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);

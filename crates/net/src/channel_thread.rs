@@ -320,7 +320,7 @@ impl Watching {
             return Err(ChannelError::AcknowledgedWrongly { through, acknowledged, sent });
         }
         self.acknowledged = through;
-        self.shared.stats.refuse(ack.damaged.len() as u64);
+        self.shared.stats.count_damaged(ack.damaged.len() as u64);
         self.shared.source.acknowledged(self.shared.channel, through, &ack.damaged);
         Ok(())
     }

@@ -114,7 +114,7 @@ impl Serving<'_> {
     }
 
     /// The frame was dealt with, but arrived damaged.
-    pub fn refuse(&mut self, sequence: u64) {
+    pub fn mark_damaged(&mut self, sequence: u64) {
         self.applied = sequence;
         if self.damaged.len() < DAMAGED_MAX {
             self.damaged.push(sequence);
@@ -162,21 +162,21 @@ mod tests {
     }
 
     #[test]
-    fn it_reports_what_was_applied_and_refused() {
+    fn it_reports_what_was_applied_and_damaged() {
         let fence = fence();
         let mut serving = fence.enter().unwrap();
         serving.apply(1);
-        serving.refuse(2);
+        serving.mark_damaged(2);
         serving.apply(3);
         drop(serving);
         assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced { applied: 3, damaged: vec![2] });
     }
 
     #[test]
-    fn more_refused_than_a_message_holds_means_that_nothing_is_claimed() {
+    fn more_damaged_than_a_message_holds_means_that_nothing_is_claimed() {
         let fence = fence();
         let mut serving = fence.enter().unwrap();
-        (1..=DAMAGED_MAX as u64 + 1).for_each(|sequence| serving.refuse(sequence));
+        (1..=DAMAGED_MAX as u64 + 1).for_each(|sequence| serving.mark_damaged(sequence));
         drop(serving);
         assert_eq!(fence.close(Duration::ZERO).unwrap(), Fenced::default());
     }

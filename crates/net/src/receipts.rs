@@ -23,17 +23,17 @@ pub(crate) struct Receipts<'a> {
     frames: u32,
     bytes: u64,
     damaged: Vec<u64>,
-    refusals_left: usize,
+    damaged_left: usize,
 }
 
 impl<'a> Receipts<'a> {
     pub(crate) fn new(serving: Serving<'a>, stats: &'a ChannelStats) -> Receipts<'a> {
-        Receipts { serving, stats, frames: 0, bytes: 0, damaged: Vec::new(), refusals_left: usize::MAX }
+        Receipts { serving, stats, frames: 0, bytes: 0, damaged: Vec::new(), damaged_left: usize::MAX }
     }
 
     /// More damaged frames than these end the channel.
-    pub(crate) fn refuse_at_most(self, frames: usize) -> Receipts<'a> {
-        Receipts { refusals_left: frames, ..self }
+    pub(crate) fn damaged_at_most(self, frames: usize) -> Receipts<'a> {
+        Receipts { damaged_left: frames, ..self }
     }
 
     /// An error if a frame with this number may not come now.
@@ -49,10 +49,10 @@ impl<'a> Receipts<'a> {
         if intact {
             self.serving.apply(header.sequence);
         } else {
-            self.serving.refuse(header.sequence);
-            self.stats.refuse(1);
+            self.serving.mark_damaged(header.sequence);
+            self.stats.count_damaged(1);
             self.damaged.push(header.sequence);
-            self.refusals_left = self.refusals_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
+            self.damaged_left = self.damaged_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
         }
         self.frames += 1;
         self.bytes += u64::from(header.payload_length);

@@ -40,7 +40,7 @@ impl ChannelStats {
     }
 
     /// Counts frames that arrived damaged.
-    pub fn refuse(&self, frames: u64) {
+    pub fn count_damaged(&self, frames: u64) {
         self.damaged.fetch_add(frames, Ordering::Relaxed);
     }
 

@@ -188,7 +188,7 @@ impl BenchError {
             | BenchError::Cpu { .. }
             | BenchError::Networks(_) => code::BAD_REQUEST,
             BenchError::Busy { .. } => code::BENCH_BUSY,
-            BenchError::Migration { .. } => code::MIGRATION_UNDER_WAY,
+            BenchError::Migration { .. } => code::MIGRATION_IN_PROGRESS,
             BenchError::Force => "not_authorised",
             BenchError::Cancelled => "cancelled",
             BenchError::Connect(_)
@@ -226,7 +226,7 @@ impl From<&BenchError> for ErrorBody {
     fn from(error: &BenchError) -> ErrorBody {
         let hint = match error.code() {
             code::BENCH_BUSY => "wait until it is over",
-            code::MIGRATION_UNDER_WAY => "wait for the migration, or measure during it with --force",
+            code::MIGRATION_IN_PROGRESS => "wait for the migration, or measure during it with --force",
             "no_link" => "check cables, switch ports and `listen` of both agents",
             code::BENCH_FAILED => "read the log of the other host's agent, then try again",
             "not_authorised" => {
@@ -235,7 +235,8 @@ impl From<&BenchError> for ErrorBody {
             "protocol_violation" => "install the same version of linerate on both hosts",
             _ => "",
         };
-        let retry = matches!(error.code(), code::BENCH_BUSY | code::MIGRATION_UNDER_WAY | code::BENCH_FAILED);
+        let retry =
+            matches!(error.code(), code::BENCH_BUSY | code::MIGRATION_IN_PROGRESS | code::BENCH_FAILED);
         let body = ErrorBody::new(error.code(), chain(error)).with_hint(hint);
         ErrorBody { retry_can_help: retry, ..body }
     }

@@ -170,7 +170,7 @@ fn one_measurement_at_a_time_and_none_during_a_migration_unless_forced() {
         assert!(Instant::now() < end);
     }
     let (_host, listener) = answering(true);
-    assert_eq!(refusal(opened(&listener, 1, false).1), code::MIGRATION_UNDER_WAY);
+    assert_eq!(refusal(opened(&listener, 1, false).1), code::MIGRATION_IN_PROGRESS);
     let end = Instant::now() + LONG;
     while !matches!(opened(&listener, 2, true).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end);
@@ -191,10 +191,10 @@ fn a_host_that_only_looks_measures_without_force() {
 #[test]
 fn a_measurement_that_is_refused_is_told_apart_from_one_that_was_done() {
     let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
-    let (told, asked) = std::sync::mpsc::channel();
+    let (accepted_here, asked) = std::sync::mpsc::channel();
     let accept = move |accepted| {
         let terms = Terms { migrating: false, may_force: false };
-        drop(told.send(host::accept(&host, accepted, terms).unwrap().unwrap()));
+        drop(accepted_here.send(host::accept(&host, accepted, terms).unwrap().unwrap()));
     };
     let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
     for (force, result) in [(true, AuditResult::Refused), (false, AuditResult::Done)] {
@@ -360,9 +360,9 @@ fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
     let (_asking, _stop, thread) = begin_measurement(&listener);
     host.yield_to_migration();
     let error = error_of(thread.join().unwrap());
-    assert!(error.code == code::MIGRATION_UNDER_WAY && error.message.starts_with("beta: "), "{error:?}");
+    assert!(error.code == code::MIGRATION_IN_PROGRESS && error.message.starts_with("beta: "), "{error:?}");
     let (_host, listener) = answering(false);
     let (asking, _stop, thread) = begin_measurement(&listener);
     asking.yield_to_migration();
-    assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_UNDER_WAY);
+    assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_IN_PROGRESS);
 }

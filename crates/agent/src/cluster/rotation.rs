@@ -60,7 +60,7 @@ pub struct Rotated {
 
 impl Rotated {
     /// For the audit log.
-    fn told(&self) -> String {
+    fn audit_text(&self) -> String {
         let step = match self.step {
             Step::Begun => "begun",
             Step::Switched => "switched",
@@ -144,7 +144,7 @@ pub(super) fn issued_by_next(present: &Path, now: UnixTime) -> Result<Vec<Issued
 /// Does the next step. `leave_behind`: also if hosts have not followed the one before.
 pub fn rotate(config: &Config, leave_behind: bool) -> Result<Rotated, ClusterError> {
     let rotated = next_step(config, leave_behind);
-    note(config, AuditAction::ClusterRotate, None, &rotated, Rotated::told);
+    note(config, AuditAction::ClusterRotate, None, &rotated, Rotated::audit_text);
     rotated
 }
 

@@ -1,4 +1,4 @@
-//! Hosts that join and renew over real connections, and what stands between them.
+//! Hosts that join and renew over real connections, and what comes between them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -114,9 +114,10 @@ fn each_command_and_each_join_is_written_down() {
     super::rotation::rotate(&one.config, false).unwrap();
     let all = AuditRequest { limit: 100, ..AuditRequest::default() };
     let lines = |site: &Site| site.audit().read(&all).unwrap();
-    let mut told: Vec<_> = lines(&one).into_iter().map(|line| (line.action, line.result, line.to)).collect();
+    let mut audited: Vec<_> =
+        lines(&one).into_iter().map(|line| (line.action, line.result, line.to)).collect();
     // The agent's files and the commands' are read one after the other.
-    told.sort_by_key(|(action, result, _)| (action.name(), result.name()));
+    audited.sort_by_key(|(action, result, _)| (action.name(), result.name()));
     let two_is = Some("two".to_owned());
     let expected = [
         (A::ClusterInit, R::Done, None),
@@ -129,7 +130,7 @@ fn each_command_and_each_join_is_written_down() {
         (A::Token, R::Done, None),
         (A::Token, R::Done, None),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(audited, expected);
     let text = format!("{:?}", lines(&one));
     assert!(!text.contains(&token.line), "a secret");
     let own: Vec<_> = lines(&two).into_iter().map(|line| (line.action, line.result)).collect();
@@ -502,7 +503,7 @@ fn a_list_that_cannot_be_put_in_force_is_not_made() {
 #[test]
 fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    // An address of this machine that is not loopback's is not certain: so loopback and a foreign one are told apart.
+    // An address of this machine that is not loopback's is not certain: so loopback and a foreign one are audited apart.
     let (local, join_port) = (free(), free());
     let one = site(
         "one",
@@ -527,7 +528,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     join::join(&two.config, &join_port.to_string(), &token.line, None, false).unwrap();
     watch.look();
     assert!(watch.joins_at().is_empty(), "the only token was used");
-    // A damaged file changes nothing, and is told.
+    // A damaged file changes nothing, and is audited.
     let file = one.config.identity_folder().join("trust.pem");
     let good = std::fs::read(&file).unwrap();
     std::fs::write(&file, "nothing").unwrap();

@@ -153,11 +153,11 @@ impl Watch {
             self.listen(&mut state)?;
             self.open_or_close_join(&mut state)
         });
-        let told = looked.err().map(|error| chain(&error)).unwrap_or_default();
-        if told != state.reported && !told.is_empty() {
-            tracing::warn!("{told}");
+        let problem = looked.err().map(|error| chain(&error)).unwrap_or_default();
+        if problem != state.reported && !problem.is_empty() {
+            tracing::warn!("{problem}");
         }
-        state.reported = told;
+        state.reported = problem;
     }
 
     /// Addresses at which connections from other agents are taken now.
@@ -172,7 +172,7 @@ impl Watch {
 
     /// What could not be taken up.
     fn problem(&self) -> Option<String> {
-        Some(self.state.lock().reported.clone()).filter(|told| !told.is_empty())
+        Some(self.state.lock().reported.clone()).filter(|problem| !problem.is_empty())
     }
 
     fn look_at_identity(&self, state: &mut State) -> Result<(), LookError> {
@@ -402,6 +402,6 @@ mod tests {
         assert_eq!(identity.serial(), serial, "not within the hour");
         watch.attend(&identity, &mut due, later, clock + RENEWAL_INTERVAL);
         assert_ne!(identity.serial(), serial);
-        assert!(due.warning.is_none(), "the next failure is told");
+        assert!(due.warning.is_none(), "the next failure is reported");
     }
 }

@@ -22,7 +22,7 @@ impl Placement {
 
 fn problem_of(list: &[String]) -> Option<&'static str> {
     if list.iter().any(|name| name.trim_end_matches('*').contains('*') || name.ends_with("**")) {
-        return Some("a * stands at the end of a name only");
+        return Some("a * is allowed at the end of a name only");
     }
     if list.iter().any(|name| name.is_empty() || name == "*") {
         return Some("write names of guests, or how they begin: db-*");

@@ -301,13 +301,13 @@ mod tests {
         let load = Question::Probe { targets: Vec::new(), depth: Depth::Short };
         let back = Question::SendBack { session: "no number".into(), domain: None, port: 1 };
         let lines = lines_about(&[change, load, back]);
-        let told: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
+        let audited: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
         let expected = [
             (AuditAction::Ports, AuditResult::Refused),
             (AuditAction::Doctor, AuditResult::Done),
             (AuditAction::Doctor, AuditResult::Failed),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(audited, expected);
         let reason = lines[0].reason.as_deref().unwrap();
         assert!(reason.contains("does not take settings"), "{reason}");
         assert!(reason.contains("eth7") && reason.contains("9000"), "{reason}");

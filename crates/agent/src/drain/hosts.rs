@@ -85,7 +85,7 @@ impl Destination {
         self.others = others.map(|(key, one)| (key.clone(), (one.name.clone(), one.bytes))).collect();
         self.cordon = host.cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms });
         self.is_drained = host.drain.is_some();
-        self.lost = (!host.alive).then(|| "the fleet's store has not heard of it lately".to_owned());
+        self.lost = (!host.alive).then(|| "the fleet's store has no recent record of it".to_owned());
         self.record = Some(host.record);
     }
 

@@ -374,11 +374,11 @@ fn nothing() -> DrainDetail {
 pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle) {
     let (agent, drains) = (agent.clone(), drains.clone());
     let run = move || {
-        let mut told = String::new();
+        let mut reported = String::new();
         while let Err(error) = resume_now(&agent, &drains, runtime.clone()) {
-            if told != error.message {
+            if reported != error.message {
                 tracing::error!(error = error.message, "an open drain of this host is not taken up yet");
-                told = error.message;
+                reported = error.message;
             }
             std::thread::sleep(RESUME_AGAIN);
         }

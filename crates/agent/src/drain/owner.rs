@@ -360,7 +360,7 @@ impl Owner {
 
     fn steer(&mut self, order: DrainOrder) {
         let (state, event) = match (order, self.record.state) {
-            // An abort is not taken back.
+            // An abort is final.
             (_, Stored::Aborting | Stored::Ended) => return,
             (DrainOrder::Pause, _) => (Stored::Paused, Event::Pause),
             (DrainOrder::Resume, _) => (Stored::Running, Event::Resume),

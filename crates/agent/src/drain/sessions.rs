@@ -176,8 +176,8 @@ fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
     match begun {
         Ok(outgoing) => {
             agent.audit.record(line_of(AuditResult::Done, Some(outgoing.session.to_string()), None));
-            let told = line.to.send(Input::Begun(line.guest, line.number, outgoing.clone()));
-            if told.is_err() {
+            let sent = line.to.send(Input::Begun(line.guest, line.number, outgoing.clone()));
+            if sent.is_err() {
                 // The drain is over: it has no use for the session.
                 outgoing.cancel();
             }

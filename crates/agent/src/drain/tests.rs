@@ -50,9 +50,9 @@ fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
     let open = |drain: &str| FleetError::Draining { host: "a".into(), drain: drain.into() };
     assert!(may_have_begun(&unknown, "d1") && may_have_begun(&open("d1"), "d1"));
     assert!(!may_have_begun(&away, "d1") && !may_have_begun(&open("d2"), "d1"));
-    let told = unsure(&unknown, "d1");
-    assert!(told.message.contains("Drain d1 may have begun"), "{}", told.message);
-    assert!(!told.message.contains("nothing was") && told.hint.contains("linerate drain abort d1"));
+    let error = unsure(&unknown, "d1");
+    assert!(error.message.contains("Drain d1 may have begun"), "{}", error.message);
+    assert!(!error.message.contains("nothing was") && error.hint.contains("linerate drain abort d1"));
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     assert!(of_fleet(&unknown, &agent).message.ends_with("it may have been changed"));

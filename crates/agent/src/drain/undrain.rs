@@ -14,7 +14,7 @@ use linerate_api::{
     UndrainGuestState as State, code,
 };
 use linerate_core::drain::ComingBack;
-use linerate_fabric::probe::{Answer as Told, Question, SentBack};
+use linerate_fabric::probe::{Answer as PeerAnswer, Question, SentBack};
 use linerate_guest::registry::Registry;
 use linerate_net::lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
@@ -260,13 +260,13 @@ impl Here {
         let mut coming = ComingBack::new(clock.now());
         loop {
             match find(&host.at, &question, ASK_WAIT, &self.agent.security) {
-                Ok((_, Told::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
-                Ok((_, Told::SendBack { state: SentBack::Moved })) => break,
+                Ok((_, PeerAnswer::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
+                Ok((_, PeerAnswer::SendBack { state: SentBack::Moved })) => break,
                 // It may have arrived before the other host's agent forgot about it.
-                Ok((_, Told::SendBack { state: SentBack::Failed(error) })) => {
+                Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) => {
                     return if self.is_back(guest, false) { Ok(()) } else { Err(*error) };
                 }
-                Ok((_, Told::Refused { why })) => return Err(refused(why, by_hand)),
+                Ok((_, PeerAnswer::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
                 Err(error) if coming.is_over(clock.now()) => return Err(silent(&error)),
                 Err(_) if self.is_back(guest, false) => return Ok(()),
@@ -362,15 +362,15 @@ mod tests {
         };
         let earlier = drain(vec![guest("web", false, "moved", "b"), guest("u2", true, "in_doubt", "b")]);
         let last = drain(vec![guest("web", false, "moved", "c"), guest("u3", true, "failed", "c")]);
-        let told = |moved: &[DrainGuest]| -> Vec<(String, Option<String>)> {
+        let brought = |moved: &[DrainGuest]| -> Vec<(String, Option<String>)> {
             moved.iter().map(|one| (one.uuid.clone(), one.to.clone())).collect()
         };
         let at = |uuid: &str, host: &str| (uuid.to_owned(), Some(host.to_owned()));
         let moved = moved_by(&[&last, &earlier], Vec::new()).unwrap();
-        assert_eq!(told(&moved), [at("web", "c"), at("u2", "b")]);
+        assert_eq!(brought(&moved), [at("web", "c"), at("u2", "b")]);
         // The undrain of the first drain did not bring them back, and the second has begun since.
         let before = moved_by(&[&earlier], Vec::new()).unwrap();
-        assert_eq!(told(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
+        assert_eq!(brought(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
     }
 
     #[test]

@@ -97,9 +97,9 @@ fn a_user_does_what_its_role_allows_and_each_try_is_written_down() {
     let mut lines = as_user(0, &socket, async move |client| client.audit(&all).await).unwrap();
     // Refusals have a file of their own: within a millisecond their order with other lines is not known.
     lines.sort_by_key(|line| line.result != AuditResult::Refused);
-    let told: Vec<_> = lines.iter().map(|line| (line.action, line.result, uid(line))).collect();
+    let audited: Vec<_> = lines.iter().map(|line| (line.action, line.result, uid(line))).collect();
     assert_eq!(
-        told,
+        audited,
         [
             (AuditAction::GuestStop, AuditResult::Refused, Some(DAEMON)),
             (AuditAction::Look, AuditResult::Refused, Some(BIN)),
@@ -273,11 +273,11 @@ fn what_a_client_began_is_written_down_although_it_hangs_up() {
         assert!(std::time::Instant::now() < end, "no line");
         std::thread::sleep(std::time::Duration::from_millis(10));
     };
-    let told: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
-    assert_eq!(told, [(AuditAction::LinkConfirm, AuditResult::Failed)]);
+    let audited: Vec<_> = lines.iter().map(|line| (line.action, line.result)).collect();
+    assert_eq!(audited, [(AuditAction::LinkConfirm, AuditResult::Failed)]);
 }
 
-/// A guest that is paused in doubt must not be told as a migration that there is not.
+/// A guest that is paused in doubt must not be audited as a migration that there is not.
 #[test]
 fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
     let dir = tempfile::tempdir().unwrap();

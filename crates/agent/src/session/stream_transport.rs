@@ -130,7 +130,7 @@ impl StreamTransport {
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
         let closer = stream.closer();
-        let receiver = StreamReceiver::new(stream).refusals_max(DAMAGED_MAX);
+        let receiver = StreamReceiver::new(stream).damaged_max(DAMAGED_MAX);
         let stats = receiver.stats();
         self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
     }
@@ -143,7 +143,7 @@ impl StreamTransport {
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> io::Result<()> {
         let closer = rdma::receive::closer(&connection);
-        let receiver = RdmaReceiver::new(connection).refusals_max(DAMAGED_MAX);
+        let receiver = RdmaReceiver::new(connection).damaged_max(DAMAGED_MAX);
         let stats = receiver.stats();
         self.receive(channel, closer, receiver, move |_| ended(stats.counters().data_bytes))
     }

@@ -215,7 +215,7 @@ fn while_a_guest_moves_nothing_is_set_and_all_may_be_put_back() {
     agent.incoming.session_for(&hello, ([127, 0, 0, 1], 7979).into(), Caller::Tcp(None)).unwrap();
     let error = begin(&agent.trials, "other", &Settings::default()).unwrap_err();
     assert!(
-        error.code == code::MIGRATION_UNDER_WAY && error.message.contains("from or to here"),
+        error.code == code::MIGRATION_IN_PROGRESS && error.message.contains("from or to here"),
         "{error:?}"
     );
     assert!(!on_trial(&agent.trials, "other"));

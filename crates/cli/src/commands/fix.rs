@@ -96,7 +96,7 @@ pub async fn run(
     let mut trial = Vec::new();
     let after = match job.try_out(look, &plan, intent.as_deref(), &mut trial).await {
         Ok(after) => after,
-        Err(failure) => return Err(job.take_back(failure, &trial).await),
+        Err(failure) => return Err(job.roll_back(failure, &trial).await),
     };
     job.keep(&trial).await?;
     // It is kept, whatever becomes of the output.
@@ -152,7 +152,7 @@ impl Job<'_> {
     }
 
     /// Puts back what is on trial: the failure, and what became of each port.
-    async fn take_back(&self, failure: Failure, trial: &[OnTrial]) -> Failure {
+    async fn roll_back(&self, failure: Failure, trial: &[OnTrial]) -> Failure {
         match trial {
             [] => failure,
             _ => failure.and(&self.put_back(trial).await),
@@ -282,7 +282,7 @@ impl Job<'_> {
                 format!("{stays}: {}: {error}", render::location(port)),
                 "run it again, with a longer --within",
             );
-            return Err(self.take_back(failure, left).await);
+            return Err(self.roll_back(failure, left).await);
         }
         Ok(())
     }

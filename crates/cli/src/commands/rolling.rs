@@ -275,7 +275,7 @@ impl Step<'_> {
 /// The host's agent, as soon as it answers: the command may have restarted either.
 async fn back(host: &Host, flags: &DrainFlags, context: &Context) -> Result<Remote, Failure> {
     let end = Instant::now() + BACK_MAX;
-    let mut told = flags.quiet || context.json;
+    let mut noted = flags.quiet || context.json;
     loop {
         let failure = match answering(host, context).await {
             Ok(remote) => return Ok(remote),
@@ -284,10 +284,10 @@ async fn back(host: &Host, flags: &DrainFlags, context: &Context) -> Result<Remo
         if Instant::now() >= end {
             return Err(failure);
         }
-        if !told {
+        if !noted {
             let text = format!("waiting for the agent of {}: {}", host.name, failure.message());
             context.print_line(&text);
-            told = true;
+            noted = true;
         }
         tokio::time::sleep(BACK_PAUSE).await;
     }

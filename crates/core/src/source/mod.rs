@@ -206,7 +206,7 @@ impl Source {
             Event::Disks(disks) => self.disks_copied(now, disks),
             Event::Counted { bytes, took } => self.counted(now, bytes, took),
             Event::Tick => {}
-            event => self.body_event(now, event),
+            event => self.driver_event(now, event),
         }
         self.check_timers(now);
     }
@@ -311,7 +311,7 @@ impl Source {
     }
 
     /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the driver.
-    fn body_event(&mut self, now: Time, event: Event) {
+    fn driver_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
             (State::RollingBack(_) | State::Ended | State::Closing { .. }, _) => {}
             (State::Preparing { ready }, Event::Attached) if !self.config.mode.tag().carries_streams() => {

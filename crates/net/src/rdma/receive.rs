@@ -28,20 +28,20 @@ const REPORT_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct RdmaReceiver {
     connection: Arc<Connection>,
-    refusals_max: usize,
+    damaged_max: usize,
     stats: Arc<ChannelStats>,
 }
 
 impl RdmaReceiver {
     /// Receives on this connection.
     pub fn new(connection: Arc<Connection>) -> RdmaReceiver {
-        RdmaReceiver { connection, refusals_max: usize::MAX, stats: Arc::default() }
+        RdmaReceiver { connection, damaged_max: usize::MAX, stats: Arc::default() }
     }
 
     /// Ends the channel when so many frames arrived damaged, as
-    /// [`StreamReceiver::refusals_max`](crate::tcp::receive::StreamReceiver::refusals_max) does.
-    pub fn refusals_max(self, refusals_max: usize) -> RdmaReceiver {
-        RdmaReceiver { refusals_max, ..self }
+    /// [`StreamReceiver::damaged_max`](crate::tcp::receive::StreamReceiver::damaged_max) does.
+    pub fn damaged_max(self, damaged_max: usize) -> RdmaReceiver {
+        RdmaReceiver { damaged_max, ..self }
     }
 
     /// Counters of what was applied.
@@ -65,7 +65,7 @@ impl Receiver for RdmaReceiver {
             stats: &self.stats,
             regions,
             fence,
-            receipts: Receipts::new(serving, &self.stats).refuse_at_most(self.refusals_max),
+            receipts: Receipts::new(serving, &self.stats).damaged_at_most(self.damaged_max),
             scratch: None,
             slots: (0..MESSAGES).collect(),
             write: Write::default(),

@@ -75,8 +75,8 @@ impl RdmaSender {
     /// Waits until another frame of `bytes` may be sent.
     fn wait_for_room(&self, bytes: u64) -> Result<(), ChannelError> {
         let room = |inbox: &mut Inbox| {
-            let (frames, under_way) = inbox.under_way();
-            Ok(frames < FRAMES_MAX && (frames == 0 || under_way + bytes <= BYTES_MAX))
+            let (frames, in_flight) = inbox.in_flight();
+            Ok(frames < FRAMES_MAX && (frames == 0 || in_flight + bytes <= BYTES_MAX))
         };
         self.source.wait_until("an acknowledgement", SEND_WAIT, room)
     }
@@ -254,7 +254,7 @@ impl Sender for RdmaSender {
         Frame::Probe.encode(sequence, length, payload_checksum(&payload), &mut self.frame)?;
         if bytes > 0 {
             // One probe at a time is written there.
-            self.source.wait_until("the probe before", SEND_WAIT, |inbox| Ok(inbox.under_way().0 == 0))?;
+            self.source.wait_until("the probe before", SEND_WAIT, |inbox| Ok(inbox.in_flight().0 == 0))?;
             let source = &self.source;
             source.wait_until("memory for a probe", GRANT_WAIT, |inbox| {
                 let known = inbox.key(SCRATCH_REGION, SCRATCH).is_some();

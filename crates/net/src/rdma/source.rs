@@ -27,7 +27,7 @@ pub(super) struct Inbox {
     claimed: HashSet<(u16, u64)>,
     acknowledged: VecDeque<Acknowledged>,
     /// Number and bytes of frames that are not acknowledged.
-    under_way: VecDeque<(u64, u64)>,
+    in_flight: VecDeque<(u64, u64)>,
     bytes: u64,
     /// Staging memory that was sent.
     released: u64,
@@ -35,8 +35,8 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn under_way(&self) -> (usize, u64) {
-        (self.under_way.len(), self.bytes)
+    pub(super) fn in_flight(&self) -> (usize, u64) {
+        (self.in_flight.len(), self.bytes)
     }
 
     pub(super) fn key(&self, region: u16, window: Run) -> Option<Grant> {
@@ -62,11 +62,11 @@ impl Inbox {
             }
             Frame::Ack(ack) => {
                 while let Some((number, bytes)) =
-                    self.under_way.front().copied().filter(|(n, _)| *n <= sequence)
+                    self.in_flight.front().copied().filter(|(n, _)| *n <= sequence)
                 {
                     let _ = number;
                     self.bytes = self.bytes.saturating_sub(bytes);
-                    self.under_way.pop_front();
+                    self.in_flight.pop_front();
                 }
                 self.acknowledged.push_back(Acknowledged { through: sequence, damaged: ack.damaged });
             }
@@ -245,7 +245,7 @@ impl SourceEnd {
             }
             // Noted first: the acknowledgement may come before the call is back.
             if let Some((sequence, bytes)) = numbered {
-                inbox.under_way.push_back((sequence, bytes));
+                inbox.in_flight.push_back((sequence, bytes));
                 inbox.bytes += bytes;
             }
             self.try_post(writes, frame, bytes, windows.take().unwrap_or_default(), staged)

@@ -219,7 +219,7 @@ impl RdmaTestConnection {
     }
 
     /// Keeps at most so many in flight.
-    fn under_way(&mut self, most: usize) -> Result<(), TestError> {
+    fn limit_in_flight(&mut self, most: usize) -> Result<(), TestError> {
         while self.begun.len() > most {
             self.reap()?;
         }
@@ -255,7 +255,7 @@ impl TestConnection for RdmaTestConnection {
         }
         self.streaming = false;
         // The one before is out long ago: its answer has come.
-        self.under_way(0)?;
+        self.limit_in_flight(0)?;
         self.write(0, bytes, MORE, true)
     }
 
@@ -269,7 +269,7 @@ impl TestConnection for RdmaTestConnection {
 
     fn send_block(&mut self, last: bool) -> Result<(), TestError> {
         self.streaming = true;
-        self.under_way(BLOCKS_MAX - 1)?;
+        self.limit_in_flight(BLOCKS_MAX - 1)?;
         self.credited(UNCREDITED_MAX - 1)?;
         let at = self.turn * BLOCK_BYTES;
         self.turn = (self.turn + 1) % BLOCKS_MAX;

@@ -25,21 +25,21 @@ const SCRATCH_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct StreamReceiver {
     stream: Stream,
-    refusals_max: usize,
+    damaged_max: usize,
     stats: Arc<ChannelStats>,
 }
 
 impl StreamReceiver {
     /// Receives on this connection.
     pub fn new(stream: Stream) -> StreamReceiver {
-        StreamReceiver { stream, refusals_max: usize::MAX, stats: Arc::default() }
+        StreamReceiver { stream, damaged_max: usize::MAX, stats: Arc::default() }
     }
 
     /// Ends the channel when so many frames arrived damaged. For memory that only the channels write, where each
     /// is damage on the way, and where nothing that has landed may be sent again. A fence can name
     /// [`DAMAGED_MAX`](linerate_wire::frame::DAMAGED_MAX) of them.
-    pub fn refusals_max(self, refusals_max: usize) -> StreamReceiver {
-        StreamReceiver { refusals_max, ..self }
+    pub fn damaged_max(self, damaged_max: usize) -> StreamReceiver {
+        StreamReceiver { damaged_max, ..self }
     }
 
     /// Counters of what was applied.
@@ -56,7 +56,7 @@ impl Receiver for StreamReceiver {
             stats: &self.stats,
             regions,
             fence,
-            receipts: Receipts::new(serving, &self.stats).refuse_at_most(self.refusals_max),
+            receipts: Receipts::new(serving, &self.stats).damaged_at_most(self.damaged_max),
             write: Write::default(),
             body: Vec::new(),
             answer: Vec::new(),

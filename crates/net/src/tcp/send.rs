@@ -63,7 +63,7 @@ impl StreamSender {
 
 impl Sender for StreamSender {
     fn write(&mut self, order: &WriteOrder<'_>) -> Result<u64, ChannelError> {
-        // A running guest may write between the checksum and the sending, and then the frame is refused and its extent
+        // A running guest may write between the checksum and the sending, and then the frame is damaged and its extent
         // sent again. Waiting for room first keeps that time short.
         self.wait()?;
         let memory = |source| ChannelError::Memory { region: order.region_id, source };

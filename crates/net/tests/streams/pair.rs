@@ -246,7 +246,7 @@ impl Bridge {
         let (x, y) = (Stream::new(x).unwrap(), Stream::new(y).unwrap());
         let fence = Arc::new(Fence::new(y.closer()));
         let (table, inner) = (self.sessions[1 - from].receiving_table(), fence.clone());
-        std::thread::spawn(move || StreamReceiver::new(y).refusals_max(DAMAGED_MAX).serve(&table, &inner));
+        std::thread::spawn(move || StreamReceiver::new(y).damaged_max(DAMAGED_MAX).serve(&table, &inner));
         let closer = x.closer();
         self.cutters.lock().unwrap().insert(id, closer.clone());
         let ends = ChannelEnds {

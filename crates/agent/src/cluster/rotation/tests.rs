@@ -93,12 +93,12 @@ fn a_host_that_missed_the_change_is_told_to_join_again() {
     assert_eq!(switched.left_behind, ["two".parse().unwrap()]);
     step(&one, true);
     let error = two.connect_to(&one).unwrap_err();
-    let told = crate::faults::chain(&error);
-    assert!(told.contains("linerate join --replace"), "{told}");
+    let text = crate::faults::chain(&error);
+    assert!(text.contains("linerate join --replace"), "{text}");
     let addresses = one.listener.addresses();
     let asked = exchange_with_authority(&two.site.config, &two.identity(), addresses, UnixTime::now());
-    let told = asked.err().unwrap().to_string();
-    assert!(told.contains("linerate join --replace"), "{told}");
+    let text = asked.err().unwrap().to_string();
+    assert!(text.contains("linerate join --replace"), "{text}");
     let server = one.site.server();
     let (address, token) = (server.addresses()[0].to_string(), one.site.token());
     join::join(&two.site.config, &address, &token.line, None, true).unwrap();

@@ -58,7 +58,7 @@ fn what_the_transport_moves() {
             channel.acknowledged_or_done(frames);
             let gigabits = size as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e9;
             println!(
-                "carrier round {round}: checksums {checksums}, zero copy {zero_copy}: {gigabits:.3} Gb/s"
+                "transport round {round}: checksums {checksums}, zero copy {zero_copy}: {gigabits:.3} Gb/s"
             );
         }
     }

@@ -105,7 +105,7 @@ impl Between {
         let fence = Arc::new(Fence::new(closer(&destination)));
         let (inner, table) = (Arc::clone(&fence), self.sessions[1].receiving_table());
         std::thread::spawn(move || {
-            RdmaReceiver::new(destination).refusals_max(DAMAGED_MAX).serve(&table, &inner)
+            RdmaReceiver::new(destination).damaged_max(DAMAGED_MAX).serve(&table, &inner)
         });
         let (sender, acks, closer) = halves(source, options);
         *self.closer.lock() = Some(closer.clone());
