@@ -1,5 +1,5 @@
-//! A first look at an RDMA adapter: `linerate bench` against another host's agent, over TCP and over RDMA with more and more queue
-//! pairs, in turns. docs/rdma-hardware.md says what to read out of it.
+//! A first look at an RDMA adapter: `linerate bench` against another host's agent, over TCP and over RDMA with more and
+//! more queue pairs, in turns. docs/rdma-hardware.md says what to read out of it.
 
 use std::path::PathBuf;
 use std::process::Command;

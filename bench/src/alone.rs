@@ -204,7 +204,8 @@ fn guests(
     Ok(())
 }
 
-/// QEMU's own migration over one connection, to its end; the guest runs at `there` then. Gives how often QEMU looked for what was written.
+/// QEMU's own migration over one connection, to its end; the guest runs at `there` then. Gives how often QEMU looked
+/// for what was written.
 fn carry(here: &Qemu, there: &Qemu, uri: &str, flags: &Flags) -> anyhow::Result<u64> {
     let (mut here, mut there) = (here.qmp()?, there.qmp()?);
     there.execute("migrate-incoming", json!({ "uri": uri }))?;

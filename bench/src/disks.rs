@@ -34,7 +34,8 @@ pub struct Flags {
     /// The guest's QEMU
     #[arg(long, value_name = "VERSION", default_value = "10.0", value_parser = ["7.2", "10.0"])]
     qemu: String,
-    /// The guest that runs under KVM, instead of the emulated one: QEMU 7.2 harms those that it moves (docs/stream-mode.md)
+    /// The guest that runs under KVM, instead of the emulated one: QEMU 7.2 harms those that it moves
+    /// (docs/stream-mode.md)
     #[arg(long)]
     kvm: bool,
 }
@@ -199,8 +200,8 @@ impl Disks {
             wrong.push(format!("where it went: {here:?}; where it was: {there:?}"));
         }
         if self.spec.program == GuestProgram::UserMode {
-            // It goes over its disk in order, with two operations on a slot at most; what it does not write of its memory is
-            // looked at in every eighth pass.
+            // It goes over its disk in order, with two operations on a slot at most; what it does not write of its
+            // memory is looked at in every eighth pass.
             let slots = (DISK_MB << 20) / SLOT_BYTES as u64;
             let looked =
                 self.console.wait_disk(2 * slots, LIMIT).and_then(|()| self.console.wait_passes(9, LIMIT));

@@ -1,6 +1,6 @@
-//! How long the doctor takes: two hosts with four links in full and in short form, with two links in short form, 64 saved
-//! inventories compared. And what its advice is worth where a bridge in the middle passes less than the hosts send
-//! ([`jumbo`]), also to QEMU by itself ([`alone`]). Reports; asserts no time.
+//! How long the doctor takes: two hosts with four links in full and in short form, with two links in short form, 64
+//! saved inventories compared. And what its advice is worth where a bridge in the middle passes less than the hosts
+//! send ([`jumbo`]), also to QEMU by itself ([`alone`]). Reports; asserts no time.
 
 mod alone;
 mod jumbo;

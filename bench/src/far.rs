@@ -1,5 +1,5 @@
-//! What a bad link beside a good one does to a migration: one that is far away, and one that loses packets, against the good link
-//! alone. Reports; judges only that the guest arrives.
+//! What a bad link beside a good one does to a migration: one that is far away, and one that loses packets, against the
+//! good link alone. Reports; judges only that the guest arrives.
 
 use std::time::Duration;
 

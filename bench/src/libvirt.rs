@@ -1,5 +1,5 @@
-//! libvirt's domains go back and forth with disks that the hosts do not share, while one of their two links is lost at a random
-//! instant of each move.
+//! libvirt's domains go back and forth with disks that the hosts do not share, while one of their two links is lost at
+//! a random instant of each move.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -93,8 +93,8 @@ impl Domains {
         self.libvirts.get(index).zip(self.agents.get(index)).context("no such host")
     }
 
-    /// Moves the domain to the other host; `harm` begins with libvirt's job. Gives how many links were lost, and when the command
-    /// ended.
+    /// Moves the domain to the other host; `harm` begins with libvirt's job. Gives how many links were lost, and when
+    /// the command ended.
     fn carry(
         &mut self,
         wrong: &mut Vec<String>,

@@ -1,5 +1,5 @@
-//! `linerate-bench`: Linerate against QEMU's own migration on the same links in the same minutes; hundreds of moves back
-//! and forth that must not harm a guest; and every fault at every step.
+//! `linerate-bench`: Linerate against QEMU's own migration on the same links in the same minutes; hundreds of moves
+//! back and forth that must not harm a guest; and every fault at every step.
 //!
 //! | module | contents |
 //! |---|---|
@@ -20,7 +20,8 @@
 //! | [`site`], [`pair`], [`moving`], [`transcript`] | two hosts with agents; one guest between them; one migration; a guest's console over all its moves |
 //! | [`cpu`], [`statistics`], [`random`], [`output`], [`interrupt`] | small tools |
 //!
-//! All of it needs root and what `lab/install.sh` installs. docs/benchmarking.md says how to run it, docs/benchmarks.md has results.
+//! All of it needs root and what `lab/install.sh` installs. docs/benchmarking.md says how to run it, docs/benchmarks.md
+//! has results.
 
 #![forbid(unsafe_code)]
 

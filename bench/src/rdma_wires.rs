@@ -1,5 +1,6 @@
-//! `linerate bench` over RDMA against perftest, on the same soft-RoCE devices, in the same machine, in the same minutes. Both take turns,
-//! and begin in turns. The machine is emulated: its speeds mean nothing, ratios within a pair do.
+//! `linerate bench` over RDMA against perftest, on the same soft-RoCE devices, in the same machine, in the same
+//! minutes. Both take turns, and begin in turns. The machine is emulated: its speeds mean nothing, ratios within a pair
+//! do.
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use crate::{Common, interrupt};
 const SHORT_BYTES: u32 = 4;
 /// Of a message whose bandwidth is measured.
 const LONG_BYTES: u32 = 4 << 20;
-/// perftest's repetitions: of a short message as many as Linerate's; of a long one what takes about as long as Linerate's stream.
+/// perftest's repetitions: of a short message as many as Linerate's; of a long one what takes about as long as
+/// Linerate's stream.
 const SHORT_REPETITIONS: u32 = 3000;
 const LONG_REPETITIONS: u32 = 50;
 /// Boot, and one pair on a machine that shares its CPUs with others.

@@ -1,5 +1,5 @@
-//! A guest goes back and forth while one of two links is lost at a random instant of each move: what all runs of this kind share. A
-//! guest that was harmed or stayed behind is not moved again.
+//! A guest goes back and forth while one of two links is lost at a random instant of each move: what all runs of this
+//! kind share. A guest that was harmed or stayed behind is not moved again.
 
 use std::fmt;
 use std::path::Path;

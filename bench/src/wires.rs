@@ -1,5 +1,5 @@
-//! `linerate bench pingpong` against a plain C ping-pong on the same link in the same minutes: what Linerate's measuring costs
-//! itself. The two alternate, and begin in turns.
+//! `linerate bench pingpong` against a plain C ping-pong on the same link in the same minutes: what Linerate's
+//! measuring costs itself. The two alternate, and begin in turns.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

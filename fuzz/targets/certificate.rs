@@ -1,5 +1,5 @@
-//! Certificates that a peer shows in the handshake, from any bytes: nobody is let in, since the fuzzer cannot sign for the
-//! authority. The first byte says at how many places the rest is cut into certificates.
+//! Certificates that a peer shows in the handshake, from any bytes: nobody is let in, since the fuzzer cannot sign for
+//! the authority. The first byte says at how many places the rest is cut into certificates.
 
 #![no_main]
 

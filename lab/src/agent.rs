@@ -203,8 +203,8 @@ fn spawn(host: &Host, binary: &Path, options: &AgentOptions, own_group: bool) ->
     Process::start(&format!("agent {}", host.name()), command, &log)
 }
 
-/// Whether the default user of QEMU is here. The image of a machine of the RDMA lab has no users; `lab/install.sh` makes it
-/// on others.
+/// Whether the default user of QEMU is here. The image of a machine of the RDMA lab has no users; `lab/install.sh`
+/// makes it on others.
 fn has_qemu_user() -> bool {
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     users.lines().any(|line| line.starts_with("linerate-qemu:"))
@@ -231,7 +231,8 @@ fn write_configuration(host: &Host, more: &str) -> Result<(), LabError> {
     std::fs::write(&path, text).map_err(io_error("write", &path))
 }
 
-// Where guests' files are: the lab's own directory (disks, consoles), the kernel and initramfs of the cache, and block devices.
+// Where guests' files are: the lab's own directory (disks, consoles), the kernel and initramfs of the cache, and block
+// devices.
 fn file_roots(host: &Host) -> Vec<PathBuf> {
     let lab = host.directory.parent().map(Path::to_owned);
     lab.into_iter().chain([Cache::locate().directory().to_owned(), device::FOLDER.into()]).collect()

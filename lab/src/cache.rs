@@ -62,9 +62,9 @@ impl Cache {
 
     /// How fast this host's time stamp counter is, in kHz; none where that cannot be found out.
     ///
-    /// QEMU gives it to emulated guests as theirs. A guest measures its rate at boot, and on a busy host it may be wrong.
-    /// 42 guests booted beside each other on two processors with five busy loops. One had a clock that was 4.6 times too
-    /// fast, and two had one that was 36 times too fast.
+    /// QEMU gives it to emulated guests as theirs. A guest measures its rate at boot, and on a busy host it may be
+    /// wrong. 42 guests booted beside each other on two processors with five busy loops. One had a clock that was 4.6
+    /// times too fast, and two had one that was 36 times too fast.
     pub fn tsc_khz(&self) -> Option<u64> {
         static KHZ: OnceLock<Option<u64>> = OnceLock::new();
         let program = || self.file("guest/tsc").ok().map(|file| file.to_string_lossy().into_owned());

@@ -1,5 +1,5 @@
-//! What a stranger sees first: a real guest moves between two hosts, a cable is pulled on the way, and everybody who could
-//! have noticed is asked.
+//! What a stranger sees first: a real guest moves between two hosts, a cable is pulled on the way, and everybody who
+//! could have noticed is asked.
 //!
 //! The guest is moved by `linerate migrate` itself, with its own display. The demo only plays the part of the world:
 //! the machine room that loses a cable, the client on the network that waits for the guest, and the judge at the end.

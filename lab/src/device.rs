@@ -37,8 +37,8 @@ impl BlockDevice {
         &self.device
     }
 
-    /// Lets processes of an agent's host see what the maker of a real device would have given it: a name of its own. `facts` is a folder with
-    /// nothing but the file `wwid`.
+    /// Lets processes of an agent's host see what the maker of a real device would have given it: a name of its own.
+    /// `facts` is a folder with nothing but the file `wwid`.
     pub fn known_as(&self, facts: &Path, process: u32) -> Result<(), LabError> {
         let kernel = self.device.file_name().unwrap_or_default().to_string_lossy();
         let folder = format!("/sys/devices/virtual/block/{kernel}");

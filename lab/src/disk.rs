@@ -1,4 +1,5 @@
-//! Disk images that the guest knows by heart. The layout is described in lab/guest/slot.h; a test boots the guest on it.
+//! Disk images that the guest knows by heart. The layout is described in lab/guest/slot.h; a test boots the guest on
+//! it.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -49,8 +49,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One member that speaks TLS with clients. It is not waited for: its clients do. `make` gets its address and writes
-    /// `ca.pem`, `server.pem` and `server.key` into the folder.
+    /// One member that speaks TLS with clients. It is not waited for: its clients do. `make` gets its address and
+    /// writes `ca.pem`, `server.pem` and `server.key` into the folder.
     pub fn start_tls(
         folder: &Path,
         make: impl FnOnce(Ipv4Addr) -> Result<(), LabError>,

@@ -1,5 +1,5 @@
-//! A program between two ports that hands on packets a while later, but for some that it loses: what `netem` does where the kernel has
-//! it.
+//! A program between two ports that hands on packets a while later, but for some that it loses: what `netem` does where
+//! the kernel has it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};

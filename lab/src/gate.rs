@@ -1,4 +1,5 @@
-//! Stops an agent exactly where its journal is written, or lets the disk be full there: `gate.c`, loaded before the agent.
+//! Stops an agent exactly where its journal is written, or lets the disk be full there: `gate.c`, loaded before the
+//! agent.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -21,9 +21,11 @@ pub enum DiskMode {
 pub enum GuestProgram {
     /// A Debian kernel and lab/guest, under emulation.
     Linux,
-    /// No kernel (lab/guest/bare/bare.c), under emulation: memory, and a disk. It starts quickly and sleeps most of its time.
+    /// No kernel (lab/guest/bare/bare.c), under emulation: memory, and a disk. It starts quickly and sleeps most of its
+    /// time.
     Bare,
-    /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine: memory, and a disk.
+    /// No kernel, in user mode (lab/guest/bare/user.c), under KVM, also where KVM runs inside of a virtual machine:
+    /// memory, and a disk.
     UserMode,
 }
 
@@ -33,8 +35,8 @@ impl GuestProgram {
         if self == GuestProgram::UserMode { "kvm" } else { "tcg" }
     }
 
-    /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's own, and a KVM
-    /// that runs inside of a virtual machine may report registers that it then does not let QEMU set.
+    /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's
+    /// own, and a KVM that runs inside of a virtual machine may report registers that it then does not let QEMU set.
     pub(crate) fn cpu(self) -> Option<&'static str> {
         (self == GuestProgram::UserMode).then_some("qemu64")
     }
@@ -139,7 +141,8 @@ pub struct GuestSpec {
 // Quick to boot under emulation: no calibration, no mitigations, no address randomisation.
 const BASE: &str = "console=ttyS0 quiet panic=1 nokaslr mitigations=off tsc=reliable no_timer_check";
 
-/// What the guest without a kernel needs beside `mem_mb`: itself at 1 MiB, its memory from 4 MiB, firmware tables at the end.
+/// What the guest without a kernel needs beside `mem_mb`: itself at 1 MiB, its memory from 4 MiB, firmware tables at
+/// the end.
 const BARE_MB: u64 = 8;
 
 impl GuestSpec {
@@ -159,7 +162,8 @@ impl GuestSpec {
         }
     }
 
-    /// The guest without a kernel: `mem_mb`, `dirty_ws_mb`, a positive `dirty_mbps` and those of a disk are its parameters.
+    /// The guest without a kernel: `mem_mb`, `dirty_ws_mb`, a positive `dirty_mbps` and those of a disk are its
+    /// parameters.
     pub fn bare(name: &str, parameters: GuestParameters) -> GuestSpec {
         GuestSpec::without_kernel(name, parameters, GuestProgram::Bare)
     }

@@ -1,7 +1,8 @@
 //! Explicit huge pages for guest RAM: a lab lets the machine give out more of them for as long as it is there.
 //!
-//! The limit of surplus pages is raised, not the pool: pages are taken from free memory when a guest needs them and go back
-//! when it ends. So a run that was killed leaves a limit behind and no memory taken away, and [`crate::sweep()`] lowers the limit.
+//! The limit of surplus pages is raised, not the pool: pages are taken from free memory when a guest needs them and go
+//! back when it ends. So a run that was killed leaves a limit behind and no memory taken away, and [`crate::sweep()`]
+//! lowers the limit.
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -112,7 +112,8 @@ impl Lab {
         address(self.topology.octet, GUEST_LAN, 9 + guest)
     }
 
-    /// An etcd cluster that all hosts reach by the guest LAN, where no migration goes. Its files are in the lab's folder.
+    /// An etcd cluster that all hosts reach by the guest LAN, where no migration goes. Its files are in the lab's
+    /// folder.
     pub fn start_etcd(&self, members: u8) -> Result<Cluster, LabError> {
         let octet = self.topology.octet;
         for host in &self.hosts {
@@ -175,8 +176,8 @@ impl Lab {
         self.shape(link, &LinkSpec::shaped(rate_mbps).mtu(mtu))
     }
 
-    /// Puts a program in place of the switch between two hosts of a link: it delays packets, and may lose some. Needs a lab of three hosts or more, whose
-    /// links have switches; the other hosts are left alone on theirs.
+    /// Puts a program in place of the switch between two hosts of a link: it delays packets, and may lose some. Needs a
+    /// lab of three hosts or more, whose links have switches; the other hosts are left alone on theirs.
     pub fn forward(&self, link: usize, hosts: [usize; 2], ways: [Way; 2]) -> Result<Forwarder, LabError> {
         self.spec(link)?;
         let namespace = self.switch_namespace();

@@ -1,5 +1,5 @@
-//! A libvirt daemon in a host: Debian's own, with its own folders, users' file and process namespace, so that two of them
-//! live on one machine as they do on two.
+//! A libvirt daemon in a host: Debian's own, with its own folders, users' file and process namespace, so that two of
+//! them live on one machine as they do on two.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -69,8 +69,8 @@ impl LibvirtVersion {
     }
 }
 
-/// Covers the folders, and starts the daemon where `/proc` is that of its processes. The shell is their process 1: it takes
-/// the exit status of every QEMU that becomes a daemon, for which libvirt waits.
+/// Covers the folders, and starts the daemon where `/proc` is that of its processes. The shell is their process 1: it
+/// takes the exit status of every QEMU that becomes a daemon, for which libvirt waits.
 const SCRIPT: &str = r#"
 set -eu
 here=$1; shift
@@ -98,8 +98,8 @@ auth_unix_ro = "none"
 log_outputs = "2:stderr"
 "#;
 
-/// QEMU is a user of its own, as Debian has it, in libvirt's sandbox. No other security driver, no control groups (there is no systemd to
-/// make them), output of QEMU into files.
+/// QEMU is a user of its own, as Debian has it, in libvirt's sandbox. No other security driver, no control groups
+/// (there is no systemd to make them), output of QEMU into files.
 const QEMU: &str = r#"security_driver = "none"
 user = "libvirt-qemu"
 group = "libvirt-qemu"

@@ -39,7 +39,8 @@ impl LinkSpec {
         if host == 0 { self.rate_mbps } else { self.reverse_rate_mbps.or(self.rate_mbps) }
     }
 
-    /// Reads a list: `2x2500` (two of the kind), `2500,1000` (one each), `2500/1000` (there/back), `3` or `3x0` (three unshaped).
+    /// Reads a list: `2x2500` (two of the kind), `2500,1000` (one each), `2500/1000` (there/back), `3` or `3x0` (three
+    /// unshaped).
     pub fn parse_list(text: &str, mtu: u32) -> Result<Vec<LinkSpec>, LabError> {
         let refuse = || LabError::LinkSpec { text: text.to_owned() };
         if let Ok(count) = text.parse::<usize>()

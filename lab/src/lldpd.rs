@@ -25,8 +25,8 @@ pub struct Lldpd {
     process: Process,
 }
 
-// It wants a user and folders of its own, as its package makes them: here they are in a mount namespace, which `ip netns exec`
-// has made, and go with it.
+// It wants a user and folders of its own, as its package makes them: here they are in a mount namespace, which `ip
+// netns exec` has made, and go with it.
 const SURROUNDINGS: &str = r#"
 mount -t tmpfs lldpd /run && mkdir /run/lldpd
 printf 'root:x:0:0:root:/root:/bin/sh\n_lldpd:x:65533:65533::/nonexistent:/bin/false\n' >/run/passwd

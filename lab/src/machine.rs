@@ -1,6 +1,6 @@
-//! The RDMA lab's machine: a virtual machine under software emulation with a full Debian kernel and soft-RoCE, in which a
-//! command of the host runs. The machine sees the host's `/usr` and the shared folders read-only, under the same paths, so a
-//! test binary that was just built runs there as it is. `lab/rdma/init` is the other side of this module.
+//! The RDMA lab's machine: a virtual machine under software emulation with a full Debian kernel and soft-RoCE, in which
+//! a command of the host runs. The machine sees the host's `/usr` and the shared folders read-only, under the same
+//! paths, so a test binary that was just built runs there as it is. `lab/rdma/init` is the other side of this module.
 //!
 //! What the command says leaves by two virtio-serial ports and appears on QEMU's own outputs. Its exit code is a file
 //! that the machine writes last. No file means that the machine died, and the console's end says of what.
@@ -27,8 +27,9 @@ pub(crate) use wires::OCTET;
 pub use wires::Side;
 use wires::Wires;
 
-/// A machine that has not come to its command by then hangs: on a busy host one of its CPUs may never leave the kernel's start (seen with 6.1,
-/// "soft lockup" of swapper for minutes). Nothing of the command has run, so it is started again.
+/// A machine that has not come to its command by then hangs: on a busy host one of its CPUs may never leave the
+/// kernel's start (seen with 6.1, "soft lockup" of swapper for minutes). Nothing of the command has run, so it is
+/// started again.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
 /// How often a machine is started until its kernel boots.
 const BOOTS: usize = 3;
@@ -99,7 +100,8 @@ pub struct MachineOutput {
 }
 
 impl Machine {
-    /// A machine that runs a program with arguments: 1 GiB, two CPUs, two links with soft-RoCE on both ends, ten minutes.
+    /// A machine that runs a program with arguments: 1 GiB, two CPUs, two links with soft-RoCE on both ends, ten
+    /// minutes.
     pub fn new(kernel: MachineKernel, command: impl IntoIterator<Item = impl Into<String>>) -> Machine {
         let command = command.into_iter().map(Into::into).collect();
         Machine {
@@ -120,8 +122,8 @@ impl Machine {
         }
     }
 
-    /// Boots Debian 12 with systemd and QEMU, in which the command runs as root in a unit. It may write everywhere: changes
-    /// are kept in the machine's memory. It has no RDMA, and the host's `/usr` only if that is shared.
+    /// Boots Debian 12 with systemd and QEMU, in which the command runs as root in a unit. It may write everywhere:
+    /// changes are kept in the machine's memory. It has no RDMA, and the host's `/usr` only if that is shared.
     pub fn debian(mut self) -> Machine {
         self.system = System::Debian;
         self
@@ -144,8 +146,8 @@ impl Machine {
         self
     }
 
-    /// One of two machines that the links join, by sockets in a folder that both are given: lN 10.9.N.1 with rxN on one side,
-    /// 10.9.N.2 on the other. Without it both ends of the links are in the one machine.
+    /// One of two machines that the links join, by sockets in a folder that both are given: lN 10.9.N.1 with rxN on one
+    /// side, 10.9.N.2 on the other. Without it both ends of the links are in the one machine.
     pub fn wires(mut self, folder: &Path, side: Side) -> Machine {
         self.wires = Some(Wires { folder: folder.to_owned(), side });
         self
@@ -225,7 +227,8 @@ impl Machine {
         })
     }
 
-    /// The same with one start; none if it has not come to the command after `limit`, unless no more time than that was given anyway.
+    /// The same with one start; none if it has not come to the command after `limit`, unless no more time than that was
+    /// given anyway.
     fn boot(
         &self,
         limit: Duration,

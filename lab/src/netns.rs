@@ -27,8 +27,8 @@ fn own_etc(name: &str) -> PathBuf {
     PathBuf::from("/etc/netns").join(name)
 }
 
-/// Lets QEMU's bridge helper, in programs started from now on, plug guests into this bridge. Needs a folder /etc/qemu, over
-/// which the namespace's own is laid.
+/// Lets QEMU's bridge helper, in programs started from now on, plug guests into this bridge. Needs a folder /etc/qemu,
+/// over which the namespace's own is laid.
 pub fn allow_bridge(name: &str, bridge: &str) -> Result<(), LabError> {
     let machine = PathBuf::from("/etc/qemu");
     if !machine.is_dir() {

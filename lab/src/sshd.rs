@@ -13,8 +13,8 @@ pub struct Sshd {
     _running: Vec<Process>,
 }
 
-// It wants a user and a folder of its own, and its clients find the agent's socket where a package has it: here they are in a
-// mount namespace, which `ip netns exec` has made, and go with it.
+// It wants a user and a folder of its own, and its clients find the agent's socket where a package has it: here they
+// are in a mount namespace, which `ip netns exec` has made, and go with it.
 const SURROUNDINGS: &str = r#"
 mount -t tmpfs sshd /mnt && mkdir /mnt/sshd /mnt/linerate && mount --bind "$2" /mnt/linerate
 printf 'root:x:0:0:root:/nonexistent:/bin/sh\nsshd:x:65532:65534::/run/sshd:/bin/false\n' >/mnt/passwd
@@ -23,8 +23,8 @@ mount --bind /mnt/passwd /etc/passwd && mount --bind /mnt/shadow /etc/shadow && 
 exec setpriv --pdeathsig KILL "$0" -D -e -f "$1""#;
 
 impl Sshd {
-    /// Starts one in each host, at its address on the first link, which lets in the key that [`Sshd::client`] has. `folder`
-    /// gets the keys.
+    /// Starts one in each host, at its address on the first link, which lets in the key that [`Sshd::client`] has.
+    /// `folder` gets the keys.
     pub fn start(hosts: &[Host], folder: &Path) -> Result<Sshd, LabError> {
         let daemon = Cache::locate().sshd()?;
         let file = |name: &str| folder.join(name);

@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::error::io_error;
 use crate::{LabError, device, huge, lab, netns, tool};
 
-/// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none of the others.
+/// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none
+/// of the others.
 pub fn sweep() -> Result<Vec<String>, LabError> {
     let removed = each(all().into_iter().filter(|name| !maker_is_alive(name)), remove);
     // When nothing of a lab has them open any more.

@@ -1,5 +1,5 @@
-//! Certificates for agents of the lab. A host that has them gets an agent with `security = "tls"`, any other speaks plain
-//! text unless its test says otherwise.
+//! Certificates for agents of the lab. A host that has them gets an agent with `security = "tls"`, any other speaks
+//! plain text unless its test says otherwise.
 
 use std::path::{Path, PathBuf};
 
@@ -77,8 +77,8 @@ fn folder(host: &Host) -> PathBuf {
     host.directory.join("identity")
 }
 
-/// What the configuration of the host's agent has for it: keys, and a table. Plain text unless the host has a certificate or
-/// the test says otherwise.
+/// What the configuration of the host's agent has for it: keys, and a table. Plain text unless the host has a
+/// certificate or the test says otherwise.
 pub(crate) fn configuration(host: &Host, more: &str) -> (&'static str, String) {
     let folder = folder(host);
     let file = |name: &str| folder.join(name).display().to_string();

@@ -1,5 +1,6 @@
-//! The Debian package in machines that boot Debian with systemd: from nothing to an encrypted migration, upgraded, removed
-//! and purged with guests that run. `make deb-test` builds the packages, prepares the machines and runs these tests.
+//! The Debian package in machines that boot Debian with systemd: from nothing to an encrypted migration, upgraded,
+//! removed and purged with guests that run. `make deb-test` builds the packages, prepares the machines and runs these
+//! tests.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Tests say what they expect.
 

@@ -1,5 +1,6 @@
-//! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one.
-//! With what lab/install.sh installs. Those of `huge`, `inside`, `pair` and `ports` run in the machine: this program starts itself there.
+//! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one. With what
+//! lab/install.sh installs. Those of `huge`, `inside`, `pair` and `ports` run in the machine: this program starts
+//! itself there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -277,8 +278,8 @@ fn memory_tests(kernel: MachineKernel, program: &str, tests: &str) -> String {
     output.stdout
 }
 
-/// On this kernel another query misses written pages whose page-table entries were emptied: the probe sees that, and that
-/// the query in use misses none.
+/// On this kernel another query misses written pages whose page-table entries were emptied: the probe sees that, and
+/// that the query in use misses none.
 #[test]
 fn no_written_page_is_missed_on_6_12_and_the_probe_would_see_one() {
     let tests = "probe::tests::the_probe_finds_written_pages_that_another_query_misses";
@@ -306,7 +307,8 @@ fn the_doctor_finds_faults_of_bonds_vlans_and_pcie_slots() {
     succeeded(&output);
 }
 
-/// Two hosts with a kernel each: by RDMA alone with a cable pulled, and back with an adapter that gets nothing through any more.
+/// Two hosts with a kernel each: by RDMA alone with a cable pulled, and back with an adapter that gets nothing through
+/// any more.
 #[test]
 fn a_guest_moves_between_two_machines_by_rdma_survives_a_cut_and_falls_back_to_tcp() {
     pair_of_machines(MachineKernel::Backports, ["pair::host_a", "pair::host_b"]);
@@ -321,15 +323,16 @@ fn a_guest_in_huge_pages_moves_between_two_machines_by_rdma_and_its_memory_is_th
     );
 }
 
-/// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way, arrives with a warning.
+/// A benchmark by RDMA fails there and says of which ports the MTUs differ. A migration, whose bytes go one way,
+/// arrives with a warning.
 #[test]
 fn ports_of_different_mtus_are_found() {
     let tests = ["pair::rdma_over_a_path_with_a_smaller_mtu", "pair::has_the_smaller_mtu"];
     pair_with_mtus([9000, 1500], MachineKernel::Backports, tests);
 }
 
-/// 200 moves, of which the first 20 lose a cable during the copy: RDMA is back on that link each time, and both ends agree on what arrived.
-/// RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
+/// 200 moves, of which the first 20 lose a cable during the copy: RDMA is back on that link each time, and both ends
+/// agree on what arrived. RDMA_KERNEL=6.1: the second machine has Debian 12's kernel.
 #[test]
 #[ignore = "an hour: make rdma-moves"]
 fn a_guest_moves_by_rdma_many_times() {
@@ -342,7 +345,8 @@ fn a_guest_moves_by_rdma_many_times() {
     );
 }
 
-/// There by RDMA from RAM to RAM with a cable pulled, and back, since the older kernel cannot track, by QEMU's own stream over RDMA.
+/// There by RDMA from RAM to RAM with a cable pulled, and back, since the older kernel cannot track, by QEMU's own
+/// stream over RDMA.
 #[test]
 #[ignore = "minutes more: make rdma-check"]
 fn a_guest_goes_by_rdma_to_debian_12s_kernel_and_back() {
@@ -352,7 +356,8 @@ fn a_guest_goes_by_rdma_to_debian_12s_kernel_and_back() {
     );
 }
 
-/// The folder that two machines share. With RDMA_LOG it is that one and stays, with a line for each move and the agents' logs.
+/// The folder that two machines share. With RDMA_LOG it is that one and stays, with a line for each move and the
+/// agents' logs.
 enum Marks {
     Kept(PathBuf),
     Passing(tempfile::TempDir),
@@ -442,8 +447,8 @@ fn the_transport(kernel: MachineKernel, cpus: u32) {
 fn the_rdma_transport_under_valgrind() {
     let _places = places(1);
     let program = unit_tests("linerate_net");
-    // Left out: what measures, what changes privileges, what moves much, and what cuts a link or waits at an instant that is long past
-    // by then.
+    // Left out: what measures, what changes privileges, what moves much, and what cuts a link or waits at an instant
+    // that is long past by then.
     let script = format!(
         "for to in 10.9.0.2 10.9.1.2; do ping -c 1 -W 5 $to >/dev/null; done
         checked() {{

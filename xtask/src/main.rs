@@ -1,8 +1,8 @@
-//! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot. In code:
-//! dependency direction between crates, the pure crates' dependency lists, where `unsafe` is allowed, circles between
-//! folders of a crate. In documents: links, and the length of sentences.
-//! `cargo run -p xtask -- test` runs all tests, two programs of them at a time; `measure` prints the project's numbers, and
-//! `licences` what the Debian package says of the libraries in the program.
+//! Project chores that are too long for make. `cargo run -p xtask -- check` runs the checks that clippy cannot. In
+//! code: dependency direction between crates, the pure crates' dependency lists, where `unsafe` is allowed, circles
+//! between folders of a crate. In documents: links, and the length of sentences. `cargo run -p xtask -- test` runs all
+//! tests, two programs of them at a time; `measure` prints the project's numbers, and `licences` what the Debian
+//! package says of the libraries in the program.
 
 mod imports;
 mod licences;

@@ -1,5 +1,5 @@
-//! `xtask test`: all tests of the workspace, some programs of them at a time. `cargo test` runs one program after the other,
-//! and those that move guests wait most of their time: for guests to boot, for losses to be noticed.
+//! `xtask test`: all tests of the workspace, some programs of them at a time. `cargo test` runs one program after the
+//! other, and those that move guests wait most of their time: for guests to boot, for losses to be noticed.
 
 mod counted;
 mod program;

@@ -1,4 +1,5 @@
-//! A bridge in the middle passes 1500 bytes while the hosts send 9000: migrations without the doctor's advice and with it, in turn.
+//! A bridge in the middle passes 1500 bytes while the hosts send 9000: migrations without the doctor's advice and with
+//! it, in turn.
 
 use std::path::Path;
 use std::process::Command;

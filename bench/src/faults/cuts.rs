@@ -69,7 +69,8 @@ impl Stage {
         let mut flags = vec!["--link-timeout", "20s"];
         flags.extend(if self.by_streams { ["--mode", "stream"].as_slice() } else { &["--verify"] });
         let mut moving = Moving::begin(self.site.agent(self.at)?, NAME, &self.site.to(to)?, &flags)?;
-        // Before the hosts have talked, the only address that is known is the one in the command, and it is on one of the links.
+        // Before the hosts have talked, the only address that is known is the one in the command, and it is on one of
+        // the links.
         anyhow::ensure!(moving.reach(Step::Admit, Duration::from_secs(30)), "the migration did not begin");
         harm(&self.site)?;
         let ending = moving.finish(Duration::from_secs(120));

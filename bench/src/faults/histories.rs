@@ -1,5 +1,6 @@
-//! Faults after faults: one guest, one history of moves in which an agent stops exactly where it writes its journal, and then
-//! something breaks; agents start again in any order, and the guest moves there and back before the next fault.
+//! Faults after faults: one guest, one history of moves in which an agent stops exactly where it writes its journal,
+//! and then something breaks; agents start again in any order, and the guest moves there and back before the next
+//! fault.
 
 use std::time::{Duration, Instant};
 

@@ -26,10 +26,12 @@ pub struct Flags {
     /// Migrations during which one of two links is cut at a random instant
     #[arg(long, default_value_t = 50)]
     cuts: usize,
-    /// How the guests of these move: in stream mode their RAM cannot be compared as a whole, and they check it themselves
+    /// How the guests of these move: in stream mode their RAM cannot be compared as a whole, and they check it
+    /// themselves
     #[arg(long, default_value = "direct", value_parser = ["direct", "stream"])]
     cuts_by: String,
-    /// Histories of faults after faults at random, besides each record of each side once before, once after it and once with a full disk
+    /// Histories of faults after faults at random, besides each record of each side once before, once after it and once
+    /// with a full disk
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Repeats the random instants of an earlier run

@@ -114,7 +114,8 @@ fn act(site: &mut Site, case: &Case, outcome: &mut Outcome) -> anyhow::Result<()
     }
 }
 
-/// The guest ran at the destination, and its QEMU there is dead: the source keeps its older copy for an operator, who wants none.
+/// The guest ran at the destination, and its QEMU there is dead: the source keeps its older copy for an operator, who
+/// wants none.
 fn give_up(site: &Site, outcome: &mut Outcome) -> anyhow::Result<()> {
     let in_doubt = |migration: &MigrationSummary| migration.state == MigrationState::InDoubt;
     for migration in site.migrations(0)?.iter().filter(|one| in_doubt(one)) {

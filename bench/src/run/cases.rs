@@ -52,7 +52,8 @@ impl Case {
         let mut cases: Vec<Case> =
             ["2x2500", "2500,1000", "4x1000", "2"].map(|links| Case::idle(links, mb)).to_vec();
         if flags.mode == "stream" {
-            // What carrying QEMU's streams costs where there is nothing to gain, and what it gives where the CPUs are not the limit.
+            // What carrying QEMU's streams costs where there is nothing to gain, and what it gives where the CPUs are
+            // not the limit.
             cases.splice(0..0, ["1000", "2500", "2x1000"].map(|links| Case::idle(links, mb)));
         }
         cases.push(Case { name: "empty-2x2500".into(), memory_mb: 8192, filled_mb: 32, ..base.clone() });

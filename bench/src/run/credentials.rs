@@ -1,4 +1,5 @@
-//! What QEMU needs for TLS on its own migration: an authority and a certificate, as files with the names that QEMU looks for.
+//! What QEMU needs for TLS on its own migration: an authority and a certificate, as files with the names that QEMU
+//! looks for.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +11,8 @@ use rcgen::{
 /// The name that the source checks the destination's certificate for.
 pub const NAME: &str = "linerate-bench";
 
-/// Writes them into a new folder and returns it. Both hosts have the same certificate. The key is ECDSA P-256, as that of
-/// Linerate's hosts is.
+/// Writes them into a new folder and returns it. Both hosts have the same certificate. The key is ECDSA P-256, as that
+/// of Linerate's hosts is.
 pub fn write(parent: &Path) -> anyhow::Result<PathBuf> {
     let folder = parent.join("qemu-tls");
     std::fs::create_dir_all(&folder)?;

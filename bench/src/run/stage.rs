@@ -175,8 +175,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Agents that speak TLS or plain text, as the method says. Where a run has both, they are started again before each, so
-    /// that neither has more behind it.
+    /// Agents that speak TLS or plain text, as the method says. Where a run has both, they are started again before
+    /// each, so that neither has more behind it.
     fn secure(&mut self, method: Method) -> anyhow::Result<()> {
         let Some(cluster) = self.cluster.as_mut().filter(|_| method.is_linerate()) else { return Ok(()) };
         for agent in &mut self.site.agents {

@@ -1,4 +1,5 @@
-//! What Linerate promises, and whether it holds in these runs. Comparisons are pair by pair; the median of the pairs counts.
+//! What Linerate promises, and whether it holds in these runs. Comparisons are pair by pair; the median of the pairs
+//! counts.
 
 use serde::Serialize;
 

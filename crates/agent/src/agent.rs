@@ -196,8 +196,8 @@ impl Agent {
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))
     }
 
-    /// A migration of a guest of this name that is not over. Until then it may run on the other host, whatever has become
-    /// of its QEMU here.
+    /// A migration of a guest of this name that is not over. Until then it may run on the other host, whatever has
+    /// become of its QEMU here.
     pub fn session_in_progress(&self, guest: &str) -> Option<SessionId> {
         let outgoing = self.outgoing().into_iter().find(|one| one.request.guest == guest && !one.is_over());
         let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && !one.is_arrived());

@@ -35,8 +35,8 @@ use log::{Files, Log};
 
 /// Target of the events for journald.
 pub(crate) const TARGET: &str = "linerate::audit";
-/// Lines of hosts without a proved name that are written in a second, and of each host with one. Of refusals and of what
-/// only looks; the others are counted.
+/// Lines of hosts without a proved name that are written in a second, and of each host with one. Of refusals and of
+/// what only looks; the others are counted.
 const HOSTS_PER_SECOND: u32 = 10;
 /// The same for this host's users: of refusals, and of what only looks.
 const USERS_PER_SECOND: u32 = 100;

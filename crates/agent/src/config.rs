@@ -41,12 +41,12 @@ pub struct Config {
     /// migration may use, and no other.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// Answer also at the addresses of all of this host's ports, and of bonds, VLANs and bridges over them, as they are when
-    /// the agent starts. Needs TLS. Default no.
+    /// Answer also at the addresses of all of this host's ports, and of bonds, VLANs and bridges over them, as they are
+    /// when the agent starts. Needs TLS. Default no.
     #[serde(default)]
     pub listen_auto: bool,
-    /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain text,
-    /// and every host that reaches `listen` may send guests. Both hosts must have the same. Default `tls`.
+    /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain
+    /// text, and every host that reaches `listen` may send guests. Both hosts must have the same. Default `tls`.
     #[serde(default)]
     pub security: Option<Protection>,
     /// The operator's own certificate of this host and the authorities that are trusted, in place of the identity that
@@ -60,12 +60,12 @@ pub struct Config {
     /// Folder of the cluster's authority, on the host that has it. Default: `authority` in `state_dir`.
     #[serde(default)]
     pub authority_dir: Option<PathBuf>,
-    /// Addresses at which hosts join, on the authority's host, while a token can be used. Default: those of `listen`, with
-    /// port 7980.
+    /// Addresses at which hosts join, on the authority's host, while a token can be used. Default: those of `listen`,
+    /// with port 7980.
     #[serde(default)]
     pub join_listen: Vec<SocketAddr>,
-    /// What the hosts of the cluster may do here, with `security = "tls"`. By default they send guests, receive guests and
-    /// look.
+    /// What the hosts of the cluster may do here, with `security = "tls"`. By default they send guests, receive guests
+    /// and look.
     #[serde(default)]
     pub peers: Policy,
     /// Whether RDMA may be used beside TLS. The agents cannot encrypt RDMA, so it is used only on a network that no
@@ -107,12 +107,12 @@ pub struct Config {
     /// where storage is coherent or was never read on this host.
     #[serde(default)]
     pub keep_page_cache: bool,
-    /// User that QEMU runs as, of guests that this agent starts. `root` or empty: QEMU has all rights of this host. Default
-    /// `linerate-qemu`, which must exist.
+    /// User that QEMU runs as, of guests that this agent starts. `root` or empty: QEMU has all rights of this host.
+    /// Default `linerate-qemu`, which must exist.
     #[serde(default = "default_qemu_user")]
     pub qemu_user: String,
-    /// Slice of systemd's, such as `machine.slice`, in which each guest that this agent starts gets a scope of its own. Without
-    /// it guests are part of the agent's unit. It has no effect on a QEMU that is root. None by default.
+    /// Slice of systemd's, such as `machine.slice`, in which each guest that this agent starts gets a scope of its own.
+    /// Without it guests are part of the agent's unit. It has no effect on a QEMU that is root. None by default.
     #[serde(default)]
     pub qemu_slice: Option<String>,
     /// QEMU binaries that this host may run; the first that is not older than the source's is taken.
@@ -141,8 +141,8 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
-    /// The etcd cluster that this host shares with others: hosts know each other, drains find destinations by themselves. None
-    /// by default: each host has a store of its own.
+    /// The etcd cluster that this host shares with others: hosts know each other, drains find destinations by
+    /// themselves. None by default: each host has a store of its own.
     #[serde(default)]
     pub fleet: Option<FleetSettings>,
     /// Which guests must be on different hosts. None by default.
@@ -372,8 +372,8 @@ impl Config {
         self.authority_dir.clone().unwrap_or_else(|| self.state_dir.join("authority"))
     }
 
-    /// What no guest opens: keys and passwords, the journal, sockets and RAM of guests. Only `images` in `state_dir` may
-    /// have disks.
+    /// What no guest opens: keys and passwords, the journal, sockets and RAM of guests. Only `images` in `state_dir`
+    /// may have disks.
     pub fn own_folders(&self) -> OwnFolders {
         let authority = self.authority_folder();
         // Beside it is the next one while the authority changes.

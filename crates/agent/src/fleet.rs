@@ -1,8 +1,8 @@
 //! This host in the store of its fleet: whether it takes guests from others. docs/drain.md has the rules.
 //!
-//! The store is a file of this host, or an etcd cluster that hosts share (`[fleet]` in the configuration; see `fleet_member`).
-//! One that cannot be opened is tried again each time that it is asked: an agent whose disk is full or whose etcd is away must
-//! start, and bring to an end what is open.
+//! The store is a file of this host, or an etcd cluster that hosts share (`[fleet]` in the configuration; see
+//! `fleet_member`). One that cannot be opened is tried again each time that it is asked: an agent whose disk is full or
+//! whose etcd is away must start, and bring to an end what is open.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,8 +110,8 @@ impl HostInFleet {
         Ok(found.map(|Cordon { by, since_ms, .. }| api::Cordon { by, since_unix_ms: since_ms }))
     }
 
-    /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted: the
-    /// first one's reason is kept.
+    /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted:
+    /// the first one's reason is kept.
     pub fn set_cordon(&self, by: &str) -> Result<api::CordonAnswer, FleetError> {
         let changed = self.fleet_to_change()?.cordon(&self.record.name, by, unix_ms())?;
         self.answer(changed)

@@ -52,8 +52,8 @@ fn registry_error(error: &RegistryError) -> ErrorBody {
     failed(code, error)
 }
 
-/// Nothing of the agent's is a guest's disk or kernel, nor named by its image, which a QEMU may have written. The serial
-/// port's file is no image, and may be a log in `run_dir`.
+/// Nothing of the agent's is a guest's disk or kernel, nor named by its image, which a QEMU may have written. The
+/// serial port's file is no image, and may be a log in `run_dir`.
 fn refuse_own(agent: &Agent, spec: &GuestSpec) -> Answer<()> {
     let opened = needs::of_spec(spec, &[]);
     let opened = opened.iter().filter(|wanted| Some(&wanted.path) != spec.serial.as_ref());

@@ -116,9 +116,9 @@ impl Describer {
         }
     }
 
-    /// Bytes that are not taken by guests that are here: by what the kernel says is available now, by what the host has, and
-    /// by what the folder for RAM can have. A guest may use less than its memory, and use all of it later. What guests on their
-    /// way have already is not taken here: whoever reads the record counts all of their memory.
+    /// Bytes that are not taken by guests that are here: by what the kernel says is available now, by what the host
+    /// has, and by what the folder for RAM can have. A guest may use less than its memory, and use all of it later.
+    /// What guests on their way have already is not taken here: whoever reads the record counts all of their memory.
     fn free_bytes(&self, taken: u64, had: &Had) -> u64 {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo(&text, "MemTotal:").unwrap_or(0).saturating_sub(taken);

@@ -611,8 +611,8 @@ impl Journal {
         })
     }
 
-    /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so that
-    /// no host has those of others forgotten.
+    /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so
+    /// that no host has those of others forgotten.
     pub fn prune(&self) -> Result<usize, JournalError> {
         let mut ended: BTreeMap<PeerName, Vec<(u64, SessionId)>> = BTreeMap::new();
         for (session, record) in self.on_disk()?.into_iter().filter(|(_, record)| record.is_over()) {

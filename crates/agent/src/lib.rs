@@ -107,7 +107,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         if let Some(fleet) = &config.fleet {
             fleet.options().context("[fleet]")?;
         }
-        // The agent starts without that user: what is open must be brought to its end, and guests must be able to leave.
+        // The agent starts without that user: what is open must be brought to its end, and guests must be able to
+        // leave.
         if let Err(error) = config.qemu_user() {
             eprintln!("warning: no guest can arrive or be started here: {}", faults::chain(&error));
         }

@@ -39,8 +39,8 @@ pub(crate) fn connect_in_folder(path: &Path, wait: Duration) -> io::Result<Socke
     Ok(socket)
 }
 
-/// Connects to a socket that this QEMU serves, in a folder of its own. Nothing else is taken for it, wherever a name that a
-/// hostile QEMU made there may lead.
+/// Connects to a socket that this QEMU serves, in a folder of its own. Nothing else is taken for it, wherever a name
+/// that a hostile QEMU made there may lead.
 pub(crate) fn connect_qemu(path: &Path, pid: i32, wait: Duration) -> io::Result<Socket> {
     let socket = connect_in_folder(path, wait)?;
     let serves = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get();

@@ -99,8 +99,8 @@ impl Security {
         Arc::new(Security { protection: None, policy: Policy::default(), rdma: RdmaNetwork::default() })
     }
 
-    /// As configured. Refuses an operator's certificate that other hosts would refuse; one of the cluster's authority can
-    /// be replaced while the agent runs.
+    /// As configured. Refuses an operator's certificate that other hosts would refuse; one of the cluster's authority
+    /// can be replaced while the agent runs.
     pub(crate) fn open(config: &Config) -> Result<Arc<Security>, SecurityError> {
         if config.security == Some(Protection::Insecure) {
             tracing::warn!(
@@ -149,11 +149,13 @@ impl Security {
     /// Ends the connections of hosts that were revoked meanwhile, whatever they carry. How many there were.
     pub(crate) fn end_revoked(&self) -> usize {
         let (Some(protected), Some(identity)) = (&self.protection, self.identity()) else { return 0 };
-        // Only that counts: a certificate that has ended, or whose authority leaves, was good when the connection was made.
+        // Only that counts: a certificate that has ended, or whose authority leaves, was good when the connection was
+        // made.
         protected.tls.end_connections(|chain, _| identity.is_revoked(chain))
     }
 
-    /// Connections from other hosts can be taken: they prove who they are, or the operator has chosen that they need not.
+    /// Connections from other hosts can be taken: they prove who they are, or the operator has chosen that they need
+    /// not.
     pub(crate) fn is_ready(&self) -> bool {
         self.protection.as_ref().is_none_or(|protected| protected.identity.lock().is_some())
     }
@@ -187,8 +189,8 @@ impl Security {
         self.pin_to(host).map(Some)
     }
 
-    /// What connections to that host, and no other, are protected with. Refused in plain text, where nobody can prove to
-    /// be it.
+    /// What connections to that host, and no other, are protected with. Refused in plain text, where nobody can prove
+    /// to be it.
     pub(crate) fn pin_to(&self, host: HostName) -> Result<Pinned, Fault> {
         let Some(protected) = &self.protection else {
             let text = format!(
@@ -206,7 +208,8 @@ impl Security {
         pinned().map_err(|error: TlsConfigError| refused(error.to_string()))
     }
 
-    /// Who opened a connection, by the certificates that it showed. A peer that was revoked since its handshake is refused.
+    /// Who opened a connection, by the certificates that it showed. A peer that was revoked since its handshake is
+    /// refused.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'static>]) -> Result<PeerName, PeerError> {
         if self.protection.is_none() {
             return Ok(None);

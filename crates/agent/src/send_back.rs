@@ -3,8 +3,8 @@
 //! The other host names the session in which a guest came. The journal has the host that opened that session, and the
 //! process that arrived: no other host gets a guest, and no guest that has become another one.
 //!
-//! A domain of libvirt need not have come in a session of the journal's. The other host gets it if it may reach this host's
-//! libvirt through a tunnel: it could fetch the domain by itself then.
+//! A domain of libvirt need not have come in a session of the journal's. The other host gets it if it may reach this
+//! host's libvirt through a tunnel: it could fetch the domain by itself then.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -11,15 +11,15 @@ pub struct DrainRequest {
     /// Name of the host; the agent's own if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The only destinations: `HOST`, `HOST:PORT`, or names in a fleet that shares a store. Without any, all other hosts of
-    /// that fleet.
+    /// The only destinations: `HOST`, `HOST:PORT`, or names in a fleet that shares a store. Without any, all other
+    /// hosts of that fleet.
     #[serde(default)]
     pub to: Vec<String>,
     /// Names of guests that stay.
     #[serde(default)]
     pub keep: Vec<String>,
-    /// Lists of guests of which no two may be on one host, beside those of agent.toml. `db-*` stands for all names that begin
-    /// with `db-`.
+    /// Lists of guests of which no two may be on one host, beside those of agent.toml. `db-*` stands for all names that
+    /// begin with `db-`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<Vec<String>>,
     /// How guest RAM is moved.
@@ -195,8 +195,8 @@ pub struct DrainDetail {
     pub left_ms: Option<u64>,
     /// The lower bound of those guests that have a destination.
     pub bound: DrainBound,
-    /// Why there may be guests that the drain did not find, as of its last look: libvirt does not answer. Then the host is not
-    /// known to be empty.
+    /// Why there may be guests that the drain did not find, as of its last look: libvirt does not answer. Then the host
+    /// is not known to be empty.
     #[serde(default)]
     pub unseen: Vec<String>,
     /// What an operator should know: a destination that does not answer, a store that cannot be written.

@@ -46,7 +46,8 @@ pub struct MigrateRequest {
     /// wait for the copy. Otherwise such a migration is given up.
     #[serde(default)]
     pub throttle: bool,
-    /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if absent.
+    /// Rounds after the first pass before a migration that does not converge is given up; the agent's own limit if
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rounds: Option<u32>,
     /// How guest RAM is moved.
@@ -70,8 +71,8 @@ pub struct MigrateRequest {
     /// What those disks have of the links while memory wants the rest, in percent, 1 to 99; half if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_share_percent: Option<u8>,
-    /// Find out whether the guest can move, up to an incoming QEMU and links that carry, and leave it where it is. Nothing of
-    /// the guest is touched.
+    /// Find out whether the guest can move, up to an incoming QEMU and links that carry, and leave it where it is.
+    /// Nothing of the guest is touched.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
     /// The guest is a domain of libvirt, which the agent has libvirt move.
@@ -221,8 +222,8 @@ pub enum MigrationState {
     Checked,
     /// It did not work.
     Failed,
-    /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination waits for
-    /// the source's word; an operator may decide.
+    /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination
+    /// waits for the source's word; an operator may decide.
     InDoubt,
     /// Decided, and being brought to its end: what does not succeed is tried again.
     Recovering,

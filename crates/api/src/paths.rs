@@ -2,12 +2,14 @@
 
 /// `GET`: the agent itself, [`AgentStatus`](crate::AgentStatus).
 pub const STATUS: &str = "/v1/status";
-/// `POST`: the agent takes up what changed in this host's identity and tokens; 200, [`AgentStatus`](crate::AgentStatus).
+/// `POST`: the agent takes up what changed in this host's identity and tokens; 200,
+/// [`AgentStatus`](crate::AgentStatus).
 pub const IDENTITY: &str = "/v1/identity";
 /// `GET`: list of [`GuestSummary`](crate::GuestSummary). `POST` [`StartGuest`](crate::StartGuest): 201,
 /// [`GuestSummary`](crate::GuestSummary).
 pub const GUESTS: &str = "/v1/guests";
-/// `POST` [`AdoptGuest`](crate::AdoptGuest): 201, [`GuestSummary`](crate::GuestSummary). No guest can be called `adopt`.
+/// `POST` [`AdoptGuest`](crate::AdoptGuest): 201, [`GuestSummary`](crate::GuestSummary). No guest can be called
+/// `adopt`.
 pub const GUESTS_ADOPT: &str = "/v1/guests/adopt";
 /// `GET`: one guest's [`GuestDetail`](crate::GuestDetail).
 pub const GUEST: &str = "/v1/guests/{name}";
@@ -24,8 +26,8 @@ pub const MIGRATION: &str = "/v1/migrations/{id}";
 pub const MIGRATION_EVENTS: &str = "/v1/migrations/{id}/events";
 /// `POST` [`ResolveRequest`](crate::ResolveRequest): 200, [`MigrationSummary`](crate::MigrationSummary).
 pub const SESSION_RESOLVE: &str = "/v1/sessions/{id}/resolve";
-/// `POST` [`BenchRequest`](crate::BenchRequest): 200, [`BenchEvent`](crate::BenchEvent)s, one a line. Closing the connection
-/// stops the measurement.
+/// `POST` [`BenchRequest`](crate::BenchRequest): 200, [`BenchEvent`](crate::BenchEvent)s, one a line. Closing the
+/// connection stops the measurement.
 pub const BENCH: &str = "/v1/bench";
 
 /// `POST` [`DoctorRequest`](crate::DoctorRequest): 200, [`DoctorAnswer`](crate::DoctorAnswer).
@@ -39,14 +41,15 @@ pub const LINK_PUT_BACK: &str = "/v1/link/put-back";
 /// `POST` [`QosRequest`](crate::QosRequest): 200, [`QosAnswer`](crate::QosAnswer).
 pub const QOS_APPLY: &str = "/v1/qos/apply";
 
-/// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel ends
-/// when the client closes the connection.
+/// `POST` [`TunnelRequest`](crate::TunnelRequest): 200, [`TunnelEvent`](crate::TunnelEvent)s, one a line. The tunnel
+/// ends when the client closes the connection.
 pub const TUNNELS: &str = "/v1/tunnels";
 
 /// `POST` [`AuditRequest`](crate::AuditRequest): 200, list of [`AuditEntry`](crate::AuditEntry), oldest first.
 pub const AUDIT: &str = "/v1/audit";
 
-/// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer). Guests that are arriving go on.
+/// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer). Guests that are arriving
+/// go on.
 pub const CORDON: &str = "/v1/cordon";
 /// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer).
 pub const UNCORDON: &str = "/v1/uncordon";
@@ -54,8 +57,8 @@ pub const UNCORDON: &str = "/v1/uncordon";
 /// `GET`: list of [`DrainDetail`](crate::DrainDetail), newest first. `POST` [`DrainRequest`](crate::DrainRequest): 202,
 /// [`DrainStarted`](crate::DrainStarted).
 pub const DRAINS: &str = "/v1/drains";
-/// `POST` [`DrainRequest`](crate::DrainRequest): 200, [`DrainDetail`](crate::DrainDetail) of what would be done. Each guest's
-/// migration is tried without copying. No drain can be called `plan`.
+/// `POST` [`DrainRequest`](crate::DrainRequest): 200, [`DrainDetail`](crate::DrainDetail) of what would be done. Each
+/// guest's migration is tried without copying. No drain can be called `plan`.
 pub const DRAIN_PLAN: &str = "/v1/drains/plan";
 /// `GET`: [`DrainDetail`](crate::DrainDetail). `POST` [`DrainSteer`](crate::DrainSteer): 200, the same.
 pub const DRAIN: &str = "/v1/drains/{id}";

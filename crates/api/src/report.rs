@@ -147,8 +147,8 @@ pub struct LinkTotals {
     /// Why it carried over TCP although both ends have RDMA; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<String>,
-    /// Why it did not carry when the migration ended: it could not be opened, or was lost and did not come back. Absent if it
-    /// carried.
+    /// Why it did not carry when the migration ended: it could not be opened, or was lost and did not come back. Absent
+    /// if it carried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// What the RDMA port counted meanwhile, that of other users of the port included; absent where it was not used.

@@ -116,11 +116,12 @@ pub struct TunnelPair {
     pub listen: TunnelAddress,
     /// Where the other host connects to, for each connection here.
     pub connect: TunnelAddress,
-    /// Connections wait here until the migration that names the socket lets them in ([`crate::DomainMigration`]); a UNIX socket.
+    /// Connections wait here until the migration that names the socket lets them in ([`crate::DomainMigration`]); a
+    /// UNIX socket.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits: bool,
-    /// The one connection here is that by which libvirt drives the migration that names the socket ([`crate::DomainMigration`]): it waits
-    /// when it comes and when it ends; a UNIX socket.
+    /// The one connection here is that by which libvirt drives the migration that names the socket
+    /// ([`crate::DomainMigration`]): it waits when it comes and when it ends; a UNIX socket.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drives: bool,
 }

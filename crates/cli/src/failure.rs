@@ -171,7 +171,8 @@ fn entry(painted: &str, label: &str, text: &str, width: usize) -> Vec<String> {
     lines.into_iter().enumerate().map(|(at, line)| if at == 0 { first(line) } else { next(line) }).collect()
 }
 
-/// Lines of a text that has several are kept: a file's line with a mark below what is wrong in it means nothing otherwise.
+/// Lines of a text that has several are kept: a file's line with a mark below what is wrong in it means nothing
+/// otherwise.
 fn broken(text: &str, width: usize) -> Vec<String> {
     let fits = |line: &str| text.trim_end().contains('\n') && measure_text_width(line) <= width;
     let line = |line: &str| {

@@ -179,20 +179,24 @@ pub struct MigrateFlags {
     /// How guest RAM is moved: auto (direct where the guest allows it), direct, stream (QEMU's own streams)
     #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
     pub mode: ModeChoice,
-    /// Also copy disks that the hosts do not share: all of each disk, or only what is above its backing file (inc, domains of libvirt only)
+    /// Also copy disks that the hosts do not share: all of each disk, or only what is above its backing file (inc,
+    /// domains of libvirt only)
     #[arg(long, value_name = "all|inc", value_parser = ["all", "inc"])]
     pub copy_storage: Option<String>,
-    /// Copy these disks, named as in `linerate vm show`; the hosts must share the others (virsh's --migrate-disks). With --copy-storage
-    /// inc: what is above the backing files of these
+    /// Copy these disks, named as in `linerate vm show`; the hosts must share the others (virsh's --migrate-disks).
+    /// With --copy-storage inc: what is above the backing files of these
     #[arg(long, value_name = "DISK,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub copy_disks: Vec<String>,
-    /// Treat this disk as shared although that cannot be proved. Be certain that both hosts use one storage for it. May be repeated
+    /// Treat this disk as shared although that cannot be proved. Be certain that both hosts use one storage for it. May
+    /// be repeated
     #[arg(long, value_name = "DISK", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub shared_storage: Vec<String>,
-    /// Share of the links for copied disks while memory is copied too, in percent. What one does not use the other gets [default: 50]
+    /// Share of the links for copied disks while memory is copied too, in percent. What one does not use the other gets
+    /// [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99), requires = "copies")]
     pub storage_share: Option<u8>,
-    /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp, rdma
+    /// Carry guest RAM over RDMA where both ends have it and it works (auto), or over one of the two only: auto, tcp,
+    /// rdma
     #[arg(long, value_name = "WAY", value_parser = units::transport, default_value = "tcp")]
     pub transport: Transport,
     /// RDMA: leave out the checksum of every payload; the adapter's own check covers the wire, not the hosts
@@ -204,7 +208,8 @@ pub struct MigrateFlags {
     /// Connections of QEMU side by side (multifd) [default: one, and no multifd]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = DOMAINS)]
     pub connections: Option<u32>,
-    /// File with the domain as it shall run at the destination, where a path or a bridge has another name there (virsh's --xml)
+    /// File with the domain as it shall run at the destination, where a path or a bridge has another name there
+    /// (virsh's --xml)
     #[arg(long, value_name = "FILE", help_heading = DOMAINS)]
     pub xml: Option<PathBuf>,
     /// File with the domain as it shall be defined at the destination (virsh's --persistent-xml)
@@ -213,8 +218,8 @@ pub struct MigrateFlags {
     /// Socket of the destination's libvirt
     #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
     pub libvirt_socket: String,
-    /// Find out whether the guest can move: with a QEMU at the destination that waits, and links that carry. The guest is not
-    /// touched, and stays
+    /// Find out whether the guest can move: with a QEMU at the destination that waits, and links that carry. The guest
+    /// is not touched, and stays
     #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks"])]
     pub dry_run: bool,
     /// Start the migration, print its name and end
@@ -365,8 +370,9 @@ impl LinkSetFlags {
 
 #[derive(Debug, Args)]
 pub struct TunnelFlags {
-    /// A socket here and one there, such as unix:/run/a.sock=unix:/run/b.sock or tcp:127.0.0.1:4444=tcp:127.0.0.1:4444: for each
-    /// connection to the first, the other host's agent connects to the second, which its `tunnel_targets` must allow
+    /// A socket here and one there, such as unix:/run/a.sock=unix:/run/b.sock or tcp:127.0.0.1:4444=tcp:127.0.0.1:4444:
+    /// for each connection to the first, the other host's agent connects to the second, which its `tunnel_targets` must
+    /// allow
     #[arg(required = true, value_name = "LISTEN=CONNECT", value_parser = units::tunnel_pair)]
     pub pairs: Vec<TunnelPair>,
     /// The other host's agent
@@ -445,8 +451,8 @@ pub struct AdoptFlags {
     /// Path of its QMP socket
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
-    /// What to call it: a name that no other guest of this host has [default: QEMU's own name of it (-name), its UUID, or
-    /// qemu-PID]
+    /// What to call it: a name that no other guest of this host has [default: QEMU's own name of it (-name), its UUID,
+    /// or qemu-PID]
     #[arg(long)]
     pub name: Option<String>,
 }

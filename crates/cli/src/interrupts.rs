@@ -1,7 +1,7 @@
 //! Ctrl-C in commands that begin something which goes on without them.
 //!
-//! A command listens before it sends its request. Otherwise a Ctrl-C between the request and its answer ends the process,
-//! and nobody is told that the agent has begun.
+//! A command listens before it sends its request. Otherwise a Ctrl-C between the request and its answer ends the
+//! process, and nobody is told that the agent has begun.
 
 use std::pin::pin;
 use std::task::{Context as Task, Waker};
@@ -61,8 +61,8 @@ impl Interrupts {
         }
     }
 
-    /// The answer to a request. The first Ctrl-C is noted for [`Interrupts::next`]: what was begun is known only with the
-    /// answer. The second ends the wait, with `advice`.
+    /// The answer to a request. The first Ctrl-C is noted for [`Interrupts::next`]: what was begun is known only with
+    /// the answer. The second ends the wait, with `advice`.
     pub async fn answer<T, E: Into<Failure>>(
         &mut self,
         request: impl Future<Output = Result<T, E>>,

@@ -1,5 +1,5 @@
-//! The agent of another host, reached by ssh: its socket is forwarded to one here. What the operator may do there is what the
-//! user may do that ssh logs in as.
+//! The agent of another host, reached by ssh: its socket is forwarded to one here. What the operator may do there is
+//! what the user may do that ssh logs in as.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::failure::Failure;
 
 /// How often ssh is looked at until it forwards. It has its own limits, and may ask for a password.
 const LOOK: Duration = Duration::from_millis(50);
-/// ssh gives up a host that does not answer for so long, in seconds. A host with busy processors was seen to need 15 for
-/// one answer.
+/// ssh gives up a host that does not answer for so long, in seconds. A host with busy processors was seen to need 15
+/// for one answer.
 const CONNECT_S: u32 = 30;
 /// It asks a silent host this often, in seconds, and three times. Each answer of the handshake may take as long as the
 /// three together.
@@ -25,9 +25,10 @@ const ALIVE_S: u32 = 10;
 /// Of what ssh writes, the end is shown.
 const SHOWN_BYTES: usize = 2048;
 
-/// Runs ssh so that Ctrl-C, which the terminal sends to all, is left to this process: the way to the agent is needed to cancel.
-/// When this process ends, however it does, its end of the pipe is closed: the first argument, a folder, is removed, and ssh
-/// is ended. A terminal that is closed, or a signal for the whole process group, ends the others, but not what does this.
+/// Runs ssh so that Ctrl-C, which the terminal sends to all, is left to this process: the way to the agent is needed to
+/// cancel. When this process ends, however it does, its end of the pipe is closed: the first argument, a folder, is
+/// removed, and ssh is ended. A terminal that is closed, or a signal for the whole process group, ends the others, but
+/// not what does this.
 const GUARD: &str = "trap '' INT; folder=$1; shift; exec 3<&0; \"$@\" </dev/null 3<&- & ssh=$!; \
     { trap '' HUP TERM; read -r _ <&3; rm -f \"$folder\"/*; rmdir \"$folder\"; kill $ssh; } >/dev/null 2>&1 & guard=$!; \
     exec 3<&-; wait $ssh; status=$?; kill -9 $guard 2>/dev/null; exit $status";

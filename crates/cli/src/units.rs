@@ -67,8 +67,8 @@ fn number(text: &str) -> Result<(f64, &str), UnitError> {
     Ok((value, unit.trim()))
 }
 
-/// A rate in bytes per second. Like iperf3 and `tc`, a bare `K`, `M`, `G` or `T` means powers of ten of *bits* per second; so
-/// do `Gb`, `Gbit`, `Gbps`, `Gb/s`. Bytes are a capital `B`: `MB/s`, `MiB/s`. A number alone is refused.
+/// A rate in bytes per second. Like iperf3 and `tc`, a bare `K`, `M`, `G` or `T` means powers of ten of *bits* per
+/// second; so do `Gb`, `Gbit`, `Gbps`, `Gb/s`. Bytes are a capital `B`: `MB/s`, `MiB/s`. A number alone is refused.
 pub fn rate(text: &str) -> Result<u64, UnitError> {
     let (value, unit) = number(text)?;
     let unknown = || UnitError::UnknownUnit(unit.to_owned(), RATES);

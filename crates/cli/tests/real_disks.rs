@@ -1,5 +1,5 @@
-//! Guests of real agents take disks along that the hosts do not share: by QEMU's mirror, over every link. As root, with what
-//! lab/install.sh installs. One at a time, as in `real_stream.rs`.
+//! Guests of real agents take disks along that the hosts do not share: by QEMU's mirror, over every link. As root, with
+//! what lab/install.sh installs. One at a time, as in `real_stream.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -40,7 +40,8 @@ const DISKS_MAX: u32 = 24;
 /// Exit code where the guest has ended.
 const GONE: i64 = 7;
 const MIB: u64 = 1 << 20;
-/// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times that of holes.
+/// What the disk that the guest leaves alone holds: bytes of no pattern, as many zeros that are written, and many times
+/// that of holes.
 const CONTENT: u64 = 24 * MIB;
 const DISK: u64 = 256 * MIB;
 /// What the disk holds that the guest writes all the time.
@@ -56,8 +57,8 @@ fn parameters() -> GuestParameters {
     }
 }
 
-/// Without a kernel, under KVM: quick, and QEMU 7.2 harms emulated guests (docs/stream-mode.md). It leaves disks alone that it is given
-/// by arguments.
+/// Without a kernel, under KVM: quick, and QEMU 7.2 harms emulated guests (docs/stream-mode.md). It leaves disks alone
+/// that it is given by arguments.
 fn quick(version: QemuVersion) -> Option<GuestSpec> {
     let missing = kvm_is_missing().map(|error| not_run(&format!("no /dev/kvm ({error})")));
     let parameters = GuestParameters { dirty_mbps: 0, ..parameters() };
@@ -191,8 +192,8 @@ fn a_disk_that_the_guest_writes_goes_there_and_back_with_a_link_cut_on_the_way()
     is_the_same(&stage, "qcow2");
 }
 
-/// The images are made on the way there, and those from before are overwritten on the way back, whatever was done to them. The guest
-/// writes a third disk all the time.
+/// The images are made on the way there, and those from before are overwritten on the way back, whatever was done to
+/// them. The guest writes a third disk all the time.
 #[test]
 fn disks_of_both_formats_and_a_busy_one_with_qemu_7() {
     let Some(guest) = quick(QemuVersion::System) else { return };
@@ -276,7 +277,8 @@ fn links_are_silent(stage: &mut Stage) {
     (0..2).for_each(|link| stage.lab.restore(link).unwrap());
 }
 
-/// One after the other on one stage, because most of the time is a guest's start; in the end the same migration succeeds.
+/// One after the other on one stage, because most of the time is a guest's start; in the end the same migration
+/// succeeds.
 #[test]
 fn whatever_goes_wrong_leaves_the_guest_and_its_disk_as_they_were() {
     // Slow enough to be met in the middle of its disk.

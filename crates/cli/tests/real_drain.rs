@@ -1,4 +1,5 @@
-//! Hosts that take no guests, and guests that are asked whether they could move. As root, with what lab/install.sh installs.
+//! Hosts that take no guests, and guests that are asked whether they could move. As root, with what lab/install.sh
+//! installs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 

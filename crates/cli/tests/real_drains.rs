@@ -179,8 +179,8 @@ fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
     hall.all_go_on();
 }
 
-/// The agents of both hosts are killed at random instants, and are back after a random time. `LINERATE_KILLS`: how often;
-/// `LINERATE_SEED`: which instants.
+/// The agents of both hosts are killed at random instants, and are back after a random time. `LINERATE_KILLS`: how
+/// often; `LINERATE_SEED`: which instants.
 #[test]
 fn a_drain_goes_on_when_agents_are_killed_at_random_instants() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

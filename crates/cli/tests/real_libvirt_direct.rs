@@ -1,5 +1,5 @@
-//! Domains of two real libvirts go from RAM to RAM while libvirt's own migration waits, over two links. The guest checks its memory. As
-//! root.
+//! Domains of two real libvirts go from RAM to RAM while libvirt's own migration waits, over two links. The guest
+//! checks its memory. As root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
 #[path = "libvirt/names.rs"]
@@ -63,7 +63,8 @@ fn rolled_back(stage: &Stage) -> usize {
     std::fs::read_to_string(stage.agents[1].log()).unwrap().matches("rolled back at its source").count()
 }
 
-/// The agent that was started again has the other give up the tunnel and the copy, which the other would do by itself much later.
+/// The agent that was started again has the other give up the tunnel and the copy, which the other would do by itself
+/// much later.
 fn wait_rolled_back(stage: &Stage, before: usize) {
     let deadline = Instant::now() + LONG;
     while rolled_back(stage) < before + 2 {
@@ -144,7 +145,8 @@ fn moves_there_and_back(version: LibvirtVersion) {
     }
 }
 
-/// A guest without a kernel, there and back from RAM to RAM; and with the newer libvirt there and back by its own migration.
+/// A guest without a kernel, there and back from RAM to RAM; and with the newer libvirt there and back by its own
+/// migration.
 fn goes_under_kvm(stage: &mut Stage, version: LibvirtVersion) {
     stage.ends();
     let parameters = GuestParameters { mem_mb: 96, dirty_ws_mb: Some(8), ..GuestParameters::default() };
@@ -283,7 +285,8 @@ fn whatever_ends_while_debian_12s_libvirt_waits_leaves_the_domain_at_the_source(
     whatever_ends_leaves_it_at_the_source(LibvirtVersion::System);
 }
 
-/// libvirt decides within moments, if it can; a connection that is silent counts as lost after 30 s. A state that lasts longer stays.
+/// libvirt decides within moments, if it can; a connection that is silent counts as lost after 30 s. A state that lasts
+/// longer stays.
 const UNANSWERED: Duration = Duration::from_secs(45);
 
 /// Where it runs once libvirt has decided. If the answer of the other host was lost, libvirt leaves the domain paused
@@ -431,8 +434,8 @@ fn come_back(stage: &Stage) {
     }
 }
 
-/// A domain of libvirt, a guest of the agent and one that writes faster than the links carry, in one drain. Those that have
-/// left come back.
+/// A domain of libvirt, a guest of the agent and one that writes faster than the links carry, in one drain. Those that
+/// have left come back.
 #[test]
 fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     let mut stage = Stage::empty_over(LibvirtVersion::Eleven, 80);
@@ -442,8 +445,8 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
         dirty_ws_mb: Some(working_set),
         ..GuestParameters::default()
     };
-    // The links carry 20 MB/s. The last guest writes its 32 MiB under KVM, and wrote 56 MB/s where many processes shared two
-    // cores (64 alone). The domain writes the same 1 MiB again and again.
+    // The links carry 20 MB/s. The last guest writes its 32 MiB under KVM, and wrote 56 MB/s where many processes
+    // shared two cores (64 alone). The domain writes the same 1 MiB again and again.
     stage.begin(&GuestSpec::user_mode("g", writes(0, 1)));
     let place = &stage.lab.hosts()[0];
     let calm = GuestSpec::bare("calm", writes(1, 1));

@@ -395,8 +395,9 @@ fn refusals_have_a_reason_and_change_nothing() {
     stage.retry();
 }
 
-/// All hosts believe in 9000 and a bridge in the middle of the second link passes 1500. The doctor names host, port and value; without its
-/// advice the migration goes without that link, or not at all if it may use no other; with it both links carry.
+/// All hosts believe in 9000 and a bridge in the middle of the second link passes 1500. The doctor names host, port and
+/// value; without its advice the migration goes without that link, or not at all if it may use no other; with it both
+/// links carry.
 #[test]
 fn jumbo_frames_into_a_small_bridge_cost_a_link_until_the_doctor_has_fixed_it() {
     let mut stage = Stage::through_switches(&[300, 300], steady());

@@ -1,5 +1,5 @@
-//! Other orders in which things break around commit. Whatever breaks: the guest runs once, with its disk, and exit code 0 says
-//! that it runs at the destination. As root, with what lab/install.sh installs.
+//! Other orders in which things break around commit. Whatever breaks: the guest runs once, with its disk, and exit code
+//! 0 says that it runs at the destination. As root, with what lab/install.sh installs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -79,7 +79,8 @@ fn reaches_the_agent_when_links_are_back(stage: &mut Stage) {
     goes_on(stage, 1);
 }
 
-/// The roll-back was written, and the notice could not be sent. The destination keeps the complete guest until it is notified.
+/// The roll-back was written, and the notice could not be sent. The destination keeps the complete guest until it is
+/// notified.
 #[test]
 fn the_second_next_agent_notifies_the_destination_of_a_roll_back() {
     let (mut stage, gates) = gated();

@@ -1,5 +1,6 @@
-//! What becomes of a guest when something breaks around commit, and after it: real agents stopped exactly where they write
-//! their journal (lab's `Gate`), real QEMUs, and restarts in every order. As root, with what lab/install.sh installs.
+//! What becomes of a guest when something breaks around commit, and after it: real agents stopped exactly where they
+//! write their journal (lab's `Gate`), real QEMUs, and restarts in every order. As root, with what lab/install.sh
+//! installs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -46,7 +47,8 @@ impl Drop for Lock {
     }
 }
 
-/// For stream mode, in which QEMU may lose what an emulated guest writes (docs/stream-mode.md): under KVM if there is one.
+/// For stream mode, in which QEMU may lose what an emulated guest writes (docs/stream-mode.md): under KVM if there is
+/// one.
 fn streamed() -> GuestSpec {
     let emulated = guest(QemuVersion::Ten);
     if kvm_is_missing().is_some() {

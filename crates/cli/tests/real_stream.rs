@@ -33,7 +33,8 @@ fn emulated(version: QemuVersion) -> GuestSpec {
     GuestSpec::new("g", busy()).qemu(version)
 }
 
-/// Under KVM: QEMU 7.2 harms emulated guests that it moves, also by itself (docs/stream-mode.md). None where there is no KVM.
+/// Under KVM: QEMU 7.2 harms emulated guests that it moves, also by itself (docs/stream-mode.md). None where there is
+/// no KVM.
 fn under_kvm(version: QemuVersion) -> Option<GuestSpec> {
     let missing = kvm_is_missing().map(|error| not_run(&format!("no /dev/kvm ({error})")));
     missing.is_none().then(|| user_mode(version))

@@ -1,5 +1,5 @@
-//! QEMU runs without rights: as `linerate-qemu`, in its sandbox, let in to what its guest has, for as long as it needs it. As
-//! root, with what lab/install.sh installs, the user among it.
+//! QEMU runs without rights: as `linerate-qemu`, in its sandbox, let in to what its guest has, for as long as it needs
+//! it. As root, with what lab/install.sh installs, the user among it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 

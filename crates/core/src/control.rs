@@ -22,8 +22,8 @@ const EARLY_MAX: u64 = 4096;
 /// Their bytes. What comes ahead of its turn beyond that is dropped, and the peer sends it again.
 const EARLY_BYTES_MAX: usize = 16 << 20;
 
-/// Messages that may wait for the peer's acknowledgement while more of it are taken: each may cause an answer. Beyond that its
-/// messages are dropped, and it sends them again. Device state has fewer pieces.
+/// Messages that may wait for the peer's acknowledgement while more of it are taken: each may cause an answer. Beyond
+/// that its messages are dropped, and it sends them again. Device state has fewer pieces.
 const UNACKNOWLEDGED_MAX: usize = 8192;
 
 /// A path that works brings something at least this often, with time to spare for a busy host: keep-alives come 100 to
@@ -77,8 +77,8 @@ struct Path {
     acknowledge: bool,
     /// Numbers that were sent on it, and when.
     timed: VecDeque<(u64, Time)>,
-    /// From a message to its acknowledgement on this path, the last [`SAMPLES`] times. What a link needs is the least of them: at the
-    /// beginning of a session, and while much is done, agents answer late.
+    /// From a message to its acknowledgement on this path, the last [`SAMPLES`] times. What a link needs is the least
+    /// of them: at the beginning of a session, and while much is done, agents answer late.
     round_trips: VecDeque<Duration>,
 }
 
@@ -117,8 +117,9 @@ impl Path {
         self.round_trips.iter().min().copied()
     }
 
-    /// How long an answer takes: as long as the quickest did lately, or as long as nothing at all came while one is waited for. What is
-    /// received meanwhile shows that the path works: the acknowledgement waits for an earlier message, on another path.
+    /// How long an answer takes: as long as the quickest did lately, or as long as nothing at all came while one is
+    /// waited for. What is received meanwhile shows that the path works: the acknowledgement waits for an earlier
+    /// message, on another path.
     fn takes(&self, now: Time) -> Option<Duration> {
         let silent = self.timed.front().map(|(_, sent)| now - (*sent).max(self.last_received_at));
         self.least().map(|least| least.max(silent.unwrap_or_default()))
@@ -167,8 +168,8 @@ impl Control {
         self.transmit(now);
     }
 
-    /// A message that has not been acknowledged is not repeated any more; what comes after it takes its place. It may have
-    /// arrived all the same.
+    /// A message that has not been acknowledged is not repeated any more; what comes after it takes its place. It may
+    /// have arrived all the same.
     pub fn replace_unacknowledged(&mut self, now: Time, message: &Message) {
         let Some(at) = self.unacknowledged.iter().position(|one| one.message == *message) else { return };
         let Some(recalled) = self.unacknowledged.remove(at) else { return };
@@ -334,7 +335,8 @@ impl Control {
     }
 }
 
-/// Small messages: all paths. Others: one that was not tried yet, or any: the freshest, unless one that is about as fresh answers much sooner.
+/// Small messages: all paths. Others: one that was not tried yet, or any: the freshest, unless one that is about as
+/// fresh answers much sooner.
 fn targets(now: Time, paths: &BTreeMap<PathId, Path>, tried: &[PathId], message: &Message) -> Vec<PathId> {
     if is_small(message) {
         return paths.keys().copied().collect();
@@ -637,7 +639,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is dropped, copied or reordered: what arrives is a prefix of what was sent, and once the wires work, all.
+        /// Whatever is dropped, copied or reordered: what arrives is a prefix of what was sent, and once the wires
+        /// work, all.
         #[test]
         fn delivery_is_complete_ordered_and_single(seed in any::<u64>(), count in 1u64..30) {
             let mut random = seed | 1;

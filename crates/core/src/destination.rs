@@ -30,7 +30,8 @@
 //!
 //! The guarantees: the guest runs only after [`DestinationPhase::Committed`] is on disk, and it never runs after
 //! [`DestinationPhase::Aborted`] or [`DestinationPhase::Returned`] is (rule 1). From [`DestinationPhase::Loaded`] on
-//! the source may have committed, and its host may be lost: the guest is kept, however long there is no answer (rule 12).
+//! the source may have committed, and its host may be lost: the guest is kept, however long there is no answer (rule
+//! 12).
 //!
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is reported to the source, which copies it again. In mode Streams no write is applied to RAM at all.

@@ -24,8 +24,9 @@ pub fn normalise(mut extents: Vec<Extent>) -> Vec<Extent> {
     joined
 }
 
-/// At most `max` extents that cover these: where there are more, those nearest to each other in a region become one with the
-/// gap between them. They must be in order, as [`normalise`] leaves them. More regions than `max` cannot be helped.
+/// At most `max` extents that cover these: where there are more, those nearest to each other in a region become one
+/// with the gap between them. They must be in order, as [`normalise`] leaves them. More regions than `max` cannot be
+/// helped.
 pub fn join_nearest(extents: Vec<Extent>, max: usize) -> Vec<Extent> {
     let gap = |pair: &[Extent]| match pair {
         [a, b] if a.region == b.region => Some(b.run.offset - a.run.end()),

@@ -1,12 +1,12 @@
 //! What each side writes to disk before it acts, and what another host is answered from it.
 //!
 //! The source is the coordinator of a two-phase commit, the destination its one participant:
-//! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may give
-//!   the guest up by itself; from then on only the source's or an operator's decision lets it;
+//! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may
+//!   give the guest up by itself; from then on only the source's or an operator's decision lets it;
 //! * the source writes [`SourcePhase::CommitSent`] before it sends commit; from then on it never resumes by itself;
 //! * the destination writes [`DestinationPhase::Committed`] before it has its hypervisor run the guest;
-//! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor could
-//!   not run it and never did.
+//! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor
+//!   could not run it and never did.
 //!
 //! A phase that ends a session is written until the disk takes it. [`crate::recovery`] has what follows after a crash.
 
@@ -19,8 +19,8 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
-    /// Commit was sent, and an operator has decided that the guest runs here. Written before anything is done about it: from
-    /// here on the destination is not asked, for it takes a question for a commit.
+    /// Commit was sent, and an operator has decided that the guest runs here. Written before anything is done about it:
+    /// from here on the destination is not asked, for it takes a question for a commit.
     ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,

@@ -19,7 +19,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        // 300 ms is QEMU's own default for downtime-limit. The API's default is the same; a test of the agent compares them.
+        // 300 ms is QEMU's own default for downtime-limit. The API's default is the same; a test of the agent compares
+        // them.
         Limits { max_blackout: Duration::from_millis(300), rounds_max: 40, throttle: false }
     }
 }

@@ -24,7 +24,8 @@ pub enum Next {
     RetryAt(Time),
     /// The destination has given the guest up, or never knew it.
     GivenUp,
-    /// The destination says that it has committed: an operator let the guest run there, or a journal was lost. It may run twice.
+    /// The destination says that it has committed: an operator let the guest run there, or a journal was lost. It may
+    /// run twice.
     Committed,
     /// No answer came in time: by now the destination has given up by itself.
     NoAnswer,

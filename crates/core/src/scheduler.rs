@@ -57,11 +57,12 @@ impl Default for Config {
 pub const FIRST_SEQUENCE: u64 = 2;
 
 const RECENT: Duration = Duration::from_secs(3);
-/// A channel is far if its acknowledgements take so many times as long as the nearest one's, and this longer. Less is chance: queues, CPUs.
+/// A channel is far if its acknowledgements take so many times as long as the nearest one's, and this longer. Less is
+/// chance: queues, CPUs.
 const FAR_TIMES: u32 = 3;
 const FAR_BY: Duration = Duration::from_millis(1);
-/// It has a part in what takes the others so many times as long as it is far. What it could save in shorter rounds is less than a wrong
-/// estimate costs: rates are those of the last seconds, and a connection that was idle begins slowly.
+/// It has a part in what takes the others so many times as long as it is far. What it could save in shorter rounds is
+/// less than a wrong estimate costs: rates are those of the last seconds, and a connection that was idle begins slowly.
 const FAR_PAYS: f64 = 2.0;
 
 /// What a channel is to do next.
@@ -119,8 +120,8 @@ struct Channel {
     acknowledged_bytes: u64,
 }
 
-/// The least time of the last [`RECENT`] to twice that. Each round begins with an empty queue, and an idle channel with a ping, so that
-/// some time in it is the link's own.
+/// The least time of the last [`RECENT`] to twice that. Each round begins with an empty queue, and an idle channel with
+/// a ping, so that some time in it is the link's own.
 #[derive(Debug, Default)]
 struct Recent {
     since: Time,
@@ -189,7 +190,8 @@ impl Channel {
     }
 }
 
-/// How much later than over the nearest channel bytes arrive over this one, seconds, with a margin; 0 if they are about as near.
+/// How much later than over the nearest channel bytes arrive over this one, seconds, with a margin; 0 if they are about
+/// as near.
 fn farther_s(channel: &Channel, nearest: Duration) -> f64 {
     let latency = channel.latency.least().unwrap_or_default();
     if latency <= nearest * FAR_TIMES + FAR_BY { 0.0 } else { (latency - nearest).as_secs_f64() * FAR_PAYS }
@@ -256,7 +258,8 @@ impl Scheduler {
         self.stopped = true;
     }
 
-    /// Puts extents into the round. They must not be in flight: the caller begins a round only when the last is drained.
+    /// Puts extents into the round. They must not be in flight: the caller begins a round only when the last is
+    /// drained.
     pub fn add_work(&mut self, extents: Vec<Extent>) {
         for extent in extents {
             self.pending_bytes += extent.run.length;
@@ -358,8 +361,8 @@ impl Scheduler {
             return false;
         }
         let active = || self.channels.values().filter(|channel| !channel.lost);
-        // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first could take
-        // every small round, and the others' rates would never be measured.
+        // Who has shown no rate gets a first piece before another gets a second: else a slow channel that asks first
+        // could take every small round, and the others' rates would never be measured.
         let unknown = |other: &Channel| other.rate.bytes_per_s() <= 0.0 && other.in_flight.is_empty();
         if active().any(unknown) {
             return !channel.in_flight.is_empty();

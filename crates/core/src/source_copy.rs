@@ -1,5 +1,5 @@
-//! What the source has said of its own copy. A guest that cannot run at the destination may return only to a copy that is
-//! there.
+//! What the source has said of its own copy. A guest that cannot run at the destination may return only to a copy that
+//! is there.
 
 use std::time::Duration;
 

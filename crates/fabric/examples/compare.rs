@@ -1,5 +1,5 @@
-//! How long the comparison of many inventories takes: `cargo run --release -p linerate-fabric --example compare -- DIR`, with a folder of
-//! saved inventories.
+//! How long the comparison of many inventories takes: `cargo run --release -p linerate-fabric --example compare --
+//! DIR`, with a folder of saved inventories.
 
 use std::error::Error;
 use std::path::Path;

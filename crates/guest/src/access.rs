@@ -1,13 +1,13 @@
 //! Access of an unprivileged QEMU to the files of its guest, as long as it needs them.
 //!
 //! A file that QEMU's user cannot open gets an entry for that user in its POSIX access list. Owner, mode and all other
-//! entries stay, so nobody loses access: not the source's QEMU while the destination prepares, and not another program. What
-//! is to be put back is written to a file in `state_dir/access/` first, one for each guest, and is found there after any
-//! crash.
+//! entries stay, so nobody loses access: not the source's QEMU while the destination prepares, and not another program.
+//! What is to be put back is written to a file in `state_dir/access/` first, one for each guest, and is found there
+//! after any crash.
 //!
 //! Where hosts share a file and the user's number, both QEMUs use one entry. An extended attribute beside it says that
-//! Linerate made it. A destination that finds such an entry leaves it alone until its guest runs, and the source leaves it
-//! with the guest.
+//! Linerate made it. A destination that finds such an entry leaves it alone until its guest runs, and the source leaves
+//! it with the guest.
 
 mod acl;
 pub mod needs;
@@ -78,7 +78,8 @@ pub enum AccessError {
 pub struct Wanted {
     pub path: PathBuf,
     pub writable: bool,
-    /// An operator of this host names it, or the agent. What another host or an image names is let in to in `file_roots` only.
+    /// An operator of this host names it, or the agent. What another host or an image names is let in to in
+    /// `file_roots` only.
     pub anywhere: bool,
 }
 
@@ -102,12 +103,13 @@ struct Granted {
     path: PathBuf,
     device: u64,
     inode: u64,
-    /// When it was made, in nanoseconds since the epoch, where the file system says it: numbers of deleted files are used again.
+    /// When it was made, in nanoseconds since the epoch, where the file system says it: numbers of deleted files are
+    /// used again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     made: Option<u64>,
     writable: bool,
-    /// The entry goes with this guest. Otherwise it was there, made by Linerate for a guest of another host, which may come
-    /// back to it.
+    /// The entry goes with this guest. Otherwise it was there, made by Linerate for a guest of another host, which may
+    /// come back to it.
     owned: bool,
     /// Permissions of an operator's entry for the user, which did not do. It is as before in the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,8 +138,8 @@ impl Access {
         Access { folder, changing: Arc::default() }
     }
 
-    /// Lets a user's QEMU open what its guest has, and makes sure that it can. `roots` are the folders in which files may lie
-    /// that no operator of this host names. On `Err` nothing is changed.
+    /// Lets a user's QEMU open what its guest has, and makes sure that it can. `roots` are the folders in which files
+    /// may lie that no operator of this host names. On `Err` nothing is changed.
     pub fn grant(
         &self,
         guest: &str,
@@ -207,8 +209,9 @@ impl Access {
         self.keep(&record);
     }
 
-    /// The guest runs on another host with the files that hosts share: their entries go with it. `stays` says which files it
-    /// has not taken along. Devices' entries are this host's. What is not there may be a file that is mounted later.
+    /// The guest runs on another host with the files that hosts share: their entries go with it. `stays` says which
+    /// files it has not taken along. Devices' entries are this host's. What is not there may be a file that is mounted
+    /// later.
     pub fn hand_over(&self, guest: &str, stays: &dyn Fn(&Path) -> bool) {
         let _changing = lock(&self.changing);
         let Some(mut record) = self.read(guest) else { return };
@@ -219,8 +222,8 @@ impl Access {
         self.keep(&record);
     }
 
-    /// Entries that another host or program has taken away since are made again: QEMU opens its disks anew when it takes
-    /// them back. A file that is not there any more, such as a medium that was ejected, needs none.
+    /// Entries that another host or program has taken away since are made again: QEMU opens its disks anew when it
+    /// takes them back. A file that is not there any more, such as a medium that was ejected, needs none.
     pub fn renew(&self, guest: &str) -> Result<(), AccessError> {
         let _changing = lock(&self.changing);
         let Some(record) = self.read(guest) else { return Ok(()) };
@@ -357,8 +360,8 @@ fn read(path: &Path) -> Option<Record> {
     record.inspect_err(|error| tracing::error!(path = %path.display(), %error, "is damaged: entries of its guest stay; getfacl shows them, setfacl -x removes them")).ok()
 }
 
-/// A wanted file with where its name leads. That is looked up once: what was checked is what gets an entry, whatever has the
-/// name by then.
+/// A wanted file with where its name leads. That is looked up once: what was checked is what gets an entry, whatever
+/// has the name by then.
 struct Target<'a> {
     wanted: &'a Wanted,
     path: PathBuf,

@@ -243,8 +243,8 @@ pub fn split(arguments: &[String]) -> (Vec<Argument>, Vec<ArgvError>) {
     (options, errors)
 }
 
-/// Splits the arguments of a QEMU that runs here: options that are not in the table take what follows as their value unless
-/// that looks like an option. Good for looking, not for building a command line.
+/// Splits the arguments of a QEMU that runs here: options that are not in the table take what follows as their value
+/// unless that looks like an option. Good for looking, not for building a command line.
 pub fn split_loose(arguments: &[String]) -> Vec<Argument> {
     let mut rest = arguments.iter().peekable();
     let mut options = Vec::new();

@@ -60,11 +60,12 @@ pub struct GuestDescription {
     /// Disks whose content is copied, because the hosts do not share them; empty where they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copied: Vec<CopiedDisk>,
-    /// What the other disks are stored on ([`crate::shared`]); none for domains of libvirt, which looks after that itself.
+    /// What the other disks are stored on ([`crate::shared`]); none for domains of libvirt, which looks after that
+    /// itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageFacts>,
-    /// It is a domain of libvirt, which starts it at the destination and drives its migration: there it waits already, and is found
-    /// by its name.
+    /// It is a domain of libvirt, which starts it at the destination and drives its migration: there it waits already,
+    /// and is found by its name.
     #[serde(default, skip_serializing_if = "is_no")]
     pub domain: bool,
     /// The disks as the guest uses them when its migration begins.
@@ -132,7 +133,8 @@ pub struct RamBlock {
     pub share: bool,
     /// The file's name, if the back end is a file.
     pub path: Option<String>,
-    /// The source process's descriptor of the file or memfd: `/proc/PID/fd/N` opens the very memory, whatever its name is now.
+    /// The source process's descriptor of the file or memfd: `/proc/PID/fd/N` opens the very memory, whatever its name
+    /// is now.
     pub descriptor: Option<i32>,
     /// QEMU leaves it out of its stream under `x-ignore-shared`: it must be moved by Linerate.
     pub ignored_when_shared: bool,

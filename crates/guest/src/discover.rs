@@ -81,7 +81,8 @@ pub fn by_socket(socket: &Path, deadline: Instant) -> Result<Found, DiscoverErro
     Ok(Found { pid: qmp.peer_pid()?, socket: socket.to_owned(), qmp })
 }
 
-/// UNIX sockets that a command line offers QMP on, in order: `-qmp unix:…`, and `-mon mode=control` on a `-chardev socket`.
+/// UNIX sockets that a command line offers QMP on, in order: `-qmp unix:…`, and `-mon mode=control` on a `-chardev
+/// socket`.
 pub fn qmp_sockets(arguments: &[String]) -> Vec<PathBuf> {
     let options = split_loose(arguments);
     let short = options

@@ -82,8 +82,8 @@ pub fn has_arrived(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
     Ok(RunState::ask(qmp, deadline)? != RunState::InMigrate)
 }
 
-/// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved without its RAM.
-/// No other client may be connected to its monitor. On `Ok` it is off, or the process has ended.
+/// Has all RAM go in QEMU's stream again, once QEMU allows it: as long as the capability is on, a domain is saved
+/// without its RAM. No other client may be connected to its monitor. On `Ok` it is off, or the process has ended.
 pub fn put_back(record: &GuestRecord, deadline: Instant) -> Result<(), PutBackError> {
     loop {
         if !record.is_alive() {

@@ -1,12 +1,14 @@
-//! Whether two hosts see the same storage, as far as it says so itself. QEMU locks its images, but a lock on a block device, or on a
-//! network file system without locks, is not seen by other hosts; and a disk must never be copied onto itself.
+//! Whether two hosts see the same storage, as far as it says so itself. QEMU locks its images, but a lock on a block
+//! device, or on a network file system without locks, is not seen by other hosts; and a disk must never be copied onto
+//! itself.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// File systems that one host alone sees (linux/magic.h; XFS, ZFS and bcachefs from their own headers): ext2 to ext4, XFS, Btrfs, ZFS,
-/// bcachefs, F2FS, tmpfs, ramfs, overlayfs. Every other may be one that hosts share, where a file has the same number on each.
+/// File systems that one host alone sees (linux/magic.h; XFS, ZFS and bcachefs from their own headers): ext2 to ext4,
+/// XFS, Btrfs, ZFS, bcachefs, F2FS, tmpfs, ramfs, overlayfs. Every other may be one that hosts share, where a file has
+/// the same number on each.
 const LOCAL: &[u64] = &[
     0xef53,
     0x5846_5342,
@@ -34,8 +36,8 @@ const FILE: &str = "file system ";
 pub enum Compared {
     Same,
     Different,
-    /// Both are devices, and one has no name, or their names are of different kinds; or both are files of one number, and of different
-    /// file systems of which not both are local.
+    /// Both are devices, and one has no name, or their names are of different kinds; or both are files of one number,
+    /// and of different file systems of which not both are local.
     Unknown,
 }
 
@@ -52,13 +54,15 @@ pub fn compare(there: Option<&str>, here: Option<&str>) -> Compared {
         (Some(there), Some(here)) => compare_files(there, here),
         (None, None) if there == NAMELESS || here == NAMELESS => Compared::Unknown,
         (None, None) if there == here => Compared::Same,
-        // A LUN has a name of multipath's on one host and of its maker's on another; those that are known to be alike are made alike.
+        // A LUN has a name of multipath's on one host and of its maker's on another; those that are known to be alike
+        // are made alike.
         (None, None) if there.contains("mpath-") != here.contains("mpath-") => Compared::Unknown,
         _ => Compared::Different,
     }
 }
 
-/// A server's own file system is local to it, and shared for its clients: the numbers of its files are the same for both.
+/// A server's own file system is local to it, and shared for its clients: the numbers of its files are the same for
+/// both.
 fn compare_files(there: (u64, &str), here: (u64, &str)) -> Compared {
     let both_local = LOCAL.contains(&there.0) && LOCAL.contains(&here.0);
     match there.1 == here.1 && !both_local {
@@ -83,7 +87,8 @@ pub fn of(path: &Path) -> Option<String> {
     Some(format!("{FILE}{system:x}, file {}", facts.ino()))
 }
 
-/// By what is in the device's folder in sysfs: device mapper's name for it (LVM, multipath), or the name that a disk has of its maker.
+/// By what is in the device's folder in sysfs: device mapper's name for it (LVM, multipath), or the name that a disk
+/// has of its maker.
 fn of_device(folder: &Path) -> Option<String> {
     let text = |path: PathBuf| {
         let text = fs::read_to_string(path).ok()?.trim().to_owned();

@@ -1,5 +1,6 @@
-//! RAM that an adopted guest leaves behind. QEMU does not remove a named file of its RAM, and the file is its operator's: it
-//! stays, with its name, owner and size. The memory in it is given back, as its content is not needed any more.
+//! RAM that an adopted guest leaves behind. QEMU does not remove a named file of its RAM, and the file is its
+//! operator's: it stays, with its name, owner and size. The memory in it is given back, as its content is not needed
+//! any more.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -56,8 +57,8 @@ impl LeftoverRam {
         LeftoverRam(ram_paths(&arguments).into_iter().filter_map(file).collect())
     }
 
-    /// Gives the memory back, once the process has ended. A file that anybody else uses is left alone. Gives the bytes that
-    /// are free now.
+    /// Gives the memory back, once the process has ended. A file that anybody else uses is left alone. Gives the bytes
+    /// that are free now.
     pub fn free(&self) -> u64 {
         self.0.iter().map(|file| free(file).unwrap_or(0)).sum()
     }

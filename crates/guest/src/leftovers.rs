@@ -1,7 +1,7 @@
 //! What an agent leaves that dies while it starts a QEMU: a process without a record, its RAM file, images, its folder.
 //!
-//! Before RAM is made and QEMU is started, `start.json` in the guest's folder says what will be made. A folder with that and without a
-//! record is a start that will not be finished: the restarted agent ends what it finds of it.
+//! Before RAM is made and QEMU is started, `start.json` in the guest's folder says what will be made. A folder with
+//! that and without a record is a start that will not be finished: the restarted agent ends what it finds of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ impl Start {
     }
 }
 
-/// Says in the folder of a reserved guest what is about to be made for it: the process with this pid file, and RAM files.
+/// Says in the folder of a reserved guest what is about to be made for it: the process with this pid file, and RAM
+/// files.
 pub fn announce(folder: &Path, pid_file: &Path, ram_files: &[PathBuf]) -> Result<(), GuestError> {
     Start { pid_file: pid_file.to_owned(), ram_files: ram_files.to_vec() }.write(folder)
 }

@@ -2,10 +2,11 @@
 //! This crate also builds its incoming QEMU, starts and ends guests, and has the operations of a migration as QEMU sees
 //! it.
 //!
-//! - [`socket_file`] finds a socket in a folder of others. [`qmp`]: the control protocol; [`run_state`] is what QEMU says of the guest. [`discover`] finds the socket,
-//!   [`read`] makes a [`description::GuestDescription`] of what it says, [`verdict`] judges it.
-//! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`] checks that the
-//!   host has what the incoming QEMU needs.
+//! - [`socket_file`] finds a socket in a folder of others. [`qmp`]: the control protocol; [`run_state`] is what QEMU
+//!   says of the guest. [`discover`] finds the socket, [`read`] makes a [`description::GuestDescription`] of what it
+//!   says, [`verdict`] judges it.
+//! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`]
+//!   checks that the host has what the incoming QEMU needs.
 //! - [`drives`] finds the disks to copy where hosts do not share them, [`images`] makes what they go into,
 //!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open,
 //!   [`own_folders`] which they never open.
@@ -15,10 +16,11 @@
 //! - [`qemu_user`] is the user that QEMU runs as, [`access`] what that user is let in to.
 //! - [`vcpu_time`] tells whether a stopped guest has executed anything since.
 //! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
-//! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers guests.
+//! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers
+//!   guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
-//! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order is
-//!   decided elsewhere.
+//! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order
+//!   is decided elsewhere.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 

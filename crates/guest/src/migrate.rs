@@ -13,8 +13,9 @@
 //!   completed --> [*]: quit
 //! ```
 //!
-//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `settle` at the destination,
-//! so that the survivor is as it was. How it was is read before anything is changed, and kept in the agent's journal.
+//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `settle` at the
+//! destination, so that the survivor is as it was. How it was is read before anything is changed, and kept in the
+//! agent's journal.
 
 mod cancel_and_resume;
 mod destination;

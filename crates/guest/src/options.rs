@@ -1,6 +1,8 @@
-//! QEMU's option strings: `driver,key=value,flag` with doubled commas, or one JSON object, read into the same list of pairs.
+//! QEMU's option strings: `driver,key=value,flag` with doubled commas, or one JSON object, read into the same list of
+//! pairs.
 //!
-//! What is written out again is always the canonical `key=value` form, so that QEMU cannot read it otherwise than we did.
+//! What is written out again is always the canonical `key=value` form, so that QEMU cannot read it otherwise than we
+//! did.
 
 use std::fmt;
 

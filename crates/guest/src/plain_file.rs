@@ -1,5 +1,5 @@
-//! Files that a guest or its QEMU names are opened only if they are files or block devices. A FIFO would hold the caller for
-//! ever, and a character device may act when it is opened.
+//! Files that a guest or its QEMU names are opened only if they are files or block devices. A FIFO would hold the
+//! caller for ever, and a character device may act when it is opened.
 
 use std::fs::File;
 use std::io;

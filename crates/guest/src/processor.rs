@@ -1,6 +1,6 @@
-//! The processor that a guest sees. What its programs found at the source must be there at the destination: they asked once.
-//! QEMU leaves out what a host cannot do, without an error, and with the CPU model `host` there is no list to compare
-//! command lines by. So both QEMUs are asked what their virtual CPU has.
+//! The processor that a guest sees. What its programs found at the source must be there at the destination: they asked
+//! once. QEMU leaves out what a host cannot do, without an error, and with the CPU model `host` there is no list to
+//! compare command lines by. So both QEMUs are asked what their virtual CPU has.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -101,8 +101,8 @@ impl FeatureWord {
     }
 }
 
-/// Leaf, subleaf, register and bits of such hints: erms; fsrm; fzrm, fsrs and fsrc (Intel SDM volume 2A, CPUID). QEMU gives some of them
-/// to named models too, later versions more than earlier ones, whatever the machine's version is.
+/// Leaf, subleaf, register and bits of such hints: erms; fsrm; fzrm, fsrs and fsrc (Intel SDM volume 2A, CPUID). QEMU
+/// gives some of them to named models too, later versions more than earlier ones, whatever the machine's version is.
 const HINTS: &[(u32, u32, &str, u32)] =
     &[(7, 0, "EBX", 1 << 9), (7, 0, "EDX", 1 << 4), (7, 1, "EAX", 1 << 10 | 1 << 11 | 1 << 12)];
 
@@ -110,8 +110,8 @@ const EXTENDED: u32 = 0x8000_0001;
 /// KVM's own leaf of features.
 const KVM: u32 = 0x4000_0001;
 
-/// Leaf, subleaf, register, bit and name of features that hosts differ in (Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E;
-/// Linux Documentation/virt/kvm/x86/cpuid.rst). Names as in /proc/cpuinfo.
+/// Leaf, subleaf, register, bit and name of features that hosts differ in (Intel SDM volume 2A, CPUID; AMD APM volume
+/// 3, appendix E; Linux Documentation/virt/kvm/x86/cpuid.rst). Names as in /proc/cpuinfo.
 const NAMES: &[(u32, u32, &str, u32, &str)] = &[
     (1, 0, "ECX", 0, "sse3"),
     (1, 0, "ECX", 1, "pclmulqdq"),

@@ -58,7 +58,8 @@ struct Stat {
 const KILL_PENDING: u64 = 1 << (9 - 1);
 
 impl ProcessIdentity {
-    /// The process that has this pid now. A zombie has ended, with its last thread: until then it has its files, and their locks.
+    /// The process that has this pid now. A zombie has ended, with its last thread: until then it has its files, and
+    /// their locks.
     pub fn of(pid: i32) -> Result<ProcessIdentity, ProcessError> {
         let stat = read_stat(pid)?;
         if matches!(stat.state, b'Z' | b'X') && !has_other_threads(pid) {
@@ -72,8 +73,9 @@ impl ProcessIdentity {
         ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
     }
 
-    /// Whether this very process can still run code of its own. One that is ending cannot, but it may have its files, and their
-    /// locks, until its last thread has ended: it is alive ([`is_alive`](Self::is_alive)). KVM alone may take a tenth of a second.
+    /// Whether this very process can still run code of its own. One that is ending cannot, but it may have its files,
+    /// and their locks, until its last thread has ended: it is alive ([`is_alive`](Self::is_alive)). KVM alone may take
+    /// a tenth of a second.
     pub fn can_run(self) -> bool {
         let Ok(stat) = read_stat(self.pid) else { return false };
         let is_ending =
@@ -81,8 +83,8 @@ impl ProcessIdentity {
         stat.start_ticks == self.start_ticks && !is_ending
     }
 
-    /// Sends a signal to this very process: a pid descriptor is taken before the identity is checked, so that the signal
-    /// cannot reach a later process with the same number.
+    /// Sends a signal to this very process: a pid descriptor is taken before the identity is checked, so that the
+    /// signal cannot reach a later process with the same number.
     pub fn signal(self, signal: Signal) -> Result<(), ProcessError> {
         let gone = ProcessError::Gone { pid: self.pid };
         // The pid may come from a file: rustix takes no negative one.

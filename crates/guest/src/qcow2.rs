@@ -1,5 +1,5 @@
-//! What a qcow2 image names: its backing file, and the file that has its data. QEMU opens those like files of the command line, so they
-//! must lie where files of the command line may.
+//! What a qcow2 image names: its backing file, and the file that has its data. QEMU opens those like files of the
+//! command line, so they must lie where files of the command line may.
 //!
 //! Layout: docs/interop/qcow2.txt of QEMU (header, header extensions, external data file).
 
@@ -17,7 +17,8 @@ pub(crate) const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Bytes of a header of version 2; those of version 3 say their length.
 const HEADER_BYTES: usize = 72;
 const HEADER_BYTES_3: usize = 104;
-/// More than any header and its extensions: they end with the first cluster, which has 2 MiB at the most; an honest one has some hundred bytes.
+/// More than any header and its extensions: they end with the first cluster, which has 2 MiB at the most; an honest one
+/// has some hundred bytes.
 const EXTENSIONS_BYTES_MAX: usize = 64 << 10;
 /// Longest name of a backing file that QEMU takes, in bytes.
 const NAME_BYTES_MAX: usize = 1023;
@@ -94,8 +95,8 @@ pub fn check(image: &Path, roots: &[PathBuf]) -> Result<(), ReferenceError> {
     Err(ReferenceError::Endless)
 }
 
-/// What an image names, as [`check`] follows it: each file here, and the name that the same file has for a QEMU that opened the image as
-/// `there`.
+/// What an image names, as [`check`] follows it: each file here, and the name that the same file has for a QEMU that
+/// opened the image as `there`.
 pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)>, ReferenceError> {
     let (mut image, mut there) = (image.to_owned(), there.to_owned());
     let mut found = Vec::new();
@@ -113,8 +114,8 @@ pub(crate) fn named(image: &Path, there: &Path) -> Result<Vec<(PathBuf, PathBuf)
     Err(ReferenceError::Endless)
 }
 
-/// What QEMU opens because an image names it, and whether for writing: with the image its data file, and never a backing
-/// file. It ends where nothing more can be read, which is refused elsewhere, with the reason.
+/// What QEMU opens because an image names it, and whether for writing: with the image its data file, and never a
+/// backing file. It ends where nothing more can be read, which is refused elsewhere, with the reason.
 pub(crate) fn opened_with(image: &Path, writable: bool) -> Vec<(PathBuf, bool)> {
     let (mut image, mut writable) = (image.to_owned(), writable);
     let mut found = Vec::new();
@@ -135,7 +136,8 @@ pub(crate) fn opened_with(image: &Path, writable: bool) -> Vec<(PathBuf, bool)> 
     found
 }
 
-/// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before the first slash.
+/// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before
+/// the first slash.
 fn plain(name: &str) -> Option<PathBuf> {
     let protocol = name.split('/').next().is_some_and(|first| first.contains(':'));
     let usable = !name.is_empty() && !name.contains('\0') && !protocol && !name.starts_with("/dev/fdset");

@@ -1,7 +1,7 @@
 //! The user that QEMU runs as, and how a program is started as that user.
 //!
-//! `setpriv` (util-linux) changes the user and gives every privilege up before it runs the program in its own place, so that
-//! the process id stays. QEMU never runs as root, not even while it opens its files.
+//! `setpriv` (util-linux) changes the user and gives every privilege up before it runs the program in its own place, so
+//! that the process id stays. QEMU never runs as root, not even while it opens its files.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,7 +13,8 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::User;
 
-/// Everything that QEMU can deny itself. What a guest's command line may still use needs none of it: no scripts, no helpers.
+/// Everything that QEMU can deny itself. What a guest's command line may still use needs none of it: no scripts, no
+/// helpers.
 pub const SANDBOX: [&str; 2] =
     ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
@@ -67,8 +68,8 @@ impl QemuUser {
         QemuUser { slice: slice.map(str::to_owned), ..self }
     }
 
-    /// The command that starts a guest's QEMU. In a scope it is no part of the agent's unit; `systemd-run --scope` runs the
-    /// program in its own place.
+    /// The command that starts a guest's QEMU. In a scope it is no part of the agent's unit; `systemd-run --scope` runs
+    /// the program in its own place.
     pub fn guest_command(&self, guest: &str, program: impl AsRef<OsStr>) -> Command {
         let plain = self.command(program);
         let Some(slice) = &self.slice else { return plain };
@@ -92,8 +93,8 @@ impl QemuUser {
         command
     }
 
-    /// Which of these files this user cannot open, for writing where that is said. Asked of the kernel as the user itself,
-    /// so that groups, access lists and a network's own rules count.
+    /// Which of these files this user cannot open, for writing where that is said. Asked of the kernel as the user
+    /// itself, so that groups, access lists and a network's own rules count.
     pub fn cannot_open(&self, files: &[(PathBuf, bool)]) -> Result<Vec<PathBuf>, QemuUserError> {
         if files.is_empty() {
             return Ok(Vec::new());

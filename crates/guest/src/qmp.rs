@@ -1,8 +1,8 @@
 //! QMP, the control protocol of QEMU: JSON lines over a UNIX socket, blocking, every wait with a deadline.
 //!
-//! QEMU serves one QMP client at a time: a second connection is taken by the kernel but never greeted, so "busy" shows as
-//! a greeting that does not come. Events may arrive between a command and its answer; they are queued. Commands carry an
-//! id, so that the late answer of a command that timed out is not taken for the answer of the next.
+//! QEMU serves one QMP client at a time: a second connection is taken by the kernel but never greeted, so "busy" shows
+//! as a greeting that does not come. Events may arrive between a command and its answer; they are queued. Commands
+//! carry an id, so that the late answer of a command that timed out is not taken for the answer of the next.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -158,8 +158,8 @@ impl Qmp {
         Qmp::greeted(connect_stream(path, deadline)?, path, deadline)
     }
 
-    /// The same with the socket of this process. Nothing is read from another one, or written to it, wherever a name that
-    /// a hostile QEMU made may lead.
+    /// The same with the socket of this process. Nothing is read from another one, or written to it, wherever a name
+    /// that a hostile QEMU made may lead.
     pub fn connect_to(path: &Path, pid: i32, deadline: Instant) -> Result<Qmp, QmpError> {
         let stream = connect_stream(path, deadline)?;
         let found = peer_pid(&stream)?;
@@ -216,8 +216,8 @@ impl Qmp {
         self.answer(id, command, deadline)
     }
 
-    /// Sends several commands in one go, and gives their answers in this order: each wait for an answer costs more than QEMU's
-    /// work does. The first that is refused is the error; the others are carried out all the same.
+    /// Sends several commands in one go, and gives their answers in this order: each wait for an answer costs more than
+    /// QEMU's work does. The first that is refused is the error; the others are carried out all the same.
     pub fn execute_all<const N: usize>(
         &mut self,
         commands: [(&str, Value); N],

@@ -1,7 +1,7 @@
 //! The guests that this host knows: a folder for each, with a record that survives the agent.
 //!
-//! `RUN_DIR/guests/NAME/record.json`, beside it the guest's sockets, pid file and logs. Records are replaced atomically. A guest
-//! runs if its very process runs: pid, start time and boot must agree.
+//! `RUN_DIR/guests/NAME/record.json`, beside it the guest's sockets, pid file and logs. Records are replaced
+//! atomically. A guest runs if its very process runs: pid, start time and boot must agree.
 
 use std::fs;
 use std::io;
@@ -75,8 +75,8 @@ pub fn make_qemu_folder(folder: &Path, user: Option<&QemuUser>) -> Result<PathBu
     Ok(path)
 }
 
-/// Name of the file with the RAM of a guest's memory object. Neither may have a plus in its name, so no other guest's object has
-/// the same file, as `web` with `db-ram` and `web-db` with `ram` would.
+/// Name of the file with the RAM of a guest's memory object. Neither may have a plus in its name, so no other guest's
+/// object has the same file, as `web` with `db-ram` and `web-db` with `ram` would.
 pub(crate) fn ram_file_name(guest: &str, object: &str) -> String {
     format!("{guest}+{object}.ram")
 }
@@ -150,8 +150,8 @@ impl GuestRecord {
         boot_id().is_ok_and(|boot| boot == self.boot) && self.process.can_run()
     }
 
-    /// The UUID that its QEMU was started with, which stays as long as its process. A record of an earlier agent has none,
-    /// so the process is asked.
+    /// The UUID that its QEMU was started with, which stays as long as its process. A record of an earlier agent has
+    /// none, so the process is asked.
     pub fn uuid(&self) -> Option<String> {
         uuid_in(&command_line(self.process.pid).ok()?)
     }
@@ -210,8 +210,8 @@ impl Registry {
         Ok(Registry { guests, access: None, removing: Arc::default() })
     }
 
-    /// With what QEMUs that are not root have been let in to, which goes with their guests. Their user passes through the
-    /// folders, and cannot list them.
+    /// With what QEMUs that are not root have been let in to, which goes with their guests. Their user passes through
+    /// the folders, and cannot list them.
     pub fn with_access(self, access: Access) -> Result<Registry, RegistryError> {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(&self.guests, fs::Permissions::from_mode(0o711))
@@ -371,8 +371,8 @@ impl Registry {
         Ok(bare.map(|name| (name.clone(), self.guests.join(name))).collect())
     }
 
-    /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay. If
-    /// its name has gone to another process since, that one's folder and files are left alone.
+    /// Forgets a guest and removes what was made for it: sockets, logs and RAM files. The files of an adopted one stay.
+    /// If its name has gone to another process since, that one's folder and files are left alone.
     pub fn remove(&self, record: &GuestRecord) -> Result<(), RegistryError> {
         if self.get(&record.name).is_ok_and(|now| !now.is_same_process(record)) {
             return Ok(());

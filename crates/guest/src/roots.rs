@@ -25,7 +25,8 @@ fn device_name(name: &Path) -> Option<PathBuf> {
     (is_of_devices(&folder) && is_device).then(|| folder.join(name.file_name().unwrap_or_default()))
 }
 
-/// Whether the folder is in the system's own file system of devices. What is mounted below /dev is not: anybody makes links in /dev/shm.
+/// Whether the folder is in the system's own file system of devices. What is mounted below /dev is not: anybody makes
+/// links in /dev/shm.
 pub(crate) fn is_of_devices(folder: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).ok().map(|facts| facts.dev());
     device(folder).is_some() && device(folder) == device(Path::new("/dev"))

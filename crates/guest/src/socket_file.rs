@@ -1,5 +1,5 @@
-//! A UNIX socket by its path, in a folder in which others may make files: the file that is connected to is the one that was
-//! looked at. A symbolic link in its place is refused, and so is a folder in which anybody may replace it.
+//! A UNIX socket by its path, in a folder in which others may make files: the file that is connected to is the one that
+//! was looked at. A symbolic link in its place is refused, and so is a folder in which anybody may replace it.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! `linerate vm start SPEC.toml`: a guest that can be moved in direct mode, in a few lines. Unknown keys are refused with their
-//! line; relative paths count from the file's folder.
+//! `linerate vm start SPEC.toml`: a guest that can be moved in direct mode, in a few lines. Unknown keys are refused
+//! with their line; relative paths count from the file's folder.
 
 mod launch;
 

@@ -1,5 +1,5 @@
-//! Whether a guest's virtual CPUs have executed anything since a moment at which the guest was stopped. QEMU need not be
-//! asked for it, so that it is known while another client has the QMP connection.
+//! Whether a guest's virtual CPUs have executed anything since a moment at which the guest was stopped. QEMU need not
+//! be asked for it, so that it is known while another client has the QMP connection.
 
 use serde::{Deserialize, Serialize};
 

@@ -269,7 +269,8 @@ fn wait_migration(guest: &mut Guest, status: &str) {
     }
 }
 
-/// QEMU refuses to plug devices while it migrates, and nothing else: images can be replaced until it has written its state.
+/// QEMU refuses to plug devices while it migrates, and nothing else: images can be replaced until it has written its
+/// state.
 #[test]
 fn a_disk_that_is_changed_when_qemu_already_holds_the_guest_is_seen_when_its_state_is_written() {
     let changes: [(&str, Value); 4] = [

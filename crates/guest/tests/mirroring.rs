@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nmachine = 'pc'\naccel = 'tcg'\n[[disk]]\npath = 'd.img'\n";
 const MIB: u64 = 1 << 20;
 
-/// A boot sector that writes the 64 KiB from 0x20000 on, for ever: xor di, di; mov ax, 0x2000; mov es, ax; stosw; jmp to the stosw.
+/// A boot sector that writes the 64 KiB from 0x20000 on, for ever: xor di, di; mov ax, 0x2000; mov es, ax; stosw; jmp
+/// to the stosw.
 const WRITES_RAM: [u8; 10] = [0x31, 0xff, 0xb8, 0x00, 0x20, 0x8e, 0xc0, 0xab, 0xeb, 0xfd];
 
 fn boots(image: &Path) {
@@ -168,8 +169,9 @@ fn asked_until_it_was_stopped(qemu: &QemuBinary) -> u32 {
     asked
 }
 
-/// Its RAM is over there within the first question. QEMU is kept from the end by what the guest writes: where the machine gives the guest
-/// no time between two looks of QEMU's there is nothing to keep it by, so it may be tried again.
+/// Its RAM is over there within the first question. QEMU is kept from the end by what the guest writes: where the
+/// machine gives the guest no time between two looks of QEMU's there is nothing to keep it by, so it may be tried
+/// again.
 #[test]
 fn a_guest_is_not_stopped_before_its_disks_let_it() {
     for qemu in qemus() {

@@ -1,5 +1,6 @@
-//! Measures what the choices in docs/memory.md rest on. Run as root, in release mode, on a quiet machine:
-//! `cargo run --release -p linerate-memory --example measure [checksums|first-touch|zero|scans|rounds|holes]`. Every figure is the median of interleaved repetitions.
+//! Measures what the choices in docs/memory.md rest on. Run as root, in release mode, on a quiet machine: `cargo run
+//! --release -p linerate-memory --example measure [checksums|first-touch|zero|scans|rounds|holes]`. Every figure is the
+//! median of interleaved repetitions.
 
 use std::error::Error;
 use std::fs::File;

@@ -187,8 +187,8 @@ fn inode_in_root(pid: i32, path: &Path) -> Option<(u64, u64)> {
     meta.is_file().then(|| (meta.dev(), meta.ino()))
 }
 
-/// Opens the mapped file itself, whatever has happened to its name: through `map_files`, or through a descriptor that the
-/// process holds where `map_files` is forbidden (it needs CAP_CHECKPOINT_RESTORE).
+/// Opens the mapped file itself, whatever has happened to its name: through `map_files`, or through a descriptor that
+/// the process holds where `map_files` is forbidden (it needs CAP_CHECKPOINT_RESTORE).
 fn open(pid: i32, mapped: &[&MapEntry], path: &Path) -> Result<File, FindError> {
     let entry = mapped.first().ok_or_else(|| FindError::NotMapped { pid, path: path.to_owned() })?;
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", entry.start, entry.end);

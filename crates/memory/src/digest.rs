@@ -19,8 +19,8 @@ const READ_BYTES: usize = 256 << 10;
 impl Mapping {
     /// Digest over (page index, content) of all pages that are not zero, so that a hole equals a page of zeros.
     ///
-    /// The file is read with `pread`, which neither fills holes nor faults. Meant for paused guests: while the guest writes,
-    /// the number means nothing. `threads` is bounded by the work there is; 0 counts as 1.
+    /// The file is read with `pread`, which neither fills holes nor faults. Meant for paused guests: while the guest
+    /// writes, the number means nothing. `threads` is bounded by the work there is; 0 counts as 1.
     pub fn digest(&self, threads: usize) -> io::Result<u64> {
         let stripes = stripes(&self.populated()?);
         let next = AtomicUsize::new(0);

@@ -1,8 +1,8 @@
 //! Huge pages of hugetlbfs that were given back (by a balloon, by virtio-mem).
 //!
-//! On tmpfs the file says that there is a hole. On hugetlbfs nothing says so: the file reads as zero, the kernel does not call
-//! the page written, and where it was clean its protection stays. But nothing else takes a huge page out of the page tables
-//! for good, so a page that was in them and is not any more was given back.
+//! On tmpfs the file says that there is a hole. On hugetlbfs nothing says so: the file reads as zero, the kernel does
+//! not call the page written, and where it was clean its protection stays. But nothing else takes a huge page out of
+//! the page tables for good, so a page that was in them and is not any more was given back.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,8 @@ pub(crate) struct GivenBack {
 }
 
 impl GivenBack {
-    /// The pages of a job that were there and are not any more. With `keep`, what is there `now` is what counts next time.
+    /// The pages of a job that were there and are not any more. With `keep`, what is there `now` is what counts next
+    /// time.
     pub(crate) fn since(&self, job: u64, now: Vec<Run>, keep: bool) -> Vec<Run> {
         let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = there.get(&job).map(|before| without(before, &now)).unwrap_or_default();

@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_grows_with_the_file_and_not_with_its_holes() {
-        // Every second page of 1 GiB is a hole: each data page asks for its own neighbourhood, not for all that follows.
+        // Every second page of 1 GiB is a hole: each data page asks for its own neighbourhood, not for all that
+        // follows.
         let (end, asked) = (1u64 << 30, Cell::new(0));
         for data in (0..end).step_by(2 * PAGE_BYTES as usize) {
             let first = first_missing(data, end, |_, length| {

@@ -1,4 +1,5 @@
-//! Guest RAM from outside: find it in a running process, map it, see what is written to it, copy it without touching holes.
+//! Guest RAM from outside: find it in a running process, map it, see what is written to it, copy it without touching
+//! holes.
 //!
 //! * [`RamBlock`]: a block of RAM that a process maps shared from a named file or a memfd, found through `/proc`.
 //! * [`Mapping`]: our own mapping of that file: gathered send, scattered receive, checksum, zero pages, holes, digest.
@@ -7,8 +8,9 @@
 //! * [`Tracker`]: which pages the process has written since the last look, without its help.
 //!
 //! Invariants:
-//! * The target is changed only in the window that [`Tracker::attach`] documents, by a helper process that always puts the
-//!   stopped thread back as it was. On `Err` of any function here the target runs as before, without write protection.
+//! * The target is changed only in the window that [`Tracker::attach`] documents, by a helper process that always puts
+//!   the stopped thread back as it was. On `Err` of any function here the target runs as before, without write
+//!   protection.
 //! * Memory that another process writes is never seen as a Rust slice unless the comment at the spot argues for it.
 //! * A hole of the file is never read through a mapping, because that would allocate it.
 //!

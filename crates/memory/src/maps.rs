@@ -23,7 +23,8 @@ pub(crate) struct MapEntry {
     pub(crate) path: OsString,
 }
 
-/// Parses the whole file; `None` if a line is not what the kernel documents, since a line left out could hide guest RAM.
+/// Parses the whole file; `None` if a line is not what the kernel documents, since a line left out could hide guest
+/// RAM.
 pub(crate) fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(parse_line).collect()
 }

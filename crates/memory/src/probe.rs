@@ -93,8 +93,8 @@ pub enum KernelUnfit {
     },
 }
 
-/// What this kernel's scans are good for. The first call tries it out on 2 MiB of our own memory, for some milliseconds.
-/// Later calls repeat the answer, unless the probe could not be made.
+/// What this kernel's scans are good for. The first call tries it out on 2 MiB of our own memory, for some
+/// milliseconds. Later calls repeat the answer, unless the probe could not be made.
 pub fn scan_support() -> Result<&'static ScanSupport, KernelUnfit> {
     static FOUND: OnceLock<Result<ScanSupport, Case>> = OnceLock::new();
     let found = match FOUND.get() {

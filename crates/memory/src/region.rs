@@ -23,8 +23,8 @@ const BOUNCE_BYTES: usize = 16 << 10;
 
 /// A shared mapping of a whole RAM block in our own address space.
 ///
-/// Guest and hypervisor write the same memory at the same time. Therefore no method gives out a slice of it. Runs that reach
-/// over the end are refused with [`io::ErrorKind::InvalidInput`] by every method.
+/// Guest and hypervisor write the same memory at the same time. Therefore no method gives out a slice of it. Runs that
+/// reach over the end are refused with [`io::ErrorKind::InvalidInput`] by every method.
 ///
 /// Loads from the mapping fault with SIGBUS if the file is made shorter; only the hypervisor and root can do that.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ impl Mapping {
         Mapping::of_file(block.file().try_clone()?)
     }
 
-    /// Makes a new file of `size` bytes, all of it a hole, readable and writable by its owner only, and maps it. On `Err` there
-    /// is no such file, unless it was there before.
+    /// Makes a new file of `size` bytes, all of it a hole, readable and writable by its owner only, and maps it. On
+    /// `Err` there is no such file, unless it was there before.
     pub fn make(path: &Path, size: u64) -> io::Result<Mapping> {
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         let made = file.set_len(size).and_then(|()| Mapping::of_file(file));
@@ -161,7 +161,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Whether a page that the file holds is zero. On hugetlbfs it may be a hole, so it is not read through the mapping.
+    /// Whether a page that the file holds is zero. On hugetlbfs it may be a hole, so it is not read through the
+    /// mapping.
     fn is_zero(&self, page: Run) -> io::Result<bool> {
         if self.backing == Backing::Hugetlbfs {
             let mut copy = [0; PAGE];
@@ -180,13 +181,13 @@ impl Mapping {
         gather.push(head.as_ptr().cast_mut(), head.len());
         let mut entries = self.push_runs(gather, runs)?;
         let message = message(&mut entries);
-        // SAFETY: every entry lies in `head` or, checked, in the mapping, both of which outlive the call; the kernel only
-        // reads them, and copes with memory that others write.
+        // SAFETY: every entry lies in `head` or, checked, in the mapping, both of which outlive the call; the kernel
+        // only reads them, and copes with memory that others write.
         gather::retry(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) })
     }
 
-    /// One scattered receive straight into the runs, of which `done` bytes have come before. Returns the bytes received;
-    /// 0 means that the peer closed. Nothing left to receive is [`io::ErrorKind::InvalidInput`].
+    /// One scattered receive straight into the runs, of which `done` bytes have come before. Returns the bytes
+    /// received; 0 means that the peer closed. Nothing left to receive is [`io::ErrorKind::InvalidInput`].
     pub fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize> {
         let mut entries = self.push_runs(Gather::new(done, runs), runs)?;
         let mut message = message(&mut entries);
@@ -215,8 +216,8 @@ impl Mapping {
         Ok(rustix::fs::fallocate(&self.file, mode, run.offset, run.length)?)
     }
 
-    /// Hint that data will land in these runs soon: populates those 2 MiB pieces that the runs cover as a whole, since only
-    /// there it saves anything (docs/memory.md has the figures). The rest is populated by the receive itself.
+    /// Hint that data will land in these runs soon: populates those 2 MiB pieces that the runs cover as a whole, since
+    /// only there it saves anything (docs/memory.md has the figures). The rest is populated by the receive itself.
     pub fn populate(&self, runs: &[Run]) -> io::Result<()> {
         for run in runs {
             self.check(*run)?;
@@ -230,7 +231,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where the block is mapped, for those that work on it by themselves, as adapters do. It stays there as long as this.
+    /// Where the block is mapped, for those that work on it by themselves, as adapters do. It stays there as long as
+    /// this.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -252,8 +254,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies into a run; `from` must be as long. Where no page can be had, as in a full tmpfs, it is an error (`EFAULT`),
-    /// and what is before it is written. Only pages that were there just now are stored to from here.
+    /// Copies into a run; `from` must be as long. Where no page can be had, as in a full tmpfs, it is an error
+    /// (`EFAULT`), and what is before it is written. Only pages that were there just now are stored to from here.
     pub fn write(&self, run: Run, from: &[u8]) -> io::Result<()> {
         let (start, length) = self.check(run)?;
         if length != from.len() {

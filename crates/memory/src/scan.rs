@@ -47,8 +47,8 @@ pub(crate) fn threads_for(bytes: u64, cores: usize) -> usize {
     (bytes / BYTES_PER_THREAD).clamp(1, THREADS_MAX).min(cores.max(1) as u64) as usize
 }
 
-/// Runs `work` on every job, each thread with one state made by `make`; results come in the order of the jobs. The first
-/// error ends it.
+/// Runs `work` on every job, each thread with one state made by `make`; results come in the order of the jobs. The
+/// first error ends it.
 pub(crate) fn in_parallel<S, R: Send>(
     jobs: &[Job],
     threads: usize,
@@ -116,11 +116,11 @@ pub(crate) fn scan_job(
 pub(crate) enum Scans {
     /// One scan, for pages that were written.
     Written,
-    /// A second one behind it, for pages without an entry: some kernels (6.14 and later without the fix of July 2026) leave
-    /// out 2 MiB that have no page table.
+    /// A second one behind it, for pages without an entry: some kernels (6.14 and later without the fix of July 2026)
+    /// leave out 2 MiB that have no page table.
     WrittenAndEmpty,
-    /// A first one in front, in which kernels before 6.9 (6.8.10) do not mistake a page that is being moved for a protected
-    /// one. Whether a kernel has the fix cannot be tried out: such an entry lasts for an instant.
+    /// A first one in front, in which kernels before 6.9 (6.8.10) do not mistake a page that is being moved for a
+    /// protected one. Whether a kernel has the fix cannot be tried out: such an entry lasts for an instant.
     AnyOfAndWritten,
     #[cfg(test)]
     AnyOf,

@@ -1,8 +1,8 @@
 //! crc32c over memory that others write meanwhile, without copying it first.
 //!
-//! The instruction `crc32` takes 3 cycles and can begin every cycle, so three pages are summed side by side and the sums
-//! joined (V. Gopal et al., *Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction*, Intel, 2011). Joining needs
-//! the effect of 4096 further zero bytes on a sum, which is linear and looked up byte by byte.
+//! The instruction `crc32` takes 3 cycles and can begin every cycle, so three pages are summed side by side and the
+//! sums joined (V. Gopal et al., *Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction*, Intel, 2011).
+//! Joining needs the effect of 4096 further zero bytes on a sum, which is linear and looked up byte by byte.
 
 use linerate_core::PAGE_BYTES;
 

@@ -34,8 +34,8 @@ pub(crate) use raw::page_region as PageRegion;
 /// `argument` must be the type that belongs to the request's number, and whatever addresses it holds for the kernel to
 /// write to must be valid for that.
 unsafe fn ioctl<T>(fd: impl AsFd, request: u32, argument: &mut T) -> io::Result<u64> {
-    // SAFETY: the descriptor is open for the duration of the call, `argument` is a live exclusive reference, and the caller
-    // guarantees its type and the addresses in it.
+    // SAFETY: the descriptor is open for the duration of the call, `argument` is a live exclusive reference, and the
+    // caller guarantees its type and the addresses in it.
     let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), u64::from(request), argument as *mut T) };
     u64::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -99,8 +99,8 @@ pub(crate) enum ScanKind {
     Peek,
     /// Written pages: report and write-protect again, in one step for each page.
     Clear,
-    /// As `Peek`, asked for as any of several categories. Kernels without the fix of July 2026 leave out pages with an empty
-    /// page-table entry here; kernels before 6.9 are right about pages that are being moved only here.
+    /// As `Peek`, asked for as any of several categories. Kernels without the fix of July 2026 leave out pages with an
+    /// empty page-table entry here; kernels before 6.9 are right about pages that are being moved only here.
     PeekAnyOf,
     /// As `Clear`, asked for so.
     ClearAnyOf,
@@ -178,8 +178,8 @@ pub(crate) fn pagemap_scan(
         category_anyof_mask: u64::from(query.any),
         return_mask: u64::from(query.returned),
     };
-    // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`; the kernel writes at most `vec_len` entries to `vec`, which is `found`,
-    // exclusively borrowed for the whole call, and `page_region` is plain numbers.
+    // SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`; the kernel writes at most `vec_len` entries to `vec`, which is
+    // `found`, exclusively borrowed for the whole call, and `page_region` is plain numbers.
     let count = unsafe { ioctl(pagemap, PAGEMAP_SCAN, &mut argument) }?;
     Ok((usize::try_from(count).unwrap_or(0).min(found.len()), argument.walk_end))
 }
@@ -191,8 +191,8 @@ pub(crate) const NODES_TRIED: i32 = 8;
 pub(crate) fn move_pages(pages: &[*mut libc::c_void], node: Option<i32>) -> Option<Vec<i32>> {
     let nodes = node.map(|node| vec![node; pages.len()]);
     let mut status = vec![-1i32; pages.len()];
-    // SAFETY: `pages` and `nodes` are read, `status` is written, each with as many entries as the count says. A page keeps
-    // its address and its content.
+    // SAFETY: `pages` and `nodes` are read, `status` is written, each with as many entries as the count says. A page
+    // keeps its address and its content.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

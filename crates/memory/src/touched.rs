@@ -12,9 +12,9 @@ use crate::scan::{Job, report_buffer, scan_job};
 use crate::sys::ScanKind;
 
 impl RamBlock {
-    /// All pages that the process has in its page tables, as runs of the block in order: those that it read or wrote, and
-    /// neighbours that the kernel mapped along (up to 16 pages around a read, a whole huge page). A page that it never
-    /// touched is not among them, even if another process filled it.
+    /// All pages that the process has in its page tables, as runs of the block in order: those that it read or wrote,
+    /// and neighbours that the kernel mapped along (up to 16 pages around a read, a whole huge page). A page that it
+    /// never touched is not among them, even if another process filled it.
     ///
     /// A kernel without PAGEMAP_SCAN (before Linux 6.7) does not report this: then it is the whole block.
     pub fn touched(&self) -> io::Result<Vec<Run>> {

@@ -52,8 +52,8 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Attaches to the process: one of its threads, none of `avoid_threads` (the virtual CPUs), is stopped for less than a
-    /// millisecond as a rule. Tracks `blocks`, whose indices [`Tracker::scan`] reports.
+    /// Attaches to the process: one of its threads, none of `avoid_threads` (the virtual CPUs), is stopped for less
+    /// than a millisecond as a rule. Tracks `blocks`, whose indices [`Tracker::scan`] reports.
     ///
     /// On `Err` the process runs as before, but for [`AttachError::HelperLost`] and [`AttachError::HelperSilent`].
     pub fn attach(
@@ -128,11 +128,11 @@ impl Tracker {
         Ok(begun.elapsed())
     }
 
-    /// Appends the pages written since the last clearing scan to `out`, as (index of the block, run). With `clear` they are
-    /// write-protected again in the same step, so that no write falls between.
+    /// Appends the pages written since the last clearing scan to `out`, as (index of the block, run). With `clear` they
+    /// are write-protected again in the same step, so that no write falls between.
     ///
-    /// On `Err` pages may have been cleared without being reported: give up the migration or [`Tracker::protect`] and copy
-    /// everything anew.
+    /// On `Err` pages may have been cleared without being reported: give up the migration or [`Tracker::protect`] and
+    /// copy everything anew.
     pub fn scan(&self, clear: bool, out: &mut Vec<(usize, Run)>) -> Result<ScanReport, TrackError> {
         let begun = Instant::now();
         let found = in_parallel(&self.jobs, self.threads, report_buffer, |buffer, job| {
@@ -173,8 +173,8 @@ impl Tracker {
         self.blocks.get(job.block).is_some_and(|block| block.backing == Backing::Hugetlbfs)
     }
 
-    /// Whether the process still maps every block where it did when it was found. A piece that was mapped anew is neither
-    /// protected nor reported by scans, so ask this before the last scan's result is trusted.
+    /// Whether the process still maps every block where it did when it was found. A piece that was mapped anew is
+    /// neither protected nor reported by scans, so ask this before the last scan's result is trusted.
     pub fn check_mapped(&self) -> Result<(), TrackError> {
         let pid = self.target.pid;
         for block in &self.blocks {
@@ -187,8 +187,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// Takes off all write protection and gives the descriptor back. Nothing is left even on `Err`: closing the descriptor
-    /// does the rest.
+    /// Takes off all write protection and gives the descriptor back. Nothing is left even on `Err`: closing the
+    /// descriptor does the rest.
     pub fn detach(mut self) -> Result<(), TrackError> {
         self.unregister().map_err(|source| TrackError::Unregister { source })
     }

@@ -13,7 +13,8 @@ const GROUP: usize = 8;
 /// after this is found by the next scan.
 ///
 /// # Safety
-/// `page` must be aligned to 8 bytes and readable for 4096 bytes during the call. It may be written by others meanwhile.
+/// `page` must be aligned to 8 bytes and readable for 4096 bytes during the call. It may be written by others
+/// meanwhile.
 pub(crate) unsafe fn page_is_zero(page: *const u64) -> bool {
     // SAFETY: every index is below WORDS, so inside the 4096 bytes that the caller guarantees. Volatile reads are used
     // because other processes may write: each word is read exactly once and any value is fine.

@@ -323,8 +323,8 @@ impl Reader {
                 Ok(bytes) => {
                     done += bytes;
                     self.last_received_at = Instant::now();
-                    // A delayed acknowledgement (40 ms) in the middle of a device state is as much of blackout. The option
-                    // lasts for the next few segments only, so it is set again and again.
+                    // A delayed acknowledgement (40 ms) in the middle of a device state is as much of blackout. The
+                    // option lasts for the next few segments only, so it is set again and again.
                     let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
                 }
                 Err(error) if is_transient(&error) => self.wait()?,

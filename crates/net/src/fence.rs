@@ -1,8 +1,8 @@
 //! Fences: how a destination makes sure that a channel writes nothing more.
 //!
-//! An extent may go to another channel only when the one that had it can no longer write it: otherwise an old page could
-//! land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it has ended*; only
-//! the second makes it true.
+//! An extent may go to another channel only when the one that had it can no longer write it: otherwise an old page
+//! could land on a new one. [`Fence::close`] ends the connection *and waits until the thread that applied it has
+//! ended*; only the second makes it true.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};

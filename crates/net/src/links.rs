@@ -2,7 +2,8 @@
 //!
 //! 1. A local address and an endpoint that are in one subnet make a link; one link per pair of ports, by IPv4 if both
 //!    families lead to the same pair.
-//! 2. Only if nothing pairs so, every port of the destination is taken as reachable by routing, without a source address.
+//! 2. Only if nothing pairs so, every port of the destination is taken as reachable by routing, without a source
+//!    address.
 //! 3. Loopback pairs with loopback only, and link-local IPv6 addresses not at all (every port has them).
 
 use std::collections::BTreeMap;
@@ -41,7 +42,8 @@ pub struct Link {
 
 /// All links between this host and the endpoints that the destination offers.
 ///
-/// With `filter` not empty, only addresses in one of its networks are used, on both sides of a link where both are known.
+/// With `filter` not empty, only addresses in one of its networks are used, on both sides of a link where both are
+/// known.
 pub fn pair(interfaces: &[Interface], endpoints: &[Endpoint], filter: &[Network]) -> Vec<Link> {
     let mut links = on_one_subnet(interfaces, endpoints, filter);
     if links.is_empty() {
@@ -62,14 +64,14 @@ pub fn channels_for(speed_mbps: u32, cpus: usize) -> usize {
     wanted.clamp(1, cpus.max(1))
 }
 
-/// Queue pairs for a link of this speed: 3 per 100 Gb/s, at least 1 and at most the CPUs that may be used for it. More than
-/// one because payloads are summed by a thread of each.
+/// Queue pairs for a link of this speed: 3 per 100 Gb/s, at least 1 and at most the CPUs that may be used for it. More
+/// than one because payloads are summed by a thread of each.
 pub fn queue_pairs_for(speed_mbps: u32, cpus: usize) -> usize {
     (speed_mbps as usize * 3).div_ceil(100_000).clamp(1, cpus.max(1))
 }
 
-/// What the ports that links may use could carry together, in megabits per second: those with an address in one of the networks
-/// of `filter`, or with any where it is empty. A bond's members, a bridge's ports and taps have none.
+/// What the ports that links may use could carry together, in megabits per second: those with an address in one of the
+/// networks of `filter`, or with any where it is empty. A bond's members, a bridge's ports and taps have none.
 pub fn speed_of_all(interfaces: &[Interface], filter: &[Network]) -> u64 {
     let links = |port: &&Interface| {
         port.usable() && !port.loopback && port.addresses.iter().any(|address| allowed(filter, address.ip))

@@ -78,7 +78,8 @@ impl Watcher {
             let delivered = match receive(&self.socket, Duration::ZERO) {
                 Ok(Some(datagram)) => self.datagram(&datagram),
                 Ok(None) => true,
-                // The kernel dropped notices because there were too many (ENOBUFS), or one was not understood: look anew.
+                // The kernel dropped notices because there were too many (ENOBUFS), or one was not understood: look
+                // anew.
                 Err(error) => {
                     tracing::debug!(%error, "interface watcher lists anew");
                     self.list_anew()

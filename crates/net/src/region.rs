@@ -31,8 +31,8 @@ pub trait Region: Send + Sync {
     /// Size of the region in bytes; it never changes.
     fn size(&self) -> u64;
 
-    /// Payload checksum (crc32c) of what was summed before (`before`, 0 for nothing) and then the runs, one after the other, as
-    /// they are in memory now.
+    /// Payload checksum (crc32c) of what was summed before (`before`, 0 for nothing) and then the runs, one after the
+    /// other, as they are in memory now.
     fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32>;
 
     /// Payload checksum of the runs alone.
@@ -48,15 +48,15 @@ pub trait Region: Send + Sync {
     /// Returns the bytes taken by the socket.
     fn send(&self, socket: BorrowedFd<'_>, head: &[u8], runs: &[Run], done: usize) -> io::Result<usize>;
 
-    /// One scattered receive straight into the runs, of which `done` bytes have come before. Returns the bytes received;
-    /// 0 means that the peer closed.
+    /// One scattered receive straight into the runs, of which `done` bytes have come before. Returns the bytes
+    /// received; 0 means that the peer closed.
     fn receive(&self, socket: BorrowedFd<'_>, runs: &[Run], done: usize) -> io::Result<usize>;
 
     /// Copies a run out; `to` is as long as the run. A page that cannot be had, as in a full tmpfs, is an error.
     fn read(&self, run: Run, to: &mut [u8]) -> io::Result<()>;
 
-    /// Copies into a run; `from` is as long as the run. A page that cannot be had is an error, and the pages before it are
-    /// written then.
+    /// Copies into a run; `from` is as long as the run. A page that cannot be had is an error, and the pages before it
+    /// are written then.
     fn write(&self, run: Run, from: &[u8]) -> io::Result<()>;
 
     /// Makes the run read as zero, and a hole where it can.
@@ -77,7 +77,8 @@ pub trait Region: Send + Sync {
         Some((self.mapped()?, run))
     }
 
-    /// The window that is claimed for what is, or lands, at this offset: named in the same way at both ends. `None` outside.
+    /// The window that is claimed for what is, or lands, at this offset: named in the same way at both ends. `None`
+    /// outside.
     fn window(&self, offset: u64) -> Option<Run> {
         window_of(offset, self.size())
     }

@@ -1,4 +1,5 @@
-//! The binding's structures and numbers against the headers of libibverbs and librdmacm, which a C compiler is asked about.
+//! The binding's structures and numbers against the headers of libibverbs and librdmacm, which a C compiler is asked
+//! about.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::mem::{offset_of, size_of};

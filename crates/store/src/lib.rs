@@ -1,7 +1,7 @@
 //! What the agents of a fleet share: hosts, cordons, drains and their owners, reservations.
 //!
-//! * [`Store`]: keys with values, changed by transactions under conditions. A client has one lease; keys written with it
-//!   vanish when it ends.
+//! * [`Store`]: keys with values, changed by transactions under conditions. A client has one lease; keys written with
+//!   it vanish when it ends.
 //! * [`local::Local`]: redb, in the agent that owns its drains. No server.
 //! * [`etcd::Etcd`]: an etcd cluster.
 //! * [`fleet::Fleet`]: the records, and the operations that keep their rules. The same over both.
@@ -113,8 +113,8 @@ pub trait Store: Send + Sync {
     /// Changes keys if all conditions hold, and returns when that is safe from a crash.
     fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError>;
 
-    /// The lease of this client. `None`: it may have ended, and a new one is asked for. What was written with an earlier
-    /// lease is gone or soon will be: write it again.
+    /// The lease of this client. `None`: it may have ended, and a new one is asked for. What was written with an
+    /// earlier lease is gone or soon will be: write it again.
     fn lease(&self) -> Option<Lease>;
 }
 

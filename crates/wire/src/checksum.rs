@@ -18,8 +18,8 @@ impl PayloadChecksum {
         PayloadChecksum(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Goes on from what [`PayloadChecksum::finish`] gave for the pieces before. Two sums of pieces could be combined as well, but
-    /// that takes longer than to sum some tens of KiB.
+    /// Goes on from what [`PayloadChecksum::finish`] gave for the pieces before. Two sums of pieces could be combined
+    /// as well, but that takes longer than to sum some tens of KiB.
     pub fn after(before: u32) -> PayloadChecksum {
         PayloadChecksum(Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, (!before).into()))
     }

@@ -77,8 +77,8 @@ impl<'a> Reader<'a> {
         if value == 0 { Ok(()) } else { Err(DecodeError::Reserved { what, value }) }
     }
 
-    /// The u16 in front of a list: at most `max`, and no more items of at least `item_bytes` than bytes are left. Safe to
-    /// allocate for.
+    /// The u16 in front of a list: at most `max`, and no more items of at least `item_bytes` than bytes are left. Safe
+    /// to allocate for.
     pub(crate) fn count(
         &mut self,
         what: &'static str,

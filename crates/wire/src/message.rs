@@ -1,5 +1,5 @@
-//! Control messages of the ten steps. They travel in control frames, numbered, acknowledged and sent again on another link
-//! when one is lost (see `linerate-core`'s `control`), so each arrives once and in order.
+//! Control messages of the ten steps. They travel in control frames, numbered, acknowledged and sent again on another
+//! link when one is lost (see `linerate-core`'s `control`), so each arrives once and in order.
 
 mod codec;
 mod mode;
@@ -178,7 +178,8 @@ pub enum Message {
         /// What its hypervisor may have written while it started: to be copied, again if it was copied before.
         touched: Vec<Extent>,
     },
-    /// D>S, in place of Prepared for [`Mode::Streams`]: the incoming QEMU is ready and waits for its streams. Both hypervisors are set alike.
+    /// D>S, in place of Prepared for [`Mode::Streams`]: the incoming QEMU is ready and waits for its streams. Both
+    /// hypervisors are set alike.
     StreamsPrepared(StreamSettings),
     /// S>D step 7: a round begins. Informs only.
     RoundMark {
@@ -198,16 +199,16 @@ pub enum Message {
         channel: u32,
         /// Highest frame number that was applied; all up to it were, except those that arrived damaged.
         applied: u64,
-        /// All frame numbers up to `applied` that arrived damaged (checksum), reported by an acknowledgement before or not:
-        /// that acknowledgement may have died with the link.
+        /// All frame numbers up to `applied` that arrived damaged (checksum), reported by an acknowledgement before or
+        /// not: that acknowledgement may have died with the link.
         damaged: Vec<u64>,
     },
     /// S>D step 8: the source's hypervisor has stopped the guest and holds.
     Stopped {
         /// The guest ran until then. One that did not (paused, I/O error) is not run at the destination either.
         was_running: bool,
-        /// The disks that the guest has used from the beginning, a JSON document (`linerate-guest`'s `DiskGraph`); empty if there is
-        /// nothing to compare. At most 1 MiB.
+        /// The disks that the guest has used from the beginning, a JSON document (`linerate-guest`'s `DiskGraph`);
+        /// empty if there is nothing to compare. At most 1 MiB.
         disks: String,
     },
     /// S>D step 8: all RAM has been acknowledged; refuse any further write.
@@ -227,8 +228,8 @@ pub enum Message {
         /// Length of the whole stream, bytes.
         total: u64,
     },
-    /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could run.
-    /// From here on the destination gives the guest up only on the source's or an operator's decision.
+    /// D>S: the device state is loaded, the disks are those of the source, and the journal says so: the guest could
+    /// run. From here on the destination gives the guest up only on the source's or an operator's decision.
     Loaded,
     /// S>D step 9: take the guest over. The source will not resume by itself any more.
     Commit,

@@ -1,5 +1,5 @@
-//! No input makes the codec take more memory than a small multiple of the bytes that really came. Counted over the whole
-//! process, so this file has one test and no other.
+//! No input makes the codec take more memory than a small multiple of the bytes that really came. Counted over the
+//! whole process, so this file has one test and no other.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Every frame and message against bytes that are written out here. If one of these fails, the protocol has changed: that
-//! needs a new version, not new bytes.
+//! Every frame and message against bytes that are written out here. If one of these fails, the protocol has changed:
+//! that needs a new version, not new bytes.
 
 mod common;
 
@@ -52,7 +52,8 @@ fn every_tag_and_message_has_a_sample() {
     }
 }
 
-/// Header (tag, flags, body length, payload length, payload checksum, sequence, body checksum, header checksum), then body.
+/// Header (tag, flags, body length, payload length, payload checksum, sequence, body checksum, header checksum), then
+/// body.
 const FRAMES: &[(&str, &str)] = &[
     (
         "hello",

@@ -20,7 +20,8 @@ impl Screen {
         Screen { colours, step: 0, began: Instant::now() }
     }
 
-    /// Whether `linerate migrate`, which writes to standard error, draws there; then nothing else may be written meanwhile.
+    /// Whether `linerate migrate`, which writes to standard error, draws there; then nothing else may be written
+    /// meanwhile.
     pub fn is_drawn_on(&self) -> bool {
         std::io::stderr().is_terminal()
     }

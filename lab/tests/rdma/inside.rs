@@ -86,7 +86,8 @@ fn last_lines(agent: &Agent) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// A part has arrived, and the link to which something is done has carried some of it: a link that is still being opened cannot be lost.
+/// A part has arrived, and the link to which something is done has carried some of it: a link that is still being
+/// opened cannot be lost.
 fn carries(event: &Value) -> bool {
     let more = |of: &Value, bytes: u64| of["sent_bytes"].as_u64().is_some_and(|sent| sent > bytes);
     more(event, 4 << 20) && more(&event["links"][1], 1 << 20)

@@ -1,5 +1,5 @@
-//! What runs inside of two machines that links join: a host each, and a guest that goes there and back by RDMA. They wait for
-//! each other by files in a folder that both see.
+//! What runs inside of two machines that links join: a host each, and a guest that goes there and back by RDMA. They
+//! wait for each other by files in a folder that both see.
 
 use std::fs;
 use std::io::Write as _;
@@ -107,7 +107,8 @@ fn sent_packets(link: &Value) -> Option<u64> {
     link["rdma_port"]["sent_packets"].as_u64()
 }
 
-/// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back, and leaves again by QEMU's own stream.
+/// The guest leaves by RDMA alone, and a cable is pulled on the way; later it comes back, and leaves again by QEMU's
+/// own stream.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_a() {
@@ -264,7 +265,8 @@ fn guest_moves_back_and_forth_from_host_b() {
     shuttles(Side::B);
 }
 
-/// RoCE's packets in both directions are as large as this host's MTU allows. The other host's port sends none of that size.
+/// RoCE's packets in both directions are as large as this host's MTU allows. The other host's port sends none of that
+/// size.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn rdma_over_a_path_with_a_smaller_mtu() {
@@ -336,9 +338,9 @@ fn qmp_command(host: &Host, command: &str) {
     Qmp::of_guest(host, "g").unwrap().execute(command, Value::Null).unwrap();
 }
 
-/// QEMU's own stream, carried by RDMA, of a paused guest: what QEMU 7.2 misses of an emulated guest's writes is not what is
-/// looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure; the transport's own tests
-/// lose one in the middle.
+/// QEMU's own stream, carried by RDMA, of a paused guest: what QEMU 7.2 misses of an emulated guest's writes is not
+/// what is looked for here (docs/stream-mode.md). A link whose queue pairs come too late for so little is no failure;
+/// the transport's own tests lose one in the middle.
 fn leaves_by_streams(agent: &Agent, to: &str) {
     let moved = migrate_with(agent, to, "rdma", &["--mode=stream"], || {});
     let report = moved.arrived(agent);
@@ -367,8 +369,8 @@ fn the_second_adapter_comes_later() -> (Host, Agent) {
     (host, agent)
 }
 
-/// The guest arrives, and goes back. On the way one link's adapter gets nothing through any more (the adapter itself cannot be
-/// taken away: soft-RoCE waits for its users first): that link goes on over TCP.
+/// The guest arrives, and goes back. On the way one link's adapter gets nothing through any more (the adapter itself
+/// cannot be taken away: soft-RoCE waits for its users first): that link goes on over TCP.
 #[test]
 #[ignore = "runs inside of a machine, started by the test next door"]
 fn host_b() {

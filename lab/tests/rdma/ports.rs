@@ -1,4 +1,5 @@
-//! What runs inside of the machine: the doctor over bonds, VLANs and PCIe cards, which the machine of the tests has not.
+//! What runs inside of the machine: the doctor over bonds, VLANs and PCIe cards, which the machine of the tests has
+//! not.
 
 use std::path::Path;
 use std::process::Command;

@@ -74,7 +74,8 @@ impl Counted {
         }
     }
 
-    /// The program ended badly. Tests without an outcome were not run to their end. If none has failed, one of these did.
+    /// The program ended badly. Tests without an outcome were not run to their end. If none has failed, one of these
+    /// did.
     fn cut_short(&mut self, program: &str, trouble: &str, announced: usize) {
         let counted = self.passed + self.failed + self.not_run.values().sum::<usize>();
         let mut rest = announced.saturating_sub(counted);

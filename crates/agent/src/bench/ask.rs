@@ -36,7 +36,8 @@ use crate::clock::unix_ms;
 const SIZES_MAX: usize = 64;
 /// How long the peer's own reason for a connection that it closed is waited for.
 const REASON_WAIT: Duration = Duration::from_secs(2);
-/// Each step of connecting has so long. There is nothing to fall back to, so a busy host gets more time than for a migration.
+/// Each step of connecting has so long. There is nothing to fall back to, so a busy host gets more time than for a
+/// migration.
 const RDMA_WAIT: Duration = Duration::from_secs(10);
 
 /// Reports how far it is.

@@ -1,4 +1,5 @@
-//! What a host that joins sends, and what it gets: a length in four bytes (little endian) and a JSON document, each way.
+//! What a host that joins sends, and what it gets: a length in four bytes (little endian) and a JSON document, each
+//! way.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! What members ask the authority's agent, at its usual port: a new certificate, and the list of revoked ones.
 //!
-//! The answer need not be believed: a certificate counts if a trusted authority signed it for this host's new key, and a
-//! list if it is signed and newer. So authorities are never taken from it.
+//! The answer need not be believed: a certificate counts if a trusted authority signed it for this host's new key, and
+//! a list if it is signed and newer. So authorities are never taken from it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! The change from one authority to the next, in three steps, each by `linerate cluster rotate` on the authority's host:
+//! The change from one authority to the next, in three steps, each by `linerate cluster rotate` on the authority's
+//! host:
 //!
 //! | step | what it does | what hosts do then | what it waits for |
 //! |---|---|---|---|
@@ -80,8 +81,8 @@ struct State {
     successor: String,
     /// Hosts that trust both.
     trusting: BTreeSet<HostName>,
-    /// Numbers of certificates of the authority that comes with which hosts have proved who they are. One that was issued
-    /// may have been lost on its way, or not been written.
+    /// Numbers of certificates of the authority that comes with which hosts have proved who they are. One that was
+    /// issued may have been lost on its way, or not been written.
     #[serde(default)]
     certified: BTreeMap<HostName, String>,
     /// The authority that comes signs.
@@ -256,8 +257,8 @@ fn rename_folders(config: &Config, old: AuthorityId) -> Result<(), ClusterError>
     rename(&next_folder(config), &present)
 }
 
-/// Ends a last step that was cut off after this host had ceased to trust the old authority: there is no way back. The old
-/// and the new one, if it was so. The caller has the identity's lock, and has read the identity again.
+/// Ends a last step that was cut off after this host had ceased to trust the old authority: there is no way back. The
+/// old and the new one, if it was so. The caller has the identity's lock, and has read the identity again.
 fn end_of_finish(
     config: &Config,
     own: &Identity,

@@ -1,6 +1,6 @@
-//! Revocation lists spread from host to host. With each connection the host that took it sends the numbers of its lists.
-//! The host that opened it asks for newer ones, and gives those that are newer here. So a revocation gets around while
-//! the authority's host is down.
+//! Revocation lists spread from host to host. With each connection the host that took it sends the numbers of its
+//! lists. The host that opened it asks for newer ones, and gives those that are newer here. So a revocation gets around
+//! while the authority's host is down.
 //!
 //! A list is taken only with the authority's signature and a larger number, so no host need be believed.
 
@@ -43,8 +43,8 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Every connection of this host exchanges lists from now on. An operator's own files are not changed by the agent, and
-    /// plain text has no lists.
+    /// Every connection of this host exchanges lists from now on. An operator's own files are not changed by the agent,
+    /// and plain text has no lists.
     pub fn start(config: &Arc<Config>, security: &Arc<Security>) {
         let Some(tls) = security.tls().filter(|_| config.certificate.is_none()) else { return };
         let (queue, differences) = sync_channel(WAITING_MAX);
@@ -186,7 +186,8 @@ mod tests {
             panic!("{older}");
         };
         assert_eq!((offered, known, own.revocation_number(authority)), (1, 2, 2));
-        // A changed list. It is refused while a command has the files: no member keeps commands from them with forged ones.
+        // A changed list. It is refused while a command has the files: no member keeps commands from them with forged
+        // ones.
         let mut changed = lists[1].clone();
         *changed.last_mut().unwrap() ^= 1;
         let locked = super::super::operations::lock_identity(&two.config.identity_folder()).unwrap();

@@ -34,8 +34,8 @@ pub struct FleetSettings {
     /// File with the user's password, in its first line.
     #[serde(default)]
     pub password_file: Option<PathBuf>,
-    /// Whether members may be reached without TLS at other addresses than loopback: whoever is on the way can then cordon
-    /// hosts and end drains. Default no.
+    /// Whether members may be reached without TLS at other addresses than loopback: whoever is on the way can then
+    /// cordon hosts and end drains. Default no.
     #[serde(default)]
     pub insecure: bool,
     /// A host that etcd has not heard of for so many seconds counts as not answering, 2 to 600. Default 10.

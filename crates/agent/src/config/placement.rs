@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-/// Which guests must be on different hosts. A guest is named as it is on its host; `db-*` stands for all names that begin
-/// with `db-`. Drains of this host and `linerate place` keep to it.
+/// Which guests must be on different hosts. A guest is named as it is on its host; `db-*` stands for all names that
+/// begin with `db-`. Drains of this host and `linerate place` keep to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Placement {

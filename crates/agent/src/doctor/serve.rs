@@ -1,8 +1,8 @@
 //! One question of another agent, and its answer.
 //!
-//! In plain text any program that reaches the agent's port may ask. So no answer may harm others: probes go only to addresses on a network that this host shares by one of its listening addresses. An
-//! echo never answers with more than it got, and only to a peer that knows its token. Loads and their number are
-//! capped.
+//! In plain text any program that reaches the agent's port may ask. So no answer may harm others: probes go only to
+//! addresses on a network that this host shares by one of its listening addresses. An echo never answers with more than
+//! it got, and only to a peer that knows its token. Loads and their number are capped.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;

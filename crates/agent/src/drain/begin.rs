@@ -185,8 +185,8 @@ fn described(agent: &Agent, ready: &Ready) -> Result<(Fleet, Option<Cordon>), Fl
     Ok((fleet, cordon))
 }
 
-/// Gives up what ended drains have reserved for guests in doubt, where it is known by now where these are. In a fleet that
-/// shares a store their destinations do that.
+/// Gives up what ended drains have reserved for guests in doubt, where it is known by now where these are. In a fleet
+/// that shares a store their destinations do that.
 pub(super) fn settle_known(fleet: &Fleet, ready: &Ready) -> Result<(), FleetError> {
     for (guest, by) in fleet.view()?.reservations {
         let lists = |record: &HostRecord| {
@@ -216,8 +216,8 @@ fn last_order(fleet: &Fleet, host: &str) -> Result<u64, FleetError> {
     Ok(own.map(|drain| order(&drain.record).0).max().unwrap_or_default())
 }
 
-/// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those that an
-/// undrain would look at.
+/// Forgets drains of this host that nobody asks for any more: those beyond the newest that are shown, but for those
+/// that an undrain would look at.
 pub(super) fn forget_old(fleet: &Fleet, host: &str) -> Result<(), FleetError> {
     let view = fleet.view()?;
     let cordoned = view.hosts.get(host).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);

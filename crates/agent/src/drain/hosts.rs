@@ -1,5 +1,5 @@
-//! The destinations of a drain. With a store of its own this host asks each agent, and writes what it says into the store; in a
-//! fleet that shares etcd, each host is in the store as it describes itself.
+//! The destinations of a drain. With a store of its own this host asks each agent, and writes what it says into the
+//! store; in a fleet that shares etcd, each host is in the store as it describes itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const ASKED_AT_ONCE: usize = 32;
 /// The host that is drained.
 pub(super) const SOURCE: HostId = HostId(0);
-/// The network of hosts that have none in common: migrations between them go by routers. It is the source's first port, so that
-/// the others keep their numbers when some are added.
+/// The network of hosts that have none in common: migrations between them go by routers. It is the source's first port,
+/// so that the others keep their numbers when some are added.
 const ROUTED: &str = "by routers";
 /// What it carries where no port says more, in bytes per second: one gigabit per second.
 const ROUTED_LEAST: u64 = 125_000_000;
@@ -43,7 +43,8 @@ pub(super) struct Destination {
     /// What it said last; none if it has never answered.
     pub record: Option<HostRecord>,
     pub cordon: Option<Cordon>,
-    /// What other drains have reserved there, as far as the store of a fleet says: by UUID of the guest its name and the bytes.
+    /// What other drains have reserved there, as far as the store of a fleet says: by UUID of the guest its name and
+    /// the bytes.
     pub others: BTreeMap<String, (String, u64)>,
     /// It is being emptied itself, as far as the store of a fleet says.
     pub is_drained: bool,
@@ -124,8 +125,8 @@ pub(super) fn index(host: HostId) -> usize {
     usize::try_from(host.0).unwrap_or(usize::MAX).wrapping_sub(1)
 }
 
-/// The hosts that were named; without a name all others of a fleet that shares a store. Each is asked, or looked up in the
-/// store.
+/// The hosts that were named; without a name all others of a fleet that shares a store. Each is asked, or looked up in
+/// the store.
 pub(super) fn named(
     agent: &Agent,
     to: &[String],
@@ -180,7 +181,8 @@ pub(super) fn renew(
         if one.record.is_some() {
             one.take(&view, drain);
         }
-        // One that was named and has never answered is nobody yet. And after a pause of etcd's all hosts come back one by one.
+        // One that was named and has never answered is nobody yet. And after a pause of etcd's all hosts come back one
+        // by one.
         if one.record.is_none() || (was_there && one.lost.is_some()) {
             unsure.push(one);
         }
@@ -216,8 +218,8 @@ pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
     at_once(destinations.iter_mut().collect(), |one| ask_one(one, security, ANSWER_WAIT));
 }
 
-/// In a fleet that shares a store: asks these hosts. Which of their addresses can be reached from here only this host knows.
-/// Returns whether all of them answer.
+/// In a fleet that shares a store: asks these hosts. Which of their addresses can be reached from here only this host
+/// knows. Returns whether all of them answer.
 pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: &BTreeSet<HostId>) -> bool {
     if agent.fleet.shared().is_none() {
         return true;
@@ -310,8 +312,8 @@ pub(super) fn ledger(
     rules: &Rules,
 ) -> Known {
     let of_drain: BTreeSet<&str> = guests.iter().map(|(guest, _)| guest.key.as_str()).collect();
-    // Guests and domains that are at a destination, or that other drains have reserved memory for there. What the memory of
-    // the last two is, is not free already.
+    // Guests and domains that are at a destination, or that other drains have reserved memory for there. What the
+    // memory of the last two is, is not free already.
     let there = |(number, one): (u32, &'_ Destination)| -> Vec<(HostId, u64, String)> {
         let known = one.record.iter().flat_map(|record| &record.guests);
         let known = known.map(|(key, guest)| (key, guest.memory_bytes, &guest.name));

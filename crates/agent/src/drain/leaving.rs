@@ -185,8 +185,8 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving,
     })
 }
 
-/// What placement compares. Disks, bridges and the exact processor are compared when the guest is admitted: the destination
-/// looks at them itself.
+/// What placement compares. Disks, bridges and the exact processor are compared when the guest is admitted: the
+/// destination looks at them itself.
 fn needs(guest: &GuestDescription) -> Needs {
     let mut needs = Needs { qemu: short(&guest.qemu), machine: guest.machine.clone(), ..Needs::default() };
     // The guest was given all that this host's processor can.

@@ -1,5 +1,5 @@
-//! Drains of hosts that are lost. The agent of a host owns its drain, and nobody else can move its guests. When it is gone for
-//! long, another host ends the drain: what it had reserved is free again, and the result says what is known.
+//! Drains of hosts that are lost. The agent of a host owns its drain, and nobody else can move its guests. When it is
+//! gone for long, another host ends the drain: what it had reserved is free again, and the result says what is known.
 
 use std::time::Duration;
 
@@ -15,11 +15,12 @@ use crate::clock::unix_ms;
 /// How long the host is waited for, at each of its addresses.
 const ASK_WAIT: Duration = Duration::from_secs(10);
 
-/// Ends the drain of a host that the store has not heard of, unless its agent answers this one: it may only have lost the way to
-/// the store. Returns whether the drain was ended.
+/// Ends the drain of a host that the store has not heard of, unless its agent answers this one: it may only have lost
+/// the way to the store. Returns whether the drain was ended.
 ///
 /// # Errors
-/// Those of the store. [`FleetError::Owned`] and [`FleetError::HasEnded`] if the host is back, or another one was faster.
+/// Those of the store. [`FleetError::Owned`] and [`FleetError::HasEnded`] if the host is back, or another one was
+/// faster.
 pub(crate) fn end(
     agent: &Agent,
     fleet: &Fleet,
@@ -57,8 +58,8 @@ pub(crate) fn end(
     Ok(true)
 }
 
-/// What became of each guest, and those whose reservation is given up. A guest that was being moved may still arrive: its host
-/// gives the reservation up when it knows.
+/// What became of each guest, and those whose reservation is given up. A guest that was being moved may still arrive:
+/// its host gives the reservation up when it knows.
 fn judged(mut record: DrainRecord, view: &View, why: &str) -> (DrainRecord, Vec<String>) {
     use DrainGuestState as S;
     let mut given_up = Vec::new();

@@ -1,7 +1,7 @@
 //! Drains: all guests of this host leave it. docs/drain.md has the reasons.
 //!
-//! `linerate-core` decides which guest copies, which are prepared and which wait ([`linerate_core::drain`]), and where they
-//! can go ([`linerate_core::fleet`]). Here its orders are carried out.
+//! `linerate-core` decides which guest copies, which are prepared and which wait ([`linerate_core::drain`]), and where
+//! they can go ([`linerate_core::fleet`]). Here its orders are carried out.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -369,8 +369,8 @@ fn nothing() -> DrainDetail {
 
 // ---- after a restart ----
 
-/// Takes up the drain of this host that was open when the agent ended. A store that does not answer is waited for, and so is the
-/// end of the lease with which an earlier process of this agent owned the drain.
+/// Takes up the drain of this host that was open when the agent ended. A store that does not answer is waited for, and
+/// so is the end of the lease with which an earlier process of this agent owned the drain.
 pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle) {
     let (agent, drains) = (agent.clone(), drains.clone());
     let run = move || {

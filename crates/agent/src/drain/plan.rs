@@ -26,8 +26,8 @@ const TRIED_AT_ONCE: usize = 4;
 /// A migration that is tried without copying ends within this.
 const TRY_MAX: Duration = Duration::from_secs(120);
 
-/// What a drain would do. Each guest that the agent moves by itself is tried: a QEMU at the destination is started that waits,
-/// and links are opened.
+/// What a drain would do. Each guest that the agent moves by itself is tried: a QEMU at the destination is started that
+/// waits, and links are opened.
 pub(crate) async fn plan(agent: &Arc<Agent>, request: DrainRequest) -> Answer<DrainDetail> {
     let mut ready = look(agent, &request).await?;
     for member in &mut ready.members {

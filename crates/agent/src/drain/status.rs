@@ -27,8 +27,8 @@ pub(crate) fn hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
     Ok(hosts.collect())
 }
 
-/// This host as it is; others as they were when a drain asked them last. In a fleet that shares a store each host describes
-/// itself there.
+/// This host as it is; others as they were when a drain asked them last. In a fleet that shares a store each host
+/// describes itself there.
 fn renewed(agent: &Agent) -> Result<View, FleetError> {
     let fleet = agent.fleet.fleet()?;
     if agent.fleet.shared().is_none() {

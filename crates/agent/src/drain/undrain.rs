@@ -1,7 +1,8 @@
-//! The guests that a drain has moved come back: those of the last drain, and of those before it since this host was cordoned.
+//! The guests that a drain has moved come back: those of the last drain, and of those before it since this host was
+//! cordoned.
 //!
-//! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not asked
-//! for again, so an undrain that was cut off is begun once more.
+//! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not
+//! asked for again, so an undrain that was cut off is begun once more.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +64,8 @@ pub(crate) fn begin(
         let text = format!("drain {} is not over; nothing was begun", last.id);
         return Err(refused(text, "`linerate drain abort` ends it"));
     }
-    // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun again.
+    // A host that was drained in several attempts was cordoned all the time. It is not any more, if this is begun
+    // again.
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     known.retain(|one| one.id == last.id || is_of_cordon(one, since));
@@ -111,8 +113,8 @@ fn coming(drains: &[&DrainRecord], is_shared: bool) -> Answer<(Vec<DrainGuest>, 
     Ok((moved, to.into_iter().collect()))
 }
 
-/// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left before and
-/// did not come back in the undrain between.
+/// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left
+/// before and did not come back in the undrain between.
 fn moved_by(drains: &[&DrainRecord], left_over: Vec<DrainGuest>) -> Answer<Vec<DrainGuest>> {
     let mut moved = BTreeMap::new();
     for drain in drains {
@@ -202,8 +204,8 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
     }
 }
 
-/// Whether a later undrain may bring a guest back that did not come. What its host refuses stays refused: it was moved on, for
-/// example, and somebody wants it there.
+/// Whether a later undrain may bring a guest back that did not come. What its host refuses stays refused: it was moved
+/// on, for example, and somebody wants it there.
 fn may_come_later(error: &ErrorBody) -> bool {
     error.code != code::REFUSED
 }
@@ -287,8 +289,8 @@ impl Here {
         Ok(())
     }
 
-    /// It is here, and nothing else has it. Another guest may have got its name meanwhile. `moved`: its host says that it was
-    /// moved.
+    /// It is here, and nothing else has it. Another guest may have got its name meanwhile. `moved`: its host says that
+    /// it was moved.
     fn is_back(&self, guest: &DrainGuest, moved: bool) -> bool {
         if guest.domain {
             let state = self.runtime.block_on(domains::state(&guest.uuid));
@@ -302,8 +304,8 @@ impl Here {
     }
 }
 
-/// Whether the guest of this name came back here after it left. Where hosts prove who they are, it must come from the host
-/// to which it went. Without a UUID a name alone shows nothing: another guest may have got it.
+/// Whether the guest of this name came back here after it left. Where hosts prove who they are, it must come from the
+/// host to which it went. Without a UUID a name alone shows nothing: another guest may have got it.
 fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool {
     let record_of = |session: &str| journal.get(send_back::parse(session)?).ok()?;
     let left = guest.migration.as_deref().and_then(record_of);
@@ -315,8 +317,8 @@ fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool
     came.order > left.order && is_from_there
 }
 
-/// Whether a guest of its name that is here, with this UUID, is the one that left. Of one that the drain could never look at
-/// only the name is known, and stands for its UUID.
+/// Whether a guest of its name that is here, with this UUID, is the one that left. Of one that the drain could never
+/// look at only the name is known, and stands for its UUID.
 fn is_it(uuid: &str, left: &DrainGuest) -> bool {
     uuid == left.uuid || left.uuid == left.guest
 }

@@ -127,8 +127,8 @@ pub(super) fn admit(
     }
 }
 
-/// QEMU's user is let in to what the guest has, and to a folder of its own for sockets and logs. What it cannot open is found
-/// now, and not when the guest is stopped.
+/// QEMU's user is let in to what the guest has, and to a folder of its own for sockets and logs. What it cannot open is
+/// found now, and not when the guest is stopped.
 fn let_in(
     sessions: &Sessions,
     user: Option<&QemuUser>,

@@ -89,8 +89,8 @@ pub struct Broken<'a> {
     pub cut_off: bool,
 }
 
-/// How the migration ended, and where the domain is. This host's libvirt says so, and also the destination's (`there`) of
-/// a domain that is paused here.
+/// How the migration ended, and where the domain is. This host's libvirt says so, and also the destination's (`there`)
+/// of a domain that is paused here.
 pub async fn failed(
     here: &Virsh,
     there: &Virsh,

@@ -283,7 +283,8 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
 /// What an operator reads while the destination does not answer.
 const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
 
-/// The same or what became of the operator's decision, and why the destination cannot be asked, or nothing can be decided.
+/// The same or what became of the operator's decision, and why the destination cannot be asked, or nothing can be
+/// decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let what = match shared.decided() {
         Decided::Waiting => WAITS,

@@ -89,8 +89,8 @@ impl SessionLoop {
         self.end();
     }
 
-    /// Tells the observer how far the copy is: from a quarter of a second after its first byte on, and at the end of each
-    /// round.
+    /// Tells the observer how far the copy is: from a quarter of a second after its first byte on, and at the end of
+    /// each round.
     fn sample(&mut self, is_time: bool) {
         if self.shared.observer.is_none() {
             return;

@@ -66,8 +66,8 @@ pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
     Fault { code: Code::GuestGone, detail, ..fault }
 }
 
-/// One that was killed cannot run any more long before it has ended, on a busy machine. It is not asked: its QMP socket may
-/// be in use.
+/// One that was killed cannot run any more long before it has ended, on a busy machine. It is not asked: its QMP socket
+/// may be in use.
 fn has_ended(record: &GuestRecord) -> bool {
     let end = Instant::now() + END_WAIT;
     while record.can_run() {

@@ -107,8 +107,8 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// This host was restarted behind commit: the guest may run at the destination, whose QEMU may have the same user. So what
-/// both hosts share stays open to it.
+/// This host was restarted behind commit: the guest may run at the destination, whose QEMU may have the same user. So
+/// what both hosts share stays open to it.
 fn hand_files_of_absent_over(sessions: &Sessions, record: &Record) {
     if let Role::Source { phase: SourcePhase::CommitSent, qemu, copied, .. } = &record.role
         && !sessions.registry.has(&qemu.name)

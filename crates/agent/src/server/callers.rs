@@ -1,5 +1,5 @@
-//! Programs of this host that use the local API: who they are by the kernel's word, what their user may do, and a line in
-//! the audit log for each thing that they change.
+//! Programs of this host that use the local API: who they are by the kernel's word, what their user may do, and a line
+//! in the audit log for each thing that they change.
 
 use std::ffi::CString;
 use std::sync::Arc;

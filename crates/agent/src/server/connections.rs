@@ -1,5 +1,5 @@
-//! The socket of the local API. Users other than root have a bounded number of connections, so that none of them uses up
-//! the agent's descriptors.
+//! The socket of the local API. Users other than root have a bounded number of connections, so that none of them uses
+//! up the agent's descriptors.
 
 use std::collections::HashMap;
 use std::io;

@@ -58,8 +58,8 @@ pub(crate) fn open_session(
 /// Asks a host whether it takes guests at present, at the first of its addresses that answers.
 ///
 /// # Errors
-/// [`Code::Cordoned`]; whatever else the host refuses it with. [`Code::NoLink`] if it does not answer at any address, and if
-/// something answers that does not know the question: it has not said that it takes guests.
+/// [`Code::Cordoned`]; whatever else the host refuses it with. [`Code::NoLink`] if it does not answer at any address,
+/// and if something answers that does not know the question: it has not said that it takes guests.
 pub(crate) fn may_arrive(peers: &[SocketAddr], security: &Arc<Security>) -> Result<(), Fault> {
     let identity = Identity::random(security)?;
     let mut last = None;

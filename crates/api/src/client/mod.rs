@@ -1,4 +1,5 @@
-//! Asks an agent over its UNIX socket: one connection for each request, every answer capped, every wait with a deadline.
+//! Asks an agent over its UNIX socket: one connection for each request, every answer capped, every wait with a
+//! deadline.
 
 mod bench;
 mod error;

@@ -1,4 +1,5 @@
-//! `linerate cluster | token | join | host | certificate`: they write this host's files, and ask its agent to read them.
+//! `linerate cluster | token | join | host | certificate`: they write this host's files, and ask its agent to read
+//! them.
 
 use std::io::Read;
 use std::time::Duration;
@@ -316,8 +317,8 @@ impl Here {
         Ok(Here { config, client })
     }
 
-    /// Other hosts know this one by its present name for as long as a session is not over. Guests that only run here are not
-    /// touched.
+    /// Other hosts know this one by its present name for as long as a session is not over. Guests that only run here
+    /// are not touched.
     async fn refuse_during_migrations(&self) -> Result<(), Failure> {
         let Ok(status) = self.client.status().await else { return Ok(()) };
         let open = status.migrations + status.unfinished + status.in_doubt;

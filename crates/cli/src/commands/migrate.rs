@@ -77,10 +77,11 @@ fn read(option: &str, path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// What the short form of the doctor finds between the two hosts, on standard error. It refuses nothing: what cannot work is
-/// refused by the agents, who know better.
+/// What the short form of the doctor finds between the two hosts, on standard error. It refuses nothing: what cannot
+/// work is refused by the agents, who know better.
 async fn look_first(to: &str, context: &Context) {
-    // Probes wait for what is lost on the way, and then there is most to say: what the hosts know of themselves comes without.
+    // Probes wait for what is lost on the way, and then there is most to say: what the hosts know of themselves comes
+    // without.
     let (known, probed) = tokio::join!(look(to, Probes::None, context), look(to, Probes::Short, context));
     let silent = probed.is_none().then(|| {
         format!(

@@ -35,7 +35,8 @@ struct Host {
     keep: Vec<String>,
 }
 
-/// Does it for each host. The first failure ends it: what one host does not survive, the others shall not be put through.
+/// Does it for each host. The first failure ends it: what one host does not survive, the others shall not be put
+/// through.
 pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let mut hosts: Vec<Host> = Vec::new();
@@ -219,8 +220,8 @@ impl Step<'_> {
         })
     }
 
-    /// Runs the command here, in a shell. Its output is the terminal's, or standard error where documents are printed. The
-    /// terminal's Ctrl-C reaches it too; it is waited for all the same, and nothing follows it then.
+    /// Runs the command here, in a shell. Its output is the terminal's, or standard error where documents are printed.
+    /// The terminal's Ctrl-C reaches it too; it is waited for all the same, and nothing follows it then.
     async fn execute(&mut self, command: &str) -> Result<(), Failure> {
         let Host { target, name, .. } = self.host;
         let failed = |exit, text: String| {

@@ -1,7 +1,7 @@
 //! Lines that are drawn over themselves.
 //!
-//! The cursor rests at the beginning of the line below the picture: what a terminal echoes there (`^C`) is wiped by the next
-//! drawing and moves nothing. Each drawing is one write, so that it is never seen by halves.
+//! The cursor rests at the beginning of the line below the picture: what a terminal echoes there (`^C`) is wiped by the
+//! next drawing and moves nothing. Each drawing is one write, so that it is never seen by halves.
 
 use console::Term;
 

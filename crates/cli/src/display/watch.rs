@@ -189,8 +189,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// A migration in doubt ends when the destination answers or an operator decides, which may be never: the command says
-    /// what is waited for, and ends after [`DOUBT_MAX`].
+    /// A migration in doubt ends when the destination answers or an operator decides, which may be never: the command
+    /// says what is waited for, and ends after [`DOUBT_MAX`].
     async fn look_for_doubt(&mut self) -> Result<(), Failure> {
         if self.doubt.looked.elapsed() < DOUBT_LOOK {
             return Ok(());

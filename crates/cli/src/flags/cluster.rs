@@ -18,7 +18,8 @@ pub struct ConfigFlag {
 pub enum ClusterCommand {
     /// Make a cluster: its authority is on this host, which is its first member. Needs no running agent
     Init(InitFlags),
-    /// Change the cluster's authority, one step at a time: run it here again until it says that it is done. Guests go on moving
+    /// Change the cluster's authority, one step at a time: run it here again until it says that it is done. Guests go
+    /// on moving
     Rotate(RotateFlags),
 }
 
@@ -75,8 +76,8 @@ pub struct JoinFlags {
     /// Where the authority's agent lets hosts join, HOST or HOST:PORT
     #[arg(value_name = "HOST[:PORT]", value_parser = units::host)]
     pub address: String,
-    /// The token of `linerate token create`; - reads it from standard input, so that other users do not see it in the list of
-    /// processes
+    /// The token of `linerate token create`; - reads it from standard input, so that other users do not see it in the
+    /// list of processes
     pub token: String,
     /// Name of this host in the cluster [default: `name` of the configuration, in lower case]
     #[arg(long, value_name = "NAME")]

@@ -14,7 +14,8 @@ pub struct DrainFlags {
     /// Name of the host, which must be this one: guards against the wrong terminal
     #[arg(value_name = "HOST")]
     pub host: Option<String>,
-    /// The destinations. Each guest goes to the one that suits it [default: every other host of a fleet that shares etcd]
+    /// The destinations. Each guest goes to the one that suits it [default: every other host of a fleet that shares
+    /// etcd]
     #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
     pub to: Vec<String>,
     /// Guests that stay
@@ -28,8 +29,8 @@ pub struct DrainFlags {
         conflicts_with_all = ["host", "dry_run", "detach", "apart"]
     )]
     pub each: Vec<String>,
-    /// Command that sh runs here after each host is empty, with LINERATE_HOST and LINERATE_CONNECT set; a failure stops the run.
-    /// When it ends, the host gets its guests back
+    /// Command that sh runs here after each host is empty, with LINERATE_HOST and LINERATE_CONNECT set; a failure stops
+    /// the run. When it ends, the host gets its guests back
     #[arg(long, value_name = "COMMAND", requires = "each", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub then: Option<String>,
     /// How guest RAM is moved: auto (direct where a guest allows it), direct, stream (QEMU's own streams)
@@ -41,7 +42,8 @@ pub struct DrainFlags {
     /// Slow the CPUs of guests that write faster than the links carry
     #[arg(long)]
     pub throttle: bool,
-    /// Show where each guest would go, or why it cannot move. Each migration is tried without copying; nothing is changed
+    /// Show where each guest would go, or why it cannot move. Each migration is tried without copying; nothing is
+    /// changed
     #[arg(long, conflicts_with_all = ["detach", "quiet"])]
     pub dry_run: bool,
     /// Begin, print the drain's name and end
@@ -70,8 +72,8 @@ impl DrainFlags {
 /// Which guests must be on different hosts.
 #[derive(Debug, Args)]
 pub struct RuleFlags {
-    /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Once for each list, beside
-    /// those of the table placement in agent.toml
+    /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Once for each list,
+    /// beside those of the table placement in agent.toml
     #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
     pub apart: Vec<Vec<String>>,
 }

@@ -1,5 +1,5 @@
-//! What `linerate bench` found, as charts: latency of a short message, bandwidth of a long one, and the curves; the MTU of both
-//! sides is below each.
+//! What `linerate bench` found, as charts: latency of a short message, bandwidth of a long one, and the curves; the MTU
+//! of both sides is below each.
 
 use linerate_api::{BenchDirection, BenchLink, BenchReport, PingPong, PingPongRow, Rates};
 use linerate_chart::{Bar, Bars, Curve, Curves, Row, Series};

@@ -40,7 +40,8 @@ pub fn report(
     lines.join("\n") + "\n"
 }
 
-/// Links that a look of one second was too short for: it took as many round trips as it needs. `None` if there are none.
+/// Links that a look of one second was too short for: it took as many round trips as it needs. `None` if there are
+/// none.
 pub fn too_far(probes: &[Probe]) -> Option<String> {
     let far = probes.iter().filter_map(|probe| {
         let median_ms = probe.latency?.median_ns / 1_000_000;
@@ -161,7 +162,8 @@ fn more(finding: &Finding, screen: Screen) -> Vec<String> {
     lines
 }
 
-/// One line for each pair of ports and direction, and what is to be said of it below. Where the screen is too narrow for a table, text.
+/// One line for each pair of ports and direction, and what is to be said of it below. Where the screen is too narrow
+/// for a table, text.
 fn matrix(probes: &[Probe], width: usize) -> Vec<String> {
     if probes.is_empty() {
         return Vec::new();

@@ -6,7 +6,8 @@ use serde_json::Value;
 use crate::Stage;
 
 impl Stage {
-    /// Two agents on links through switches, so that what happens on the way happens outside of both hosts. The third host has no agent.
+    /// Two agents on links through switches, so that what happens on the way happens outside of both hosts. The third
+    /// host has no agent.
     fn through_switches(rates_mbps: &[u64]) -> Stage {
         let mut stage = Stage::new(3, rates_mbps);
         stage.agents.truncate(2);

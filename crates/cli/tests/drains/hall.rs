@@ -35,7 +35,8 @@ pub fn calm(name: &str) -> GuestSpec {
     writes(name, 1)
 }
 
-/// A guest that writes so many MiB in a second. Many of them start at a time: without a kernel that takes a second each.
+/// A guest that writes so many MiB in a second. Many of them start at a time: without a kernel that takes a second
+/// each.
 pub fn writes(name: &str, mbps: u32) -> GuestSpec {
     GuestSpec::bare(name, parameters(96, mbps))
 }

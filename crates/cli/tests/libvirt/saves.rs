@@ -107,7 +107,8 @@ fn is_saved_when_it_is_given_up(stage: &Stage) {
         let ended = moving.end();
         assert!(ended.code.is_some_and(|code| code != 0), "{job:?}: {ended:#?}");
         if let Err(message) = waiting.end() {
-            // Refused, and nothing saved: libvirt lets a job wait for 30 s (QEMU_JOB_WAIT_TIME), which a busy machine may need.
+            // Refused, and nothing saved: libvirt lets a job wait for 30 s (QEMU_JOB_WAIT_TIME), which a busy machine
+            // may need.
             println!("{job:?} was refused: {message}");
             Job::start(stage, 0, job).end().unwrap();
         }

@@ -38,7 +38,8 @@ impl Device {
     }
 }
 
-/// Devices of both hosts, each with a disk that the guest writes and one that it leaves alone, and one that is too small.
+/// Devices of both hosts, each with a disk that the guest writes and one that it leaves alone, and one that is too
+/// small.
 struct Devices {
     here: [Device; 2],
     there: [Device; 2],
@@ -103,7 +104,8 @@ fn is_refused(stage: &Stage, message: &str, untouched: &Path) {
     assert!(std::fs::read(untouched).unwrap() == before, "{} was written", untouched.display());
 }
 
-/// Whether the incoming QEMU has something open past the page cache; it opens the guest's disk twice, once to write the copy.
+/// Whether the incoming QEMU has something open past the page cache; it opens the guest's disk twice, once to write the
+/// copy.
 fn opened_directly(stage: &Stage, path: &Path) -> bool {
     let folder = PathBuf::from(format!("/proc/{}", stage.qemu_pid(true)));
     let flags = |number: &std::ffi::OsStr| {

@@ -54,7 +54,8 @@ impl Stage {
         (Stage::of(hosts, |_| guest), gates)
     }
 
-    /// The same without a disk, for a guest that runs on an older copy of its memory: what it wrote to a disk meanwhile stays written.
+    /// The same without a disk, for a guest that runs on an older copy of its memory: what it wrote to a disk meanwhile
+    /// stays written.
     pub fn gated_without_disk(links_mbps: &[u64], guest: GuestSpec) -> (Stage, [Gate; 2]) {
         let (hosts, gates) = gated_hosts(links_mbps);
         (Stage::of(hosts, |_| guest), gates)

@@ -1,5 +1,5 @@
-//! An operator's hands on the disks of a guest before or while it moves: snapshots, mirrors, media. The guest arrives with the images
-//! that it uses, or stays.
+//! An operator's hands on the disks of a guest before or while it moves: snapshots, mirrors, media. The guest arrives
+//! with the images that it uses, or stays.
 
 use super::*;
 

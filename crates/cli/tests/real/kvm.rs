@@ -1,4 +1,5 @@
-//! Guests under KVM, whose writes reach RAM through KVM's own page tables. Where there is no /dev/kvm, each says so and does nothing.
+//! Guests under KVM, whose writes reach RAM through KVM's own page tables. Where there is no /dev/kvm, each says so and
+//! does nothing.
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
@@ -6,7 +7,8 @@ use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
 use crate::goes_there_and_back;
 use crate::stage::Stage;
 
-/// 8 MiB are written up to 18 times a second, each page checked before; all of the rest is checked in every eighth pass.
+/// 8 MiB are written up to 18 times a second, each page checked before; all of the rest is checked in every eighth
+/// pass.
 fn writing() -> GuestParameters {
     GuestParameters { mem_mb: 96, dirty_ws_mb: Some(8), ..GuestParameters::default() }
 }

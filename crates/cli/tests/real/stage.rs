@@ -73,8 +73,8 @@ impl Stage {
         Stage::with_hosts_set(Lab::builder().hosts(3), links_mbps, "settings_from_agents = true\n", |_| guest)
     }
 
-    /// The switch of a link passes no larger packets any more. A veth hands over what an adapter would have cut into packets, and a
-    /// bridge passes that whatever its length: so the hosts cut for themselves.
+    /// The switch of a link passes no larger packets any more. A veth hands over what an adapter would have cut into
+    /// packets, and a bridge passes that whatever its length: so the hosts cut for themselves.
     pub fn switch_mtu(&self, link: usize, mtu: u32) {
         let namespace = format!("{}-sw", self.lab.name());
         let set = |namespace: &str, port: &str, what: &str, value: &str| {
@@ -454,8 +454,8 @@ impl Drop for Migration {
     }
 }
 
-/// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what they do not write in
-/// every eighth pass only, and go over their disk in order, at most two operations on each slot.
+/// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what
+/// they do not write in every eighth pass only, and go over their disk in order, at most two operations on each slot.
 fn rounds_of(guest: &GuestSpec) -> (u64, u64) {
     let slots = |image: &Path| std::fs::metadata(image).unwrap().len() / SLOT_BYTES as u64;
     match guest.program {

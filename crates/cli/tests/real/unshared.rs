@@ -7,8 +7,8 @@ use linerate_lab::{Cache, DiskMode, GuestSpec, Lab, QemuOptions, QemuVersion, Ra
 use super::{Stage, hosts_of, plain_disk_mbps};
 
 impl Stage {
-    /// With a guest that no agent started, on hosts that do not share disks: what is in `here` on the one is in `there` on the other.
-    /// `prepare` makes what else the guest has in the first folder, and says what arguments that takes.
+    /// With a guest that no agent started, on hosts that do not share disks: what is in `here` on the one is in `there`
+    /// on the other. `prepare` makes what else the guest has in the first folder, and says what arguments that takes.
     pub fn unshared(
         links_mbps: &[u64],
         guest: GuestSpec,

@@ -15,8 +15,8 @@ const SPARE: f64 = 0.1;
 const USES: f64 = 0.05;
 /// The next guest begins so much before the gap, in seconds: two guests share the links for a moment, which costs less.
 const OVERLAP_S: f64 = 0.03;
-/// If the first pass of a guest lasts so many times longer than it would alone, much was written meanwhile. That is not known
-/// before the pass ends.
+/// If the first pass of a guest lasts so many times longer than it would alone, much was written meanwhile. That is not
+/// known before the pass ends.
 const SHARED: f64 = 1.4;
 /// Guests are prepared ahead for this many times the time that preparing takes.
 const AHEAD: f64 = 1.5;
@@ -65,7 +65,8 @@ impl Controller {
         from + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
     }
 
-    /// Whether much may have been written that no sample has shown yet: the first pass takes far longer than it would alone.
+    /// Whether much may have been written that no sample has shown yet: the first pass takes far longer than it would
+    /// alone.
     fn writes_unseen(&self, guest: &Guest, now: Time) -> bool {
         let unknown =
             guest.sample.is_none_or(|sample| sample.round == 0 && sample.write_bytes_per_s.is_none());

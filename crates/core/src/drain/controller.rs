@@ -168,8 +168,8 @@ impl Controller {
         Bound::of(&work, self.carries(), |host| rates.get(&host).copied().unwrap_or(1.0))
     }
 
-    /// Bytes per second that the links carry: as the ports of the source and of the destinations say, or less where that
-    /// was measured.
+    /// Bytes per second that the links carry: as the ports of the source and of the destinations say, or less where
+    /// that was measured.
     pub fn carries(&self) -> f64 {
         let mut at: BTreeMap<HostId, f64> = BTreeMap::new();
         let mut carries = self.learned.last(HostId(0), 0.0).0;
@@ -470,7 +470,8 @@ impl Controller {
         self.set(id, State::Unplaced { from: now + wait }, now);
     }
 
-    /// The destination lacks something that the guest needs, and no session is left: another one at once, if there is one.
+    /// The destination lacks something that the guest needs, and no session is left: another one at once, if there is
+    /// one.
     fn lacks(&mut self, id: GuestId, reason: Reason, now: Time) {
         if self.aborted {
             self.note(id, &reason, now);

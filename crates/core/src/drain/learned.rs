@@ -76,7 +76,8 @@ impl Learned {
         believed(self.takes.get(&host), now).map_or(links, |measured| measured.min(links))
     }
 
-    /// What the source's links carry and what this destination takes, as last measured, however long ago: for estimates.
+    /// What the source's links carry and what this destination takes, as last measured, however long ago: for
+    /// estimates.
     pub fn last(&self, host: HostId, links: f64) -> (f64, f64) {
         let carries = self.carries.map_or(f64::INFINITY, |(rate, _)| rate);
         let takes = self.takes.get(&host).map_or(f64::INFINITY, |(rate, _)| *rate);
@@ -119,8 +120,8 @@ impl Learned {
         believed(self.proven.as_ref(), now).unwrap_or(0)
     }
 
-    /// Whether one more copy may begin beside these. What the ports say may be wrong, and what a copy is limited by is not
-    /// known from one copy: until it is judged whether more copies carry more, there are at most twice as many.
+    /// Whether one more copy may begin beside these. What the ports say may be wrong, and what a copy is limited by is
+    /// not known from one copy: until it is judged whether more copies carry more, there are at most twice as many.
     pub fn may_begin(&self, copies: &[Copy], now: Time) -> bool {
         let going = copies.iter().filter(|copy| !copy.finishing);
         let (settled, fresh): (Vec<&Copy>, Vec<&Copy>) = going.partition(|copy| {

@@ -1,7 +1,7 @@
 //! The ledger: hosts, guests and reservations.
 //!
-//! A reservation takes memory at a destination before the guest is prepared there. It ends when the guest has arrived or
-//! is given up. Invariants (checked by [`Ledger::overfilled`] and the property tests):
+//! A reservation takes memory at a destination before the guest is prepared there. It ends when the guest has arrived
+//! or is given up. Invariants (checked by [`Ledger::overfilled`] and the property tests):
 //! * the guests on a host and the reservations of all drains together never exceed its memory less its reserve;
 //! * a guest has at most one reservation, at a host where it is not.
 

@@ -22,8 +22,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Tries best fit in other orders, if items are left over: the smallest first; then those that were left over first.
-    /// The order that leaves fewest stays.
+    /// Tries best fit in other orders, if items are left over: the smallest first; then those that were left over
+    /// first. The order that leaves fewest stays.
     pub fn other_orders(&mut self) {
         let mut best = (self.left(), self.items.clone(), self.overlay.clone());
         for round in 0..ORDERS {

@@ -26,8 +26,8 @@ impl Reopening {
         self.port_was_down = true;
     }
 
-    /// The port has a carrier, and the link is to be tried. If this returns a time, it is tried after that time, and only
-    /// if the port still has a carrier.
+    /// The port has a carrier, and the link is to be tried. If this returns a time, it is tried after that time, and
+    /// only if the port still has a carrier.
     pub fn port_is_up(&mut self, tries_rdma: bool) -> Option<Duration> {
         let was_down = std::mem::take(&mut self.port_was_down);
         (was_down && tries_rdma).then_some(RDMA_FOLLOWS)

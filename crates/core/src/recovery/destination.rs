@@ -7,8 +7,8 @@ use crate::journal::DestinationPhase;
 use crate::source_copy::SourceCopy;
 use crate::{Outcome, Time};
 
-/// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it back. A lock that the source still
-/// holds for a moment, or a server that comes back, is waited for.
+/// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it
+/// back. A lock that the source still holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
 /// Between two looks at a guest that is held for an operator.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

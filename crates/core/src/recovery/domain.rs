@@ -181,7 +181,8 @@ impl DomainRecovery {
         let silent_for = now.since(self.silent_since.unwrap_or(now));
         match (here.is_here(), there) {
             (true, Some(DomainState::Absent)) => Ok(stayed(here, false)),
-            // What waits there for its stream goes with its tunnel. This host does not know about a guest that runs there.
+            // What waits there for its stream goes with its tunnel. This host does not know about a guest that runs
+            // there.
             (true, Some(_)) => Err(DomainDoubt::AtBoth),
             (true, None) if silent_for > DESTINATION_SILENT_MAX => Ok(stayed(here, true)),
             (false, Some(DomainState::Absent)) => Ok(DomainEnd::Gone),

@@ -10,8 +10,8 @@
 //! | `setting` | a capability of a domain's QEMU, until it is off again |
 //! | `ends` | ends of sessions that the disk has not taken yet |
 //!
-//! The rules (13): a record decides about the process that it names and about no other; of several records that name one
-//! process the newest decides, by the journal's own order and never by a clock; an end is written until it sticks.
+//! The rules (13): a record decides about the process that it names and about no other; of several records that name
+//! one process the newest decides, by the journal's own order and never by a clock; an end is written until it sticks.
 //! Everything here is pure: the agent and the simulator carry out the same actions.
 
 mod destination;
@@ -84,8 +84,9 @@ pub enum Plan {
     Wait,
     /// Destination: find out whether the guest runs ([`DestinationRecovery::inspect`]).
     Inspect,
-    /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled back.
-    /// The destination is not notified: if it has the guest complete, that copy is the only one, and an operator decides about it.
+    /// Source: commit was not sent, and its process has ended with the host or by itself: only write that it was rolled
+    /// back. The destination is not notified: if it has the guest complete, that copy is the only one, and an operator
+    /// decides about it.
     RecordLoss,
     /// The process is none of this session's business any more: only write this phase.
     RecordEnd(Phase),

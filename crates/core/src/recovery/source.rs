@@ -32,8 +32,8 @@ pub enum SourceAction {
     /// alive or not: the message may never have arrived, and a destination that holds the loaded guest never gives it
     /// up by itself.
     Query {
-        /// The operator has decided to end the copy here. The question says that there is no copy, so that the destination
-        /// cannot return the guest to it.
+        /// The operator has decided to end the copy here. The question says that there is no copy, so that the
+        /// destination cannot return the guest to it.
         gives_up: bool,
     },
     /// Put the phase on disk.
@@ -163,8 +163,8 @@ impl SourceRecovery {
     }
 
     /// An answer that decides weighs more than an operator's decision that came while the question was in flight: the
-    /// destination knows what an operator may only guess. One that holds the guest takes the question for a commit, so that the decision
-    /// that the guest runs here is void.
+    /// destination knows what an operator may only guess. One that holds the guest takes the question for a commit, so
+    /// that the decision that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
         let operator_decision = self.operator_decision.take();

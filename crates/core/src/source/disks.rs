@@ -1,9 +1,9 @@
 //! Copied disks where RAM goes in the hypervisor's own streams: the hypervisor copies them before RAM, and keeps them
 //! the same from then on.
 //!
-//! It does so without rounds: what the guest writes is copied in its turn, until nothing is left at some moment. Whether that comes
-//! nearer is judged by passes all the same: a pass is over when as many bytes were done as were left when it began. What is left then,
-//! the guest has written meanwhile.
+//! It does so without rounds: what the guest writes is copied in its turn, until nothing is left at some moment.
+//! Whether that comes nearer is judged by passes all the same: a pass is over when as many bytes were done as were left
+//! when it began. What is left then, the guest has written meanwhile.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::policy::{left_for_ram, predict};
 use crate::statistics::{Disks, Streamed};
 use crate::{Code, Fault, Side, Step, Time};
 
-/// A pass takes at least so long: what little is left of a guest that converges is done within moments, again and again.
+/// A pass takes at least so long: what little is left of a guest that converges is done within moments, again and
+/// again.
 const PASS_MIN: Duration = Duration::from_secs(1);
 
 /// So long a hypervisor may look for what of a disk is in use. Each 32 MiB of a qcow2 image take a read of 4 KiB, which
@@ -72,7 +73,8 @@ impl Source {
         predict(disks.left_bytes(), disks.bytes_per_s, Duration::ZERO)
     }
 
-    /// Gives disks up that the guest writes faster than the links carry: before RAM is begun, or while they keep it from its end.
+    /// Gives disks up that the guest writes faster than the links carry: before RAM is begun, or while they keep it
+    /// from its end.
     fn judge_disks(&mut self, now: Time, disks: Disks) {
         // At first the hypervisor looks for what is in use.
         if disks.total_bytes == 0 || disks.scanning_allocation {

@@ -24,8 +24,8 @@ pub(super) struct RollBack {
     notify_at: Option<Time>,
     /// The fault may only be what the destination's cause looks like from here.
     unexplained: bool,
-    /// The destination may have the guest complete: it is notified when the guest is back here, and not if it does not come
-    /// back.
+    /// The destination may have the guest complete: it is notified when the guest is back here, and not if it does not
+    /// come back.
     may_be_loaded: bool,
     until: Time,
 }

@@ -264,16 +264,16 @@ pub enum Action {
     /// complete. `true` comes before the record of the roll-back and goes to disk with it; `false` comes when the
     /// destination has answered.
     NoticeDue(bool),
-    /// Send commit once more on a connection of its own, and ask for the state of the session: the destination's agent may
-    /// have been started again before the message reached it, and holds the loaded guest then. Then [`Event::Answered`]
-    /// or [`Event::Unanswered`].
+    /// Send commit once more on a connection of its own, and ask for the state of the session: the destination's agent
+    /// may have been started again before the message reached it, and holds the loaded guest then. Then
+    /// [`Event::Answered`] or [`Event::Unanswered`].
     Query {
-        /// The operator has decided to end the copy here. The question says that there is no copy, so that the destination
-        /// cannot return the guest to it.
+        /// The operator has decided to end the copy here. The question says that there is no copy, so that the
+        /// destination cannot return the guest to it.
         gives_up: bool,
     },
-    /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]). Nothing waits
-    /// for it.
+    /// The roll-back could not be sent: send the notice on a connection of its own ([`crate::roll_back_notice`]).
+    /// Nothing waits for it.
     NotifyRollBack {
         /// The destination may have the guest complete and keeps it until it is notified.
         may_be_loaded: bool,

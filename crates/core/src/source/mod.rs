@@ -36,12 +36,12 @@
 //! admitted while the incoming QEMU still starts. `Prepared` names what that hypervisor may have written meanwhile,
 //! which is copied again in the next round. Nothing is scanned, and the guest not stopped, before it has come.
 //!
-//! In [`crate::Mode::Streams`] the states from Protecting to Sealing are one, Streaming. [`crate::stream::Streams`] orders the
-//! bytes; its messages go through the control stream here ([`Event::SendStreamMessage`],
+//! In [`crate::Mode::Streams`] the states from Protecting to Sealing are one, Streaming. [`crate::stream::Streams`]
+//! orders the bytes; its messages go through the control stream here ([`Event::SendStreamMessage`],
 //! [`Action::DeliverStreamMessage`]). Everything from the guest's stop on is the same.
 //!
-//! In [`crate::Mode::Handover`] libvirt decides which hypervisor runs the guest, and there is no commit. Until RAM is sealed
-//! nothing differs, and libvirt's stream is held back. Then it is released, and only libvirt's decision ends the
+//! In [`crate::Mode::Handover`] libvirt decides which hypervisor runs the guest, and there is no commit. Until RAM is
+//! sealed nothing differs, and libvirt's stream is held back. Then it is released, and only libvirt's decision ends the
 //! session: no lost link, no fault of the other agent and no operator changes anything in AwaitingOwner. If libvirt
 //! resumes the guest here, or never decides, the agent rolls back its own settings and leaves the guest as it is.
 //!
@@ -435,8 +435,8 @@ impl Source {
         self.policy.throttle_percent().max(self.statistics.streamed.throttle_percent)
     }
 
-    /// Commit was sent and the answer is missing for so long that the operator should know. A decision to resume here that
-    /// is not on disk yet changes nothing of that: a full disk may keep it from being carried out.
+    /// Commit was sent and the answer is missing for so long that the operator should know. A decision to resume here
+    /// that is not on disk yet changes nothing of that: a full disk may keep it from being carried out.
     pub fn is_in_doubt(&self) -> bool {
         matches!(self.state, State::Committing { in_doubt: true, .. })
     }

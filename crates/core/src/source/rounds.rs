@@ -117,7 +117,8 @@ impl Source {
         }
     }
 
-    /// Bytes that the guest has written since the last scan: as counted, and by its rate since then. 0 if nothing is known.
+    /// Bytes that the guest has written since the last scan: as counted, and by its rate since then. 0 if nothing is
+    /// known.
     pub fn written_bytes(&self, now: Time) -> u64 {
         if !matches!(self.state, State::Copying { .. } | State::Scanning) {
             return 0;

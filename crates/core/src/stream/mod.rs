@@ -14,7 +14,8 @@
 //!
 //! Invariants (tests and the simulation check them):
 //! * a byte is given out once, in order, and only after it has landed;
-//! * a position is overwritten in the sender's ring only when it was acknowledged, in the receiver's only when it was read;
+//! * a position is overwritten in the sender's ring only when it was acknowledged, in the receiver's only when it was
+//!   read;
 //! * a number is given again only when no byte of its old stream is pending or in flight on either side.
 
 mod fair_queue;

@@ -74,8 +74,8 @@ fn the_ring_is_full_until_the_peer_has_it() {
     assert_eq!(streams.send_space(stream), SendSpace::Space { position: 1000, bytes: 1000 });
 }
 
-/// Most bytes that wait for the peer once a rate is known. Every piece of 256 KiB takes `each`. Another stream has `other`
-/// bytes waiting that the peer does not read.
+/// Most bytes that wait for the peer once a rate is known. Every piece of 256 KiB takes `each`. Another stream has
+/// `other` bytes waiting that the peer does not read.
 fn most_that_wait(each: Duration, other: u64) -> u64 {
     let config =
         Config { window_bytes: 8 << 20, backlog: Some(Duration::from_millis(50)), ..Config::default() };

@@ -1,4 +1,5 @@
-//! What names resolve to here. The resolver has no deadline of its own, so it is asked on a thread that may be left behind.
+//! What names resolve to here. The resolver has no deadline of its own, so it is asked on a thread that may be left
+//! behind.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::mpsc;

@@ -5,7 +5,8 @@ use thiserror::Error;
 use super::{Plan, PortStep, RequestedSettings, Settings, Speed};
 use crate::model::{Pause, Port};
 
-/// The least that IPv6 takes. Where a port gets less, the kernel takes its IPv6 addresses away and does not give them back.
+/// The least that IPv6 takes. Where a port gets less, the kernel takes its IPv6 addresses away and does not give them
+/// back.
 pub const IPV6_MTU_MIN: u32 = 1280;
 
 /// What the port cannot do.

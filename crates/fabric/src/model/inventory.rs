@@ -149,8 +149,8 @@ impl Inventory {
     }
 }
 
-/// Takes `null` and empty lists and objects out: they say the same as a field that is not there. Members of lists stay, and so
-/// does an empty list that means "asked, and there are none".
+/// Takes `null` and empty lists and objects out: they say the same as a field that is not there. Members of lists stay,
+/// and so does an empty list that means "asked, and there are none".
 fn drop_unknown(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {

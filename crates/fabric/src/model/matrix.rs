@@ -115,7 +115,8 @@ pub struct Probe {
     /// TCP segments that had to be sent again during the throughput probe.
     #[serde(default)]
     pub retransmits: Option<u64>,
-    /// RDMA throughput with as many queue pairs as a migration would have, megabits per second; where both ends have RDMA.
+    /// RDMA throughput with as many queue pairs as a migration would have, megabits per second; where both ends have
+    /// RDMA.
     #[serde(default)]
     pub rdma_mbps: Option<u64>,
     /// Why nothing was moved by RDMA although both ends have it.

@@ -42,7 +42,8 @@ pub fn read_request(datagram: &[u8], token: &[u8; TOKEN_BYTES]) -> Option<u32> {
     number(datagram.strip_prefix(token)?)
 }
 
-/// The reply: token, number, size of the request, clock in nanoseconds, length of the port's name, name, requests that came.
+/// The reply: token, number, size of the request, clock in nanoseconds, length of the port's name, name, requests that
+/// came.
 pub fn reply(token: &[u8; TOKEN_BYTES], reply: &Reply) -> Vec<u8> {
     let name = reply.port.as_bytes().get(..reply.port.len().min(NAME_BYTES_MAX)).unwrap_or_default();
     let clock_ns = u64::try_from(reply.clock.as_nanos()).unwrap_or(u64::MAX);

@@ -19,8 +19,8 @@ use linerate_net::tls::Tls;
 
 use super::ask::{Answer, AskError, Question, Target, open, receive, send};
 
-/// How long bytes flow. Long enough for TCP to fill a link of 100 Gb/s on a local network; on a far link longer, so that
-/// its windows have grown.
+/// How long bytes flow. Long enough for TCP to fill a link of 100 Gb/s on a local network; on a far link longer, so
+/// that its windows have grown.
 pub const LASTS: Duration = Duration::from_millis(500);
 /// A sink ends after this, whatever comes. A load of [`ROUND_TRIP_MAX`](linerate_net::round_trip::ROUND_TRIP_MAX) needs
 /// that long.

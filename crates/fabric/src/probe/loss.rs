@@ -1,4 +1,5 @@
-//! Small packets in bursts on a link without load: how many are lost, there and back. A packet that is late is not lost.
+//! Small packets in bursts on a link without load: how many are lost, there and back. A packet that is late is not
+//! lost.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ const QUIET: Duration = Duration::from_millis(20);
 /// A burst waits no longer for its last replies: those of a far link come while the next bursts are sent.
 const BURST_GAP_MAX: Duration = Duration::from_millis(50);
 
-/// Sends so many packets, in bursts. What comes within `late` of the last one, and two round trips, is not lost: a busy machine may not
-/// run the other side for as long. `round_trip` is what the path takes.
+/// Sends so many packets, in bursts. What comes within `late` of the last one, and two round trips, is not lost: a busy
+/// machine may not run the other side for as long. `round_trip` is what the path takes.
 pub fn count(sender: &mut Sender, packets: u32, round_trip: Duration, late: Duration) -> Option<Loss> {
     let quiet = QUIET + round_trip * 2;
     let first = answered(sender, quiet)?;

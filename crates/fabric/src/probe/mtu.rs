@@ -7,8 +7,8 @@ const USUAL: [u32; 8] = [9000, 8000, 4000, 1500, 1492, 1450, 1400, 1280];
 /// Sizes that are tried at once.
 const AT_ONCE: u32 = 16;
 
-/// The largest packet up to `promised` that passes, to the byte. `None` if not even the least does. `passes` tries sizes at the
-/// same time: what is lost is waited for once.
+/// The largest packet up to `promised` that passes, to the byte. `None` if not even the least does. `passes` tries
+/// sizes at the same time: what is lost is waited for once.
 pub fn largest(promised: u32, mut passes: impl FnMut(&[u32]) -> Vec<bool>) -> Option<u32> {
     if passes(&[promised]).first() == Some(&true) {
         return Some(promised);

@@ -27,8 +27,8 @@ const REPLY_WAIT: Duration = Duration::from_millis(150);
 const FIRST_GAP: Duration = Duration::from_millis(300);
 /// How long a link without any reply is tried if TCP shows that it is near.
 const NEAR_WAIT: Duration = Duration::from_millis(1200);
-/// The same if nothing is known of the link: ARP takes one round trip and the packet another. Enough for 2 s each: a link
-/// that is too far to carry a migration is far, and not dead.
+/// The same if nothing is known of the link: ARP takes one round trip and the packet another. Enough for 2 s each: a
+/// link that is too far to carry a migration is far, and not dead.
 const FAR_WAIT: Duration = Duration::from_millis(4300);
 /// A packet counts as lost when this many in a row had no reply.
 const TRIES: usize = 3;

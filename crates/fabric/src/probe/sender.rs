@@ -259,8 +259,8 @@ mod tests {
         all[all.len() / 2]
     }
 
-    /// In turn with a plain echo, so that whatever else the machine does slows both. While the clock started behind `send`, what the
-    /// kernel did in it was left out: on an idle machine all but the whole round trip.
+    /// In turn with a plain echo, so that whatever else the machine does slows both. While the clock started behind
+    /// `send`, what the kernel did in it was left out: on an idle machine all but the whole round trip.
     #[test]
     fn a_round_trip_is_as_long_as_that_of_a_plain_echo() {
         const TIMES: usize = 400;

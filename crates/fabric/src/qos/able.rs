@@ -70,8 +70,8 @@ fn without_dcb(host: &Inventory, port: &Port) -> Impossible {
     }
 }
 
-/// By the sources of the kernel's drivers. `ice` takes marks by DSCP only; with the first one it overwrites the shares, gives priority N
-/// to class N and keeps that map.
+/// By the sources of the kernel's drivers. `ice` takes marks by DSCP only; with the first one it overwrites the shares,
+/// gives priority N to class N and keeps that map.
 fn takes_marks(host: &Inventory, port: &Port, intent: &Intent) -> Result<(), Impossible> {
     let (at, name) = (host.host.clone(), port.name.clone());
     match port.driver.as_deref() {

@@ -1,7 +1,7 @@
 //! A Windows host's side of an intent, as PowerShell. Tested on no Windows host: its first lines say so.
 //!
-//! Hyper-V moves machines over SMB (port 445, with SMB Direct over RDMA) or its own TCP protocol (port 6600); both get the
-//! migrations' priority. Storage is iSCSI; its DSCP marks it.
+//! Hyper-V moves machines over SMB (port 445, with SMB Direct over RDMA) or its own TCP protocol (port 6600); both get
+//! the migrations' priority. Storage is iSCSI; its DSCP marks it.
 
 use thiserror::Error;
 

@@ -1,5 +1,5 @@
-//! POSIX access lists as the kernel stores them in the extended attribute `system.posix_acl_access`: a version, then entries
-//! of tag, permissions and id, all little-endian (include/uapi/linux/posix_acl_xattr.h).
+//! POSIX access lists as the kernel stores them in the extended attribute `system.posix_acl_access`: a version, then
+//! entries of tag, permissions and id, all little-endian (include/uapi/linux/posix_acl_xattr.h).
 
 use std::io;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What is kept with a disk and is not in it: dirty bitmaps of backup programs, and snapshots within an image. QEMU's migration
-//! carries neither, a shared image does.
+//! What is kept with a disk and is not in it: dirty bitmaps of backup programs, and snapshots within an image. QEMU's
+//! migration carries neither, a shared image does.
 
 use super::{DiskGraph, Node};
 use crate::description::CopiedDisk;

@@ -1,5 +1,5 @@
-//! The live graph against the command line, from which the destination's QEMU is built. Files and formats of QEMU's
-//! own notation are compared as they are written: what is written in any other way is refused by [`crate::incoming_qemu`]
+//! The live graph against the command line, from which the destination's QEMU is built. Files and formats of QEMU's own
+//! notation are compared as they are written: what is written in any other way is refused by [`crate::incoming_qemu`]
 //! anyway.
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! How much memory the incoming QEMU's command line asks for. The description says it too, and both come from another host:
-//! what is reserved is what is described, so the command line may not ask for more.
+//! How much memory the incoming QEMU's command line asks for. The description says it too, and both come from another
+//! host: what is reserved is what is described, so the command line may not ask for more.
 
 use super::Problem;
 use crate::argv::{Argument, split_loose};

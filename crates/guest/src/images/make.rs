@@ -17,8 +17,8 @@ use crate::roots::{is_inside, is_of_devices};
 /// qemu-img writes a few clusters.
 const QEMU_IMG_WAIT: Duration = Duration::from_secs(30);
 
-/// Makes the file, which is the image whatever has its name later. `listed` is called with its name without links, before
-/// there is more to remove.
+/// Makes the file, which is the image whatever has its name later. `listed` is called with its name without links,
+/// before there is more to remove.
 pub(super) fn make(
     path: &Path,
     disk: &CopiedDisk,

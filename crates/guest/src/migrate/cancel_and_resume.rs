@@ -26,9 +26,9 @@ impl SourceQemu {
         self.as_before(false, deadline)
     }
 
-    /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has written all
-    /// of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does what it did
-    /// before.
+    /// Undoes a migration that the destination will never complete, in whatever phase it is: also after QEMU has
+    /// written all of its state, as long as it is certain that the guest will not run elsewhere. On `Ok` the guest does
+    /// what it did before.
     pub fn cancel_and_resume(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         match self.cancel_migration(deadline) {
             Ok(()) => self.as_before(false, deadline),
@@ -74,10 +74,10 @@ impl SourceQemu {
         Ok(())
     }
 
-    /// QEMU leaves a guest that was paused in "postmigrate": always after it has written its state, before version 8.0 also after a cancel.
-    /// It refuses to migrate it from there, its disks may be without an owner, and the only way out is to let it run. So a guest that
-    /// its operator paused is let run and stopped in one go: it runs for less than a millisecond. Any other stays as it is, because
-    /// QEMU would run it as if nothing had stopped it.
+    /// QEMU leaves a guest that was paused in "postmigrate": always after it has written its state, before version 8.0
+    /// also after a cancel. It refuses to migrate it from there, its disks may be without an owner, and the only way
+    /// out is to let it run. So a guest that its operator paused is let run and stopped in one go: it runs for less
+    /// than a millisecond. Any other stays as it is, because QEMU would run it as if nothing had stopped it.
     fn stand_again(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         loop {
             match self.status(deadline)? {
@@ -153,8 +153,9 @@ impl SourceQemu {
         Ok(ours)
     }
 
-    // A cancel that comes just before QEMU enters pre-switchover is overlooked by its migration thread, which then waits for a
-    // continue for ever. A continue in the state "cancelling" wakes it up, and it sees that it was cancelled.
+    // A cancel that comes just before QEMU enters pre-switchover is overlooked by its migration thread, which then
+    // waits for a continue for ever. A continue in the state "cancelling" wakes it up, and it sees that it was
+    // cancelled.
     fn nudge(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         match self.qmp.execute("migrate-continue", json!({ "state": "cancelling" }), deadline) {
             Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
@@ -174,9 +175,10 @@ impl SourceQemu {
             && self.run_state_before.is_none())
     }
 
-    // The status says that a migration has failed as soon as one of its threads knows. The others still run by the settings, and a
-    // QEMU whose settings change under them dies with its guest. The last thing that a migration does after its threads
-    // have ended is to leave the list of what can be yanked (QEMU 6.0 and later; docs/stream-mode.md).
+    // The status says that a migration has failed as soon as one of its threads knows. The others still run by the
+    // settings, and a QEMU whose settings change under them dies with its guest. The last thing that a migration does
+    // after its threads have ended is to leave the list of what can be yanked (QEMU 6.0 and later;
+    // docs/stream-mode.md).
     fn is_cleaning_up(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         match self.qmp.execute("query-yank", json!({}), deadline) {
             Ok(listed) => {

@@ -1,9 +1,9 @@
 //! Disks that the hosts do not share, as QEMU copies them: the incoming QEMU offers an image for each over NBD. The
 //! source's mirrors the guest's disk into it until the guest is stopped and both are the same.
 //!
-//! The incoming QEMU opens each image once more beside the guest's own, and only that second node is written and locked. So the guest's
-//! disks stay untouched until it runs, exactly as with an image that another process had written; and what is copied may be punched
-//! into holes whether or not the guest may do so.
+//! The incoming QEMU opens each image once more beside the guest's own, and only that second node is written and
+//! locked. So the guest's disks stay untouched until it runs, exactly as with an image that another process had
+//! written; and what is copied may be punched into holes whether or not the guest may do so.
 //!
 //! Jobs and block nodes are known by their names, so that resuming a guest at the source needs no stored state.
 
@@ -45,7 +45,8 @@ pub struct Export {
 pub enum Writes {
     /// In its turn. The guest does not notice; if it writes faster than the links carry, that has no end.
     Background,
-    /// Before the write is done for the guest: it cannot write faster than the links carry, and waits while there is none.
+    /// Before the write is done for the guest: it cannot write faster than the links carry, and waits while there is
+    /// none.
     WriteBlocking,
 }
 
@@ -135,7 +136,8 @@ impl SourceQemu {
         Ok(())
     }
 
-    /// Waits until every disk is the same over there but for what the guest is just writing; from then on it is kept so.
+    /// Waits until every disk is the same over there but for what the guest is just writing; from then on it is kept
+    /// so.
     pub fn wait_mirrors_ready(
         &mut self,
         give_up: &dyn Fn() -> bool,
@@ -243,8 +245,8 @@ impl SourceQemu {
 }
 
 impl DestinationQemu {
-    /// Offers images on a UNIX socket, in the order in which the source names its disks. An image that another process has open
-    /// for writing is refused before a byte of it is touched.
+    /// Offers images on a UNIX socket, in the order in which the source names its disks. An image that another process
+    /// has open for writing is refused before a byte of it is touched.
     pub fn export_disks(
         &mut self,
         exports: &[Export],

@@ -1,7 +1,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file that says that the agent itself is about to stop the guest, or has: the next agent lets such a guest run, and no other.
+/// A file that says that the agent itself is about to stop the guest, or has: the next agent lets such a guest run, and
+/// no other.
 ///
 /// It outlives the agent. Neither it nor the guest outlives the host.
 #[derive(Debug)]

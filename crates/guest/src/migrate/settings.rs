@@ -49,7 +49,8 @@ impl Settings {
         })
     }
 
-    /// Puts back what was, or where that is not known (the journal's record is of an older agent), switches our capabilities off.
+    /// Puts back what was, or where that is not known (the journal's record is of an older agent), switches our
+    /// capabilities off.
     pub(super) fn put_back(
         found: Option<&Settings>,
         qmp: &mut Qmp,
@@ -72,7 +73,8 @@ impl Settings {
     }
 }
 
-/// Switches the wanted capabilities on and all others off, and sets the parameters, which are of those that are put back.
+/// Switches the wanted capabilities on and all others off, and sets the parameters, which are of those that are put
+/// back.
 pub(super) fn set(
     qmp: &mut Qmp,
     wanted: &[&'static str],

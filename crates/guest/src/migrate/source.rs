@@ -12,8 +12,9 @@ use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 use crate::run_state::RunState;
 
-/// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no longer
-/// than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the guest at once.
+/// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no
+/// longer than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the
+/// guest at once.
 const LIVE_LIMIT: Duration = Duration::from_millis(5);
 /// A display that is written faster than it can be carried never gets there: after this long QEMU is to stop the guest
 /// whatever is left.
@@ -73,8 +74,8 @@ impl SourceQemu {
         Ok(SourceQemu { begun, run_state_before, devices, ..SourceQemu::recovered(qmp, ran, found, false) })
     }
 
-    /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was at the
-    /// beginning comes from the journal.
+    /// For a guest that was left in the middle by an earlier agent, which may have stopped it for a moment: how it was
+    /// at the beginning comes from the journal.
     ///
     /// `paused_here`: that agent had stopped the guest itself. Otherwise another client paused a paused guest,
     /// and that client has to let it run again.
@@ -102,8 +103,8 @@ impl SourceQemu {
         self.mark.iter().for_each(PauseMark::clear);
     }
 
-    /// The guest's run state before QEMU's migration stopped it, if it did not run. If that is not known, a guest that did not
-    /// run stays as QEMU leaves it.
+    /// The guest's run state before QEMU's migration stopped it, if it did not run. If that is not known, a guest that
+    /// did not run stays as QEMU leaves it.
     pub fn with_run_state_before(mut self, state: Option<RunState>) -> SourceQemu {
         self.run_state_before = state;
         self
@@ -149,8 +150,8 @@ impl SourceQemu {
         Ok(RunState::ask(&mut self.qmp, deadline)?)
     }
 
-    /// Chooses capabilities and parameters for direct mode. They are set when QEMU gets the command to migrate, and not before: a
-    /// snapshot or another migration that another client asks for meanwhile would leave the guest's RAM out.
+    /// Chooses capabilities and parameters for direct mode. They are set when QEMU gets the command to migrate, and not
+    /// before: a snapshot or another migration that another client asks for meanwhile would leave the guest's RAM out.
     pub fn prepare(&mut self, deadline: Instant) -> Result<(), MigrateError> {
         self.check_at_rest(deadline)?;
         settings::check(&mut self.qmp, DIRECT, deadline)?;
@@ -208,8 +209,8 @@ impl SourceQemu {
         self.wait_held(&mut until, &mut |qemu| qemu.migration_status(command_deadline()))
     }
 
-    /// The same for any way of copying: `until` says how long to wait for the next event, and `asked` what QEMU's status is where
-    /// none came.
+    /// The same for any way of copying: `until` says how long to wait for the next event, and `asked` what QEMU's
+    /// status is where none came.
     pub(super) fn wait_held(
         &mut self,
         until: &mut dyn FnMut(&mut SourceQemu) -> Result<Instant, MigrateError>,
@@ -221,7 +222,8 @@ impl SourceQemu {
             let wanted = |event: &Event| matches!(event.name.as_str(), "STOP" | "RESUME" | "MIGRATION");
             let status = match self.qmp.wait_event(wanted, until) {
                 Ok(event) if event.name == "STOP" => {
-                    // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run then.
+                    // An operator's, or an I/O error's, is not QEMU's own for the migration: the guest does not run
+                    // then.
                     let state = self.status(command_deadline())?;
                     check_state(&state)?;
                     let by_qemu =
@@ -316,8 +318,8 @@ impl SourceQemu {
         Ok(self.status(deadline)? == RunState::Running)
     }
 
-    /// Stops a running guest, block I/O drained: protection is applied while it is paused. False if another program has stopped it before,
-    /// and that client has to let it run again.
+    /// Stops a running guest, block I/O drained: protection is applied while it is paused. False if another program has
+    /// stopped it before, and that client has to let it run again.
     pub fn pause(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         let found = self.status(deadline)?;
         while self.has_resumed() {}
@@ -369,7 +371,8 @@ impl SourceQemu {
         quit(&mut self.qmp, deadline)
     }
 
-    // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still here.
+    // Older QEMUs leave a guest that was paused in "postmigrate" even after a cancelled migration: its state is still
+    // here.
     pub(super) fn can_continue(&mut self, state: &RunState, deadline: Instant) -> Result<bool, MigrateError> {
         match state {
             // A guest that is reset while it is paused.

@@ -1,7 +1,8 @@
 //! Starts QEMU as a user without rights, in its sandbox.
 //!
-//! In the sandbox QEMU cannot fork, so it cannot detach itself (`-daemonize`). It is a child of the agent, in a process group of
-//! its own, and lives on when the agent ends. What it writes goes through a pipe to the start log, up to a limit.
+//! In the sandbox QEMU cannot fork, so it cannot detach itself (`-daemonize`). It is a child of the agent, in a process
+//! group of its own, and lives on when the agent ends. What it writes goes through a pipe to the start log, up to a
+//! limit.
 
 use std::fs::File;
 use std::io::{Read, Write};

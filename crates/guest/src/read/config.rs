@@ -1,5 +1,5 @@
-//! `-readconfig`: a file of options, which QEMU has read when it was started. What it says is put in its place, and judged
-//! like everything else on the command line.
+//! `-readconfig`: a file of options, which QEMU has read when it was started. What it says is put in its place, and
+//! judged like everything else on the command line.
 
 use crate::argv::{Argument, join, split_loose};
 use crate::options::{Options, escape};
@@ -10,7 +10,8 @@ pub(super) const BYTES_MAX: u64 = 256 << 10;
 /// Sections whose options have another name on the command line.
 const NAMES: &[(&str, &str)] = &[("smp-opts", "smp"), ("memory", "m"), ("boot-opts", "boot")];
 
-/// The command line with the options of the files. A `-readconfig` whose file cannot be read, or is not understood, stays.
+/// The command line with the options of the files. A `-readconfig` whose file cannot be read, or is not understood,
+/// stays.
 pub fn expand(arguments: &[String], read: impl Fn(&str) -> Option<String>) -> Vec<String> {
     if !arguments.iter().any(|argument| argument.trim_start_matches('-') == "readconfig") {
         return arguments.to_vec();

@@ -15,8 +15,8 @@ pub fn traits_of_devices(tree: &str) -> Traits {
     traits
 }
 
-/// Beginnings of devices that write RAM past the process's page tables. The kernel's vhost-scsi pins pages for the target's
-/// own disk, which QEMU cannot drain; the kernel's other vhost devices copy through the page tables.
+/// Beginnings of devices that write RAM past the process's page tables. The kernel's vhost-scsi pins pages for the
+/// target's own disk, which QEMU cannot drain; the kernel's other vhost devices copy through the page tables.
 const DMA: &[&str] = &["vfio-", "vhost-vdpa", "x-vfio-user-pci", "vhost-scsi"];
 
 fn sort_in(traits: &mut Traits, driver: &str, id: &str) {

@@ -1,5 +1,5 @@
-//! Names of files that count from the folder in which QEMU was started. No other host, and not even the agent, is in that
-//! folder: they are made whole when the guest is read.
+//! Names of files that count from the folder in which QEMU was started. No other host, and not even the agent, is in
+//! that folder: they are made whole when the guest is read.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Network ports: `info network` lists devices with what they are connected to; taps are named by /proc where QEMU got them
-//! as descriptors; bridges by /sys.
+//! Network ports: `info network` lists devices with what they are connected to; taps are named by /proc where QEMU got
+//! them as descriptors; bridges by /sys.
 
 use std::path::Path;
 

@@ -29,8 +29,8 @@ pub struct SpecGuest {
 }
 
 impl GuestSpec {
-    /// The command line. RAM is a named file that is not filled beforehand: pages come into being as the guest touches them, and
-    /// holes are moved for nothing.
+    /// The command line. RAM is a named file that is not filled beforehand: pages come into being as the guest touches
+    /// them, and holes are moved for nothing.
     pub fn launch(&self, qemu: &QemuBinary, places: &SpecFolders) -> SpecGuest {
         let qmp = places.folder.join("qmp.sock");
         let pid_file = places.folder.join("pid");
@@ -163,8 +163,8 @@ impl NicSpec {
     }
 }
 
-// QEMU gives every guest's first port one and the same address: two guests on a bridge would collide. FNV-1a of the name and
-// the port's number, in QEMU's prefix.
+// QEMU gives every guest's first port one and the same address: two guests on a bridge would collide. FNV-1a of the
+// name and the port's number, in QEMU's prefix.
 fn made_mac(guest: &str, index: usize) -> String {
     let text = format!("{guest}/{index}");
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

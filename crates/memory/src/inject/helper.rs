@@ -25,8 +25,8 @@ pub(super) struct Plan {
 
 /// The helper's main function, from its start to its end.
 pub(super) fn run(plan: &Plan) -> ! {
-    // SAFETY: both calls take no address. A session of its own: a signal to the agent's process group or terminal does not
-    // reach the helper.
+    // SAFETY: both calls take no address. A session of its own: a signal to the agent's process group or terminal does
+    // not reach the helper.
     unsafe { libc::syscall(libc::SYS_setsid) };
     close_others(plan);
     let (report, descriptor) = borrow(plan);

@@ -17,8 +17,8 @@
 //!     H-->>A: report and descriptor (SCM_RIGHTS)
 //! ```
 //!
-//! The helper makes no allocation, takes no lock and prints nothing: it is a fork of a process with threads. It goes on if
-//! the agent dies. Whatever fails after the stop, the thread is restored and released.
+//! The helper makes no allocation, takes no lock and prints nothing: it is a fork of a process with threads. It goes on
+//! if the agent dies. Whatever fails after the stop, the thread is restored and released.
 
 mod helper;
 mod report;
@@ -96,9 +96,9 @@ fn inject_into(target: &Target, thread: i32, instruction: u64) -> Result<Injecte
 
 /// Forks with all signals blocked, so that the helper is never without the block.
 fn fork_helper(plan: &helper::Plan) -> io::Result<libc::pid_t> {
-    // SAFETY: the sets are initialised before use. The child of `fork` runs `helper::run` only, which makes system calls
-    // on prepared memory and ends with `_exit`: nothing that a lock held by another thread could block. Our own mappings
-    // of guest RAM are not inherited (MADV_DONTFORK).
+    // SAFETY: the sets are initialised before use. The child of `fork` runs `helper::run` only, which makes system
+    // calls on prepared memory and ends with `_exit`: nothing that a lock held by another thread could block. Our own
+    // mappings of guest RAM are not inherited (MADV_DONTFORK).
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -134,7 +134,8 @@ fn receive(socket: &OwnedFd, thread: i32) -> Result<(Report, Option<OwnedFd>), A
     report::receive(socket).ok_or(AttachError::HelperLost)
 }
 
-/// The helper ends right after its report. One that is stuck is left to a thread of its own, so that it leaves no zombie.
+/// The helper ends right after its report. One that is stuck is left to a thread of its own, so that it leaves no
+/// zombie.
 fn reap(child: libc::pid_t, stuck: bool) {
     let wait = move || {
         let mut status = 0;

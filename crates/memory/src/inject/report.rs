@@ -87,8 +87,9 @@ struct Control {
 pub(super) fn send(socket: RawFd, report: &Report, descriptor: Option<RawFd>) {
     let mut bytes = report.encode();
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
-    // SAFETY: `msghdr` is numbers and pointers, for which all zero is "none". The control message holds what CMSG_LEN and
-    // CMSG_SPACE of one `int` are on 64-bit Linux: a 16-byte header, 4 bytes, 4 bytes of padding. All of it outlives the call.
+    // SAFETY: `msghdr` is numbers and pointers, for which all zero is "none". The control message holds what CMSG_LEN
+    // and CMSG_SPACE of one `int` are on 64-bit Linux: a 16-byte header, 4 bytes, 4 bytes of padding. All of it
+    // outlives the call.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;

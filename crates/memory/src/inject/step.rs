@@ -10,8 +10,8 @@ compile_error!("direct mode knows the registers of x86-64 only");
 const USER_CODE_64: u64 = 0x33;
 /// Length of the `syscall` instruction.
 const INSTRUCTION_BYTES: u64 = 2;
-/// Stops that are no end of the step (group stops, stray signals) are passed over at most this often. If the instruction
-/// has not been executed by then, the step is given up. Only a storm of SIGSTOP and SIGCONT gets there.
+/// Stops that are no end of the step (group stops, stray signals) are passed over at most this often. If the
+/// instruction has not been executed by then, the step is given up. Only a storm of SIGSTOP and SIGCONT gets there.
 const STOPS_MAX: usize = 1000;
 /// Signals kept while the thread is stopped. The mask holds all others back.
 const KEPT_MAX: usize = 8;

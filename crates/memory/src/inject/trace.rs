@@ -14,7 +14,8 @@ fn errno() -> Errno {
 }
 
 /// # Safety
-/// `address` and `data` must be what the request wants: for requests that read or write our memory, addresses valid for it.
+/// `address` and `data` must be what the request wants: for requests that read or write our memory, addresses valid for
+/// it.
 unsafe fn ptrace(request: u32, thread: i32, address: usize, data: usize) -> Result<(), Errno> {
     // SAFETY: the caller guarantees the addresses.
     let result = unsafe { libc::syscall(libc::SYS_ptrace, request as libc::c_long, thread, address, data) };
@@ -50,7 +51,8 @@ impl Tracee {
         unsafe { ptrace(libc::PTRACE_INTERRUPT, self.0, 0, 0) }
     }
 
-    /// Lets the thread execute one instruction. A signal that stopped it is swallowed; `signal` is delivered, 0 for none.
+    /// Lets the thread execute one instruction. A signal that stopped it is swallowed; `signal` is delivered, 0 for
+    /// none.
     pub(super) fn step(self, signal: i32) -> Result<(), Errno> {
         // SAFETY: PTRACE_SINGLESTEP takes no address of ours.
         unsafe { ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, signal as usize) }
@@ -78,7 +80,8 @@ impl Tracee {
 
     pub(super) fn signal_mask(self) -> Result<SignalMask, Errno> {
         let mut mask: SignalMask = 0;
-        // SAFETY: `address` is the mask's size in bytes, as the request wants it; the kernel writes it to the live address.
+        // SAFETY: `address` is the mask's size in bytes, as the request wants it; the kernel writes it to the live
+        // address.
         unsafe {
             ptrace(libc::PTRACE_GETSIGMASK, self.0, size_of::<SignalMask>(), &raw mut mask as usize)?;
         }

@@ -1,5 +1,5 @@
-//! Sizes and repetitions of a ping-pong: those of the Intel MPI Benchmarks' PingPong, so that its figures can be held against
-//! published ones. docs/bench-wires.md names the sources and the two places where it is done otherwise.
+//! Sizes and repetitions of a ping-pong: those of the Intel MPI Benchmarks' PingPong, so that its figures can be held
+//! against published ones. docs/bench-wires.md names the sources and the two places where it is done otherwise.
 
 use std::time::Duration;
 

@@ -106,8 +106,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, released once; identifiers on it are dropped before (see the fields' order of those who
-        // own both), and every event was acknowledged when it was taken.
+        // SAFETY: made by `new`, released once; identifiers on it are dropped before (see the fields' order of those
+        // who own both), and every event was acknowledged when it was taken.
         unsafe { (self.library.cm.rdma_destroy_event_channel)(self.channel.as_ptr()) };
     }
 }

@@ -124,8 +124,8 @@ fn greet(
     let mut parameters = Connection::parameters(&request).map_err(here)?;
     let identifier = connection.identifier();
     connection.check_port().map_err(here)?;
-    // SAFETY: the identifier's route is resolved and its queue pair made; the parameters and the request that they point to
-    // are read during the call.
+    // SAFETY: the identifier's route is resolved and its queue pair made; the parameters and the request that they
+    // point to are read during the call.
     let begun = unsafe { (identifier.library().cm.rdma_connect)(identifier.pointer(), &mut parameters) };
     check("connecting", begun).map_err(here)?;
     let event = connection.events().wait("the connection", Instant::now() + wait).map_err(here)?;

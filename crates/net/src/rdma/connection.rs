@@ -282,8 +282,8 @@ impl Connection {
         }
         let mut bad = std::ptr::null_mut();
         self.with_queue_pair("sending", |pair| {
-            // SAFETY: the pair is alive under the lock. The works and pieces that the list goes through are borrowed until
-            // the end of this function, so no other code uses them. They are read during the call. The memory
+            // SAFETY: the pair is alive under the lock. The works and pieces that the list goes through are borrowed
+            // until the end of this function, so no other code uses them. They are read during the call. The memory
             // that they name is registered, and the caller keeps the registration until the completion.
             unsafe {
                 (*(*pair.as_ptr()).context).ops.post_send.map(|post| post(pair.as_ptr(), first, &mut bad))

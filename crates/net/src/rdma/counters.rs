@@ -1,7 +1,7 @@
 //! What an RDMA port counts: it goes past the kernel's network counters, so no task manager shows it.
 //!
-//! Every driver has its own names; those of the common ones are summed under one. What a driver does not count is `None`,
-//! which is not 0.
+//! Every driver has its own names; those of the common ones are summed under one. What a driver does not count is
+//! `None`, which is not 0.
 
 use std::path::Path;
 

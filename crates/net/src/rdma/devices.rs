@@ -1,7 +1,7 @@
 //! This host's RDMA devices, their ports and the names (GIDs) that they have on their links, as sysfs says.
 //!
-//! Pure over a root folder, so that adapters that are not here can be tested. What sysfs does not say is left out, and what
-//! cannot be read is no device.
+//! Pure over a root folder, so that adapters that are not here can be tested. What sysfs does not say is left out, and
+//! what cannot be read is no device.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -30,7 +30,8 @@ enum Slot {
 /// By address, length and access.
 type WindowKey = (usize, usize, Access);
 
-/// The windows of a domain. A session's regions may know them for longer than the domain is there; then none is registered.
+/// The windows of a domain. A session's regions may know them for longer than the domain is there; then none is
+/// registered.
 #[derive(Default)]
 struct Windows(Mutex<HashMap<WindowKey, Arc<Mutex<Slot>>>>);
 

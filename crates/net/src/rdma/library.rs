@@ -1,4 +1,5 @@
-//! libibverbs and librdmacm, loaded when they are first needed: on a host without rdma-core the agent runs all the same.
+//! libibverbs and librdmacm, loaded when they are first needed: on a host without rdma-core the agent runs all the
+//! same.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::OnceLock;

@@ -56,12 +56,12 @@ impl Accepted {
         let connection = Connection::prepare(self.identifier, events, domains)?;
         let mut parameters = Connection::parameters(&answer)?;
         let identifier = connection.identifier();
-        // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection manager's own
-        // time-out is longer than what a channel that is silent is given.
+        // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection
+        // manager's own time-out is longer than what a channel that is silent is given.
         RdmaOptions { round_trip, ..RdmaOptions::default() }.apply_time_out(identifier);
         connection.check_port()?;
-        // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the parameters
-        // and the answer that they point to are read during the call.
+        // SAFETY: the identifier is that of a request, its queue pair is made and has its receives ready; the
+        // parameters and the answer that they point to are read during the call.
         check("accepting a connection", unsafe {
             (identifier.library().cm.rdma_accept)(identifier.pointer(), &mut parameters)
         })?;
@@ -149,8 +149,9 @@ impl std::fmt::Debug for Listener {
 }
 
 impl Listener {
-    /// Listens on those of the addresses that belong to RDMA devices; an error if none does. A port that is taken (iWARP
-    /// shares them with TCP) is replaced by one of the system's choice. The handler is called in the listener's thread.
+    /// Listens on those of the addresses that belong to RDMA devices; an error if none does. A port that is taken
+    /// (iWARP shares them with TCP) is replaced by one of the system's choice. The handler is called in the listener's
+    /// thread.
     ///
     /// A device that is taken away is let go, with its address. [`Listener::check_again`] finds those that came.
     pub fn start(

@@ -2,10 +2,11 @@
 //! behind them.
 //!
 //! * [`options`]: options of connections. * [`connect`]: the source's side of opening, [`listen`] the destination's.
-//! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and where
-//!   payloads are copied to that cannot be sent from where they lie.
+//! * [`send`], [`receive`]: the two halves of a channel. * `source`, `staging`: what the source's threads share, and
+//!   where payloads are copied to that cannot be sent from where they lie.
 //! * [`devices`], [`counters`]: what this host's adapters are and count. * [`memory`]: memory that adapters work on.
-//! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop; `release`: when the port is down.
+//! * `connection`, `domain`, `verbs`, `cm`: queue pairs and what belongs to them, each released by its drop; `release`:
+//!   when the port is down.
 //! * [`test_connection`]: a queue pair that is measured instead of used.
 //! * [`library`], [`abi`]: the system's libraries, loaded when needed. * [`error`]: what can go wrong.
 //!

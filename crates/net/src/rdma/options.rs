@@ -23,8 +23,8 @@ pub(super) const MESSAGES: usize = FRAMES_MAX + CLAIMS_MAX + 16;
 /// Operations in the send queue: a WRITE with the most runs, each of them over the border of a window, and claims.
 pub(super) const SEND_QUEUE: usize = 1024 + MESSAGES;
 
-/// Bytes of a message that travel in the request itself, which saves the adapter a read of this host's memory; where the adapter
-/// can do that. A cache line: acknowledgements, grants and short messages of a ping-pong.
+/// Bytes of a message that travel in the request itself, which saves the adapter a read of this host's memory; where
+/// the adapter can do that. A cache line: acknowledgements, grants and short messages of a ping-pong.
 pub(super) const INLINE_BYTES: u32 = 64;
 
 #[derive(Clone, Debug)]
@@ -32,19 +32,20 @@ pub struct RdmaOptions {
     /// Limit for each step of connecting. Longer delays the fall-back to TCP, shorter loses slow peers. A far link
     /// has longer.
     pub connect_wait: Duration,
-    /// The adapter sends again what was not acknowledged within 4.096 µs times two to this power, seven times, before it
-    /// gives the connection up. 14 is 67 ms, half a second in all. A far link has longer.
+    /// The adapter sends again what was not acknowledged within 4.096 µs times two to this power, seven times, before
+    /// it gives the connection up. 14 is 67 ms, half a second in all. A far link has longer.
     pub ack_timeout: u8,
     /// Round trip of the link, measured over TCP.
     pub round_trip: RoundTrip,
-    /// Type of service (DSCP and ECN bits): the traffic class of RoCE v2 packets, from which switches choose the priority
-    /// that they treat as lossless, and the service level on InfiniBand. `None` for the system's.
+    /// Type of service (DSCP and ECN bits): the traffic class of RoCE v2 packets, from which switches choose the
+    /// priority that they treat as lossless, and the service level on InfiniBand. `None` for the system's.
     pub type_of_service: Option<u8>,
-    /// Sum payloads at the source and compare at the destination. Off, the adapter's own checks have to do, which do not see
-    /// damage inside the hosts; docs/rdma.md says what it costs.
+    /// Sum payloads at the source and compare at the destination. Off, the adapter's own checks have to do, which do
+    /// not see damage inside the hosts; docs/rdma.md says what it costs.
     pub checksums: bool,
-    /// Let the adapter read guest RAM where it lies. Off, every payload is copied first: needed where the guest may give
-    /// pages back (balloon), for the adapter would go on reading the page that was there when the window was registered.
+    /// Let the adapter read guest RAM where it lies. Off, every payload is copied first: needed where the guest may
+    /// give pages back (balloon), for the adapter would go on reading the page that was there when the window was
+    /// registered.
     pub zero_copy: bool,
 }
 

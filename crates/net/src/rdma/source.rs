@@ -154,8 +154,8 @@ impl SourceEnd {
         }
     }
 
-    /// Takes what came, in the order in which it came: completions leave the queue only under the lock under which they are
-    /// worked on, for two threads look here.
+    /// Takes what came, in the order in which it came: completions leave the queue only under the lock under which they
+    /// are worked on, for two threads look here.
     fn take_in(&self) -> Result<MutexGuard<'_, Inbox>, ChannelError> {
         let mut inbox = self.inbox();
         if let Some(failed) = &inbox.failed {

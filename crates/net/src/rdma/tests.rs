@@ -1,6 +1,6 @@
 //! The transport over real adapters. These need a device: the lab runs them in its RDMA machine, whose first link leads
-//! from
-//! 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed as ignored.
+//! from 10.9.0.1 (device l0a) to 10.9.0.2 (l0b), its second from 10.9.1.1 to 10.9.1.2; everywhere else they are listed
+//! as ignored.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};

@@ -4,8 +4,8 @@
 //! longer the one that the adapter writes to. So, for every *held* window (2 MiB, the unit of registration):
 //!
 //! * clearing a run writes zeroes instead of punching a hole;
-//! * a bit says of each page that nothing should be there: it was a hole when the window was first held, or was cleared, and
-//!   no data has come since;
+//! * a bit says of each page that nothing should be there: it was a hole when the window was first held, or was
+//!   cleared, and no data has come since;
 //! * when no adapter can write any more, and before anybody else does, pages with the bit are punched out.
 //!
 //! All channels of a session go through this, TCP too, because a page may come over either.

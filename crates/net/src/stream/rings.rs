@@ -32,8 +32,8 @@ impl RingMemory {
         RingMemory { make: Arc::new(make), kept: None }
     }
 
-    /// Memory of a ring is kept for the next stream, until the session ends: for sessions whose memory adapters may know, which
-    /// go on using the pages whose address they have. All rings must be of one size.
+    /// Memory of a ring is kept for the next stream, until the session ends: for sessions whose memory adapters may
+    /// know, which go on using the pages whose address they have. All rings must be of one size.
     pub fn keeping(self) -> RingMemory {
         RingMemory { kept: Some(Arc::default()), ..self }
     }

@@ -135,8 +135,8 @@ impl StreamSession {
 
     // ---- opening and closing ----
 
-    /// Makes a stream of a connected local socket, to what the peer knows by this name. If the peer refuses it, the socket is
-    /// reset.
+    /// Makes a stream of a connected local socket, to what the peer knows by this name. If the peer refuses it, the
+    /// socket is reset.
     pub fn open(&self, service: &str, socket: Socket) -> Result<StreamId, AttachError> {
         self.open_in(0, service, socket)
     }
@@ -390,7 +390,8 @@ impl StreamSession {
     }
 }
 
-/// Threads that wait for the session look again; those that wait for the socket are let go if there is nothing to wait for.
+/// Threads that wait for the session look again; those that wait for the socket are let go if there is nothing to wait
+/// for.
 fn wake(streams: &Streams, stream: StreamId, local: &Local) {
     match (streams.readable(stream), streams.send_space(stream)) {
         (Readable::Reset, _) => local.socket.abort(),

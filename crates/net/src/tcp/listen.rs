@@ -160,8 +160,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on all the addresses or fails. The handler is called in a thread of each connection and must answer; what it
-    /// does after the answer is its own affair.
+    /// Listens on all the addresses or fails. The handler is called in a thread of each connection and must answer;
+    /// what it does after the answer is its own affair.
     pub fn start(
         addresses: &[SocketAddr],
         options: ListenOptions,

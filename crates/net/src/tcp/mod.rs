@@ -143,7 +143,8 @@ impl Stream {
         }
     }
 
-    /// As [`send_now`](Stream::send_now), of `head` followed by the runs, of which `done` bytes (counted over both) have gone before.
+    /// As [`send_now`](Stream::send_now), of `head` followed by the runs, of which `done` bytes (counted over both)
+    /// have gone before.
     pub(crate) fn send_region(
         &self,
         region: &dyn Region,
@@ -187,7 +188,8 @@ impl Stream {
         }
     }
 
-    /// As [`receive_now`](Stream::receive_now), into the runs, of which `done` bytes have come before. With TLS only verified bytes reach them.
+    /// As [`receive_now`](Stream::receive_now), into the runs, of which `done` bytes have come before. With TLS only
+    /// verified bytes reach them.
     pub(crate) fn receive_region(&self, region: &dyn Region, runs: &[Run], done: usize) -> io::Result<usize> {
         match &self.tls {
             Some(session) => {

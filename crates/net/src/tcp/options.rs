@@ -12,8 +12,8 @@ use crate::tls::Tls;
 /// Options of connections. The defaults are for ports of 10 to 200 Gb/s on a local network.
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// Limit for connecting and for the handshake behind it. Longer delays the loss of a link, shorter loses slow peers.
-    /// The handshake has longer where the link is far.
+    /// Limit for connecting and for the handshake behind it. Longer delays the loss of a link, shorter loses slow
+    /// peers. The handshake has longer where the link is far.
     pub connect_wait: Duration,
     /// `TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged before the kernel gives the connection up.
     /// A far link has longer.
@@ -22,7 +22,8 @@ pub struct TcpOptions {
     pub buffer_bytes: usize,
     /// Type of service (DSCP and ECN bits) for switches that sort by it; `None` for the system's.
     pub type_of_service: Option<u8>,
-    /// Every connection speaks TLS with this; `None` for plain text. Both ends must have the same: it is not negotiated.
+    /// Every connection speaks TLS with this; `None` for plain text. Both ends must have the same: it is not
+    /// negotiated.
     pub tls: Option<Tls>,
 }
 

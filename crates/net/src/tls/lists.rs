@@ -1,5 +1,5 @@
-//! Numbers of revocation lists. Whoever takes a connection tells them, before its answer, to whoever opened it. Only the
-//! opener acts: it may be that only one of the two hosts can reach the other.
+//! Numbers of revocation lists. Whoever takes a connection tells them, before its answer, to whoever opened it. Only
+//! the opener acts: it may be that only one of the two hosts can reach the other.
 
 use std::sync::Arc;
 

@@ -4,7 +4,8 @@
 //!   connection is made and taken with TLS, and a [`Stream`](crate::tcp::Stream) reads and writes records.
 //! * [`error`]: why a handshake or a connection failed.
 //!
-//! A record is verified before a byte of it reaches a region. A connection that ends without `close_notify` is an error.
+//! A record is verified before a byte of it reaches a region. A connection that ends without `close_notify` is an
+//! error.
 
 mod connection;
 mod connections;
@@ -74,8 +75,8 @@ impl Tls {
         tls
     }
 
-    /// Ends the connections in progress whose peer is not wanted any more, in both directions and at once, and returns how
-    /// many there were. `unwanted` is given the peer's chain, and whether this host opened the connection.
+    /// Ends the connections in progress whose peer is not wanted any more, in both directions and at once, and returns
+    /// how many there were. `unwanted` is given the peer's chain, and whether this host opened the connection.
     pub fn end_connections(&self, unwanted: impl Fn(&[CertificateDer<'static>], bool) -> bool) -> usize {
         self.connections.end(unwanted)
     }

@@ -115,8 +115,8 @@ impl Session {
         self.incoming.lock().is_ready()
     }
 
-    /// Gives content of records that are verified to `take`, at most `length` bytes of it, and returns how many. `take` is
-    /// called with the number of bytes before it, and with the content of many records at once where they are there.
+    /// Gives content of records that are verified to `take`, at most `length` bytes of it, and returns how many. `take`
+    /// is called with the number of bytes before it, and with the content of many records at once where they are there.
     /// Ok(0) is the end that the peer has said. `WouldBlock` if no whole record is there.
     pub fn receive(
         &self,
@@ -155,8 +155,8 @@ impl Session {
         Ok(done)
     }
 
-    /// Reads records that are there until `enough` content is left to be taken. What was verified before a record that is
-    /// damaged is left in front of the error, and nothing behind it is read.
+    /// Reads records that are there until `enough` content is left to be taken. What was verified before a record that
+    /// is damaged is left in front of the error, and nothing behind it is read.
     fn read(&self, incoming: &mut Incoming, socket: BorrowedFd<'_>, enough: usize) {
         while incoming.left().len() < enough && incoming.has_record() {
             let (records, content) = incoming.parts();
@@ -195,8 +195,8 @@ impl Session {
         let _ = outgoing.flush(socket, Wait::Never);
     }
 
-    /// Says that nothing more comes from here, without waiting: a writer in the middle of a record keeps the connection from
-    /// ending well.
+    /// Says that nothing more comes from here, without waiting: a writer in the middle of a record keeps the connection
+    /// from ending well.
     pub fn close(&self, socket: BorrowedFd<'_>) {
         self.closed_here.store(true, Ordering::SeqCst);
         let Some(mut outgoing) = self.outgoing.try_lock() else { return };

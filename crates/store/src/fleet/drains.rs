@@ -48,8 +48,8 @@ impl Fleet {
     ///
     /// # Errors
     /// [`FleetError::Draining`] if the host has an open one; [`FleetError::NoHost`]; [`FleetError::NameTaken`],
-    /// [`FleetError::NotRegistered`]; those of the store. With [`StoreError::Unknown`] and [`FleetError::NotOwner`] it may
-    /// have begun.
+    /// [`FleetError::NotRegistered`]; those of the store. With [`StoreError::Unknown`] and [`FleetError::NotOwner`] it
+    /// may have begun.
     pub fn begin(&self, record: &DrainRecord) -> Result<Ownership, FleetError> {
         check_name(&record.id)?;
         check_name(&record.host)?;
@@ -90,8 +90,8 @@ impl Fleet {
         self.ownership(&record.id, &record.host).map_err(|error| unsure(error, true))
     }
 
-    /// Takes an open drain that nobody owns, or returns that this agent owns it. What it owned with a lease that has ended
-    /// it owns with the present one then.
+    /// Takes an open drain that nobody owns, or returns that this agent owns it. What it owned with a lease that has
+    /// ended it owns with the present one then.
     ///
     /// # Errors
     /// [`FleetError::Owned`] by another agent; [`FleetError::NoDrain`], [`FleetError::HasEnded`];
@@ -125,8 +125,8 @@ impl Fleet {
         Ok((self.ownership(drain, &record.host)?, record))
     }
 
-    /// Open drains that nobody owns, of hosts whose agents do not run; and those of other hosts that this agent has taken over,
-    /// and has not ended. Identity and host.
+    /// Open drains that nobody owns, of hosts whose agents do not run; and those of other hosts that this agent has
+    /// taken over, and has not ended. Identity and host.
     ///
     /// # Errors
     /// Those of the store; [`FleetError::Damaged`].
@@ -181,7 +181,8 @@ impl Fleet {
         self.write_as(owner, || Ok((Vec::new(), writes.clone())))
     }
 
-    /// Writes the drain's result. It is open no more; its host stays cordoned, and reservations of guests in doubt stay.
+    /// Writes the drain's result. It is open no more; its host stays cordoned, and reservations of guests in doubt
+    /// stay.
     ///
     /// # Errors
     /// [`FleetError::NotOwner`]; those of the store.

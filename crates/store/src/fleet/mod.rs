@@ -14,7 +14,8 @@
 //! Rules (tests hold them over both stores):
 //! * a host has at most one open drain, and a drain at most one owner;
 //! * whoever has lost a drain writes nothing of it: each write has the revision of its `owner/ID` as a condition;
-//! * an agent begins and takes drains, and cordons hosts, only while it is registered: of two agents with one name one does;
+//! * an agent begins and takes drains, and cordons hosts, only while it is registered: of two agents with one name one
+//!   does;
 //! * a guest has at most one reservation;
 //! * guests and reservations of a host together never exceed its memory less its reserve, as its agent describes them.
 
@@ -266,8 +267,8 @@ impl Fleet {
         Ok(self.read(&format!("cordon/{host}"))?.1)
     }
 
-    /// The host takes no arrivals from now on. Returns whether that is new. The first operator's cordon stays; that of a
-    /// drain becomes the operator's own.
+    /// The host takes no arrivals from now on. Returns whether that is new. The first operator's cordon stays; that of
+    /// a drain becomes the operator's own.
     ///
     /// # Errors
     /// [`FleetError::NoHost`]; [`FleetError::NameTaken`], [`FleetError::NotRegistered`]; those of the store.

@@ -65,8 +65,8 @@ impl HostRecord {
         self.guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of the guests that are there or on their way, each once. `reserved`: what drains have reserved there, as UUID,
-    /// name and bytes of each guest. A guest on its way has its memory here and a reservation, or one of the two.
+    /// Bytes of the guests that are there or on their way, each once. `reserved`: what drains have reserved there, as
+    /// UUID, name and bytes of each guest. A guest on its way has its memory here and a reservation, or one of the two.
     pub fn taken_bytes<'a>(&self, reserved: impl IntoIterator<Item = (&'a str, &'a str, u64)>) -> u64 {
         let mut arriving = self.arriving.clone();
         let mut taken = self.used_bytes();

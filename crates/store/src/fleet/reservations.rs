@@ -13,9 +13,9 @@ fn reserved_key(guest: &str) -> String {
 }
 
 impl Fleet {
-    /// Holds memory at a host for a guest that is called `name`. A reservation that this drain has there already is not made
-    /// again. With `apart`: refused where a guest is, or has a reservation, whose name `apart` accepts. Of two owners that
-    /// reserve at the same time, the later one sees the other's reservation.
+    /// Holds memory at a host for a guest that is called `name`. A reservation that this drain has there already is not
+    /// made again. With `apart`: refused where a guest is, or has a reservation, whose name `apart` accepts. Of two
+    /// owners that reserve at the same time, the later one sees the other's reservation.
     ///
     /// # Errors
     /// [`FleetError::NoRoom`], [`FleetError::Cordoned`], [`FleetError::Lost`], [`FleetError::NoHost`],

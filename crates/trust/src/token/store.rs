@@ -146,8 +146,8 @@ impl Tokens {
         Ok(Tokens { path, entries })
     }
 
-    /// Until when a token of the authority in this folder can be used; `None` if none can. Reads without the authority's
-    /// lock, since the file is replaced as a whole.
+    /// Until when a token of the authority in this folder can be used; `None` if none can. Reads without the
+    /// authority's lock, since the file is replaced as a whole.
     pub fn open_until(folder: &Path, now: UnixTime) -> Result<Option<UnixTime>, StoreError> {
         let tokens = Tokens::open(folder)?;
         let open = tokens.entries.iter().filter(|entry| !entry.used && !entry.expired(now));

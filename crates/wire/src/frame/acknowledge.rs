@@ -10,8 +10,8 @@ pub const DAMAGED_MAX: usize = 512;
 /// All frames of the channel up to the header's sequence were applied in order, but for these.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
-    /// Frames whose payload did not match its checksum: ascending, each reported once, none above the header's sequence. Their
-    /// bytes may have landed, so that all runs of them must be sent again.
+    /// Frames whose payload did not match its checksum: ascending, each reported once, none above the header's
+    /// sequence. Their bytes may have landed, so that all runs of them must be sent again.
     pub damaged: Vec<u64>,
 }
 
@@ -57,8 +57,8 @@ pub(crate) fn read_damaged(
     Ok(damaged)
 }
 
-/// Damaged frame numbers are reported once each, in order, and only of frames that were passed. The sender gives each of
-/// them out anew, and one given out twice would be in flight twice.
+/// Damaged frame numbers are reported once each, in order, and only of frames that were passed. The sender gives each
+/// of them out anew, and one given out twice would be in flight twice.
 pub(crate) fn check_damaged(damaged: &[u64], applied: u64) -> Result<(), DecodeError> {
     let mut above = 0;
     for &sequence in damaged {

@@ -20,8 +20,8 @@ pub enum Role {
     ControlJoin = 2,
     /// A channel for placed writes.
     Data = 3,
-    /// A source that has committed, and still has its own copy, asks for the state of the session. It sends commit once more,
-    /// for the message may never have come. Answered by an OUTCOME and closed.
+    /// A source that has committed, and still has its own copy, asks for the state of the session. It sends commit once
+    /// more, for the message may never have come. Answered by an OUTCOME and closed.
     Query = 4,
     /// The source has rolled back: whatever waits for the session is to be given up, unless it is committed. Answered
     /// by an OUTCOME and closed.
@@ -33,8 +33,8 @@ pub enum Role {
     /// The same from a source whose own hypervisor has ended: the guest cannot return to the source. Answered by an
     /// OUTCOME and closed.
     CommitAgain = 8,
-    /// A host that has a guest for this one asks whether it takes guests at present. Session and token say nothing. Answered
-    /// by WELCOME or REFUSE and closed.
+    /// A host that has a guest for this one asks whether it takes guests at present. Session and token say nothing.
+    /// Answered by WELCOME or REFUSE and closed.
     Arrival = 9,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
@@ -43,8 +43,8 @@ pub enum Role {
     BenchData = 17,
     /// A question of the doctor's; session and token say nothing.
     Doctor = 18,
-    /// A question of a host to its cluster's authority: a new certificate, or the list of revoked ones. Session and token
-    /// say nothing; the certificate says who asks.
+    /// A question of a host to its cluster's authority: a new certificate, or the list of revoked ones. Session and
+    /// token say nothing; the certificate says who asks.
     Membership = 19,
 }
 

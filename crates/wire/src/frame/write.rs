@@ -19,13 +19,14 @@ pub struct Write {
     pub data: Vec<Run>,
     /// Runs that become zero, and holes where they can. They cost nothing on the wire and may be of any length.
     pub zero: Vec<Run>,
-    /// The payload was not summed: the transport's own checks have to do. Over TLS, and over RDMA where the operator chose it.
+    /// The payload was not summed: the transport's own checks have to do. Over TLS, and over RDMA where the operator
+    /// chose it.
     pub without_checksum: bool,
 }
 
 impl Write {
-    /// Reads the body of a WRITE into `self`, whose lists keep their memory: a receive loop decodes into one and the same
-    /// value. Checks the body's checksum. After an error the content means nothing.
+    /// Reads the body of a WRITE into `self`, whose lists keep their memory: a receive loop decodes into one and the
+    /// same value. Checks the body's checksum. After an error the content means nothing.
     pub fn decode_into(&mut self, header: &Header, body: &[u8]) -> Result<(), DecodeError> {
         if header.tag != Tag::Write {
             return Err(DecodeError::OtherFrame { expected: Tag::Write, got: header.tag });
@@ -63,8 +64,8 @@ impl Write {
     }
 }
 
-/// Clears `out` and puts the header and body of a WRITE into it. The payload, whose crc32c is given (0 without data runs),
-/// is the data runs' bytes one after the other. Allocates only if `out` is too small.
+/// Clears `out` and puts the header and body of a WRITE into it. The payload, whose crc32c is given (0 without data
+/// runs), is the data runs' bytes one after the other. Allocates only if `out` is too small.
 pub fn encode_write(
     out: &mut Vec<u8>,
     sequence: u64,

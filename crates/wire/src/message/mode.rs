@@ -131,7 +131,8 @@ impl ModeTag {
         }
     }
 
-    /// The session brings the device state and decides by commit which hypervisor runs the guest. Otherwise libvirt does both.
+    /// The session brings the device state and decides by commit which hypervisor runs the guest. Otherwise libvirt
+    /// does both.
     pub fn commits(self) -> bool {
         match self {
             ModeTag::Direct | ModeTag::Streams => true,

@@ -77,8 +77,8 @@ pub enum StreamNote {
     Reset,
     /// The sender takes no more bytes: the program that read them has closed its socket.
     Stop,
-    /// The sender has no byte of the stream in flight and waits for none. Sent once, and nothing after it; when both have
-    /// said it the number is free again.
+    /// The sender has no byte of the stream in flight and waits for none. Sent once, and nothing after it; when both
+    /// have said it the number is free again.
     Closed,
 }
 

@@ -22,7 +22,8 @@ pub(super) enum Unusable {
 }
 
 impl Owner {
-    /// A migration failed by something that may pass. If its destination does not answer, the guest goes elsewhere at once.
+    /// A migration failed by something that may pass. If its destination does not answer, the guest goes elsewhere at
+    /// once.
     pub(super) fn judge(&mut self, id: GuestId, fault: Fault) {
         let to = self.members.get(id.0 as usize).and_then(|member| member.to);
         let known = to.and_then(|host| self.destinations.get(hosts::index(host)));
@@ -59,8 +60,8 @@ impl Owner {
         judging.over(lost).into_iter().for_each(|event| self.handle(event));
     }
 
-    /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being copied
-    /// is not lost: the links are watched by its session.
+    /// What is known of the destinations now; the controller is told what has changed. A host to which a guest is being
+    /// copied is not lost: the links are watched by its session.
     pub(super) fn hosts_are(&mut self, mut destinations: Vec<Destination>) {
         // Hosts that have joined stand at the end. A list that was taken before does not have them.
         let known = self.destinations.len();

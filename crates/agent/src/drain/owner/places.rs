@@ -73,8 +73,8 @@ impl Owner {
         }
     }
 
-    /// The answer to the question with this number. One that came after another question changes nothing: that one has made the
-    /// reservation its own, or gives it up.
+    /// The answer to the question with this number. One that came after another question changes nothing: that one has
+    /// made the reservation its own, or gives it up.
     pub(super) fn placed(&mut self, id: GuestId, number: u64, result: PlaceResult) {
         if self.questions.get(&id) != Some(&number) {
             tracing::debug!(guest = id.0, "an answer to an earlier question where it can go");
@@ -108,8 +108,8 @@ impl Owner {
         }
     }
 
-    /// The drain ends: memory stays reserved only for guests in doubt. One that has moved may still have a reservation, if its
-    /// host or this one was away when it arrived. With etcd its host gives that up.
+    /// The drain ends: memory stays reserved only for guests in doubt. One that has moved may still have a reservation,
+    /// if its host or this one was away when it arrived. With etcd its host gives that up.
     pub(super) fn give_all_up(&mut self) {
         let is_shared = self.agent.fleet.shared().is_some();
         for (guest, n) in self.guests().iter().zip(0..) {
@@ -126,8 +126,8 @@ impl Owner {
         self.give_reservation_up(id);
     }
 
-    /// Without a reservation nothing happens. One of an earlier drain, which left the guest in doubt, goes too: it is known
-    /// where the guest is. While the store is away it is not asked: each question takes seconds.
+    /// Without a reservation nothing happens. One of an earlier drain, which left the guest in doubt, goes too: it is
+    /// known where the guest is. While the store is away it is not asked: each question takes seconds.
     pub(super) fn give_reservation_up(&mut self, id: GuestId) {
         if self.away.is_some() {
             self.not_released.insert(id);
@@ -155,8 +155,8 @@ impl Owner {
     }
 }
 
-/// Writes what the hosts say into this host's store. One that does not answer is not there. In a fleet that shares a store
-/// each host writes for itself.
+/// Writes what the hosts say into this host's store. One that does not answer is not there. In a fleet that shares a
+/// store each host writes for itself.
 pub(in crate::drain) fn register(
     agent: &Agent,
     fleet: &Fleet,
@@ -188,8 +188,8 @@ struct Search {
 }
 
 impl Search {
-    /// Places guests and reserves their memory. In a fleet that shares a store, the hosts that were found are asked then: which
-    /// of their addresses can be reached from here only this host knows.
+    /// Places guests and reserves their memory. In a fleet that shares a store, the hosts that were found are asked
+    /// then: which of their addresses can be reached from here only this host knows.
     fn find(
         &mut self,
         agent: &Agent,
@@ -241,7 +241,8 @@ impl Search {
         }
     }
 
-    /// A host that the store refuses, since others have changed it meanwhile, is left out when its guest is placed again.
+    /// A host that the store refuses, since others have changed it meanwhile, is left out when its guest is placed
+    /// again.
     fn reserve(
         &mut self,
         wanted: &[(GuestId, Vec<HostId>)],

@@ -163,9 +163,9 @@ fn came(agent: &Agent, member: &Member) -> Option<HostId> {
     }
 }
 
-/// Whether a domain that libvirt has in this state is here; `None` if nobody knows. `began`: a migration of the drain began and
-/// its end is not known. `was_tried`: one began at some time. libvirt leaves a domain paused here if it got no answer that it
-/// runs at the destination. One that never began to move and does not run any more was stopped.
+/// Whether a domain that libvirt has in this state is here; `None` if nobody knows. `began`: a migration of the drain
+/// began and its end is not known. `was_tried`: one began at some time. libvirt leaves a domain paused here if it got
+/// no answer that it runs at the destination. One that never began to move and does not run any more was stopped.
 fn is_here(state: Option<&str>, began: bool, was_tried: bool) -> Option<bool> {
     match state {
         Some("running") => Some(true),

@@ -70,7 +70,8 @@ impl Dialler {
         patience.max(self.rdma.connect_wait)
     }
 
-    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, or what a far link needs.
+    /// For queue pairs of a link with this round trip. Each step of connecting has `patience`, or what a far link
+    /// needs.
     pub(super) fn rdma_options(&self, round_trip: RoundTrip, patience: Duration) -> RdmaOptions {
         RdmaOptions { round_trip, connect_wait: patience, ..self.rdma.clone() }
     }

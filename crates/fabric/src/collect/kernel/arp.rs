@@ -1,4 +1,5 @@
-//! Questions to the networks of this host, by ARP: who else has its addresses (RFC 5227), and whether its gateways answer.
+//! Questions to the networks of this host, by ARP: who else has its addresses (RFC 5227), and whether its gateways
+//! answer.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};

@@ -266,7 +266,8 @@ fn dcbx_bits(mode: Dcbx) -> u8 {
     }
 }
 
-/// `struct ieee_ets`: see the reading side. Number of classes, credit shaper, receive shares and recommendations to the switch stay.
+/// `struct ieee_ets`: see the reading side. Number of classes, credit shaper, receive shares and recommendations to the
+/// switch stay.
 fn ets_bytes(now: &[u8], ets: &Ets) -> Vec<u8> {
     let code = |name: &String| match name.as_str() {
         "ets" => 2,

@@ -1,4 +1,5 @@
-//! NVIDIA Cumulus Linux 5 by NVUE: profiles of its own for marks, shares and lossless priorities, bound to the ports named.
+//! NVIDIA Cumulus Linux 5 by NVUE: profiles of its own for marks, shares and lossless priorities, bound to the ports
+//! named.
 
 use super::super::intent::Intent;
 use super::{head, marked, queues};

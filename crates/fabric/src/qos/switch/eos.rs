@@ -1,7 +1,7 @@
 //! Arista EOS: marks to traffic classes, then each port: trust, shares of its queues, lossless priorities.
 //!
-//! Traffic class N and queue N are those of priority N. All marks are named, so that what the system would do with the others by
-//! itself does not matter.
+//! Traffic class N and queue N are those of priority N. All marks are named, so that what the system would do with the
+//! others by itself does not matter.
 
 use super::super::intent::Intent;
 use super::{class_of_mark, class_of_tag, head, marked, queues};

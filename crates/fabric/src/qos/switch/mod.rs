@@ -1,9 +1,9 @@
-//! The switch's side of an intent as configuration text, one file for each system. Generated from the makers' documents and
-//! tested on no switch: the first lines of each text say so.
+//! The switch's side of an intent as configuration text, one file for each system. Generated from the makers' documents
+//! and tested on no switch: the first lines of each text say so.
 //!
-//! What each text does: packets are classified by DSCP, or by the VLAN tag where a class has none. They get the queue of
-//! their priority, and the queue its share. Lossless priorities are lossless on the ports named. Congestion marks (ECN)
-//! are left as they are.
+//! What each text does: packets are classified by DSCP, or by the VLAN tag where a class has none. They get the queue
+//! of their priority, and the queue its share. Lossless priorities are lossless on the ports named. Congestion marks
+//! (ECN) are left as they are.
 
 mod cumulus;
 mod eos;

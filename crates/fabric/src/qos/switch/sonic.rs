@@ -1,7 +1,7 @@
 //! SONiC: tables of its configuration database, in a shell script that loads them.
 //!
-//! Traffic class, queue and priority group N are those of priority N. Buffers of lossless groups are left to the system: with the
-//! dynamic buffer model the profile `NULL` asks for one that fits speed and cable.
+//! Traffic class, queue and priority group N are those of priority N. Buffers of lossless groups are left to the
+//! system: with the dynamic buffer model the profile `NULL` asks for one that fits speed and cable.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,5 @@
-//! Texts to the letter. `UPDATE_GOLDEN=1 cargo test -p linerate-fabric` writes them anew; look at the difference before it is kept.
+//! Texts to the letter. `UPDATE_GOLDEN=1 cargo test -p linerate-fabric` writes them anew; look at the difference before
+//! it is kept.
 
 use std::path::Path;
 

@@ -167,8 +167,8 @@ fn a_write_that_notifies_is_no_message() {
     assert!(matches!(ended, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Rules(_)))), "{ended:?}");
 }
 
-/// In a process of its own that never had CAP_IPC_LOCK: the kernel takes nothing from a process whose privileges are others than
-/// when it opened the device.
+/// In a process of its own that never had CAP_IPC_LOCK: the kernel takes nothing from a process whose privileges are
+/// others than when it opened the device.
 #[test]
 #[ignore = "needs an RDMA device, and no CAP_IPC_LOCK; the lab runs it in its RDMA machine"]
 fn registration_that_is_refused_is_reported_to_the_source_in_a_sentence() {
