@@ -1,5 +1,5 @@
-//! libvirt's domains go back and forth with disks that the hosts do not share, while one of their two links is lost at
-//! a random instant of each move.
+//! libvirt's domains go back and forth with disks that the hosts do not share. One of their two links is lost at a
+//! random instant of each move.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

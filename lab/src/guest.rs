@@ -36,7 +36,7 @@ impl GuestProgram {
     }
 
     /// The processor's model, where the default of `linerate vm start` is not good enough: under KVM that is the host's
-    /// own, and a KVM that runs inside of a virtual machine may report registers that it then does not let QEMU set.
+    /// own. A KVM inside of a virtual machine may report registers that it then does not let QEMU set.
     pub(crate) fn cpu(self) -> Option<&'static str> {
         (self == GuestProgram::UserMode).then_some("qemu64")
     }

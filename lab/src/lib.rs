@@ -5,12 +5,12 @@
 //! through it ([`GuestSpec`]), or a bare [`Qemu`]. Everything a lab made goes away when it is dropped, and [`sweep()`]
 //! removes what a killed run left behind.
 //!
-//! Needs root, and what `lab/install.sh` puts in place. Set-up goes through `ip`, `tc` and `nft`, so that each state of
-//! a lab is one that a person can look at and make by hand.
+//! Needs root, and what `lab/install.sh` puts in place. Set-up goes through `ip`, `tc` and `nft`. So a person can look
+//! at each state of a lab and make it by hand.
 //!
 //! Invariants: every namespace, directory and process of a lab carries the lab's name, which carries the maker's
-//! process id; nothing outside of its namespaces is changed except one directory under [`lab::root`] and the mounts in
-//! it, and block devices that a test asks for ([`BlockDevice`]).
+//! process id; nothing outside of its namespaces is changed. Exceptions are one directory under [`lab::root`] with the
+//! mounts in it, and block devices that a test asks for ([`BlockDevice`]).
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 #![forbid(unsafe_code)]

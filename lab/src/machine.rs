@@ -1,6 +1,6 @@
 //! The RDMA lab's machine: a virtual machine under software emulation with a full Debian kernel and soft-RoCE, in which
 //! a command of the host runs. The machine sees the host's `/usr` and the shared folders read-only, under the same
-//! paths, so a test binary that was just built runs there as it is. `lab/rdma/init` is the other side of this module.
+//! paths. So a test binary that was just built runs there as it is. `lab/rdma/init` is the other side of this module.
 //!
 //! What the command says leaves by two virtio-serial ports and appears on QEMU's own outputs. Its exit code is a file
 //! that the machine writes last. No file means that the machine died, and the console's end says of what.

@@ -90,6 +90,7 @@ fn check() -> Result<()> {
     check_links(&files, &mut problems)?;
     check_layers(&files, &mut problems)?;
     check_sentences(&files, &mut problems)?;
+    check_columns(&files, &mut problems)?;
     if problems.is_empty() {
         println!("xtask check: {} crates, {} files: in order", dependencies.len(), files.len());
         return Ok(());
@@ -181,7 +182,18 @@ fn check_layers(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Pages are understood at first reading.
+/// Comments fit beside each other on a screen.
+fn check_columns(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
+    for path in files.iter().filter(|path| is_rust(path)) {
+        let text = std::fs::read_to_string(path)?;
+        problems.extend(sentences::wide_comments(&text).into_iter().map(|line| {
+            format!("{}:{line}: a comment of over {} columns", path.display(), sentences::COLUMNS_MAX)
+        }));
+    }
+    Ok(())
+}
+
+/// Pages and comments are understood at first reading.
 fn check_sentences(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
     let of_lists = |page: &Path| PAGES_OF_LISTS.iter().any(|name| page == Path::new(name));
     for sentences::Long { page, text } in sentences::long_ones(files)? {

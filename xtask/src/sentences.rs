@@ -1,16 +1,18 @@
-//! Sentences of the project's pages that are too long to be understood at first reading.
+//! Sentences of the project's pages and comments that are too long to be understood at first reading.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 
-/// docs follow it; `xtask check` holds them to it.
+/// Pages and comments follow it; `xtask check` holds them to it.
 pub const WORDS_MAX: usize = 25;
+/// The same for the columns of a comment's line; `rustfmt` leaves comments alone.
+pub const COLUMNS_MAX: usize = 120;
 
 /// A sentence that is too long.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Long {
-    /// The page that it is on.
+    /// The page or source file that it is in.
     pub page: PathBuf,
     /// Its words, one space between them.
     pub text: String,
@@ -19,12 +21,53 @@ pub struct Long {
 /// All of them, page by page.
 pub fn long_ones(files: &[PathBuf]) -> Result<Vec<Long>> {
     let mut found = Vec::new();
-    for page in files.iter().filter(|path| path.extension().is_some_and(|ending| ending == "md")) {
-        let text = std::fs::read_to_string(page)?;
+    for page in files {
+        let text = match page.extension().and_then(|ending| ending.to_str()) {
+            Some("md") => std::fs::read_to_string(page)?,
+            Some("rs") => comments(&std::fs::read_to_string(page)?),
+            _ => continue,
+        };
         let long = sentences(&text).into_iter().filter(|words| words.len() > WORDS_MAX);
         found.extend(long.map(|words| Long { page: page.clone(), text: words.join(" ") }));
     }
     Ok(found)
+}
+
+/// Numbers of the lines of a source file that are comments and too long. Tables and drawings may be wider.
+pub fn wide_comments(text: &str) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut in_drawing = false;
+    for (line, number) in text.lines().zip(1..) {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            in_drawing = false;
+            continue;
+        };
+        let content = comment.trim_start_matches(['/', '!', ' ']);
+        in_drawing ^= content.starts_with("```");
+        let is_table = content.starts_with('|');
+        if line.chars().count() > COLUMNS_MAX && !in_drawing && !is_table {
+            found.push(number);
+        }
+    }
+    found
+}
+
+/// The comments of a source file as a page, with a blank line where another begins.
+fn comments(source: &str) -> String {
+    let mut page = String::new();
+    let mut before = "";
+    for line in source.lines().map(str::trim_start) {
+        let mark = ["//!", "///", "//"].into_iter().find(|mark| line.starts_with(mark)).unwrap_or_default();
+        if mark != before {
+            page.push('\n');
+        }
+        if !mark.is_empty() {
+            page.push_str(&line[mark.len()..]);
+            page.push('\n');
+        }
+        before = mark;
+    }
+    page
 }
 
 /// Every sentence of a Markdown page, as words. Code blocks have none; a cell of a table, an item of a list and a
@@ -121,5 +164,20 @@ mod tests {
     fn code_and_links_are_one_word() {
         assert_eq!(lengths("Run `make test. Then: go` now.\n```\nnot a sentence\n```\n"), [3]);
         assert_eq!(lengths("See [the page](docs/a.md) first."), [4]);
+    }
+
+    #[test]
+    fn comments_end_where_another_kind_or_code_begins() {
+        let source = "//! A file.\n\n/// One two\n/// three\nfn x() {} // not this\n    // Four five\n    y();\n// six\n";
+        assert_eq!(lengths(&comments(source)), [2, 3, 2, 1]);
+    }
+
+    #[test]
+    fn only_comments_are_too_wide() {
+        let wide = "x".repeat(COLUMNS_MAX);
+        let source = format!("// short\n// {wide}\nlet text = \"{wide}\";\n    /// {wide}\n//! | {wide} |\n");
+        assert_eq!(wide_comments(&source), [2, 4]);
+        let drawing = format!("/// ```text\n/// {wide}\n/// ```\n/// {wide}\n");
+        assert_eq!(wide_comments(&drawing), [4]);
     }
 }

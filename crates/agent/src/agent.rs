@@ -1,4 +1,4 @@
-//! The agent: it makes the modules and gives each what it needs, decides which module gets a connection from another
+//! The agent: it makes the modules and gives each what it needs. It decides which module gets a connection from another
 //! agent, and answers what concerns sessions of all kinds.
 
 mod parts;

@@ -41,8 +41,8 @@ pub struct Config {
     /// migration may use, and no other.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// Answer also at the addresses of all of this host's ports, and of bonds, VLANs and bridges over them, as they are
-    /// when the agent starts. Needs TLS. Default no.
+    /// Answer also at the addresses of all of this host's ports, and of bonds, VLANs and bridges over them. They are
+    /// read when the agent starts. Needs TLS. Default no.
     #[serde(default)]
     pub listen_auto: bool,
     /// How connections between agents are protected: `tls`, where both ends prove who they are, or `insecure`: plain

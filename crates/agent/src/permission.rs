@@ -66,8 +66,8 @@ const fn rule(method: &'static str, path: &'static str, action: AuditAction, nee
     Rule { method, path, action, needs, more: |_| None }
 }
 
-/// Every endpoint. To start or adopt a guest is to run a program of the caller's choice as the agent's user, and a
-/// tunnel reaches every socket of this host: only administrators may.
+/// Every endpoint. Only administrators may: to start or adopt a guest is to run a program of the caller's choice as the
+/// agent's user. A tunnel reaches every socket of this host.
 pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
     use AuditAction as A;
     use Permission::{Look, Send, SetPorts};

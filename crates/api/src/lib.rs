@@ -83,8 +83,8 @@ pub const DEFAULT_SOCKET: &str = "/run/linerate/agent.sock";
 /// Media type of the event stream.
 pub const NDJSON: &str = "application/x-ndjson";
 
-/// The agent writes an empty line into an event stream after this much silence, so that a client can distinguish a slow
-/// step from a dead agent. Seconds.
+/// The agent writes an empty line into an event stream after this much silence, in seconds. So a client can distinguish
+/// a slow step from a dead agent.
 pub const KEEP_ALIVE_S: u64 = 10;
 
 /// Cap of a request's or an answer's body, in bytes.

@@ -85,7 +85,7 @@ fn a_disk_may_have_another_path_at_the_destination() {
 }
 
 /// Debian 12's own libvirt and QEMU. QEMU 7.2 under emulation damages such a guest when it moves it, with and without
-/// Linerate (docs/libvirt.md), so that nothing is said here of what the guest remembers.
+/// Linerate (docs/libvirt.md). So the guest's memory is not checked here.
 #[test]
 fn debian_12s_own_libvirt_moves_a_domain() {
     let stage = Stage::new(LibvirtVersion::System);

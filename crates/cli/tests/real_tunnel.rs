@@ -208,8 +208,7 @@ fn copy(stage: &Stage, arguments: &[&str], from: &str, to: &str) -> std::process
     convert.spawn().unwrap()
 }
 
-/// What is written by one connection and read by two others, all at once, goes over both links, one of which is lost on
-/// the way.
+/// One connection writes and two others read, all at once and over both links. One of the links is lost on the way.
 #[test]
 fn nbd_exports_are_read_and_written_while_a_link_is_lost() {
     const BYTES: usize = 32 << 20;

@@ -11,8 +11,8 @@ const SAMPLE_WEIGHT: f64 = 0.3;
 
 /// Moving average of bytes per second over busy time.
 ///
-/// Busy spans that are too short for a sample are added up, so that a channel with little to do at a time shows a rate
-/// too. The very first burst gives one whatever its length, because without any rate no blackout can be predicted.
+/// Busy spans that are too short for a sample are added up. So a channel with little to do at a time shows a rate too.
+/// The very first burst gives one whatever its length, because without any rate no blackout can be predicted.
 #[derive(Clone, Debug, Default)]
 pub struct Rate {
     bytes_per_s: f64,

@@ -1,8 +1,8 @@
 //! The extent scheduler: which channel carries which extent next.
 //!
 //! Channels pull. A channel that is free asks for work and gets the next piece of what is pending. So a fast link
-//! carries more and a slow one less, with no assignment made in advance. Pieces get smaller towards the end of a round,
-//! and a channel that could not finish with the others gets none, so that no channel is waited for: by its rate, and by
+//! carries more and a slow one less, with no assignment made in advance. Pieces get smaller towards the end of a round.
+//! A channel that could not finish with the others gets none, so that no channel is waited for. Its rate decides, and
 //! how long its acknowledgements take. In a blackout, whose rounds are short, a link of 50 ms beside one of 0.1 ms
 //! carries nothing.
 //!

@@ -26,9 +26,8 @@ pub enum Rule {
 use Arity::{Flag, Value};
 use Rule::{Drop, Keep, Refuse, Special, Text};
 
-/// Every option that may stand in a description. An option that is not here is refused by name. Nothing that runs
-/// programs, reads configuration, or opens files other than those that the incoming QEMU's rules know can get in by
-/// being new or forgotten.
+/// Every option that may be in a description. An option that is not here is refused by name. So no new or forgotten
+/// option can run programs, read configuration, or open files that the incoming QEMU's rules do not know.
 pub const KNOWN: &[(&str, Arity, Rule)] = &[
     ("name", Value, Special),
     ("uuid", Value, Keep),

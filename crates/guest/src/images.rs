@@ -1,6 +1,6 @@
 //! Images at the destination that copied disks go into. One that is not there is made, empty and sparse. One that is
 //! there must hold a disk of the same size in the same format, and is overwritten. What was made is listed in the
-//! guest's folder, so that it goes again if the guest does not come, also by the next start of an agent that died.
+//! guest's folder. It is removed if the guest does not come, if need be by the next start of an agent that died.
 
 mod error;
 mod make;
@@ -79,8 +79,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The guest does not come: removes what was made for it, and the list of it too, by which it would be removed
-    /// again when another guest may have made an image of that name. Its process must have ended.
+    /// The guest does not come: removes what was made for it, and the list of it too. Otherwise the list would remove
+    /// it again, when another guest may have made an image of that name. Its process must have ended.
     pub fn discard(&self) {
         discard(&self.made);
         keep(&self.folder);

@@ -3,7 +3,7 @@
 //! A description comes from another host and is not trusted. The program comes from the local configuration. Every
 //! option must be in the table of [`crate::argv`], every key and driver in the lists beside the rules here. Every file
 //! that a guest may open must lie under one of the folders that the operator names. What listens, logs or is opened for
-//! the source's own use is put into the guest's own run-time folder, or replaced by nothing with a note.
+//! the source's own use is put into the guest's own run-time folder. Or it is left out, with a note.
 
 mod characters;
 mod devices;

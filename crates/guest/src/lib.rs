@@ -7,9 +7,9 @@
 //!   says, [`verdict`] judges it.
 //! - [`incoming_qemu`] makes the destination's command line from a description that came from another host; [`host`]
 //!   checks that the host has what the incoming QEMU needs.
-//! - [`drives`] finds the disks to copy where hosts do not share them, [`images`] makes what they go into,
-//!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open,
-//!   [`own_folders`] which they never open.
+//! - [`drives`] finds the disks to copy where hosts do not share them. [`images`] makes what they go into, and
+//!   [`identity`] keeps a disk from being copied onto itself. `roots` says which files guests may open, [`own_folders`]
+//!   which they never open.
 //! - [`graph`] is the live disk graph: the images in use, against the command line and the destination's QEMU.
 //! - [`shared`] proves that a disk which is not copied is on shared storage; [`stale`] marks images that a copy left
 //!   behind. [`in_use`] finds who else uses an image.

@@ -13,9 +13,8 @@
 //!   completed --> [*]: quit
 //! ```
 //!
-//! Capabilities and parameters that `prepare` changed are put back by `cancel` at the source and by `settle` at the
-//! destination, so that the survivor is as it was. How it was is read before anything is changed, and kept in the
-//! agent's journal.
+//! `prepare` changes capabilities and parameters. `cancel` at the source and `settle` at the destination put them back,
+//! so that the survivor is as it was. How it was is read before anything is changed, and kept in the agent's journal.
 
 mod cancel_and_resume;
 mod destination;

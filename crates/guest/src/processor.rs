@@ -1,6 +1,6 @@
 //! The processor that a guest sees. What its programs found at the source must be there at the destination: they asked
-//! once. QEMU leaves out what a host cannot do, without an error, and with the CPU model `host` there is no list to
-//! compare command lines by. So both QEMUs are asked what their virtual CPU has.
+//! once. QEMU leaves out what a host cannot do, without an error. With the CPU model `host` there is no list to compare
+//! command lines by. So both QEMUs are asked what their virtual CPU has.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

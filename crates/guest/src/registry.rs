@@ -76,7 +76,7 @@ pub fn make_qemu_folder(folder: &Path, user: Option<&QemuUser>) -> Result<PathBu
 }
 
 /// Name of the file with the RAM of a guest's memory object. Neither may have a plus in its name, so no other guest's
-/// object has the same file, as `web` with `db-ram` and `web-db` with `ram` would.
+/// object has the same file. Without it `web` with `db-ram` and `web-db` with `ram` would share one.
 pub(crate) fn ram_file_name(guest: &str, object: &str) -> String {
     format!("{guest}+{object}.ram")
 }

@@ -169,9 +169,8 @@ fn asked_until_it_was_stopped(qemu: &QemuBinary) -> u32 {
     asked
 }
 
-/// Its RAM is over there within the first question. QEMU is kept from the end by what the guest writes: where the
-/// machine gives the guest no time between two looks of QEMU's there is nothing to keep it by, so it may be tried
-/// again.
+/// Its RAM is over there within the first question. Only what the guest writes keeps QEMU from the end. Where the
+/// machine gives the guest no time between two looks of QEMU's, it writes nothing. So it may be tried again.
 #[test]
 fn a_guest_is_not_stopped_before_its_disks_let_it() {
     for qemu in qemus() {

@@ -2,7 +2,7 @@
 //!
 //! On tmpfs the file says that there is a hole. On hugetlbfs nothing says so: the file reads as zero, the kernel does
 //! not call the page written, and where it was clean its protection stays. But nothing else takes a huge page out of
-//! the page tables for good, so a page that was in them and is not any more was given back.
+//! the page tables for good. So a page that was in them and is not any more was given back.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

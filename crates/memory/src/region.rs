@@ -273,7 +273,7 @@ impl Mapping {
     }
 
     /// Whether every page of the run was in memory just now. A page that is punched out since is filled again by a load
-    /// or a store, for which the file system has the room that the page left. As with every load of
+    /// or a store. The file system has the room for it that the page left. As with every load of
     /// [`split_zero`](Mapping::split_zero), only a file system that is full again in that moment has none.
     fn is_resident(&self, run: Run) -> bool {
         let pages = run.end().div_ceil(PAGE_BYTES) - run.offset / PAGE_BYTES;

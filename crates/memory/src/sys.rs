@@ -30,11 +30,10 @@ pub(crate) use raw::page_region as PageRegion;
 
 /// One of the kernel's structures that an `ioctl` takes by address.
 ///
-/// # Safety
-/// `argument` must be the type that belongs to the request's number, and whatever addresses it holds for the kernel to
-/// write to must be valid for that.
+/// # Safety `argument` must be the type that belongs to the request's number. Addresses in it that the kernel writes to
+/// must be valid for that.
 unsafe fn ioctl<T>(fd: impl AsFd, request: u32, argument: &mut T) -> io::Result<u64> {
-    // SAFETY: the descriptor is open for the duration of the call, `argument` is a live exclusive reference, and the
+    // SAFETY: the descriptor is open for the duration of the call, and `argument` is a live exclusive reference. The
     // caller guarantees its type and the addresses in it.
     let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), u64::from(request), argument as *mut T) };
     u64::try_from(result).map_err(|_| io::Error::last_os_error())

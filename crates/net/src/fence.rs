@@ -19,9 +19,9 @@ use crate::lock::{Condvar, Mutex};
 pub struct Fenced {
     /// All frames up to this number were applied, but for damaged ones. Frames above it were not, or not in full.
     pub applied: u64,
-    /// All frames up to `applied` that arrived damaged, also those that an acknowledgement named: it may have been
-    /// lost with the link. If there were more than a message holds, `applied` is 0 and this empty, so that the
-    /// source sends everything again that it has no acknowledgement for.
+    /// All frames up to `applied` that arrived damaged, also those that an acknowledgement named: it may have been lost
+    /// with the link. If there were more than a message holds, `applied` is 0 and this is empty. The source then sends
+    /// everything again that it has no acknowledgement for.
     pub damaged: Vec<u64>,
 }
 

@@ -31,8 +31,8 @@ pub trait Region: Send + Sync {
     /// Size of the region in bytes; it never changes.
     fn size(&self) -> u64;
 
-    /// Payload checksum (crc32c) of what was summed before (`before`, 0 for nothing) and then the runs, one after the
-    /// other, as they are in memory now.
+    /// Payload checksum (crc32c). It covers what was summed before (`before`, 0 for nothing) and then the runs, one
+    /// after the other, as they are in memory now.
     fn checksum_after(&self, before: u32, runs: &[Run]) -> io::Result<u32>;
 
     /// Payload checksum of the runs alone.

@@ -1,5 +1,5 @@
-//! Control messages of the ten steps. They travel in control frames, numbered, acknowledged and sent again on another
-//! link when one is lost (see `linerate-core`'s `control`), so each arrives once and in order.
+//! Control messages of the ten steps. They travel in control frames, numbered and acknowledged. When a link is lost
+//! they are sent again on another (see `linerate-core`'s `control`), so each arrives once and in order.
 
 mod codec;
 mod mode;

@@ -94,8 +94,8 @@ fn between(from: Option<Instant>, to: Option<Instant>) -> Option<Duration> {
     from.zip(to).map(|(from, to)| to.saturating_duration_since(from))
 }
 
-/// Follows the guest's migration until it is over or not waited for any more, and pulls the cable on the way if it
-/// is to be pulled. Gives the migration's name.
+/// Follows the guest's migration until it is over or not waited for any more. It pulls the cable on the way if it is to
+/// be pulled. Gives the migration's name.
 pub async fn follow(
     client: &Client,
     lab: &Lab,

@@ -1,5 +1,5 @@
-//! Places of the answering side's connections, by channel. A place is taken before anything is spent on a connection, a
-//! thread or memory, so that a peer that asks for more than it gets costs nothing.
+//! Places of the answering side's connections, by channel. A place is taken before a connection, a thread or memory is
+//! spent. So a peer that asks for more than it gets costs nothing.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

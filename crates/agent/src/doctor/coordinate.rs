@@ -1,5 +1,5 @@
-//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them, one
-//! pair after the other so that they do not measure each other.
+//! A request of the local API: inventories of all hosts at the same time, then probes between every two of them. One
+//! pair follows the other, so that they do not measure each other.
 
 use std::sync::Arc;
 use std::thread;

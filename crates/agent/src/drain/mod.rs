@@ -369,8 +369,8 @@ fn nothing() -> DrainDetail {
 
 // ---- after a restart ----
 
-/// Takes up the drain of this host that was open when the agent ended. A store that does not answer is waited for, and
-/// so is the end of the lease with which an earlier process of this agent owned the drain.
+/// Takes up the drain of this host that was open when the agent ended. It waits for a store that does not answer. It
+/// also waits until the lease ends with which an earlier process of this agent owned the drain.
 pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::runtime::Handle) {
     let (agent, drains) = (agent.clone(), drains.clone());
     let run = move || {

@@ -1,5 +1,5 @@
-//! The owner of a drain: one thread that gives the controller its events, carries out its orders, and keeps the store
-//! and what is shown of the drain as they are.
+//! The owner of a drain: one thread that gives the controller its events and carries out its orders. It also keeps the
+//! store, and what is shown of the drain, up to date.
 
 mod destinations;
 mod keep;

@@ -1,6 +1,6 @@
 //! Step 3: may the guest run here? Its description was received from another host. So the incoming QEMU's command line
-//! is made from this host's configuration and an allow-list (`linerate-guest`), and the host is checked for all that it
-//! needs.
+//! is made from this host's configuration and an allow-list (`linerate-guest`). The host is checked for all that the
+//! guest needs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

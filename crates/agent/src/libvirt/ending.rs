@@ -40,8 +40,8 @@ impl Target {
     }
 }
 
-/// libvirt reports that it has moved the domain. It is a success only if the destination's libvirt has it in the state
-/// that it had, and if there is no `fault` of the copy.
+/// libvirt reports that it has moved the domain. It is a success only if the destination's libvirt has it in the same
+/// state, and the copy has no `fault`.
 pub async fn arrived(
     there: &Virsh,
     domain: &Target,

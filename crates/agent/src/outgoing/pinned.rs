@@ -1,8 +1,8 @@
 //! Which disks have the kernel write into pages that it pinned when a read began, past the process's page tables.
 //!
 //! * A disk open with O_DIRECT.
-//! * A device: commands that a guest sends to a SCSI device (`device='lun'`, scsi-block, scsi-generic) move their data
-//!   by DMA into the guest's pages, whatever the cache mode is.
+//! * A device: a guest may send commands to a SCSI device (`device='lun'`, scsi-block, scsi-generic). They move their
+//!   data by DMA into the guest's pages, whatever the cache mode is.
 //! * A file on a file system that may go past the page cache by itself: FUSE with direct I/O, 9p, CIFS, Ceph, ZFS.
 //! * A driver of QEMU's that is not known to copy.
 //!

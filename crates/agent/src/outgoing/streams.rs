@@ -1,5 +1,5 @@
-//! QEMU's own streams at the source: its connections become streams of the session, one after the other in the order in
-//! which they are made, because QEMU distinguishes its connections by it.
+//! QEMU's own streams at the source: its connections become streams of the session, one after the other, in the order
+//! in which they are made. QEMU distinguishes its connections by that order.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -41,8 +41,8 @@ const MIGRATION_STREAMS_MAX: usize = 64;
 /// predicts.
 const MIGRATION_BACKLOG: Duration = Duration::from_millis(50);
 
-/// Rings of a migration's streams. One that is smaller than what all links have in flight leaves the faster ones idle,
-/// above all with QEMUs before 10.0, which make one stream. In a larger one more waits for a destination that loads
+/// Rings of a migration's streams. One that is smaller than what all links have in flight leaves the faster ones idle.
+/// QEMUs before 10.0 suffer most, as they make one stream. In a larger one more waits for a destination that loads
 /// slowly, in the blackout.
 const MIGRATION_WINDOW: u64 = 16 << 20;
 

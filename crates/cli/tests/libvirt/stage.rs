@@ -50,8 +50,8 @@ impl Stage {
         stage
     }
 
-    /// With a domain whose RAM is a shared file and that has a second monitor, and a disk that both hosts see, if one
-    /// is given. The guest has no kernel and begins at once, where there is KVM.
+    /// With a domain whose RAM is a shared file and that has a second monitor. It has a disk that both hosts see, if
+    /// one is given. The guest has no kernel and begins at once, where there is KVM.
     pub fn shared(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
         Stage::shared_with(version, disk, quick(48))
     }

@@ -455,7 +455,8 @@ impl Drop for Migration {
 }
 
 /// Passes and operations on its disk in which a guest has come to all that it has. Those without a kernel check what
-/// they do not write in every eighth pass only, and go over their disk in order, at most two operations on each slot.
+/// they do not write in every eighth pass only. They go over their disk in order, with at most two operations on each
+/// slot.
 fn rounds_of(guest: &GuestSpec) -> (u64, u64) {
     let slots = |image: &Path| std::fs::metadata(image).unwrap().len() / SLOT_BYTES as u64;
     match guest.program {

@@ -12,8 +12,8 @@ pub(super) const MEASURED_AFTER: Duration = Duration::from_millis(250);
 const JUDGED_AFTER: Duration = Duration::from_millis(750);
 /// A ceiling is believed so long: the load of others changes.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// More copies are worth it if goodput rises by this part of what it would if nothing but the copies limited it, and at
-/// least by [`WORTH_LEAST`]. If it rises by less, the links are full now.
+/// More copies are worth it if goodput rises by this part of what it would if only the copies limited it. It must rise
+/// at least by [`WORTH_LEAST`]. If it rises by less, the links are full now.
 const WORTH: f64 = 0.25;
 const WORTH_LEAST: f64 = 0.05;
 /// A guest that reaches less than this part of what the links carry is limited by something else.

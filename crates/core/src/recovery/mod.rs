@@ -1,5 +1,5 @@
-//! What a host does about sessions that were not brought to their end: found in the journal when the agent starts, or
-//! left by a running session that could not end itself (its hypervisor does not answer, its disk is full).
+//! What a host does about sessions that were not brought to their end. They are found in the journal when the agent
+//! starts. Or a running session could not end itself: its hypervisor does not answer, or its disk is full.
 //!
 //! | file | what it has |
 //! |---|---|

@@ -126,8 +126,8 @@ impl Streams {
     }
 
     /// What of a stream may wait however slow the links are. All that waits on slow links is in flight, and nothing is
-    /// left to take turns: classes then have of the links what they have waiting. So where there are several it goes by
-    /// weight too, in equal parts to the streams of a class that use at least half of theirs.
+    /// left to take turns: classes then have of the links what they have waiting. So where there are several classes it
+    /// goes by weight too. The streams of a class that use at least half of their part get equal parts.
     fn least(&self, class: Class) -> u64 {
         let classes = self.classes().len() as u64;
         if classes < 2 {

@@ -176,9 +176,8 @@ impl SourceQemu {
     }
 
     // The status says that a migration has failed as soon as one of its threads knows. The others still run by the
-    // settings, and a QEMU whose settings change under them dies with its guest. The last thing that a migration does
-    // after its threads have ended is to leave the list of what can be yanked (QEMU 6.0 and later;
-    // docs/stream-mode.md).
+    // settings, and a QEMU whose settings change under them dies with its guest. After its threads have ended, a
+    // migration at last leaves the list of what can be yanked (QEMU 6.0 and later, docs/stream-mode.md).
     fn is_cleaning_up(&mut self, deadline: Instant) -> Result<bool, MigrateError> {
         match self.qmp.execute("query-yank", json!({}), deadline) {
             Ok(listed) => {

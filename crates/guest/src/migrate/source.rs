@@ -12,9 +12,9 @@ use super::{MigrateError, at_rest, command_deadline, next_slice, unix_uri};
 use crate::qmp::{Event, Qmp, QmpError};
 use crate::run_state::RunState;
 
-/// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs, until the rest takes no
-/// longer than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it stops the
-/// guest at once.
+/// QEMU carries what it has of RAM itself (a display adapter's memory) while the guest runs. It goes on until the rest
+/// takes no longer than this at the rate that it measures. Without such RAM nothing is left from the beginning, and it
+/// stops the guest at once.
 const LIVE_LIMIT: Duration = Duration::from_millis(5);
 /// A display that is written faster than it can be carried never gets there: after this long QEMU is to stop the guest
 /// whatever is left.

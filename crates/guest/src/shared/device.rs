@@ -1,7 +1,7 @@
 //! Names of block devices that no other storage in the world has.
 //!
-//! LVM's UUIDs and those of partitions and file systems are copied with what they are written on (a snapshot of a
-//! LUN, `dd`), so they prove nothing alone. The maker's name of the disk below is not written on it: a device is
+//! LVM's UUIDs and those of partitions and file systems are copied with what they are written on: by a snapshot of a
+//! LUN, or by `dd`. So they prove nothing alone. The maker's name of the disk below is not written on it: a device is
 //! unique if all disks below it are.
 
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! A mark in a file that is not in its content: a lock on one byte, far behind the end, at a random place. A process
 //! that opens the *same* file finds the lock, on any host, because that is what locks are for. It needs no free space
-//! and no right to write, it ends with the process that holds it, and no cache holds a copy of it.
+//! and no right to write. It ends with the process that holds it, and no cache holds a copy of it.
 
 use std::fs::File;
 use std::io::{self, Read};

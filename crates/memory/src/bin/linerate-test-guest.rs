@@ -3,10 +3,12 @@
 //!
 //! `linerate-test-guest --path FILE|memfd:NAME|memfd:hugetlb-NAME --size BYTES [--threads N] [--pages-per-second R]`
 //!
-//! Says `READY`, then `OK <writes>` ten times a second, or `BAD <page>` and ends with 1. Takes commands on standard
-//! input and answers each with `DONE`: `write FIRST COUNT`, `load FIRST COUNT`, `pipe PAGE` (read(2) into it),
-//! `verify`, `uffd` (watches its own memory), `sandbox` (dies if it calls userfaultfd), `signals COUNT` (waits until so
-//! many SIGRTMIN came), `quit`. Ends when standard input does.
+//! Says `READY`, then `OK <writes>` ten times a second, or `BAD <page>` and ends with 1. Ends when standard input does.
+//! Takes commands on standard input and answers each with `DONE`:
+//!
+//! - `write FIRST COUNT`, `load FIRST COUNT`, `pipe PAGE` (read(2) into it), `verify`;
+//! - `uffd` (watches its own memory), `sandbox` (dies if it calls userfaultfd);
+//! - `signals COUNT` (waits until so many SIGRTMIN came), `quit`.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};

@@ -1,6 +1,6 @@
-//! Memory to memory over loopback TCP, with the frames, checksums and chunk sizes of a data channel, against a plain
-//! send and receive loop in the same run; then plain text against TLS. Prints tables of medians with the spread;
-//! compare within one run only.
+//! Memory to memory over loopback TCP, with the frames, checksums and chunk sizes of a data channel. It is compared
+//! with a plain send and receive loop in the same run; then plain text with TLS. Prints tables of medians with the
+//! spread; compare within one run only.
 //!
 //! `cargo run --release -p linerate-net --example throughput`, with `-- tls` for the second table only.
 #![allow(clippy::unwrap_used, reason = "certificates are made by the code of the tests")]

@@ -43,8 +43,8 @@ pub struct RdmaOptions {
     /// Sum payloads at the source and compare at the destination. Off, the adapter's own checks have to do, which do
     /// not see damage inside the hosts; docs/rdma.md says what it costs.
     pub checksums: bool,
-    /// Let the adapter read guest RAM where it lies. Off, every payload is copied first: needed where the guest may
-    /// give pages back (balloon), for the adapter would go on reading the page that was there when the window was
+    /// Let the adapter read guest RAM where it lies. Off, every payload is copied first. That is needed where the guest
+    /// may give pages back (balloon): the adapter would go on reading the page that was there when the window was
     /// registered.
     pub zero_copy: bool,
 }

@@ -1,6 +1,6 @@
 //! A queue pair as a test connection: a message is one RDMA WRITE into the peer's memory, which notifies the peer that
-//! it is there (WRITE with immediate). On iWARP, which does not have that, a message of one byte behind the WRITE says
-//! so, as the frame behind payloads of a migration does.
+//! it is there (WRITE with immediate). iWARP does not have that. There a message of one byte follows the WRITE, as a
+//! frame follows the payloads of a migration.
 //!
 //! Both sides begin by telling where they can be written to. A stream's receiver gives credit: its adapter takes
 //! messages only while there are slots for them. It is the receiving thread that makes them ready again, whatever the

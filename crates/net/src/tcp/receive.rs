@@ -144,8 +144,8 @@ impl Server<'_> {
         write.without_checksum && self.stream.is_encrypted()
     }
 
-    /// Receives the payload into the region. The permit covers single system calls that do not wait, so that a seal is
-    /// not held up by a source that stops in the middle.
+    /// Receives the payload into the region. The permit covers single system calls that do not wait. So a source that
+    /// stops in the middle does not hold up a seal.
     fn land(&mut self, region: &dyn Region, write: &Write, length: usize) -> Result<(), ChannelError> {
         {
             let _permit = self.permit()?;

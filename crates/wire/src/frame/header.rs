@@ -12,7 +12,7 @@ const CHECKED_BYTES: usize = HEADER_BYTES - 4;
 
 /// A header that has been checked: its lengths and its sequence are within what its tag allows.
 ///
-/// Layout, little-endian: u16 tag, u16 flags (0), u32 body length, u32 payload length, u32 payload checksum, u64
+/// Layout, little-endian: u16 tag, u16 flags (0), u32 body length, u32 payload length, u32 payload checksum; u64
 /// sequence, u32 body checksum, u32 checksum of the 28 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// Which part of what is carried the second class has, in percent, where the first has so many streams and both always
-/// have something to send. `idle`: the second has nothing in the first half.
+/// The second class's part of what is carried, in percent. The first has so many streams, and both always have
+/// something to send. `idle`: the second has nothing in the first half.
 fn share_of_the_second(weights: [u16; 2], streams_of_first: usize, idle: bool) -> u64 {
     let config = Config { weights: weights.to_vec(), streams_max: 9, ..config() };
     let mut streams = Streams::new(End::Source, config);

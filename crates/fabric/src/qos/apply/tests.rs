@@ -8,8 +8,8 @@ use crate::model::{Pfc, Selector};
 
 const PORT: &str = "ens1f0";
 
-/// A port's DCB. It answers like the kernel where an entry is there already or is not there, and like `ice` and `i40e`
-/// where IEEE settings come while another version is on.
+/// A port's DCB. It answers like the kernel where an entry is there already or is not there. Where IEEE settings come
+/// while another version is on, it answers like `ice` and `i40e`.
 #[derive(Default)]
 struct Kernel {
     dcb: Dcb,

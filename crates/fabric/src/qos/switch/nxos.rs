@@ -1,7 +1,7 @@
 //! Cisco NX-OS, Nexus 9000: class maps, then three policies (which queue, which share, what is lossless), then ports.
 //!
-//! The group of a priority is its own number, so that queue `c-out-8q-qN` and network class `c-8q-nqN`, which the
-//! system has by itself, are those of priority N.
+//! The group of a priority is its own number. So queue `c-out-8q-qN` and network class `c-8q-nqN`, which the system has
+//! by itself, are those of priority N.
 
 use super::super::intent::Intent;
 use super::{head, share};
