@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linerate_lock::{Condvar, Mutex};
 use nix::sys::socket::LinkAddr;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::error::io_error;
-use crate::lock::lock;
 use crate::{LabError, netns};
 
 /// How soon threads notice that they shall end.
@@ -45,7 +45,7 @@ struct Queue {
 
 impl Queue {
     fn frames(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
-        lock(&self.frames)
+        self.frames.lock()
     }
 }
 
@@ -108,7 +108,7 @@ fn receive(socket: &Socket, queue: &Queue, way: Way, stop: &AtomicBool) {
         let mut frame = buffer[..bytes].to_vec();
         complete(&mut frame);
         queue.frames().push_back((Instant::now() + way.delay, frame));
-        queue.more.notify_one();
+        queue.more.notify_all();
     }
 }
 

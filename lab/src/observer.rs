@@ -1,15 +1,15 @@
 //! Listens to guests' heartbeats on the guest LAN: the blackout as the network sees it, and lost packets.
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linerate_lock::Mutex;
 use serde::Serialize;
 
 use crate::error::io_error;
-use crate::lock::lock;
 use crate::{Lab, LabError, netns, wait};
 
 const MAGIC: u64 = 0x3054_4145_4254_4c4c;
@@ -90,7 +90,7 @@ impl Observer {
 
     /// All packets of a guest so far, in the order of their arrival.
     pub fn beats(&self, from: Ipv4Addr) -> Vec<Beat> {
-        lock(&self.beats).iter().filter(|beat| beat.from == from).copied().collect()
+        self.beats.lock().iter().filter(|beat| beat.from == from).copied().collect()
     }
 
     /// Waits until a guest has sent `count` more packets.
@@ -130,7 +130,7 @@ fn listen(socket: &UdpSocket, began: Instant, beats: &Mutex<Vec<Beat>>, stop: &A
         let arrived = began.elapsed();
         let std::net::IpAddr::V4(from) = from.ip() else { continue };
         if let Some(beat) = packet.get(..length).and_then(|bytes| parse(bytes, arrived, from)) {
-            lock(beats).push(beat);
+            beats.lock().push(beat);
         }
     }
 }

@@ -14,10 +14,10 @@ mod pair;
 mod ports;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side, Slot, lock};
+use linerate_lab::{Cache, LabError, Machine, MachineKernel, MachineOutput, Side, Slot};
+use linerate_lock::{Condvar, Mutex};
 
 /// Machines at a time: each is emulated, and busy for a part of its time only.
 const MACHINES: usize = 2;
@@ -29,16 +29,15 @@ struct Places(usize);
 
 /// Waits until so many machines more may run.
 fn places(wanted: usize) -> Places {
-    let running = lock(&RUNNING);
     let full = |running: &mut usize| *running + wanted > MACHINES;
-    let mut running = ENDED.wait_while(running, full).unwrap_or_else(PoisonError::into_inner);
+    let mut running = ENDED.wait_while(RUNNING.lock(), full);
     *running += wanted;
     Places(wanted)
 }
 
 impl Drop for Places {
     fn drop(&mut self) {
-        *lock(&RUNNING) -= self.0;
+        *RUNNING.lock() -= self.0;
         ENDED.notify_all();
     }
 }

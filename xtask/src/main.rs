@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("linerate-wire", 1),
     ("linerate-api", 1),
     ("linerate-chart", 1),
+    ("linerate-lock", 1),
     ("linerate-core", 2),
     ("linerate-trust", 2),
     ("linerate-store", 2),
@@ -41,6 +42,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("linerate-wire", &["crc-fast", "thiserror"]),
     ("linerate-core", &["linerate-wire", "thiserror"]),
     ("linerate-chart", &[]),
+    ("linerate-lock", &[]),
     ("linerate-plan", &["linerate-core", "linerate-wire"]),
 ];
 

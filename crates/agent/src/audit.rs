@@ -24,7 +24,7 @@ use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, EventKind, MigrationOutcome,
 };
 use linerate_core::{Fault, SessionId};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use crate::clock::unix_ms;
 use crate::faults::chain;

@@ -4,7 +4,7 @@ use std::sync::MutexGuard;
 use std::time::Instant;
 
 use linerate_api::{DomainEvent, Event, EventKind};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use tokio::sync::watch;
 
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api as api;
 use linerate_core::{Code, Fault, Side, Step};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_store::etcd::Etcd;
 use linerate_store::fleet::records::{Cordon, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError};

@@ -11,8 +11,8 @@ use linerate_fabric::probe::Answer;
 use linerate_guest::host::{QemuCache, folder_available, memory_available};
 use linerate_guest::registry::{GuestRecord as Known, Registry};
 use linerate_guest::{process, read};
+use linerate_lock::Mutex;
 use linerate_net::interfaces::{self, Interface};
-use linerate_net::lock::Mutex;
 use linerate_store::fleet::records::{GuestRecord, HostRecord, PortRecord};
 
 use crate::cluster::watch::Watch;

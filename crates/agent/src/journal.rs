@@ -19,7 +19,7 @@ use linerate_guest::migrate::Settings;
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::run_state::RunState;
 use linerate_guest::vcpu_time::VcpuTime;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 use serde::{Deserialize, Serialize};
 

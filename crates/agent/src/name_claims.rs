@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 #[derive(Clone, Default)]
 pub(crate) struct NameClaims(Arc<Mutex<BTreeSet<String>>>);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_net::tls::Tls;
 use linerate_trust::grants::Grants;
 use linerate_trust::identity::{Identity, IdentityError};

@@ -18,7 +18,7 @@ use linerate_core::journal::DestinationPhase as Phase;
 use linerate_core::{Fault, SessionId};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::registry::Registry;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use crate::convert;
 use crate::faults::chain;

@@ -10,9 +10,10 @@ mod page;
 mod schema;
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec, Lldpd, Switch};
+use linerate_lock::Mutex;
 use serde_json::Value;
 
 /// One lab at a time: loads would measure each other.
@@ -32,7 +33,7 @@ impl Stage {
 
     /// With lines in the agents' configuration.
     fn with(hosts: usize, rates_mbps: &[u64], configuration: &str) -> Stage {
-        let one = linerate_lab::lock(&ONE);
+        let one = ONE.lock();
         let mut builder = Lab::builder().hosts(hosts);
         for rate in rates_mbps {
             builder = builder.link(LinkSpec::shaped(*rate));
@@ -42,7 +43,7 @@ impl Stage {
 
     /// Agents on all hosts of a lab.
     fn of(lab: Lab, configuration: &str) -> Stage {
-        Stage::started(lab, configuration, linerate_lab::lock(&ONE))
+        Stage::started(lab, configuration, ONE.lock())
     }
 
     fn started(lab: Lab, configuration: &str, one: MutexGuard<'static, ()>) -> Stage {

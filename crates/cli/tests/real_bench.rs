@@ -5,10 +5,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
+use linerate_lock::Mutex;
 use serde_json::Value;
 
 /// Only a hang meets it.
@@ -25,7 +26,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        let one = linerate_lab::lock(&ONE);
+        let one = ONE.lock();
         let links = [LinkSpec::shaped(1000).mtu(9000), LinkSpec::shaped(400).mtu(1500)];
         let lab = Lab::builder().links(links).build().unwrap();
         let options = || AgentOptions {

@@ -18,13 +18,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use linerate_lock::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::lock::lock;
 use crate::qemu_user::{QemuUser, QemuUserError, closed_folder, write_private};
 use crate::roots::is_allowed;
 use acl::{Acl, READ, WRITE};
@@ -147,7 +147,7 @@ impl Access {
         wanted: &[Wanted],
         roots: &[PathBuf],
     ) -> Result<(), AccessError> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         let targets = targets(wanted);
         let files = whole(&targets);
         let closed = user.cannot_open(&files)?;
@@ -203,7 +203,7 @@ impl Access {
 
     /// The guest runs here: entries that were found go with it from now on.
     pub fn own(&self, guest: &str) {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         let Some(mut record) = self.read(guest) else { return };
         record.files.iter_mut().for_each(|file| file.owned = true);
         self.keep(&record);
@@ -213,7 +213,7 @@ impl Access {
     /// files it has not taken along. Devices' entries are this host's. What is not there may be a file that is mounted
     /// later.
     pub fn hand_over(&self, guest: &str, stays: &dyn Fn(&Path) -> bool) {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         let Some(mut record) = self.read(guest) else { return };
         record.files.retain(|file| {
             let is_other = fs::metadata(&file.path).is_ok_and(|facts| !facts.is_file());
@@ -225,7 +225,7 @@ impl Access {
     /// Entries that another host or program has taken away since are made again: QEMU opens its disks anew when it
     /// takes them back. A file that is not there any more, such as a medium that was ejected, needs none.
     pub fn renew(&self, guest: &str) -> Result<(), AccessError> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         let Some(record) = self.read(guest) else { return Ok(()) };
         record.files.iter().try_for_each(|file| {
             let failed =
@@ -236,13 +236,13 @@ impl Access {
 
     /// The guest's QEMU has ended, or never came to be: what it was let in to is as before.
     pub fn release(&self, guest: &str) {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         self.release_now(guest);
     }
 
     /// Releases what guests have that are not here any more: after a reboot, or a crash.
     pub fn release_all_but(&self, is_here: impl Fn(&str) -> bool) {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         for record in self.all().into_iter().filter(|record| !is_here(&record.guest)) {
             tracing::info!(guest = record.guest, "is not here any more: its files are closed to QEMU's user");
             self.release_now(&record.guest);

@@ -10,17 +10,16 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::description::{Disk, GuestDescription, ImageFormat};
 use crate::in_use;
 use crate::incoming_qemu::{IncomingQemu, NeededFile, NeededNetwork, QemuBinary};
-use crate::lock::lock;
 use crate::plain_file;
 use crate::qcow2;
 use crate::qmp::QemuVersion;
 use crate::roots::is_allowed;
+use linerate_lock::Mutex;
 
 pub use needs::needs;
 pub use problem::Problem;
@@ -90,7 +89,7 @@ impl QemuCache {
     /// What the program says of itself.
     pub fn facts(&self, qemu: &QemuBinary, deadline: Instant) -> Result<QemuFacts, QemuFactsError> {
         let changed = fs::metadata(&qemu.path).and_then(|metadata| metadata.modified()).ok();
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         if let Some((then, facts)) = known.get(&qemu.path)
             && *then == changed
         {

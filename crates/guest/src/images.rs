@@ -10,17 +10,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use crate::description::{CopiedDisk, GuestDescription, ImageFormat};
 use crate::identity::{self, Compared};
 use crate::incoming_qemu::IncomingQemu;
-use crate::lock::lock;
 use crate::migrate::Export;
 use crate::qcow2;
 use crate::registry::remove_file;
 use crate::roots::is_allowed;
 use crate::{in_use, plain_file, shared, stale};
+use linerate_lock::Mutex;
 
 use make::{format_new, make, remove};
 
@@ -58,7 +58,7 @@ pub struct Claims(Arc<Mutex<HashSet<Storage>>>);
 
 impl Claims {
     fn lock(&self) -> MutexGuard<'_, HashSet<Storage>> {
-        lock(&self.0)
+        self.0.lock()
     }
 }
 

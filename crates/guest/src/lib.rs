@@ -39,7 +39,6 @@ pub mod in_use;
 pub mod incoming_qemu;
 pub mod leftover_ram;
 pub mod leftovers;
-mod lock;
 pub mod migrate;
 pub mod options;
 pub mod own_folders;

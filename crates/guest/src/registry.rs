@@ -6,15 +6,15 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use linerate_lock::Mutex;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{Access, AccessError};
 use crate::argv::{Argument, split_loose};
 use crate::description::{DescriptionError, check_name};
-use crate::lock::lock;
 use crate::options::Options;
 use crate::procfs::{ProcessError, ProcessIdentity, boot_id, command_line};
 use crate::qemu_user::{QemuUser, write_private};
@@ -273,7 +273,7 @@ impl Registry {
     /// Makes the folder of a new guest. Leftovers of a guest that ended are removed; a running one is an error.
     pub fn reserve(&self, name: &str) -> Result<PathBuf, RegistryError> {
         let folder = self.folder(name)?;
-        let _removing = lock(&self.removing);
+        let _removing = self.removing.lock();
         match self.get(name) {
             Ok(record) if record.is_alive() => return Err(RegistryError::Exists(name.to_owned())),
             Ok(record) => self.remove(&record)?,
@@ -390,7 +390,7 @@ impl Registry {
     /// Frees the RAM of guests whose QEMU has ended: files in memory that no process reads any more. Their records,
     /// logs and images stay for a person who looks for the cause. Gives the names of the guests.
     pub fn free_ram_of_dead(&self) -> Vec<String> {
-        let _removing = lock(&self.removing);
+        let _removing = self.removing.lock();
         let dead = self
             .list()
             .unwrap_or_default()

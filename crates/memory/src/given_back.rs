@@ -5,9 +5,9 @@
 //! the page tables for good. So a page that was in them and is not any more was given back.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use linerate_core::Run;
+use linerate_lock::Mutex;
 
 use crate::holes::push_run;
 
@@ -21,7 +21,7 @@ impl GivenBack {
     /// The pages of a job that were there and are not any more. With `keep`, what is there `now` is what counts next
     /// time.
     pub(crate) fn since(&self, job: u64, now: Vec<Run>, keep: bool) -> Vec<Run> {
-        let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut there = self.there.lock();
         let gone = there.get(&job).map(|before| without(before, &now)).unwrap_or_default();
         if keep {
             there.insert(job, now);

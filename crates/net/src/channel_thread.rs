@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use linerate_core::{ChannelId, RegionId, Run};
 
 use crate::channel::{AckReader, Acknowledged, ChannelError, Closer, Sender, WriteOrder, total};
-use crate::lock::{Condvar, Mutex};
 use crate::pacer::Pacer;
 use crate::stats::ChannelStats;
 use crate::table::RegionTable;
+use linerate_lock::{Condvar, Mutex};
 
 /// How long the acknowledging thread waits at a time before it looks at the clock.
 const SLICE: Duration = Duration::from_millis(50);

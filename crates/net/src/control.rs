@@ -16,10 +16,10 @@ use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
 use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
-use crate::lock::{Condvar, Mutex};
 use crate::round_trip::RoundTrip;
 use crate::socket::is_transient;
 use crate::tcp::Stream;
+use linerate_lock::{Condvar, Mutex};
 
 /// Times of control paths.
 #[derive(Clone, Copy, Debug)]

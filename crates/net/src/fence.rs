@@ -12,7 +12,7 @@ use linerate_wire::frame::DAMAGED_MAX;
 use thiserror::Error;
 
 use crate::channel::Closer;
-use crate::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 
 /// What a channel applied before it was fenced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,6 @@
 //! * [`stream`]: sockets in at one host and out at the other, over placed writes.
 //! * [`mod@bench`]: connections that are measured instead of used.
 //! * [`region`]: what a transport needs of the memory that it moves.
-//! * [`lock`]: the locks of `std` without poisoning, for this crate, the doctor and the agent.
 
 #![allow(missing_docs, reason = "a name that says everything has no comment")]
 
@@ -21,7 +20,6 @@ pub mod control;
 pub mod fence;
 pub mod interfaces;
 pub mod links;
-pub mod lock;
 pub mod memory;
 pub mod monitor;
 pub mod netlink;

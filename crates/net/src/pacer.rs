@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use crate::lock::Mutex;
+use linerate_lock::Mutex;
 
 /// Token bucket, pure: the time is passed in as nanoseconds of any steady clock.
 ///

@@ -7,9 +7,9 @@ use std::sync::{Arc, RwLockReadGuard, Weak};
 use linerate_core::{RegionId, Run};
 
 use crate::channel::ChannelError;
-use crate::lock::{Mutex, RwLock};
 use crate::region::pinned::PinnedRegion;
 use crate::region::{Mapped, Region};
+use linerate_lock::{Mutex, RwLock};
 
 /// Something that writes to regions without this process doing anything: an adapter with keys to them.
 pub trait RemoteWriter: Send + Sync {

@@ -1,10 +1,11 @@
 //! Keeps the lease of a client of etcd.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use etcd_client::{Client, Error, LeaseKeepAliveStream, LeaseKeeper};
+use linerate_lock::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::{ANSWER_MAX, Lease};
@@ -21,22 +22,22 @@ pub(crate) struct Keeper {
 impl Keeper {
     /// The lease, if it certainly lives.
     pub fn lease(&self) -> Option<Lease> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.lock();
         held.filter(|(_, until)| Instant::now() < *until).map(|(lease, _)| lease)
     }
 
     /// Forgets the lease, and returns it.
     pub fn give_up(&self) -> Option<Lease> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).take().map(|(lease, _)| lease)
+        self.held.lock().take().map(|(lease, _)| lease)
     }
 
     fn set(&self, lease: Lease, until: Instant) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some((lease, until));
+        *self.held.lock() = Some((lease, until));
     }
 
     /// The lease lives on, unless it was given up meanwhile.
     fn renewed(&self, lease: Lease, until: Instant) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         if let Some((_, before)) = held.as_mut().filter(|(now, _)| *now == lease) {
             *before = until;
         }

@@ -3,8 +3,9 @@
 //! A lease ends with the process: whoever opens the file removes what earlier ones wrote with theirs.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use linerate_lock::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 
 use crate::{Condition, Entry, Lease, Outcome, Store, StoreError, Transaction, Write};
@@ -48,7 +49,7 @@ impl Local {
     }
 
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let slot = || self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = || self.database.lock();
         let database = match &mut *slot() {
             Some(database) => database.clone(),
             closed => closed.insert(Arc::new(Database::create(&self.file).map_err(failed)?)).clone(),

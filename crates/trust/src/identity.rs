@@ -9,8 +9,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, MutexGuard};
 
+use linerate_lock::{Mutex, RwLock};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::sign::CertifiedKey;
@@ -207,7 +208,7 @@ impl Identity {
 
     fn read_again(&self) -> Result<(), IdentityError> {
         let state = State::read(&self.inner.source, &self.state().revocations)?;
-        *self.inner.state.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+        *self.inner.state.write() = Arc::new(state);
         Ok(())
     }
 
@@ -313,11 +314,11 @@ impl Identity {
     }
 
     fn state(&self) -> Arc<State> {
-        Arc::clone(&self.inner.state.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.inner.state.read())
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.inner.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.changing.lock()
     }
 
     fn folder(&self) -> Result<&Path, IdentityError> {

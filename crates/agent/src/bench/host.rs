@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
+use linerate_lock::Mutex;
 use linerate_net::bench::TestError;
 use linerate_net::bench::document_channel::DocumentChannel;
-use linerate_net::lock::Mutex;
 use linerate_net::rdma::{self, error::RdmaError, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
 use linerate_net::tcp::exchange::ExchangeError;

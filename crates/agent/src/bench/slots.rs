@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use linerate_lock::{Condvar, Mutex};
 use linerate_net::bench::TestConnection;
 use linerate_net::channel::Closer;
-use linerate_net::lock::{Condvar, Mutex};
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX};
 use super::host::Measurement;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 
+use linerate_lock::Mutex;
 use linerate_net::channel::Closer;
-use linerate_net::lock::Mutex;
 
 /// Why a measurement was ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

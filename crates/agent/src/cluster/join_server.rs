@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_trust::authority::{Authority, AuthorityError, Grounds};
 use linerate_trust::bundle::Bundle;
 use linerate_trust::identity::Identity;

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_net::tcp::connect::Route;
 use linerate_net::tls::lists::ListExchange;
 use linerate_trust::certificate::AuthorityId;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_api::{HostIdentity, SecurityState};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener, OnRefusal};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::renewal_due;

@@ -27,7 +27,7 @@ use linerate_fabric::model::{Agent as AgentFacts, Inventory, Neighbour, Qemu};
 use linerate_fabric::probe::echo::{Echo, EchoError};
 use linerate_fabric::probe::{Answer, Echoing};
 use linerate_guest::host::QemuCache;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use crate::bench;
 use crate::config::Config;

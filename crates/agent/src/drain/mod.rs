@@ -42,7 +42,7 @@ use linerate_api::{
 };
 use linerate_core::drain::{Judging, Whereabouts};
 use linerate_core::fleet::{GuestId, HostId, Request};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_store::StoreError;
 use linerate_store::fleet::FleetError;
 use linerate_store::fleet::records::{DrainRecord, HostRecord};

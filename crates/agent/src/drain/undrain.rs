@@ -17,7 +17,7 @@ use linerate_api::{
 use linerate_core::drain::ComingBack;
 use linerate_fabric::probe::{Answer as PeerAnswer, Question, SentBack};
 use linerate_guest::registry::Registry;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use tokio::runtime::Handle;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_core::Fault;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use super::{Incoming, Sessions};
 use crate::clock::cpu_time;

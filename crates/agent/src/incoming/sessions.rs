@@ -11,7 +11,7 @@ use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_guest::host::QemuCache;
 use linerate_guest::images::Claims;
 use linerate_guest::registry::{GuestRecord, Registry};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_wire::frame::{Hello, Role};
 
 use super::Incoming;

@@ -1,7 +1,7 @@
 //! Why the journal did not take the last record of a session, for the log and for the operator.
 
 use linerate_core::SessionId;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use super::JournalError;
 use crate::faults::chain;

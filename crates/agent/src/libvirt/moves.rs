@@ -10,7 +10,7 @@ use linerate_api::{
 };
 use linerate_core::SessionId;
 use linerate_core::drain::Sample;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use tokio::sync::Notify;
 
 use super::Needs;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{LinkProgress, LinkState, LinkTotals, RdmaPortTotals};
 use linerate_core::LinkId;
+use linerate_lock::Mutex;
 use linerate_net::links::Link;
-use linerate_net::lock::Mutex;
 use linerate_net::rdma::counters::{self, PortCounters};
 use linerate_net::stats::Counters;
 

@@ -51,9 +51,9 @@ use linerate_core::journal::Decided;
 use linerate_core::source::{Ending, Event, Source};
 use linerate_core::{ChannelId, LinkId, ModeTag, PathId, SessionId, Time};
 use linerate_guest::run_state::RunState;
+use linerate_lock::{Condvar, Mutex};
 use linerate_net::channel::ChannelError;
 use linerate_net::control::ControlPath;
-use linerate_net::lock::{Condvar, Mutex};
 use linerate_net::pacer::Pacer;
 
 use crate::clock::Clock;

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use super::Outgoing;
 use crate::audit::Audit;

@@ -18,10 +18,10 @@ use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, RegistryError};
 use linerate_guest::vcpu_time::VcpuTime;
 use linerate_guest::{process, read};
+use linerate_lock::{Condvar, Mutex};
 use linerate_net::control::ControlPath;
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
-use linerate_net::lock::{Condvar, Mutex};
 use linerate_net::rdma::options::RdmaOptions;
 use linerate_wire::frame::Role as Purpose;
 

@@ -30,7 +30,7 @@ use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{ProcessIdentity, boot_id};
 use linerate_guest::registry::QEMU_FOLDER;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use crate::clock::Clock;
 use crate::faults::chain;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 
 use super::Unfinished;
 use crate::journal::Journal;

@@ -6,9 +6,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use linerate_core::ChannelId;
+use linerate_lock::Mutex;
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::fence::{Fence, Fenced};
-use linerate_net::lock::Mutex;
 use linerate_net::table::RegionTable;
 
 use crate::faults::chain;

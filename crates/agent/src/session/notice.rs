@@ -4,8 +4,8 @@ use std::sync::mpsc::Sender;
 
 use linerate_core::ChannelId;
 use linerate_core::stream::StreamId;
+use linerate_lock::Mutex;
 use linerate_net::channel::ChannelError;
-use linerate_net::lock::Mutex;
 use linerate_net::stream::StreamEvents;
 
 /// Something that the loop has to do for the streams.

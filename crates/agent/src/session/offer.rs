@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
+use linerate_lock::RwLock;
 use linerate_net::interfaces::{self, Interface, InterfaceAddress};
-use linerate_net::lock::RwLock;
 use linerate_wire::message::Endpoint;
 
 use crate::faults::fault;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::{LinkId, Message, PathId, destination, source};
+use linerate_lock::{Condvar, Mutex};
 use linerate_net::control::{ControlError, ControlEvent, ControlPath, EVENTS_MAX};
-use linerate_net::lock::{Condvar, Mutex};
 use linerate_wire::frame::encode_control;
 
 use crate::faults::chain;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use linerate_core::stream::{Class, Config, End, StreamViolation};
 use linerate_core::{ChannelId, LinkId, Message, SessionId};
+use linerate_lock::Mutex;
 use linerate_net::channel::{ChannelEnd, Closer, Receiver};
 use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::fence::Fenced;
-use linerate_net::lock::Mutex;
 use linerate_net::pacer::Pacer;
 use linerate_net::rdma;
 use linerate_net::rdma::receive::RdmaReceiver;

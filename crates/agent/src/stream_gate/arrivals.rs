@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_net::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 
 use crate::security::PeerName;
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use linerate_net::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::{Connect, GateError, POLL_INTERVAL};

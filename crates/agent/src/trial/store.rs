@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use linerate_api::ErrorBody;
 use linerate_fabric::link::Settings;
-use linerate_net::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use super::{Begun, failed};

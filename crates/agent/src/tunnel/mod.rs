@@ -31,10 +31,10 @@ use std::time::Duration;
 use linerate_api::TunnelEvent;
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, Fault, LinkId, PathId, SessionId, Token};
+use linerate_lock::Mutex;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::ControlPath;
 use linerate_net::fence::Fenced;
-use linerate_net::lock::Mutex;
 
 use crate::clock::Clock;
 use crate::security::PeerName;

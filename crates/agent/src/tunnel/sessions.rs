@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 
 use linerate_core::{Code, Fault, SessionId, Side, Step};
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_wire::frame::Hello;
 
 use super::{Tunnel, start};

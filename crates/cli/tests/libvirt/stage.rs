@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use linerate_lab::{
     Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, Libvirt,
     LibvirtVersion, LinkSpec, make_disk,
 };
+use linerate_lock::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -101,7 +102,7 @@ impl Stage {
 
     /// With two links of this rate, Mb/s.
     pub fn empty_over(version: LibvirtVersion, mbps: u64) -> Stage {
-        let one = linerate_lab::lock(&ONE);
+        let one = ONE.lock();
         let lab = Lab::builder().links([LinkSpec::shaped(mbps); 2]).build().unwrap();
         let libvirts: Vec<Libvirt> =
             lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
@@ -356,7 +357,7 @@ impl Moving {
         let sink = lines.clone();
         let out = std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                sink.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+                sink.lock().push(serde_json::from_str(&line).unwrap());
             }
             String::new()
         });
@@ -373,7 +374,7 @@ impl Moving {
         let deadline = Instant::now() + LONG;
         loop {
             let over = self.readers[0].is_finished() || Instant::now() > deadline;
-            if self.lines.lock().unwrap().iter().any(&is) {
+            if self.lines.lock().iter().any(&is) {
                 return;
             }
             assert!(!over, "{what} never came: {}", self.evidence());
@@ -383,7 +384,7 @@ impl Moving {
 
     /// What the command and both agents said.
     fn evidence(&self) -> String {
-        let lines = self.lines.lock().unwrap();
+        let lines = self.lines.lock();
         let said = lines.iter().filter(|line| line["kind"] != "progress").map(Value::to_string);
         let logs = self.logs.iter().map(|log| format!("{}:\n{}", log.display(), last(log, 80)));
         said.chain(logs).collect::<Vec<_>>().join("\n")
@@ -401,7 +402,7 @@ impl Moving {
     pub fn end(mut self) -> Ended {
         let status = self.child.wait().unwrap();
         let errors = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
-        Ended { code: status.code(), lines: std::mem::take(&mut *self.lines.lock().unwrap()), errors }
+        Ended { code: status.code(), lines: std::mem::take(&mut *self.lines.lock()), errors }
     }
 }
 

@@ -20,7 +20,7 @@ fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
 }
 
 fn configured_hosts(links_mbps: &[u64], configuration: &str) -> (Hosts, [Gate; 2]) {
-    let one = linerate_lab::lock(&ONE);
+    let one = ONE.lock();
     let links =
         links_mbps.iter().fold(Lab::builder(), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = links.build().unwrap();

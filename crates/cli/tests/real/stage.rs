@@ -3,14 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::MutexGuard;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
     Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
     LinkSpec, Qemu, QemuOptions, QemuVersion, Ram, disk::SLOT_BYTES, make_disk,
 };
+use linerate_lock::Mutex;
 use serde_json::Value;
 
 #[allow(dead_code, reason = "not every test file stops agents there")]
@@ -359,7 +360,7 @@ fn hosts(links: &[u64]) -> Hosts {
 
 /// The first two hosts have agents.
 fn hosts_of(builder: LabBuilder, links: &[u64], configuration: impl FnOnce(&Lab) -> String) -> Hosts {
-    let one = linerate_lab::lock(&ONE);
+    let one = ONE.lock();
     let builder = links.iter().fold(builder, |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
     let lab = builder.build().unwrap();
     let hosts = lab.hosts().iter().take(2);

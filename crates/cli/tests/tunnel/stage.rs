@@ -5,11 +5,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::MutexGuard;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{Agent, AgentOptions, Lab, LinkSpec};
+use linerate_lock::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -41,7 +42,7 @@ impl Stage {
 
     /// The first two hosts have agents.
     fn on(hosts: usize, links_mbps: &[u64]) -> Stage {
-        let one = linerate_lab::lock(&ONE);
+        let one = ONE.lock();
         let links = links_mbps.iter().map(|&mbps| LinkSpec::shaped(mbps).mtu(9000));
         let lab = Lab::builder().hosts(hosts).links(links).build().unwrap();
         let targets = lab.directory().join("targets");

@@ -23,8 +23,8 @@ use super::memory::Buffer;
 use super::options::{INLINE_BYTES, MESSAGE_BYTES, MESSAGES, SEND_QUEUE};
 use super::release::CmEnd;
 use super::verbs::{Access, CompletionQueue, POLL_BATCH};
-use crate::lock::Mutex;
 use crate::table::RemoteWriter;
+use linerate_lock::Mutex;
 
 /// Longest that a thread looks for a completion before it sleeps. Sleeping and waking costs some 10 µs, so that it is
 /// only worth while when completions come in about that time: looked for only if the last one came so soon.

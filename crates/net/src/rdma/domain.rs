@@ -13,9 +13,9 @@ use super::abi::Context;
 use super::error::RdmaError;
 use super::library::Library;
 use super::verbs::{Access, ProtectionDomain, Registration};
-use crate::lock::Mutex;
 use crate::region::Mapped;
 use crate::table::Registrations;
+use linerate_lock::Mutex;
 
 /// A window's registration, made by the first thread that needs it.
 #[derive(Default)]

@@ -22,8 +22,8 @@ use super::domain::Domains;
 use super::error::{RdmaError, check};
 use super::library::Library;
 use super::options::RdmaOptions;
-use crate::lock::Mutex;
 use crate::round_trip::RoundTrip;
+use linerate_lock::Mutex;
 
 /// Requests that wait in the kernel, per address.
 const BACKLOG: i32 = 128;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::abi::RDMA_CM_EVENT_DEVICE_REMOVAL;
 use super::cm::{EventChannel, Identifier};
 use super::devices;
-use crate::lock::Mutex;
+use linerate_lock::Mutex;
 
 /// How often the ports of kept identifiers are looked at.
 const LOOK: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ use super::options::{CLAIMS_MAX, MESSAGES, SEND_QUEUE};
 use super::receive::split;
 use super::verbs::{POLL_BATCH, Registration};
 use crate::channel::{Acknowledged, ChannelError};
-use crate::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 
 /// A thread that waits for something polls the queue itself this often, in case that no other thread does.
 const LOOK: Duration = Duration::from_millis(1);

@@ -22,12 +22,12 @@ use super::source::SourceEnd;
 use super::{Connection, Domains, error::RdmaError};
 use crate::channel::{AckReader, ChannelEnd, ChannelError, Closer, Receiver, Sender, WriteOrder};
 use crate::fence::Fence;
-use crate::lock::Mutex;
 use crate::region::pinned::WINDOW_BYTES;
 use crate::region::{Mapped, Region};
 use crate::round_trip::RoundTrip;
 use crate::table::RegionTable;
 use crate::tcp::connect::Route;
+use linerate_lock::Mutex;
 
 mod errors;
 mod huge;

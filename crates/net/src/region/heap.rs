@@ -8,7 +8,7 @@ use linerate_wire::PayloadChecksum;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::Region;
-use crate::lock::RwLock;
+use linerate_lock::RwLock;
 
 /// A region on the heap.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use linerate_core::{PAGE_BYTES, Run};
 
 use super::{Mapped, Region};
-use crate::lock::RwLock;
+use linerate_lock::RwLock;
 
 /// Bytes that are registered at a time. docs/rdma.md has the measurement that chose it.
 pub const WINDOW_BYTES: u64 = 2 << 20;

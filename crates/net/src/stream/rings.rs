@@ -11,9 +11,9 @@ use linerate_core::Run;
 use linerate_core::stream::{Piece, StreamId, address, position_of};
 
 use super::session::StreamSession;
-use crate::lock::{Mutex, RwLock};
 use crate::region::pinned::{WINDOW_BYTES, window_of};
 use crate::region::{Mapped, Region};
+use linerate_lock::{Mutex, RwLock};
 
 type Make = dyn Fn(u64) -> io::Result<Arc<dyn Region>> + Send + Sync;
 type Memory = Arc<dyn Region>;

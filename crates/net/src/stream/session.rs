@@ -17,9 +17,9 @@ use super::endpoint::{self, Socket};
 use super::rings::{Receiving, Ring, RingMemory, Rings, Sending};
 use crate::channel::ChannelError;
 use crate::channel_thread::{Next, WorkSource};
-use crate::lock::{Condvar, Mutex};
 use crate::region::Region;
 use crate::table::RegionTable;
+use linerate_lock::{Condvar, Mutex};
 
 /// A channel without work looks again after this long without any call: pings are due then.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use super::Stream;
 use super::exchange::ExchangeError;
 use super::known::Known;
 use super::room::{Limits, Origin, Room};
-use crate::lock::Mutex;
+use linerate_lock::Mutex;
 
 /// A handshake has this long before it may have to give way. A host at a round trip of 300 ms needs 600 ms.
 const TURN_MIN: Duration = Duration::from_secs(1);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 use rustls::pki_types::CertificateDer;
 
 use super::session::Session;
-use crate::lock::Mutex;
 use crate::tcp::Stream;
+use linerate_lock::Mutex;
 
 /// See the module. It keeps none of them open.
 #[derive(Default)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use linerate_wire::frame::ListNumber;
 
-use crate::lock::Mutex;
 use crate::tcp::connect::Route;
+use linerate_lock::Mutex;
 
 /// What a host has, and what becomes of what others have.
 pub trait ListExchange: Send + Sync {

@@ -28,8 +28,8 @@ use rustls::{ClientConfig, ServerConfig};
 pub use error::TlsError;
 
 use self::connection::RECORD_BYTES_MAX;
-use crate::lock::Mutex;
 pub(crate) use connections::Connections;
+use linerate_lock::Mutex;
 use lists::{ListExchange, Lists};
 
 /// Content that is copied from or to RAM at a time: of many records, and still in the processor's cache when they are

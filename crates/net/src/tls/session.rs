@@ -18,8 +18,8 @@ use super::error::TlsError;
 use super::incoming::Incoming;
 use super::outgoing::{Outgoing, SENT_BYTES};
 use super::{BATCH_BYTES, Tls, handshake};
-use crate::lock::Mutex;
 use crate::socket::Wait;
+use linerate_lock::Mutex;
 
 /// A TLS connection over a socket; reading and writing go on at the same time.
 pub(crate) struct Session {

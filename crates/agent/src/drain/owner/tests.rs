@@ -20,7 +20,7 @@ fn owner(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>)
     let record = super::super::tests::record("d1", &agent.config.name);
     let (to_self, inbox) = channel();
     let begin = Begin {
-        drain: Arc::new(Drain { inbox: to_self.clone(), detail: linerate_net::lock::Mutex::new(nothing()) }),
+        drain: Arc::new(Drain { inbox: to_self.clone(), detail: linerate_lock::Mutex::new(nothing()) }),
         ownership: fleet.begin(&record).unwrap(),
         fleet,
         record,

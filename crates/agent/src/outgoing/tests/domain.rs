@@ -15,7 +15,7 @@ use linerate_core::source::Event;
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, Origin};
-use linerate_net::lock::{Condvar, Mutex};
+use linerate_lock::{Condvar, Mutex};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -6,9 +6,9 @@ use std::sync::MutexGuard;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use linerate_core::{ChannelId, LinkId, PathId};
+use linerate_lock::Mutex;
 use linerate_net::channel::ChannelError;
 use linerate_net::links::Link;
-use linerate_net::lock::Mutex;
 
 use crate::faults::chain;
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use linerate_net::lock::Mutex;
+use linerate_lock::Mutex;
 use linerate_net::netlink::NetlinkError;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::sys::socket::{LinkAddr, recvfrom};
