@@ -154,19 +154,11 @@ impl World {
                 self.hosts[host].cases.remove(&session);
                 if state.is_some() {
                     self.source_settled(host, session, state);
-                    self.notify_of_roll_back(host, session, state);
+                    if self.hosts[host].record(session).is_some_and(|record| record.notice_due) {
+                        self.begin_roll_back_notice(host, session, true);
+                    }
                 }
             }
-        }
-    }
-
-    /// The guest is back, or lost: then what the destination has is left to its operator.
-    fn notify_of_roll_back(&mut self, host: usize, session: u64, state: Option<GuestState>) {
-        let notice_due = self.hosts[host].record(session).is_some_and(|record| record.notice_due);
-        match state {
-            Some(GuestState::Gone) => self.set_notice_due(host, session, false),
-            _ if notice_due => self.begin_roll_back_notice(host, session, true),
-            _ => {}
         }
     }
 
@@ -204,6 +196,10 @@ impl World {
             SourceAction::Query { .. } => return None,
             SourceAction::ResumeHere => {
                 let state = pid.map_or(Some(GuestState::Gone), |pid| self.resume_here(pid));
+                if state == Some(GuestState::Gone) {
+                    // What the destination has may be the only copy: it keeps that for its operator.
+                    self.set_notice_due(host, session, false);
+                }
                 SourceEvent::ResumedHere(state)
             }
             SourceAction::EndSource if self.hypervisors_are_away(host) => SourceEvent::SourceEnded(false),

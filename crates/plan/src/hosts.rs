@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Process, RETRY_AFTER, SourceRecovery};
+use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Process, SourceRecovery, UnwrittenEnds};
 use linerate_core::roll_back_notice::RollBackNotice;
 use linerate_core::{SessionId, Time};
 
@@ -62,18 +62,16 @@ pub struct Host {
     pub incarnation: u64,
     pub journal: BTreeMap<u64, Record>,
     /// Ends of sessions that the disk has not taken yet; in the agent's memory.
-    pub unwritten: BTreeMap<u64, Record>,
+    pub unwritten: UnwrittenEnds<Record>,
     /// So many writes of the journal fail.
     pub journal_fails: u64,
     /// All writes of the journal fail until then.
     pub journal_full_until: Time,
-    /// The agent tries again to write what the disk did not take.
-    pub writes_again_at: Time,
     /// Sessions that are brought to their end.
     pub cases: BTreeMap<u64, RecoveryCase>,
     /// Roll-back notices on connections of their own.
     pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
-    /// [`Record::notice_due`] where the disk did not take it: it goes with the session's next record.
+    /// [`Record::notice_due`] in the agent's memory: it goes to disk with the session's next record.
     pub notice_due: BTreeMap<u64, bool>,
     /// Disks cannot be activated here until then.
     pub disks_away_until: Time,
@@ -104,21 +102,11 @@ impl Host {
 
     /// What the agent knows of a session.
     pub fn record(&self, session: u64) -> Option<&Record> {
-        self.unwritten.get(&session).or_else(|| self.journal.get(&session))
+        self.unwritten.get(id(session)).or_else(|| self.journal.get(&session))
     }
 
-    /// Whether the disk takes a record now.
-    fn takes(&mut self, now: Time) -> bool {
-        if now < self.journal_full_until {
-            return false;
-        }
-        let fails = self.journal_fails > 0;
-        self.journal_fails -= u64::from(fails);
-        !fails
-    }
-
-    /// Writes a phase; what is known of the process is kept. Whether it is on disk. An end that the disk does not take is kept
-    /// and tried again, unless recovery does that itself.
+    /// Writes a phase; what is known of the process is kept. Whether it is on disk. An end that the disk does not take is
+    /// tried again by the journal, unless recovery does that itself.
     pub fn write(&mut self, now: Time, session: u64, phase: Phase, known: Known) -> bool {
         let clock = now.0 as i64 / 1_000_000_000 + self.clock_off;
         let mut record = match self.record(session) {
@@ -134,48 +122,68 @@ impl Host {
         record.notice_due = self.notice_due.get(&session).copied().unwrap_or(record.notice_due);
         // The state machine of an active session says so itself.
         record.notice_due |= known.recovers && phase == Phase::Source(SourcePhase::ResumingHere);
-        self.put(now, session, record, !known.recovers)
+        match ends(phase) && !known.recovers {
+            true => self.put_end(now, session, record),
+            false => self.put(now, session, record),
+        }
     }
 
-    /// Puts a record on disk.
-    pub fn put(&mut self, now: Time, session: u64, record: Record, keep: bool) -> bool {
-        if self.takes(now) {
-            self.unwritten.remove(&session);
+    /// As the agent's `Journal::put`: a record that only counts when it is on disk.
+    fn put(&mut self, now: Time, session: u64, record: Record) -> bool {
+        let written = self.insert(now, session, record);
+        if written {
+            self.unwritten.superseded(id(session));
             self.notice_due.remove(&session);
-            self.journal.insert(session, record);
-            return true;
         }
-        if keep && ends(record.phase) {
-            if self.unwritten.is_empty() {
-                self.writes_again_at = now + RETRY_AFTER;
-            }
-            self.unwritten.insert(session, record);
-        }
-        false
+        written
     }
 
-    /// Tries what the disk did not take.
-    pub fn write_again(&mut self, now: Time, mutation: Option<Mutation>) {
-        if self.unwritten.is_empty() || now < self.writes_again_at {
-            return;
+    /// As the agent's `Journal::put_end`: what the disk refuses is tried until the disk takes it.
+    fn put_end(&mut self, now: Time, session: u64, record: Record) -> bool {
+        let written = self.put(now, session, record.clone());
+        if !written {
+            self.unwritten.refused(now, id(session), record);
         }
-        if mutation == Some(Mutation::EndWrittenOnce) {
-            return self.unwritten.clear();
+        written
+    }
+
+    /// As the agent's `Journal::record_notified`: the destination knows that the session was rolled back.
+    pub fn record_notified(&mut self, now: Time, session: u64) {
+        let rolled_back = Phase::Source(SourcePhase::RolledBack);
+        let due = self.record(session).filter(|record| record.notice_due && record.phase == rolled_back);
+        if let Some(record) = due.cloned() {
+            self.insert(now, session, Record { notice_due: false, ..record });
         }
-        self.writes_again_at = now + RETRY_AFTER;
-        for (session, record) in self.unwritten.clone() {
-            if self.takes(now) {
-                self.unwritten.remove(&session);
-                self.journal.insert(session, record);
-            }
+    }
+
+    /// As the agent's thread that writes ends: tries all that are due.
+    pub fn write_due_ends(&mut self, now: Time, mutation: Option<Mutation>) {
+        while let Some((due, record)) = self.unwritten.due(now) {
+            let record = record.clone();
+            let forgets = mutation == Some(Mutation::EndWrittenOnce);
+            let written = forgets || self.insert(now, session(due), record);
+            self.unwritten.tried(now, due, written);
         }
+    }
+
+    /// Puts a record on disk, if the disk takes one now.
+    fn insert(&mut self, now: Time, session: u64, record: Record) -> bool {
+        if now < self.journal_full_until {
+            return false;
+        }
+        let fails = self.journal_fails > 0;
+        self.journal_fails -= u64::from(fails);
+        if !fails {
+            self.journal.insert(session, record);
+        }
+        !fails
     }
 
     /// The agent has ended, and the content of its memory is lost.
     pub fn forget(&mut self) {
         self.up = false;
         self.incarnation += 1;
-        self.unwritten.clear();
+        self.unwritten = UnwrittenEnds::default();
         self.cases.clear();
         self.roll_back_notices.clear();
         self.notice_due.clear();
@@ -183,11 +191,9 @@ impl Host {
 
     /// The journal as recovery sees it.
     pub fn entries(&self, mutation: Option<Mutation>) -> Vec<Entry> {
-        let records = self.journal.iter().chain(&self.unwritten);
-        let mut all: BTreeMap<u64, &Record> = BTreeMap::new();
-        for (session, record) in records {
-            all.insert(*session, record);
-        }
+        let on_disk = self.journal.iter().map(|(session, record)| (*session, record));
+        let waiting = self.unwritten.iter().map(|(due, record)| (session(due), record));
+        let all: BTreeMap<u64, &Record> = on_disk.chain(waiting).collect();
         all.into_iter()
             .map(|(session, record)| Entry {
                 session: id(session),
@@ -209,7 +215,7 @@ impl Host {
             || self
                 .journal
                 .iter()
-                .any(|(session, record)| open(self.unwritten.get(session).unwrap_or(record)))
+                .any(|(session, record)| open(self.unwritten.get(id(*session)).unwrap_or(record)))
     }
 }
 
@@ -230,4 +236,70 @@ pub fn session(id: SessionId) -> u64 {
 /// A process as recovery names it.
 pub fn process(pid: u64) -> Process {
     Process { boot: String::new(), pid: pid as i32, start_ticks: pid }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use linerate_core::recovery::RETRY_AFTER;
+
+    use super::*;
+
+    const RUNNING: Phase = Phase::Destination(DestinationPhase::Running);
+    const FINISHED: Phase = Phase::Destination(DestinationPhase::Finished);
+    const ROLLED_BACK: Phase = Phase::Source(SourcePhase::RolledBack);
+
+    fn later(now: Time) -> Time {
+        now + RETRY_AFTER + Duration::from_millis(1)
+    }
+
+    #[test]
+    fn an_end_that_waits_does_not_replace_what_was_written_since() {
+        let mut host = Host { journal_fails: 1, ..Host::new() };
+        assert!(!host.write(Time::ZERO, 7, RUNNING, Known::default()));
+        assert_eq!((host.unwritten.len(), host.record(7).map(|record| record.phase)), (1, Some(RUNNING)));
+        assert!(host.write(Time::ZERO, 7, FINISHED, Known::default()));
+        host.write_due_ends(later(Time::ZERO), None);
+        assert_eq!((host.unwritten.len(), host.journal[&7].phase), (0, FINISHED));
+    }
+
+    #[test]
+    fn every_end_is_tried_when_it_is_due_whatever_the_disk_says_to_another() {
+        let mut host = Host { journal_fails: 3, ..Host::new() };
+        for session in [1, 2] {
+            assert!(!host.write(Time::ZERO, session, FINISHED, Known::default()));
+        }
+        host.write_due_ends(Time::ZERO, None);
+        assert_eq!((host.journal.len(), host.journal_fails), (0, 1), "not at once again");
+        let now = later(Time::ZERO);
+        host.write_due_ends(now, None);
+        assert_eq!((host.journal.keys().collect::<Vec<_>>(), host.unwritten.len()), (vec![&2], 1));
+        host.write_due_ends(later(now), None);
+        assert_eq!((host.journal.len(), host.unwritten.is_empty()), (2, true));
+    }
+
+    #[test]
+    fn recovery_and_phases_that_are_no_ends_are_not_tried_by_the_journal() {
+        let mut host = Host { journal_fails: 2, ..Host::new() };
+        assert!(!host.write(Time::ZERO, 1, FINISHED, Known { recovers: true, ..Known::default() }));
+        let committed = Phase::Destination(DestinationPhase::Committed);
+        assert!(!host.write(Time::ZERO, 2, committed, Known::default()));
+        assert!(host.unwritten.is_empty() && host.record(1).is_none());
+    }
+
+    #[test]
+    fn a_notice_is_due_from_the_record_of_the_roll_back_until_the_disk_has_that_it_arrived() {
+        let mut host = Host::new();
+        host.notice_due.insert(3, true);
+        assert!(host.write(Time::ZERO, 3, ROLLED_BACK, Known::default()));
+        host.forget();
+        let due = |host: &Host| host.record(3).is_some_and(|record| record.notice_due);
+        assert!(due(&host));
+        host.journal_fails = 1;
+        host.record_notified(Time::ZERO, 3);
+        assert!(due(&host), "the disk has refused it");
+        host.record_notified(Time::ZERO, 3);
+        assert!(!due(&host));
+    }
 }

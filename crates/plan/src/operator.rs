@@ -177,7 +177,7 @@ impl World {
         let source = &self.hosts[host];
         let notice_due = source.record(session).is_some_and(|record| record.notice_due);
         let notifies = notice_due
-            || source.notice_due.contains_key(&session)
+            || source.notice_due.get(&session) == Some(&true)
             || source.roll_back_notices.contains_key(&session);
         self.check.that(notifies, Property::Ends, || {
             String::from(

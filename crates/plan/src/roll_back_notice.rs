@@ -1,8 +1,7 @@
 //! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
 //! what a destination that does not know the session answers.
 
-use linerate_core::journal::SourcePhase;
-use linerate_core::recovery::{DestinationEvent, Phase};
+use linerate_core::recovery::DestinationEvent;
 use linerate_core::roll_back_notice::{Next, RollBackNotice};
 use linerate_core::{ModeTag, Outcome, Side, destination, source};
 
@@ -13,35 +12,25 @@ use crate::world::{SimEvent, World};
 impl World {
     /// The first try comes at once.
     pub fn begin_roll_back_notice(&mut self, host: usize, session: u64, may_be_loaded: bool) {
+        let now = self.now;
         if self.options.mutation == Some(Mutation::NeverNotified) {
-            return self.set_notice_due(host, session, false);
+            return self.hosts[host].record_notified(now, session);
         }
-        self.set_notice_due(host, session, may_be_loaded);
-        self.hosts[host].roll_back_notices.insert(session, RollBackNotice::new(self.now, may_be_loaded));
+        self.hosts[host].roll_back_notices.insert(session, RollBackNotice::new(now, may_be_loaded));
         self.send_roll_back_notice(host, self.hosts[host].incarnation, session);
     }
 
-    /// Whether a later agent has to send the notice.
+    /// Whether a later agent has to send the notice: with the session's next record it goes to disk.
     pub fn set_notice_due(&mut self, host: usize, session: u64, notice_due: bool) {
-        let now = self.now;
-        let Some(mut record) = self.hosts[host].record(session).cloned() else { return };
-        if record.notice_due != notice_due {
-            record.notice_due = notice_due;
-            if !self.hosts[host].put(now, session, record, true) {
-                self.hosts[host].notice_due.insert(session, notice_due);
-            }
-        }
+        self.hosts[host].notice_due.insert(session, notice_due);
     }
 
-    /// Before the record of the roll-back it goes to disk with it.
+    /// The state machine of the session in progress says so.
     pub fn notice_due(&mut self, notice_due: bool) {
-        let (host, session) = (self.at(Side::Source), self.session);
-        let rolled_back = Phase::Source(SourcePhase::RolledBack);
-        match self.hosts[host].record(session).is_some_and(|record| record.phase == rolled_back) {
-            true => self.set_notice_due(host, session, notice_due),
-            false => {
-                self.hosts[host].notice_due.insert(session, notice_due);
-            }
+        let (now, host, session) = (self.now, self.at(Side::Source), self.session);
+        self.set_notice_due(host, session, notice_due);
+        if !notice_due {
+            self.hosts[host].record_notified(now, session);
         }
     }
 
@@ -118,7 +107,7 @@ impl World {
             Next::NoAnswer | Next::Acknowledged => {}
         }
         self.note(|| String::from("the roll-back notice is sent"));
-        self.set_notice_due(host, session, false);
+        self.hosts[host].record_notified(now, session);
         self.hosts[host].roll_back_notices.remove(&session);
     }
 

@@ -438,7 +438,7 @@ impl World {
         for host in 0..2 {
             if self.hosts[host].up {
                 let (now, mutation) = (self.now, self.options.mutation);
-                self.hosts[host].write_again(now, mutation);
+                self.hosts[host].write_due_ends(now, mutation);
             }
             if self.case_is_due(host) {
                 self.poll_cases(host);
