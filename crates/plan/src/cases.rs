@@ -3,8 +3,8 @@
 
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
-    DestinationAction, DestinationEvent, DestinationRecovery, Entry, Inspection, Phase, Plan, RunResult,
-    SourceAction, SourceEvent, SourceRecovery, plan, process_fate,
+    DestinationAction, DestinationEvent, DestinationRecovery, DomainAction, DomainEnd, Entry, Inspection,
+    Phase, Plan, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan, process_fate,
 };
 use linerate_core::{GuestState, Outcome, Side, Time};
 
@@ -13,12 +13,42 @@ use crate::hosts::{Known, Machine, Record, RecoveryCase, session};
 use crate::world::{SimEvent, World};
 
 /// Something that is done for a session that is brought to its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaseWork {
     /// For one of the source's.
     Source(SourceAction),
     /// For one of the destination's.
     Destination(DestinationAction),
+    /// For a hypervisor of libvirt that was set.
+    Setting(SettingAction),
+    /// For a guest that libvirt was moving.
+    Domain(DomainAction),
+}
+
+/// What follows when a session is at its end.
+#[derive(Clone, Copy, Debug)]
+enum CaseEnd {
+    Source(GuestState),
+    Destination,
+    Domain(DomainEnd),
+}
+
+impl Machine {
+    fn poll(&mut self, now: Time) -> (Option<CaseWork>, Option<CaseEnd>) {
+        match self {
+            Machine::Source(machine) => {
+                (machine.poll_action(now).map(CaseWork::Source), machine.is_over().map(CaseEnd::Source))
+            }
+            Machine::Destination(machine) => (
+                machine.poll_action(now).map(CaseWork::Destination),
+                machine.is_over().map(|_| CaseEnd::Destination),
+            ),
+            Machine::Setting(machine) => (machine.poll_action(now).map(CaseWork::Setting), None),
+            Machine::Domain(machine) => {
+                (machine.poll_action(now).map(CaseWork::Domain), machine.end().map(CaseEnd::Domain))
+            }
+        }
+    }
 }
 
 impl World {
@@ -118,7 +148,7 @@ impl World {
     }
 
     /// It is known where the guest is.
-    fn source_settled(&mut self, host: usize, session: u64, state: Option<GuestState>) {
+    pub fn source_settled(&mut self, host: usize, session: u64, state: Option<GuestState>) {
         if session == self.session && host == self.at(Side::Source) && self.source.machine.is_none() {
             let gone = self.hosts[host].record(session).map(|record: &Record| record.phase)
                 == Some(Phase::Source(SourcePhase::Finished));
@@ -137,27 +167,23 @@ impl World {
         let sessions: Vec<u64> = self.hosts[host].cases.keys().copied().collect();
         for session in sessions {
             let Some(case) = self.hosts[host].cases.get_mut(&session) else { continue };
-            let (work, over) = match &mut case.machine {
-                Machine::Source(machine) => {
-                    (machine.poll_action(now).map(CaseWork::Source), machine.is_over().map(Some))
-                }
-                Machine::Destination(machine) => {
-                    (machine.poll_action(now).map(CaseWork::Destination), machine.is_over().map(|_| None))
-                }
-            };
+            let (work, over) = case.machine.poll(now);
             if let Some(work) = work {
                 self.note(|| format!("host {host}, session {session}: {work:?}"));
                 self.begin_case_work(host, session, work);
             }
-            if let Some(state) = over {
-                self.note(|| format!("host {host}, session {session}: recovered, {state:?}"));
-                self.hosts[host].cases.remove(&session);
-                if state.is_some() {
-                    self.source_settled(host, session, state);
+            let Some(over) = over else { continue };
+            self.note(|| format!("host {host}, session {session}: recovered, {over:?}"));
+            self.hosts[host].cases.remove(&session);
+            match over {
+                CaseEnd::Source(state) => {
+                    self.source_settled(host, session, Some(state));
                     if self.hosts[host].record(session).is_some_and(|record| record.notice_due) {
                         self.begin_roll_back_notice(host, session, true);
                     }
                 }
+                CaseEnd::Destination => {}
+                CaseEnd::Domain(end) => self.domain_found(host, session, end),
             }
         }
     }
@@ -187,6 +213,8 @@ impl World {
                 let event = self.destination_recovers(host, session, action);
                 self.handle_destination_case(host, session, event);
             }
+            CaseWork::Setting(action) => self.setting_recovers(host, session, action),
+            CaseWork::Domain(action) => self.domain_recovers(host, session, action),
         }
     }
 
@@ -329,6 +357,8 @@ impl World {
         self.hosts[host].cases.values().any(|case| match &case.machine {
             Machine::Source(machine) => due(machine.timeout()),
             Machine::Destination(machine) => due(machine.timeout()),
+            Machine::Setting(machine) => due(machine.timeout()),
+            Machine::Domain(machine) => due(machine.timeout()),
         })
     }
 }
@@ -338,15 +368,5 @@ fn runs_again(entry: &mut Entry) {
     use DestinationPhase as To;
     if let Phase::Destination(phase @ (To::Running | To::Finished)) = &mut entry.phase {
         *phase = To::Committed;
-    }
-}
-
-impl PartialEq for CaseWork {
-    fn eq(&self, other: &CaseWork) -> bool {
-        match (self, other) {
-            (CaseWork::Source(one), CaseWork::Source(two)) => one == two,
-            (CaseWork::Destination(one), CaseWork::Destination(two)) => one == two,
-            _ => false,
-        }
     }
 }

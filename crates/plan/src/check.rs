@@ -169,10 +169,14 @@ pub enum Mutation {
     LoadedGivenUp,
     /// A roll-back that no abort could report has no notice either.
     NeverNotified,
+    /// Recovery closes the record of a setting that libvirt's hypervisor has not taken back.
+    SettingClosedAnyway,
+    /// Recovery asks the source's libvirt alone where a domain is.
+    DestinationNotAsked,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 30] = [
+    pub const ALL: [Mutation; 32] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -203,6 +207,8 @@ impl Mutation {
         Mutation::CommitNotRepeated,
         Mutation::LoadedGivenUp,
         Mutation::NeverNotified,
+        Mutation::SettingClosedAnyway,
+        Mutation::DestinationNotAsked,
     ];
 }
 
@@ -236,15 +242,6 @@ impl Default for Options {
             focus: Focus::default(),
             trace: false,
         }
-    }
-}
-
-impl Options {
-    /// What in them does not go together.
-    pub fn contradiction(&self) -> Option<&'static str> {
-        (self.histories && self.mode == ModeTag::Handover).then_some(
-            "--histories and --handover do not go together: libvirt's part is modelled for one session",
-        )
     }
 }
 

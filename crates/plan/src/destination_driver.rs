@@ -32,8 +32,6 @@ pub enum DestinationWork {
     TearsDown,
     /// What was set for libvirt's stream is put back now.
     Releases,
-    /// A restarted agent has done what its journal said of libvirt's guest.
-    Recovers,
     /// What an earlier session left may be gone now.
     Admits,
 }
@@ -66,8 +64,6 @@ pub struct DestinationDriver {
     pub guest: Option<Guest>,
     /// How many actions of the core were begun.
     pub actions: u64,
-    /// A restarted agent is still busy with what its journal said.
-    pub recovering: bool,
     /// The guest got the command to run, ever.
     pub ran: bool,
     /// It got the command to run, and the answer is missing.
@@ -95,7 +91,6 @@ impl DestinationDriver {
             fails_next: false,
             guest: None,
             actions: 0,
-            recovering: false,
             ran: false,
             unsure: false,
             shape: shape.to_vec(),
@@ -115,7 +110,7 @@ impl DestinationDriver {
 
     /// Nothing is in progress.
     pub fn is_idle(&self) -> bool {
-        self.machine.as_ref().is_none_or(Destination::is_ended) && !self.recovering
+        self.machine.as_ref().is_none_or(Destination::is_ended)
     }
 
     /// The guest is the destination's and alive.
@@ -128,7 +123,7 @@ impl World {
     /// Whether a connection of the session is taken. The first makes the session; later it must exist.
     pub fn destination_accepts(&mut self) -> bool {
         let host = &self.hosts[self.at(Side::Destination)];
-        if !host.up || self.destination.recovering {
+        if !host.up {
             return false;
         }
         let known = host.record(self.session).is_some();
@@ -268,17 +263,24 @@ impl World {
             DestinationWork::TearsDown | DestinationWork::Releases if !self.libvirt_is_settled() => {
                 self.destination_will(1_000, 5_000, work);
             }
-            DestinationWork::Releases => {
-                self.libvirt.put_back(Side::Destination, self.options.mutation);
-                self.handle_destination(Event::HypervisorRestored);
-            }
+            DestinationWork::Releases => self.restores_hypervisor(),
             DestinationWork::TearsDown => {
                 self.discard_incoming();
                 self.handle_destination(Event::Discarded);
             }
-            DestinationWork::Recovers => self.owner_is_let_go(),
             DestinationWork::Admits => self.admit(),
         }
+    }
+
+    /// libvirt's hypervisor is as it was before, and the journal says so.
+    fn restores_hypervisor(&mut self) {
+        self.put_back(Side::Destination);
+        let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
+        if !self.hosts[host].note_put_back(now, session) {
+            let fault = Fault::new(Code::JournalFailed, Step::CleanUp, Side::Destination, "injected");
+            return self.handle_destination(Event::Failed(fault));
+        }
+        self.handle_destination(Event::HypervisorRestored);
     }
 
     fn runs_over_here(&mut self, ran: bool) {
@@ -382,7 +384,7 @@ impl World {
             return self.cannot_note();
         }
         let touched = self.hypervisor_touches();
-        self.libvirt.set(Side::Destination);
+        self.set_hypervisor(Side::Destination);
         let touched =
             if self.options.mutation == Some(Mutation::TouchedForgotten) { Vec::new() } else { touched };
         let regions = self.scenario.regions();

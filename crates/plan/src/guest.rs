@@ -105,6 +105,8 @@ pub struct Guest {
     pub disks: bool,
     /// The image that is on top of its disk.
     pub image: u64,
+    /// An agent has set its hypervisor, which is libvirt's, to leave RAM out of its stream.
+    pub leaves_ram_out: bool,
     /// Pages whose entry in the page table has become empty since they were written.
     emptied: Flags,
     habits: Workload,
@@ -137,6 +139,7 @@ impl Guest {
             touched: none.clone(),
             written: none.clone(),
             named: none.clone(),
+            leaves_ram_out: false,
             ran: None,
             pid: 1,
             made_for: 0,

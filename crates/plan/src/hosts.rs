@@ -1,13 +1,25 @@
 //! What a host keeps: its agent, the agent's journal, and the sessions that recovery brings to their end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationRecovery, Entry, Phase, Process, SourceRecovery, UnwrittenEnds};
+use linerate_core::recovery::{
+    DestinationRecovery, DomainRecovery, Entry, Phase, Process, SettingRecovery, SourceRecovery,
+    UnwrittenEnds,
+};
 use linerate_core::roll_back_notice::RollBackNotice;
 use linerate_core::{SessionId, Time};
 
 use crate::check::Mutation;
+
+/// What a record is for where the guest is libvirt's: who runs it follows from no such record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainRecord {
+    /// A capability of its hypervisor is set until this is `over`. The agent's `Role::Handover`.
+    Setting { over: bool },
+    /// libvirt is asked to move it, and where it is becomes known when this is `over`. The agent's `Role::Libvirt`.
+    Move { over: bool },
+}
 
 /// A record of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +34,8 @@ pub struct Record {
     pub ran: bool,
     /// Rolled back, and the destination may hold the guest and was not notified.
     pub notice_due: bool,
+    /// It is of a domain of libvirt.
+    pub domain: Option<DomainRecord>,
     /// What the host's clock showed. Nothing may depend on it.
     pub clock: i64,
 }
@@ -33,6 +47,10 @@ pub enum Machine {
     Source(SourceRecovery),
     /// The guest was to come.
     Destination(DestinationRecovery),
+    /// A hypervisor of libvirt was set.
+    Setting(SettingRecovery),
+    /// libvirt was moving the guest.
+    Domain(DomainRecovery),
 }
 
 /// What is written with a phase.
@@ -42,6 +60,8 @@ pub struct Known {
     pub process: Option<u64>,
     /// The guest ran at the source when it was stopped.
     pub ran: Option<bool>,
+    /// It is of a domain of libvirt.
+    pub domain: Option<DomainRecord>,
     /// Recovery writes, and tries again by itself.
     pub recovers: bool,
 }
@@ -73,6 +93,10 @@ pub struct Host {
     pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
     /// [`Record::notice_due`] in the agent's memory: it goes to disk with the session's next record.
     pub notice_due: BTreeMap<u64, bool>,
+    /// Settings that are off, and that the next start finds open.
+    pub left_open: BTreeSet<u64>,
+    /// Files beside the journal: sessions that the other host shall give up if this agent ends.
+    pub pending_notices: BTreeSet<u64>,
     /// Disks cannot be activated here until then.
     pub disks_away_until: Time,
     /// No hypervisor here answers until then.
@@ -105,20 +129,22 @@ impl Host {
         self.unwritten.get(id(session)).or_else(|| self.journal.get(&session))
     }
 
-    /// Writes a phase; what is known of the process is kept. Whether it is on disk. An end that the disk does not take is
-    /// tried again by the journal, unless recovery does that itself.
+    /// Writes a phase; what is known of the process is kept. Whether it is on disk. The journal tries an end again that
+    /// the disk does not take, unless recovery does that itself.
     pub fn write(&mut self, now: Time, session: u64, phase: Phase, known: Known) -> bool {
         let clock = now.0 as i64 / 1_000_000_000 + self.clock_off;
         let mut record = match self.record(session) {
             Some(record) => record.clone(),
             None => {
                 self.next_order += 1;
-                Record { order: self.next_order, phase, process: None, ran: true, notice_due: false, clock }
+                let order = self.next_order;
+                Record { order, phase, process: None, ran: true, notice_due: false, domain: None, clock }
             }
         };
         record.phase = phase;
         record.process = known.process.or(record.process);
         record.ran = known.ran.unwrap_or(record.ran);
+        record.domain = known.domain.or(record.domain);
         record.notice_due = self.notice_due.get(&session).copied().unwrap_or(record.notice_due);
         // The state machine of an active session says so itself.
         record.notice_due |= known.recovers && phase == Phase::Source(SourcePhase::ResumingHere);
@@ -143,6 +169,27 @@ impl Host {
         let written = self.put(now, session, record.clone());
         if !written {
             self.unwritten.refused(now, id(session), record);
+        }
+        written
+    }
+
+    /// There is nothing left to do about this record of a domain.
+    pub fn close_domain(&mut self, now: Time, session: u64) {
+        let Some(mut record) = self.record(session).cloned() else { return };
+        if let Some(DomainRecord::Setting { over } | DomainRecord::Move { over }) = &mut record.domain {
+            *over = true;
+        }
+        self.put_end(now, session, record);
+    }
+
+    /// As the agent's `Journal::put_unless`, when a driver has put a setting back. What the disk refuses here is left
+    /// to the next start, and an end that waits is written over it.
+    pub fn note_put_back(&mut self, now: Time, session: u64) -> bool {
+        let Some(mut record) = self.record(session).cloned() else { return true };
+        record.domain = Some(DomainRecord::Setting { over: true });
+        let written = self.insert(now, session, record);
+        if !written || self.unwritten.get(id(session)).is_some() {
+            self.left_open.insert(session);
         }
         written
     }
@@ -187,6 +234,23 @@ impl Host {
         self.cases.clear();
         self.roll_back_notices.clear();
         self.notice_due.clear();
+        self.left_open.clear();
+    }
+
+    /// Records of domains that are not over, the newest first.
+    pub fn open_domains(&self) -> Vec<(u64, DomainRecord)> {
+        let newest = |session: &u64| self.record(*session).map(|record| (record.order, record.domain));
+        let mut open: Vec<_> = self
+            .journal
+            .keys()
+            .filter_map(|session| newest(session).map(|(order, domain)| (order, *session, domain)))
+            .filter_map(|(order, session, domain)| Some((order, session, domain?)))
+            .filter(|(.., domain)| {
+                matches!(domain, DomainRecord::Setting { over: false } | DomainRecord::Move { over: false })
+            })
+            .collect();
+        open.sort_unstable_by_key(|(order, ..)| std::cmp::Reverse(*order));
+        open.into_iter().map(|(_, session, domain)| (session, domain)).collect()
     }
 
     /// The journal as recovery sees it.
@@ -195,6 +259,7 @@ impl Host {
         let waiting = self.unwritten.iter().map(|(due, record)| (session(due), record));
         let all: BTreeMap<u64, &Record> = on_disk.chain(waiting).collect();
         all.into_iter()
+            .filter(|(_, record)| record.domain.is_none())
             .map(|(session, record)| Entry {
                 session: id(session),
                 order: match mutation {
@@ -207,9 +272,13 @@ impl Host {
             .collect()
     }
 
-    /// An unfinished record names the process: no new session of it begins.
+    /// An unfinished record names the process: no new session of it begins. Nor does one of a domain that is looked
+    /// for. A hypervisor whose setting is put back keeps none from it.
     pub fn claims(&self, pid: u64) -> bool {
-        let names = |record: &Record| record.process == Some(pid);
+        if self.cases.values().any(|case| matches!(case.machine, Machine::Domain(_))) {
+            return true;
+        }
+        let names = |record: &Record| record.process == Some(pid) && record.domain.is_none();
         let open = |record: &Record| !ends(record.phase) && names(record);
         self.cases.keys().any(|session| self.record(*session).is_some_and(names))
             || self
@@ -231,6 +300,11 @@ pub fn session(id: SessionId) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&id.0[..8]);
     u64::from_le_bytes(bytes)
+}
+
+/// The number under which the source keeps that libvirt moves the guest.
+pub fn move_of(session: u64) -> u64 {
+    session | 1 << 63
 }
 
 /// A process as recovery names it.

@@ -18,6 +18,7 @@ mod carry;
 mod cases;
 pub mod check;
 pub mod destination_driver;
+mod domain_cases;
 mod ends;
 mod fault_effects;
 pub mod faults;

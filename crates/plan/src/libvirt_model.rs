@@ -9,6 +9,7 @@ use linerate_core::{Code, Fault, GuestState, ModeTag, Side, Step, Time, destinat
 
 use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, Sending};
+use crate::hosts::DomainRecord;
 use crate::source_driver::SourceWork;
 use crate::wire::index;
 use crate::world::{SimEvent, World};
@@ -32,36 +33,78 @@ pub struct LibvirtModel {
     stream: StreamState,
     /// Its stream was released once, whatever came of it.
     released: bool,
-    /// What has the hypervisor leave RAM out, by side.
-    set: [bool; 2],
+    /// What was set in its hypervisor is off again, as the agents know, by side.
+    restored: [bool; 2],
 }
 
-impl LibvirtModel {
-    /// An agent sets its hypervisor, where there is one.
-    pub fn set(&mut self, side: Side) {
-        self.set[index(side)] = self.stream != StreamState::No;
+impl World {
+    /// Its hypervisor waits at the destination, and its stream at the source. False if the journal does not take it.
+    pub fn owner_begins(&mut self) -> bool {
+        if self.scenario.mode != ModeTag::Handover {
+            return true;
+        }
+        if !self.records_domain() {
+            self.source.machine = None;
+            self.source.decided = Some(self.state_at_source());
+            return false;
+        }
+        self.libvirt = LibvirtModel { stream: StreamState::Held, ..LibvirtModel::default() };
+        let (pid, host) = (self.new_pid(), self.at(Side::Destination));
+        let habits = self.scenario.habits.clone();
+        self.destination.guest = Some(Guest::waiting(&self.scenario.shape, habits, pid, host));
+        self.set_hypervisor(Side::Source);
+        true
+    }
+
+    /// An agent has libvirt's hypervisor leave RAM out of its stream.
+    pub fn set_hypervisor(&mut self, side: Side) {
+        if let Some(guest) = self.hypervisor_of(side) {
+            guest.leaves_ram_out = true;
+        }
     }
 
     /// And puts it back.
-    pub fn put_back(&mut self, side: Side, mutation: Option<Mutation>) {
+    pub fn put_back(&mut self, side: Side) {
         let kept = match side {
             Side::Source => Mutation::SourceKeepsSetting,
             Side::Destination => Mutation::DestinationKeepsSetting,
         };
-        self.set[index(side)] &= mutation == Some(kept);
-    }
-}
-
-impl World {
-    /// Its hypervisor waits at the destination, and its stream at the source.
-    pub fn owner_begins(&mut self) {
-        if self.scenario.mode == ModeTag::Handover {
-            self.libvirt = LibvirtModel { stream: StreamState::Held, ..LibvirtModel::default() };
-            self.libvirt.set(Side::Source);
-            let (pid, host) = (self.new_pid(), self.at(Side::Destination));
-            let habits = self.scenario.habits.clone();
-            self.destination.guest = Some(Guest::waiting(&self.scenario.shape, habits, pid, host));
+        self.libvirt.restored[index(side)] = true;
+        if self.options.mutation != Some(kept)
+            && let Some(guest) = self.hypervisor_of(side)
+        {
+            guest.leaves_ram_out = false;
         }
+    }
+
+    /// The process of a side, whose hypervisor is libvirt's.
+    fn hypervisor_of(&mut self, side: Side) -> Option<&mut Guest> {
+        match side {
+            _ if self.scenario.mode != ModeTag::Handover => None,
+            Side::Source => Some(&mut self.guest),
+            Side::Destination => self.destination.guest.as_mut(),
+        }
+    }
+
+    /// A restarted agent puts it back, unless its hypervisor migrates and refuses. Whether it is off, or its process
+    /// has ended.
+    pub fn put_back_by_recovery(&mut self, pid: u64) -> bool {
+        let there = self.destination.guest.as_ref().map(|guest| guest.pid);
+        let migrates = !self.libvirt_is_settled() && (pid == self.guest.pid || Some(pid) == there);
+        let Some(guest) = self.find_mut(pid) else { return true };
+        guest.leaves_ram_out &= migrates;
+        !migrates
+    }
+
+    /// Whether libvirt has a migration of the domain away from the host.
+    pub fn moves_away_from(&self, host: usize) -> bool {
+        !self.libvirt_is_settled() && host == self.at(Side::Source)
+    }
+
+    /// What a side writes of the capability with its phases.
+    pub fn setting_record(&self, side: Side) -> Option<DomainRecord> {
+        let over = self.libvirt.restored[index(side)];
+        (self.scenario.mode == ModeTag::Handover).then_some(DomainRecord::Setting { over })
     }
 
     /// It is decided where the guest is. Until then nothing can be set in its hypervisors.
@@ -108,6 +151,8 @@ impl World {
         }
         self.libvirt.stream = StreamState::Released;
         self.libvirt.released = true;
+        let (host, session) = (self.at(Side::Source), self.session);
+        self.hosts[host].pending_notices.remove(&session);
         let span = self.micros(500, 20_000);
         self.after(span, SimEvent::OwnerLoads { since: None });
     }
@@ -172,7 +217,7 @@ impl World {
 
     /// The source's part is undone, and libvirt has decided.
     pub fn owner_undone(&mut self) -> GuestState {
-        self.libvirt.put_back(Side::Source, self.options.mutation);
+        self.put_back(Side::Source);
         if self.options.mutation == Some(Mutation::RunsAnothersGuest) {
             self.guest.gone = false;
             self.resume_source_guest();
@@ -183,22 +228,17 @@ impl World {
         }
     }
 
-    /// A restarted source puts back what its journal says, and asks no other: it does not decide who runs the guest.
-    pub fn owner_outlived(&mut self) {
-        if !self.libvirt_is_settled() {
-            return self.source_will(1_000, 5_000, SourceWork::Recovers);
-        }
-        let state = self.owner_undone();
-        let arrived = self.libvirt.stream == StreamState::Arrived;
-        self.source.decided = Some(if arrived { GuestState::RunsAtDestination } else { state });
-    }
-
-    /// A hypervisor that still leaves RAM out is one whose guest cannot be saved.
+    /// A hypervisor that still leaves RAM out is one whose guest cannot be saved. No record says so any more either.
     pub fn check_put_back(&mut self) {
-        let here = self.libvirt.set[0] && !self.guest.gone;
-        let there = self.libvirt.set[1] && self.destination.guest.is_some();
-        self.check.that(!here && !there, Property::PutBack, || {
-            format!("left set at the source, at the destination: {:?}", [here, there])
+        let left = self.all().find(|guest| guest.leaves_ram_out).map(|guest| (guest.host, guest.pid));
+        self.check.that(left.is_none(), Property::PutBack, || format!("left set (host, process): {left:?}"));
+        let open = self.hosts.each_ref().map(|host| {
+            let mut open = host.open_domains();
+            open.retain(|(session, _)| !host.left_open.contains(session));
+            open
+        });
+        self.check.that(open.iter().all(Vec::is_empty), Property::PutBack, || {
+            format!("records of domains that nothing closes any more: {open:?}")
         });
     }
 }

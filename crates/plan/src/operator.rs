@@ -130,6 +130,7 @@ impl World {
             return in_doubt(match &case.machine {
                 Machine::Source(machine) => machine.is_in_doubt(),
                 Machine::Destination(machine) => machine.is_waiting(),
+                Machine::Setting(_) | Machine::Domain(_) => false,
             });
         }
         let [from, to] = self.roles;

@@ -23,7 +23,8 @@ impl World {
     /// Done before the next action is looked at.
     pub fn source_journal(&mut self, phase: SourcePhase) {
         let (now, host, session) = (self.now, self.at(Side::Source), self.session);
-        let known = Known { process: Some(self.guest.pid), ..Known::default() };
+        let domain = self.setting_record(Side::Source);
+        let known = Known { process: Some(self.guest.pid), domain, ..Known::default() };
         let written = self.hosts[host].write(now, session, Phase::Source(phase), known);
         self.source.commit_journaled |= written && phase == SourcePhase::CommitSent;
         let event = if written {
@@ -70,6 +71,7 @@ impl World {
                 .filter(|_| self.destination.started)
                 .map(|guest| guest.pid),
             ran: self.destination.machine.as_ref().and_then(|machine| machine.was_running()),
+            domain: self.setting_record(Side::Destination).filter(|_| self.destination.started),
             recovers: false,
         };
         let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
@@ -115,7 +117,7 @@ impl World {
     /// The question arrives at the other host.
     pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize, gives_up: bool) {
         let other = 1 - host;
-        let receives = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
+        let receives = self.hosts[other].up && self.links[link].connects();
         let outcome = receives.then(|| {
             if self.options.mutation != Some(Mutation::CommitNotRepeated) {
                 self.repeat_commit(host, other, session, gives_up);
@@ -281,33 +283,13 @@ impl World {
     pub fn restart(&mut self, host: usize) {
         self.note(|| format!("the agent of host {host} starts"));
         self.hosts[host].up = true;
-        if self.scenario.mode != ModeTag::Handover {
-            self.read_journal(host);
-            if host == self.at(Side::Source) && self.hosts[host].record(self.session).is_none() {
-                self.source.decided = Some(self.state_at_source());
-            }
-            return;
+        self.read_journal(host);
+        if self.scenario.mode == ModeTag::Handover {
+            return self.read_domains(host);
         }
-        if host == self.at(Side::Source) {
-            self.source_will(100, 50_000, SourceWork::Recovers);
-        } else {
-            self.destination.recovering = true;
-            self.destination_will(100, 5_000, DestinationWork::Recovers);
+        if host == self.at(Side::Source) && self.hosts[host].record(self.session).is_none() {
+            self.source.decided = Some(self.state_at_source());
         }
-    }
-
-    /// A restarted destination gives up what is libvirt's; it is written until the journal takes it.
-    pub fn owner_is_let_go(&mut self) {
-        if !self.libvirt_is_settled() {
-            return self.destination_will(1_000, 5_000, DestinationWork::Recovers);
-        }
-        self.discard_incoming();
-        let host = self.at(Side::Destination);
-        let begun = self.hosts[host].record(self.session).is_some();
-        if begun && !self.destination_writes(DestinationPhase::Aborted) {
-            return self.destination_will(500_000, 1_000_000, DestinationWork::Recovers);
-        }
-        self.destination.recovering = false;
     }
 
     /// A session ended and left something to do.

@@ -53,7 +53,7 @@ impl World {
     /// The notice reaches the destination, which answers as it does to a question.
     pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
-        let receives = self.hosts[other].up && !self.destination.recovering && self.links[link].connects();
+        let receives = self.hosts[other].up && self.links[link].connects();
         let latency = self.links[link].latency;
         let outcome = receives.then(|| {
             if session == self.session && other == self.at(Side::Destination) {
@@ -108,6 +108,7 @@ impl World {
         }
         self.note(|| String::from("the roll-back notice is sent"));
         self.hosts[host].record_notified(now, session);
+        self.hosts[host].pending_notices.remove(&session);
         self.hosts[host].roll_back_notices.remove(&session);
     }
 
@@ -115,7 +116,7 @@ impl World {
     pub fn forgotten(&mut self, link: usize) {
         let up = self.hosts[self.at(Side::Destination)].up;
         let body = &self.destination;
-        let alive = self.links[link].connects() && up && !body.recovering;
+        let alive = self.links[link].connects() && up;
         let known = body.machine.as_ref().is_some_and(|machine| !machine.is_ended());
         if alive && !known && self.source.greeted {
             self.note(|| format!("{} does not know the session", Side::Destination));

@@ -210,8 +210,13 @@ impl World {
     /// The incoming QEMU of the session ends.
     pub fn discard_incoming(&mut self) {
         if self.scenario.mode == ModeTag::Handover {
-            // What becomes of it is not ours to say.
-            return self.libvirt.put_back(Side::Destination, self.options.mutation);
+            // What becomes of it is not ours to say. Its session's end is in the journal, or waits for the disk.
+            if self.destination.started {
+                let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
+                self.put_back(Side::Destination);
+                self.hosts[host].note_put_back(now, session);
+            }
+            return;
         }
         if let Some(pid) = self.destination.guest.as_ref().map(|guest| guest.pid) {
             self.discard(pid);

@@ -33,8 +33,6 @@ pub enum SourceWork {
     RollsBack,
     /// The guest is ended now.
     CleansUp,
-    /// A restarted agent is done with what its journal said of libvirt's guest.
-    Recovers,
 }
 
 /// The source's agent, and its disk.
@@ -255,9 +253,10 @@ impl World {
             }
             SourceWork::CleansUp => {
                 self.give_up(self.guest.pid, self.session);
+                // The setting has ended with its process.
+                self.put_back(Side::Source);
                 self.handle_source(Event::CleanedUp);
             }
-            SourceWork::Recovers => self.owner_outlived(),
         }
     }
 
@@ -300,6 +299,9 @@ impl World {
         let (guest, unfinished) = (ending.guest, ending.unfinished);
         self.source.ending = Some(ending);
         self.hang_up(Side::Source, false);
+        if self.scenario.mode == ModeTag::Handover {
+            self.domain_ended();
+        }
         if unfinished {
             self.leave_to_recovery(guest);
         } else {

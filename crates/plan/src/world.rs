@@ -296,8 +296,9 @@ impl World {
         self.after(Duration::ZERO, SimEvent::Tick);
         self.after(Duration::ZERO, SimEvent::GuestAlive(0.0));
         self.schedule_faults();
-        self.owner_begins();
-        self.start_source();
+        if self.owner_begins() {
+            self.start_source();
+        }
     }
 
     /// A second session with the same guest and sound links; what the first left on the hosts is still there.

@@ -82,6 +82,34 @@ fn handover_what_is_left_set() {
     noticed_in_mode(ModeTag::Handover, Mutation::RollBackKeepsProtection, Property::SourceSurvives, 1000);
 }
 
+/// Several sessions of a domain of libvirt, in which most of what goes wrong is this.
+fn domains(names: &[&str]) -> Options {
+    Options { mode: ModeTag::Handover, histories: true, ..often(names) }
+}
+
+#[test]
+fn handover_what_recovery_leaves_set_or_open() {
+    let crashes = domains(&["agent crashes", "action"]);
+    noticed_in(crashes, Mutation::SettingClosedAnyway, Property::PutBack, 500);
+    // A record whose end is lost stays open, and no restart is left that would close it.
+    let refuses = domains(&["journal fails", "journal full"]);
+    noticed_in(refuses, Mutation::EndWrittenOnce, Property::PutBack, 500);
+}
+
+#[test]
+fn handover_a_domain_that_is_not_looked_for_at_the_destination() {
+    let crashes = domains(&["agent crashes", "action"]);
+    noticed_in(crashes, Mutation::DestinationNotAsked, Property::Truthful, 1000);
+}
+
+#[test]
+fn handover_defects_are_noticed_over_several_sessions_too() {
+    let sound = Options { mode: ModeTag::Handover, histories: true, ..Options::default() };
+    noticed_in(sound, Mutation::GateOpen, Property::SealedAndFenced, 100);
+    noticed_in(sound, Mutation::SourceKeepsSetting, Property::PutBack, 100);
+    noticed_in(sound, Mutation::RunsAnothersGuest, Property::OneRuns, 3000);
+}
+
 #[test]
 fn rule_1_resuming_although_commit_was_sent() {
     noticed(Mutation::ResumeAfterCommit, Property::OneRuns, 3000);

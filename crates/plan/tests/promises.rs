@@ -58,7 +58,7 @@ fn every_guest_that_converges_is_handed_over_without_faults() {
 
 #[test]
 fn with_faults_over_several_sessions_there_and_back() {
-    for mode in [ModeTag::Direct, ModeTag::Streams] {
+    for mode in [ModeTag::Direct, ModeTag::Streams, ModeTag::Handover] {
         let options = Options { histories: true, mode, ..Options::default() };
         let summary = all(0..700, options).unwrap_or_else(|violation| panic!("{violation}"));
         assert!(summary.moved() > 200, "hardly any guest moves\n{summary}");
@@ -83,13 +83,12 @@ fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
 }
 
 #[test]
-fn histories_of_libvirts_guests_are_refused_with_a_reason() {
-    let sim =
-        std::process::Command::new(env!("CARGO_BIN_EXE_sim")).args(["--histories", "--handover"]).output();
-    let sim = sim.expect("it runs");
-    assert_eq!(sim.status.code(), Some(2));
-    let message = String::from_utf8_lossy(&sim.stderr);
-    assert!(message.contains("--histories and --handover do not go together"), "{message}");
+fn histories_of_libvirts_guests_with_a_journal_that_refuses_and_crashes_inside_recovery() {
+    let names = ["journal fails", "journal full", "agent crashes", "host crashes", "recovery", "action"];
+    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
+    let focus = focus.expect("all of them are known");
+    let options = Options { focus, mode: ModeTag::Handover, histories: true, ..Options::default() };
+    all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 #[test]

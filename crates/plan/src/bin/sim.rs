@@ -9,7 +9,7 @@ const USAGE: &str = "usage: sim [--seeds COUNT] [--from SEED] | --seed SEED [--t
   --faultless          no fault is injected
   --histories          several sessions of one guest, there and back
   --streams            RAM in the hypervisor's own streams
-  --handover        libvirt owns the switch-over; not with --histories
+  --handover           libvirt owns the switch-over
   --often FAULT        most faults are of this kind, or at this moment; repeatable
   --mutation DEFECT    a defect in the drivers, to see that it is noticed
   --only PROMISE       look at this promise alone";
@@ -51,10 +51,6 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    if let Some(what) = arguments.options.contradiction() {
-        eprintln!("{what}");
-        return ExitCode::from(2);
-    }
     let mut summary = Summary::default();
     for seed in arguments.from..arguments.from.saturating_add(arguments.count) {
         match simulate(seed, arguments.options) {
