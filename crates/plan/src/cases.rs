@@ -370,3 +370,24 @@ fn runs_again(entry: &mut Entry) {
         *phase = To::Committed;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Options;
+
+    #[test]
+    fn a_source_whose_guest_has_died_does_not_have_the_other_copy_given_up() {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, world.guest.pid);
+        let known = Known { process: Some(pid), ..Known::default() };
+        assert!(world.hosts[0].write(now, 1, Phase::Source(SourcePhase::Started), known));
+        world.hosts[0].forget();
+        world.restart(0);
+        assert_eq!(world.hosts[0].notice_due.get(&1), Some(&true), "it is rolled back");
+        world.remove(pid);
+        let incarnation = world.hosts[0].incarnation;
+        world.recovers(0, incarnation, 1, CaseWork::Source(SourceAction::ResumeHere));
+        assert_eq!(world.hosts[0].notice_due.get(&1), Some(&false));
+    }
+}
