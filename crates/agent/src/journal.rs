@@ -512,12 +512,12 @@ impl Journal {
         record: &Record,
         refused: impl FnOnce(&Record) -> bool,
     ) -> Result<bool, JournalError> {
-        let unwritten = self.unwritten.lock();
+        let mut unwritten = self.unwritten.lock();
         let now = self.newest(&unwritten, session)?;
         if now.as_ref().is_some_and(refused) {
             return Ok(false);
         }
-        self.insert(session, record).map(|()| true)
+        self.put_newest(&mut unwritten, session, record).map(|()| true)
     }
 
     /// Puts a record on disk; returns when it is flushed.
@@ -545,7 +545,7 @@ impl Journal {
 
     /// The destination knows that the session was rolled back.
     pub fn record_notified(&self, session: SessionId) -> Result<(), JournalError> {
-        let unwritten = self.unwritten.lock();
+        let mut unwritten = self.unwritten.lock();
         let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
         match &mut record.role {
             Role::Source { phase: SourcePhase::RolledBack, notice_due, .. } if *notice_due => {
@@ -553,7 +553,7 @@ impl Journal {
             }
             _ => return Ok(()),
         }
-        self.insert(session, &record)
+        self.put_newest(&mut unwritten, session, &record)
     }
 
     fn insert(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {

@@ -118,6 +118,7 @@ impl World {
                 self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)))
             }
             Plan::RecordLoss => {
+                self.set_notice_due(host, session, false);
                 let phase = Phase::Source(SourcePhase::RolledBack);
                 self.hosts[host].write(now, session, phase, Known::default());
                 self.source_settled(host, session, Some(GuestState::Gone));
@@ -280,8 +281,8 @@ impl World {
         self.hosts[host].write(now, session, phase, known)
     }
 
-    /// As the agent finds it: by the hypervisor's word, and by the run time of its virtual CPUs, which may have been
-    /// used up by something else than the guest, or not be known.
+    /// As the agent finds it: by the hypervisor's answer, and by the run time of its virtual CPUs. That may be unknown,
+    /// or used by something else than the guest.
     fn inspect(&mut self, host: usize, pid: Option<u64>, ran: bool) -> Inspection {
         let always = self.options.mutation == Some(Mutation::RunOnEveryStart);
         let unsure = self.random.percent(10);
@@ -389,5 +390,19 @@ mod tests {
         let incarnation = world.hosts[0].incarnation;
         world.recovers(0, incarnation, 1, CaseWork::Source(SourceAction::ResumeHere));
         assert_eq!(world.hosts[0].notice_due.get(&1), Some(&false));
+    }
+
+    #[test]
+    fn a_guest_that_died_before_the_next_start_has_the_other_copy_kept() {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, world.guest.pid);
+        let known = Known { process: Some(pid), recovers: true, ..Known::default() };
+        assert!(world.hosts[0].write(now, 1, Phase::Source(SourcePhase::ResumingHere), known));
+        assert!(world.hosts[0].record(1).unwrap().notice_due, "it was to be notified");
+        world.remove(pid);
+        world.hosts[0].forget();
+        world.restart(0);
+        let record = world.hosts[0].record(1).unwrap();
+        assert_eq!((record.phase, record.notice_due), (Phase::Source(SourcePhase::RolledBack), false));
     }
 }

@@ -1,6 +1,6 @@
 //! A virtual guest: pages of RAM as version numbers, a process that holds them, and a tracker outside of it.
 //!
-//! A page is one number. A write gives it a number never used before, so two copies of RAM are the same only if every
+//! A page is one number. A write gives it a number never used before. So two copies of RAM are the same only if every
 //! page was copied after its last write.
 
 use linerate_core::{Extent, PAGE_BYTES};

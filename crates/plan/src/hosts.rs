@@ -183,12 +183,12 @@ impl Host {
     }
 
     /// As the agent's `Journal::put_unless`, when a driver has put a setting back. What the disk refuses here is left
-    /// to the next start, and an end that waits is written over it.
+    /// to the next start.
     pub fn note_put_back(&mut self, now: Time, session: u64) -> bool {
         let Some(mut record) = self.record(session).cloned() else { return true };
         record.domain = Some(DomainRecord::Setting { over: true });
-        let written = self.insert(now, session, record);
-        if !written || self.unwritten.get(id(session)).is_some() {
+        let written = self.put(now, session, record);
+        if !written {
             self.left_open.insert(session);
         }
         written
@@ -199,7 +199,7 @@ impl Host {
         let rolled_back = Phase::Source(SourcePhase::RolledBack);
         let due = self.record(session).filter(|record| record.notice_due && record.phase == rolled_back);
         if let Some(record) = due.cloned() {
-            self.insert(now, session, Record { notice_due: false, ..record });
+            self.put(now, session, Record { notice_due: false, ..record });
         }
     }
 

@@ -1,7 +1,7 @@
 //! A simulator of migrations: the state machines of `linerate-core` on virtual hosts, links, disks and time.
 //!
-//! One seed decides everything, so a run that breaks a promise can be replayed. What is modelled, what is not, and how to
-//! add a fault: docs/simulator.md.
+//! One seed decides everything, so a run that breaks a promise can be replayed. What is modelled, what is not, and how
+//! to add a fault: docs/simulator.md.
 //!
 //! * [`world::World`]: what is going to happen, in order of virtual time.
 //! * [`scenario::Scenario`] and [`faults`]: what a seed decides, and the script of what goes wrong.

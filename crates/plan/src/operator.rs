@@ -144,8 +144,8 @@ impl World {
     }
 
     /// Commit was sent. If the other copy has ended, this one is all that is left; if it runs, this one is of no use.
-    /// If it only waits for a decision, the operator may take either. While it is busy, an impatient one gives this copy
-    /// up; to let this one run would be to run both.
+    /// If it only waits for a decision, the operator may take either. While it is busy, an impatient one gives this
+    /// copy up; to let this one run would be to run both.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {

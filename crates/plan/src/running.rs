@@ -41,7 +41,8 @@ impl World {
         self.parked.retain(|guest| guest.pid != pid);
     }
 
-    /// An agent ends a process: a complete guest must be left, and no record decides about a process that runs for another.
+    /// An agent ends a process: a complete guest must be left, and no record decides about a process that runs for
+    /// another.
     fn agent_ends(&mut self, pid: u64) {
         let Some(guest) = self.find(pid) else { return };
         let (current, running) = (guest.current, guest.running);

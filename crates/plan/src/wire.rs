@@ -1,8 +1,8 @@
 //! Virtual links, and the connections on them.
 //!
 //! A link has a rate and a latency in each direction, shared by all that is sent on it. A connection is a stream: what
-//! arrives, arrives in order. When a link is lost, what is in flight does not simply vanish: some of it lies in buffers and
-//! is handed to the receiver later, perhaps much later, and the write behind it may land in part.
+//! arrives, arrives in order. When a link is lost, what is in flight does not simply vanish: some of it lies in buffers
+//! and is handed to the receiver later, perhaps much later, and the write behind it may land in part.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -173,7 +173,7 @@ fn rule_7_holes_that_are_filled() {
 }
 
 #[test]
-fn retry_a_waiting_guest_that_is_left() {
+fn a_leftover_incoming_qemu_fails_the_retry() {
     noticed(Mutation::DiscardLeavesGuest, Property::RetrySucceeds, 1000);
 }
 

@@ -14,7 +14,7 @@ fn all(seeds: std::ops::Range<u64>, options: Options) -> Result<Summary, Box<Vio
 }
 
 #[test]
-fn with_faults() {
+fn promises_hold_with_faults() {
     let summary = all(0..2000, Options::default()).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(
         summary.moved() > 500,
@@ -51,7 +51,7 @@ fn with_faults_where_libvirt_decides_who_runs_the_guest() {
 }
 
 #[test]
-fn every_guest_that_converges_is_handed_over_without_faults() {
+fn every_guest_that_converges_moves_when_there_are_no_faults() {
     let options = Options { faultless: true, mode: ModeTag::Handover, ..Options::default() };
     all(0..300, options).unwrap_or_else(|violation| panic!("{violation}"));
 }

@@ -184,6 +184,8 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 guest,
                 "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
             );
+            // The other copy may be the only one, whatever an earlier recovery meant to send.
+            set_notice_due(&mut record, false);
             record.set_phase(Phase::Source(SourcePhase::RolledBack));
             let _ = sessions.journal.put_end(session, &record);
             return;

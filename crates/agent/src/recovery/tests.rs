@@ -197,6 +197,22 @@ fn a_destination_is_not_notified_if_the_guest_is_not_resumed_here() {
     assert!(peer.0.accept().is_err());
 }
 
+/// Its QEMU ends while no agent runs, after a recovery that meant to notify the destination.
+#[test]
+fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    ending.end();
+    let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
+    for _ in 0..2 {
+        recover(&agent.recovery).unwrap();
+        wait_written(&agent, session, (SourcePhase::RolledBack, false));
+        assert!(peer.0.accept().is_err(), "the only copy is given up");
+    }
+}
+
 /// The operator lets the guest run here, and it turns out that it cannot: then the destination's copy is the only one.
 #[test]
 fn a_destination_is_not_notified_that_an_operator_keeps_a_guest_before_it_is_resumed() {

@@ -1,8 +1,8 @@
 //! Rates of copies on shared links: each gets its fair share (max-min), up to its own limit.
 //!
-//! Every resource (a host's ports, a rack's uplink) has a level: no copy on it gets more. The level is what is left when
-//! copies that are held back elsewhere have got what they can take, divided among the others. A change is carried from
-//! resource to resource until the levels stay the same.
+//! Every resource (a host's ports, a rack's uplink) has a level: no copy on it gets more. The level is what is left
+//! when copies that are held back elsewhere have got what they can take, divided among the others. A change is carried
+//! from resource to resource until the levels stay the same.
 
 use std::collections::{BTreeSet, VecDeque};
 
