@@ -184,13 +184,18 @@ fn check_layers(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Comments fit beside each other on a screen.
+/// Pages and comments can be read in a terminal of 120 columns.
 fn check_columns(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
-    for path in files.iter().filter(|path| is_rust(path)) {
-        let text = std::fs::read_to_string(path)?;
-        problems.extend(sentences::wide_comments(&text).into_iter().map(|line| {
-            format!("{}:{line}: a comment of over {} columns", path.display(), sentences::COLUMNS_MAX)
-        }));
+    for path in files {
+        let is_page = path.extension().is_some_and(|ending| ending == "md");
+        if is_page || is_rust(path) {
+            let text = std::fs::read_to_string(path)?;
+            problems.extend(
+                sentences::wide_lines(&text, is_page).into_iter().map(|line| {
+                    format!("{}:{line}: over {} columns", path.display(), sentences::COLUMNS_MAX)
+                }),
+            );
+        }
     }
     Ok(())
 }

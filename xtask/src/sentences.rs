@@ -6,7 +6,7 @@ use anyhow::Result;
 
 /// Pages and comments follow it; `xtask check` holds them to it.
 pub const WORDS_MAX: usize = 25;
-/// The same for the columns of a comment's line; `rustfmt` leaves comments alone.
+/// The same for the columns of a line; `rustfmt` leaves comments alone.
 pub const COLUMNS_MAX: usize = 120;
 
 /// A sentence that is too long.
@@ -33,19 +33,20 @@ pub fn long_ones(files: &[PathBuf]) -> Result<Vec<Long>> {
     Ok(found)
 }
 
-/// Numbers of the lines of a source file that are comments and too long. Tables and drawings may be wider.
-pub fn wide_comments(text: &str) -> Vec<usize> {
+/// Numbers of the lines of a page, or of the comments of a source file, that are too long. Tables, images and drawings
+/// may be wider.
+pub fn wide_lines(text: &str, is_page: bool) -> Vec<usize> {
     let mut found = Vec::new();
     let mut in_drawing = false;
     for (line, number) in text.lines().zip(1..) {
-        let Some(comment) = line.trim_start().strip_prefix("//") else {
+        let Some(content) = (if is_page { Some(line) } else { line.trim_start().strip_prefix("//") }) else {
             in_drawing = false;
             continue;
         };
-        let content = comment.trim_start_matches(['/', '!', ' ']);
+        let content = content.trim_start_matches(['/', ' ']).trim_start_matches("! ");
         in_drawing ^= content.starts_with("```");
-        let is_table = content.starts_with('|');
-        if line.chars().count() > COLUMNS_MAX && !in_drawing && !is_table {
+        let may_be_wide = in_drawing || content.starts_with('|') || content.starts_with("![");
+        if line.chars().count() > COLUMNS_MAX && !may_be_wide {
             found.push(number);
         }
     }
@@ -173,11 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn only_comments_are_too_wide() {
+    fn only_comments_and_pages_are_too_wide() {
         let wide = "x".repeat(COLUMNS_MAX);
         let source = format!("// short\n// {wide}\nlet text = \"{wide}\";\n    /// {wide}\n//! | {wide} |\n");
-        assert_eq!(wide_comments(&source), [2, 4]);
+        assert_eq!(wide_lines(&source, false), [2, 4]);
         let drawing = format!("/// ```text\n/// {wide}\n/// ```\n/// {wide}\n");
-        assert_eq!(wide_comments(&drawing), [4]);
+        assert_eq!(wide_lines(&drawing, false), [4]);
+        assert_eq!(wide_lines(&format!("short\n{wide}x\n| {wide} |\n"), true), [2]);
     }
 }

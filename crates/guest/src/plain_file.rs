@@ -21,7 +21,7 @@ pub(crate) fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
     if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is neither a file nor a block device"));
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | more;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | more;
     let name = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(File::from(rustix::fs::open(name, flags, Mode::empty())?))
 }

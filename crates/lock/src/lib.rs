@@ -1,6 +1,6 @@
-//! The locks of `std` without poisoning. A panic ends the agent at once, in whichever thread it comes: no thread finds a
-//! poisoned lock there. In a test the panic has failed the test already, and the threads that wait for the lock are to
-//! end as usual.
+//! The locks of `std` without poisoning. A panic ends the agent at once, in whichever thread it comes: no thread finds
+//! a poisoned lock there. In a test the panic has failed the test already, and the threads that wait for the lock are
+//! to end as usual.
 
 #![allow(missing_docs, reason = "the names are those of std::sync")]
 

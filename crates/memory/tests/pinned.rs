@@ -75,7 +75,7 @@ fn reads(pid: i32) -> bool {
 }
 
 #[test]
-fn a_read_into_pinned_pages_that_is_under_way_is_seen_by_no_scan() {
+fn a_read_into_pinned_pages_in_progress_is_seen_by_no_scan() {
     let mut guest = Guest::start(SIZE, &[]);
     guest.command("write 0 64");
     let fuse = Fuse::start();

@@ -40,8 +40,8 @@ pub enum FileError {
         /// User id of its owner.
         uid: u32,
     },
-    /// A private key that others may read or write.
-    #[error("others may open the private key {} (mode {mode:04o}); run chmod 600 on it", .path.display())]
+    /// A private key, or another secret, that others may read or write.
+    #[error("others may open {}, which is secret (mode {mode:04o}); run chmod 600 on it", .path.display())]
     KeyMode {
         /// File with the key.
         path: PathBuf,

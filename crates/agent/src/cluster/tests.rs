@@ -503,8 +503,8 @@ fn a_list_that_cannot_be_put_in_force_is_not_made() {
 #[test]
 fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    // An address of this machine that is not loopback's is not certain: so loopback and a foreign one are audited
-    // apart.
+    // An address of this machine that is not loopback's is not certain: so loopback and a foreign one are
+    // distinguished.
     let (local, join_port) = (free(), free());
     let one = site(
         "one",
@@ -529,7 +529,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     join::join(&two.config, &join_port.to_string(), &token.line, None, false).unwrap();
     watch.look();
     assert!(watch.joins_at().is_empty(), "the only token was used");
-    // A damaged file changes nothing, and is audited.
+    // A damaged file changes nothing, and is reported.
     let file = one.config.identity_folder().join("trust.pem");
     let good = std::fs::read(&file).unwrap();
     std::fs::write(&file, "nothing").unwrap();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use linerate_store::etcd::{Options, Tls};
+use linerate_trust::files::{self, FileError, Secrecy};
 use serde::Deserialize;
 
 use super::Protection;
@@ -58,12 +59,19 @@ fn default_lost_s() -> u64 {
     300
 }
 
-/// A file that the table names cannot be read. The text has its cause.
+/// Why a file that the table names is not used. The text has its cause.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {}: {error}", .path.display())]
-pub(crate) struct UnreadFile {
-    path: PathBuf,
-    error: io::Error,
+pub(crate) enum FleetFileError {
+    #[error("cannot read {}: {error}", .path.display())]
+    Unread { path: PathBuf, error: io::Error },
+    #[error("{0}")]
+    Secret(FileError),
+}
+
+impl From<FileError> for FleetFileError {
+    fn from(error: FileError) -> FleetFileError {
+        FleetFileError::Secret(error)
+    }
 }
 
 impl FleetSettings {
@@ -113,19 +121,21 @@ impl FleetSettings {
             .map(|path| format!("[fleet] {} is not absolute", path.display()))
     }
 
-    /// What the client needs. The files are read now.
-    pub(crate) fn options(&self) -> Result<Options, UnreadFile> {
-        let read =
-            |path: &Path| std::fs::read(path).map_err(|error| UnreadFile { path: path.to_owned(), error });
+    /// What the client needs. The files are read now, those with secrets only if no other user could have read them.
+    pub(crate) fn options(&self) -> Result<Options, FleetFileError> {
+        let open = |path: &Path| {
+            std::fs::read(path).map_err(|error| FleetFileError::Unread { path: path.to_owned(), error })
+        };
+        let secret = |path: &Path| files::read(path, Secrecy::Private);
         let identity = match (&self.certificate, &self.key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (Some(certificate), Some(key)) => Some((open(certificate)?, secret(key)?)),
             _ => None,
         };
-        let authorities = self.authorities.as_deref().map(read).transpose()?;
+        let authorities = self.authorities.as_deref().map(open).transpose()?;
         let tls = authorities.map(|authorities| Tls { authorities, identity });
         let user = match (&self.user, &self.password_file) {
             (Some(user), Some(file)) => {
-                let text = String::from_utf8_lossy(&read(file)?).into_owned();
+                let text = String::from_utf8_lossy(&secret(file)?).into_owned();
                 Some((user.clone(), text.lines().next().unwrap_or_default().to_owned()))
             }
             _ => None,
@@ -149,6 +159,8 @@ fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn problem(text: &str) -> String {
@@ -185,5 +197,33 @@ mod tests {
         let settings: FleetSettings =
             toml::from_str("endpoints = ['https://a:2379']\nauthorities = '/nowhere/ca.pem'").unwrap();
         assert!(settings.options().unwrap_err().to_string().contains("/nowhere/ca.pem"));
+    }
+
+    #[test]
+    fn secrets_that_others_may_read_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, mode: u32| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "secret\n").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            path.display().to_string()
+        };
+        let with = |key: u32, password: u32| {
+            let text = format!(
+                "endpoints = ['https://a:2379']\nauthorities = '{}'\ncertificate = '{}'\nkey = '{}'\n\
+                 user = 'linerate'\npassword_file = '{}'",
+                file("ca.pem", 0o644),
+                file("own.pem", 0o644),
+                file("own.key", key),
+                file("password", password),
+            );
+            toml::from_str::<FleetSettings>(&text).unwrap().options()
+        };
+        let options = with(0o600, 0o400).unwrap();
+        assert_eq!(options.user, Some(("linerate".into(), "secret".into())));
+        for (key, password, named) in [(0o640, 0o600, "own.key"), (0o600, 0o604, "password")] {
+            let refused = with(key, password).map(drop).unwrap_err().to_string();
+            assert!(refused.contains(named) && refused.contains("chmod 600"), "{refused}");
+        }
     }
 }

@@ -277,7 +277,7 @@ fn what_a_client_began_is_written_down_although_it_hangs_up() {
     assert_eq!(audited, [(AuditAction::LinkConfirm, AuditResult::Failed)]);
 }
 
-/// A guest that is paused in doubt must not be audited as a migration that there is not.
+/// A guest that is paused in doubt must not be reported as a migration that there is not.
 #[test]
 fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
     let dir = tempfile::tempdir().unwrap();
