@@ -25,7 +25,8 @@
 //!    [`Finding::seen`]. Say what it does to a migration ([`Finding::why`]) and how to put it right, with a command
 //!    where there is one.
 //! 3. Add a row to [`ALL`]; the table gives findings their id. The tests then demand that the function has the id's
-//!    name, and that `docs/findings.md` has a section with the id. The healthy survey of `testing` must have no finding.
+//!    name, and that `docs/findings.md` has a section with the id. The healthy survey of `testing` must have no
+//!    finding.
 //! 4. If `linerate doctor --fix` can repair it: name a [`FixKind`] in the row, add the setting by [`Finding::fix`],
 //!    and say so in the section. The tests then demand that a survey with that setting has no finding.
 //! 5. Add a test at the end of the same file. It makes one fault in the healthy survey and calls
