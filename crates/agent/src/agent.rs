@@ -86,7 +86,7 @@ pub struct Agent {
     pub trials: Arc<Trials>,
     /// When the agent was started.
     pub started: Instant,
-    /// Guests that are just being started or taken over, that arrive, or whose migration is just beginning.
+    /// Guests that are just being started, stopped or taken over, that arrive, or whose migration is just beginning.
     pub(crate) names: NameClaims,
     pub outgoing: Arc<outgoing::Sessions>,
     pub incoming: Arc<incoming::Sessions>,
@@ -190,7 +190,7 @@ impl Agent {
             (Some(session), _) => format!("{guest}: migration {session}"),
             (None, Some(claim)) => return Ok(claim),
             (None, None) => format!(
-                "{guest}: another request on this host is starting it, taking it over, or beginning to move it"
+                "{guest}: another request on this host is starting it, stopping it, taking it over, or beginning to move it"
             ),
         };
         Err(Fault::new(Code::GuestBusy, Step::Resolve, Side::Source, detail))

@@ -87,7 +87,8 @@ fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
 /// Nothing else does anything with a guest of this name as long as that is held.
 fn claim(agent: &Agent, name: &str) -> Answer<NameClaim> {
     agent.names.claim(name).ok_or_else(|| {
-        let text = format!("{name}: a guest of this name is just being started, taken over or moved");
+        let text =
+            format!("{name}: a guest of this name is just being started, stopped, taken over or moved");
         ErrorBody::new("guest_busy", text).with_hint("try again in some seconds; `linerate vm list` shows it")
     })
 }
@@ -467,13 +468,15 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
     Ok(summary(agent, &record).0)
 }
 
-/// Asks a guest to shut down, or ends it by force. One that was asked and does not is not killed.
+/// Asks a guest to shut down, or ends it by force. One that was asked and does not is not killed. Its name is claimed
+/// until then: a guest that a migration took away meanwhile would be reported as stopped, and runs at the other host.
 pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummary> {
     let wait = if request.force { QMP_WAIT } else { STOP_WAIT };
     stop_within(agent, name, request, wait)
 }
 
 fn stop_within(agent: &Agent, name: &str, request: StopGuest, wait: Duration) -> Answer<GuestSummary> {
+    let _claim = claim(agent, name)?;
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
     if let Some(open) = agent.open_session_of(&record) {
         return Err(busy(name, "it may be the only copy of the guest", open));
@@ -483,6 +486,7 @@ fn stop_within(agent: &Agent, name: &str, request: StopGuest, wait: Duration) ->
         return Err(ErrorBody::new("guest_busy", format!("{name} is being migrated"))
             .with_hint("cancel the migration first (linerate migration cancel)"));
     }
+    refuse_during_migration(agent, name)?;
     let how = if request.force { StopMethod::Quit } else { StopMethod::PowerDown };
     process::stop(&agent.registry, &record, None, how, Instant::now() + wait).map_err(|error| {
         let answer = failed("hypervisor_failed", &error);

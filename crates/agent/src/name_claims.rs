@@ -1,5 +1,5 @@
-//! Names of guests that one thread has for a moment: to start a guest, to take one over or in, to begin to move one.
-//! Two starts of one name would end each other's QEMU.
+//! Names of guests that one thread has for a moment: to start a guest, to stop one, to take one over or in, to begin to
+//! move one. Two starts of one name would end each other's QEMU.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! Adoption with real QEMUs that run nothing.
 
+use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::incoming_qemu::QemuBinary;
 
 use super::*;
@@ -89,6 +90,56 @@ fn a_guest_whose_migration_is_not_over_is_not_started_though_its_qemu_has_ended(
     assert_eq!(started.code, "guest_busy", "{started:?}");
     assert!(started.message.contains(&outgoing.session.to_string()), "{started:?}");
     assert!(!agent.registry.folder("g").unwrap().exists());
+}
+
+#[test]
+fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    // It does not notice its power button, so that it is waited for.
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
+    adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
+    let stopping = agent.clone();
+    let stopping = std::thread::spawn(move || {
+        loop {
+            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(5));
+            // A look of this test may have had the name just then.
+            if !stopped.as_ref().is_err_and(|error| error.code == "guest_busy") {
+                break stopped;
+            }
+        }
+    });
+    let moved = || {
+        let free = Fault::new(Code::Internal, Step::Resolve, Side::Source, "it is free");
+        agent.begin_outgoing("web", || Err(free)).map(drop).unwrap_err().code
+    };
+    while moved() != Code::GuestBusy {
+        assert!(!stopping.is_finished(), "it is moved while it is being stopped");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let spec_toml = Some("name = 'web'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
+    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    assert!(started.code == "guest_busy" && started.message.contains("stopped"), "{started:?}");
+    let deaf = stopping.join().unwrap().unwrap_err();
+    assert!(deaf.message.contains("and still runs"), "{deaf:?}");
+    assert_eq!(moved(), Code::Internal);
+}
+
+#[test]
+fn a_guest_whose_migration_is_not_over_is_not_called_stopped_though_its_qemu_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let record = crate::testing::arrived(&agent, i32::try_from(child.id()).unwrap());
+    agent.registry.put(&record).unwrap();
+    let (outgoing, _inputs) = crate::outgoing::tests::outgoing_of(linerate_core::ModeTag::Direct);
+    agent.outgoing.add(outgoing.clone());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let refused = stop(&agent, "g", StopGuest { force: true }).unwrap_err();
+    assert_eq!(refused.code, "guest_busy", "{refused:?}");
+    assert!(refused.message.contains(&outgoing.session.to_string()), "{refused:?}");
+    assert!(agent.registry.get("g").is_ok(), "its record is for recovery");
 }
 
 #[test]
