@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::argv::split_loose;
 use crate::in_use;
 use crate::options::Options;
-use crate::procfs;
+use crate::procfs::{self, ProcessIdentity};
 use crate::read::{command_line, parsed};
 use crate::registry::{GuestRecord, Origin};
 
@@ -42,8 +42,10 @@ impl RamFile {
 impl LeftoverRam {
     /// To be asked while the process runs. What Linerate made itself is removed with the guest, and is not among them.
     pub fn of(record: &GuestRecord) -> LeftoverRam {
-        let adopted = record.origin == Origin::Adopted && record.is_alive();
         let pid = record.process.pid;
+        // Seen, and not only supposed: the files of another process with its number are not its own.
+        let is_seen = ProcessIdentity::of(pid).is_ok_and(|now| now == record.process);
+        let adopted = record.origin == Origin::Adopted && record.is_alive() && is_seen;
         let Some((arguments, _)) = adopted.then(|| command_line(pid).ok()).flatten() else {
             return LeftoverRam::default();
         };

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -62,29 +63,54 @@ impl ProcessIdentity {
     /// their locks.
     pub fn of(pid: i32) -> Result<ProcessIdentity, ProcessError> {
         let stat = read_stat(pid)?;
-        if matches!(stat.state, b'Z' | b'X') && !has_other_threads(pid) {
+        if matches!(stat.state, b'Z' | b'X') && !has_other_threads(pid)? {
             return Err(ProcessError::Gone { pid });
         }
         Ok(ProcessIdentity { pid, start_ticks: stat.start_ticks })
     }
 
-    /// Whether this very process still runs.
+    /// Whether this very process still runs, as far as is known. One that cannot be looked at has not ended: what is
+    /// done about a process that has ended cannot be undone.
     pub fn is_alive(self) -> bool {
-        ProcessIdentity::of(self.pid).is_ok_and(|now| now == self)
+        self.is_alive_by(ProcessIdentity::of(self.pid))
+    }
+
+    fn is_alive_by(self, seen: Result<ProcessIdentity, ProcessError>) -> bool {
+        match seen {
+            Ok(now) => now == self,
+            Err(ProcessError::Gone { .. }) => false,
+            Err(_) => true,
+        }
     }
 
     /// Whether this very process can still run code of its own. One that is ending cannot, but it may have its files,
     /// and their locks, until its last thread has ended: it is alive ([`is_alive`](Self::is_alive)). KVM alone may take
-    /// a tenth of a second.
+    /// a tenth of a second. False if it cannot be looked at.
     pub fn can_run(self) -> bool {
-        let Ok(stat) = read_stat(self.pid) else { return false };
-        let is_ending =
-            matches!(stat.state, b'Z' | b'X') || stat.address_space == 0 || stat.pending & KILL_PENDING != 0;
-        stat.start_ticks == self.start_ticks && !is_ending
+        self.can_run_by(read_stat(self.pid)) == Some(true)
+    }
+
+    /// Whether it is certain that this very process runs no code of its own any more. False if it cannot be looked at.
+    pub fn cannot_run(self) -> bool {
+        self.can_run_by(read_stat(self.pid)) == Some(false)
+    }
+
+    /// None if it could not be looked at.
+    fn can_run_by(self, seen: Result<Stat, ProcessError>) -> Option<bool> {
+        match seen {
+            Ok(stat) => {
+                let is_ending = matches!(stat.state, b'Z' | b'X')
+                    || stat.address_space == 0
+                    || stat.pending & KILL_PENDING != 0;
+                Some(stat.start_ticks == self.start_ticks && !is_ending)
+            }
+            Err(ProcessError::Gone { .. }) => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// Sends a signal to this very process: a pid descriptor is taken before the identity is checked, so that the
-    /// signal cannot reach a later process with the same number.
+    /// signal cannot reach a later process with the same number. One that cannot be looked at gets none.
     pub fn signal(self, signal: Signal) -> Result<(), ProcessError> {
         let gone = ProcessError::Gone { pid: self.pid };
         // The pid may come from a file: rustix takes no negative one.
@@ -94,7 +120,7 @@ impl ProcessIdentity {
             other => ProcessError::Signal { pid: self.pid, source: other.into() },
         };
         let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
-        if !self.is_alive() {
+        if ProcessIdentity::of(self.pid)? != self {
             return Err(gone);
         }
         rustix::process::pidfd_send_signal(descriptor, signal).map_err(failed)
@@ -112,9 +138,15 @@ impl ProcessIdentity {
     }
 }
 
-fn has_other_threads(pid: i32) -> bool {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.filter(|thread| thread.file_name().to_string_lossy() != pid.to_string()).count() > 0
+fn has_other_threads(pid: i32) -> Result<bool, ProcessError> {
+    let path = proc_path(pid, "task");
+    let failed = |source| read_error(pid, path.clone(), source);
+    for thread in fs::read_dir(&path).map_err(failed)? {
+        if thread.map_err(failed)?.file_name().to_string_lossy() != pid.to_string() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The user whose rights a process has.
@@ -128,13 +160,22 @@ pub fn user_of(pid: i32) -> Result<u32, ProcessError> {
     effective.ok_or(ProcessError::Shape { path })
 }
 
-/// Names this boot of the host: pids and start times of another boot mean nothing.
+/// Names this boot of the host: pids and start times of another boot mean nothing. Once it was read it is known.
 pub fn boot_id() -> Result<String, ProcessError> {
+    static KNOWN: OnceLock<String> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(known.clone());
+    }
     let path = PathBuf::from("/proc/sys/kernel/random/boot_id");
     match fs::read_to_string(&path) {
-        Ok(text) => Ok(text.trim().to_owned()),
+        Ok(text) => Ok(KNOWN.get_or_init(|| text.trim().to_owned()).clone()),
         Err(source) => Err(ProcessError::Read { path, source }),
     }
+}
+
+/// Whether this is another boot than that of this name. False if this boot's name cannot be read.
+pub fn is_other_boot(boot: &str) -> bool {
+    boot_id().is_ok_and(|now| now != boot)
 }
 
 /// For how long threads of a process have run on a CPU since they were started, nanoseconds in all. None if one of them
@@ -260,6 +301,25 @@ mod tests {
             ProcessIdentity { pid: -1, start_ticks: 0 }.signal(Signal::KILL),
             Err(ProcessError::Gone { .. })
         ));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_looked_at_has_not_ended() {
+        let me = ProcessIdentity::of(std::process::id() as i32).unwrap();
+        // Too many files are open in the system.
+        let unreadable = || read_error(me.pid, proc_path(me.pid, "stat"), io::Error::from_raw_os_error(23));
+        assert!(matches!(unreadable(), ProcessError::Read { .. }));
+        assert!(me.is_alive_by(Err(unreadable())));
+        assert!(me.is_alive_by(Err(ProcessError::Shape { path: proc_path(me.pid, "stat") })));
+        assert_eq!(me.can_run_by(Err(unreadable())), None, "neither is certain");
+        for ended in [2, 3] {
+            let ended = || read_error(me.pid, proc_path(me.pid, "stat"), io::Error::from_raw_os_error(ended));
+            assert!(!me.is_alive_by(Err(ended())));
+            assert_eq!(me.can_run_by(Err(ended())), Some(false));
+        }
+        let other = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
+        assert!(!me.is_alive_by(Ok(other)) && me.is_alive_by(Ok(me)));
+        assert!(!me.cannot_run() && other.cannot_run());
     }
 
     /// The first thread of a process may end before the others.

@@ -16,7 +16,7 @@ use crate::access::{Access, AccessError};
 use crate::argv::{Argument, split_loose};
 use crate::description::{DescriptionError, check_name};
 use crate::options::Options;
-use crate::procfs::{ProcessError, ProcessIdentity, boot_id, command_line};
+use crate::procfs::{ProcessError, ProcessIdentity, boot_id, command_line, is_other_boot};
 use crate::qemu_user::{QemuUser, write_private};
 
 /// Version of the record's form.
@@ -140,14 +140,19 @@ impl GuestRecord {
         self.process == other.process && self.boot == other.boot
     }
 
-    /// Whether its very process runs.
+    /// Whether its very process runs, as far as is known ([`ProcessIdentity::is_alive`]).
     pub fn is_alive(&self) -> bool {
-        boot_id().is_ok_and(|boot| boot == self.boot) && self.process.is_alive()
+        !is_other_boot(&self.boot) && self.process.is_alive()
     }
 
     /// Whether its very process can still run code of its own ([`ProcessIdentity::can_run`]).
     pub fn can_run(&self) -> bool {
         boot_id().is_ok_and(|boot| boot == self.boot) && self.process.can_run()
+    }
+
+    /// Whether it is certain that its very process runs no code of its own any more ([`ProcessIdentity::cannot_run`]).
+    pub fn cannot_run(&self) -> bool {
+        is_other_boot(&self.boot) || self.process.cannot_run()
     }
 
     /// The UUID that its QEMU was started with, which stays as long as its process. A record of an earlier agent has
@@ -156,9 +161,9 @@ impl GuestRecord {
         uuid_in(&command_line(self.process.pid).ok()?)
     }
 
-    /// Kills the process if it is still the same one.
+    /// Kills the process if it is still the same one. On `Err` that is not known, or it could not be done.
     pub fn kill(&self) -> Result<(), ProcessError> {
-        if !self.is_alive() {
+        if boot_id()? != self.boot || !self.process.is_alive() {
             return Ok(());
         }
         match self.process.signal(Signal::KILL) {

@@ -145,7 +145,7 @@ impl SessionLoop {
 
     /// Whether the guest's process here has ended or is ending, if it is known.
     fn has_ended(&self) -> bool {
-        self.worker.record().qemu.is_some_and(|qemu| !qemu.can_run())
+        self.worker.record().qemu.is_some_and(|qemu| qemu.cannot_run())
     }
 
     /// Whether a guest that was committed has ended or is ending, and has not moved on.

@@ -70,7 +70,7 @@ pub(super) fn unless_gone(fault: Fault, record: &GuestRecord) -> Fault {
 /// may be in use.
 fn has_ended(record: &GuestRecord) -> bool {
     let end = Instant::now() + END_WAIT;
-    while record.can_run() {
+    while !record.cannot_run() {
         if Instant::now() >= end {
             return false;
         }

@@ -28,7 +28,7 @@ use linerate_core::recovery::{
 };
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
-use linerate_guest::procfs::{ProcessIdentity, boot_id};
+use linerate_guest::procfs::{ProcessIdentity, boot_id, is_other_boot};
 use linerate_guest::registry::QEMU_FOLDER;
 use linerate_lock::Mutex;
 
@@ -127,19 +127,18 @@ fn name_process(sessions: &Sessions, session: SessionId, record: &mut Record) {
     }
 }
 
-/// Whether a process of this boot is alive.
+/// Whether a process of this boot is alive, as far as is known: one that cannot be looked at has not ended.
 pub(crate) fn is_alive(process: &Process) -> bool {
-    of_this_boot(process).is_some_and(ProcessIdentity::is_alive)
+    !is_other_boot(&process.boot) && identity(process).is_alive()
 }
 
-/// Whether it is alive, and is not ending.
+/// Whether it is certain that it is alive, and is not ending.
 pub(crate) fn can_run(process: &Process) -> bool {
-    of_this_boot(process).is_some_and(ProcessIdentity::can_run)
+    boot_id().is_ok_and(|boot| boot == process.boot) && identity(process).can_run()
 }
 
-fn of_this_boot(process: &Process) -> Option<ProcessIdentity> {
-    let identity = ProcessIdentity { pid: process.pid, start_ticks: process.start_ticks };
-    boot_id().is_ok_and(|boot| boot == process.boot).then_some(identity)
+fn identity(process: &Process) -> ProcessIdentity {
+    ProcessIdentity { pid: process.pid, start_ticks: process.start_ticks }
 }
 
 fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan: Plan) {

@@ -104,10 +104,10 @@ impl OwnQemu {
     /// Commit may be written for a guest that is still what the destination was prepared for.
     pub fn check_source_unchanged(&mut self) -> Done {
         if let Err(fault) = self.check_unchanged() {
-            if self.guest.record.can_run() {
-                return Err(fault);
+            if self.guest.record.cannot_run() {
+                return Err(self.ended_unchecked(&fault));
             }
-            return Err(self.ended_unchecked(&fault));
+            return Err(fault);
         }
         let _ = self.guest.shared.inbox.send(Input::SourceUnchanged);
         Ok(())
@@ -119,7 +119,7 @@ impl OwnQemu {
         let intact = self.guest.qemu.is_still_stopped(Guest::deadline()).unwrap_or_else(|error| {
             tracing::debug!(error = chain(&error), "the source's QEMU does not answer what its guest does");
             let Guest { record, .. } = &self.guest;
-            self.stopped.has_run(record.process.pid) != Some(true) || !record.can_run()
+            self.stopped.has_run(record.process.pid) != Some(true) || record.cannot_run()
         });
         let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact));
         Ok(())
