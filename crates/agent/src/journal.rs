@@ -380,6 +380,9 @@ pub struct Journal {
     ends: AtomicU64,
     unwritten: Mutex<Unwritten>,
     clock: Clock,
+    /// The disk takes nothing, and what is on it can be read.
+    #[cfg(test)]
+    is_full: std::sync::atomic::AtomicBool,
 }
 
 /// Ends that the disk has not taken yet.
@@ -401,6 +404,8 @@ impl Journal {
             ends: AtomicU64::new(0),
             unwritten: Mutex::default(),
             clock: Clock::start(),
+            #[cfg(test)]
+            is_full: Default::default(),
         };
         journal.check_format()?;
         let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
@@ -639,6 +644,10 @@ impl Journal {
         &self,
         change: impl FnOnce(&mut redb::Table<'_, &'static [u8], &'static [u8]>) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
+        #[cfg(test)]
+        if self.is_full.load(Ordering::SeqCst) {
+            return Err(JournalError::Folder(std::io::ErrorKind::StorageFull.into()));
+        }
         self.with(|database| {
             let mut transaction = database.begin_write()?;
             transaction.set_durability(redb::Durability::Immediate)?;

@@ -248,6 +248,24 @@ fn the_journal_is_pruned_while_the_agent_runs() {
     assert_eq!(journal.all().unwrap().len(), ENDED_KEPT);
 }
 
+/// It would be started again and again, and guests that wait for it stay paused.
+#[test]
+fn an_agent_starts_though_the_disk_takes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    for n in 0..=ENDED_KEPT as u64 {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        let json = serde_json::to_vec(&record(n, DestinationPhase::Aborted)).unwrap();
+        agent.journal.write_for_test(&id, &json);
+    }
+    agent.journal.is_full.store(true, Ordering::SeqCst);
+    assert!(agent.journal.prune().is_err());
+    crate::recovery::recover(&agent.recovery).unwrap();
+    agent.journal.is_full.store(false, Ordering::SeqCst);
+    assert_eq!(agent.journal.prune().unwrap(), 1);
+}
+
 #[test]
 fn the_peers_name_is_kept_and_a_record_without_one_is_read() {
     let name = |record: &Record| serde_json::to_value(record).unwrap()["peer"].clone();
