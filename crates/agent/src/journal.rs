@@ -7,7 +7,7 @@
 //! gets what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -235,6 +235,20 @@ impl Record {
                 DestinationPhase::Started | DestinationPhase::Loaded | DestinationPhase::Committed
             ),
             Role::Handover { over, .. } | Role::Libvirt { over, .. } => *over,
+        }
+    }
+
+    /// The process of a guest that came to this host, or is coming.
+    fn arrived(&self) -> Option<Process> {
+        let Role::Destination { incoming, .. } = &self.role else { return None };
+        incoming.qemu.as_ref().map(process)
+    }
+
+    /// The process of a guest that has left this host, and runs at another one.
+    fn left(&self) -> Option<Process> {
+        match &self.role {
+            Role::Source { phase: SourcePhase::Finished, qemu, .. } => Some(process(qemu)),
+            _ => None,
         }
     }
 
@@ -617,11 +631,15 @@ impl Journal {
     }
 
     /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so
-    /// that no host has those of others forgotten.
+    /// that no host has those of others forgotten. That a guest has left is kept besides those as long as its arrival
+    /// is: to the host that it came from, its process would have ended here.
     pub fn prune(&self) -> Result<usize, JournalError> {
+        let found = self.on_disk()?;
+        let arrived: HashSet<Process> = found.iter().filter_map(|(_, record)| record.arrived()).collect();
+        let explains = |record: &Record| record.left().is_some_and(|process| arrived.contains(&process));
         let mut ended: BTreeMap<PeerName, Vec<(u64, SessionId)>> = BTreeMap::new();
-        for (session, record) in self.on_disk()?.into_iter().filter(|(_, record)| record.is_over()) {
-            ended.entry(record.peer()).or_default().push((record.order, session));
+        for (session, record) in found.iter().filter(|(_, record)| record.is_over() && !explains(record)) {
+            ended.entry(record.peer()).or_default().push((record.order, *session));
         }
         // The oldest last.
         ended.values_mut().for_each(|of_host| of_host.sort_unstable_by_key(|(order, _)| Reverse(*order)));

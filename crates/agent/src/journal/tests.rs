@@ -230,6 +230,42 @@ fn a_host_with_many_sessions_does_not_have_those_of_others_forgotten() {
     assert_eq!(orders("many"), (120..1100).collect());
 }
 
+/// To a source that asks late, its guest would have ended here, and its operator would let the old copy run.
+#[test]
+fn that_a_guest_has_moved_on_is_kept_as_long_as_that_it_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(dir.path()).unwrap();
+    let of = |name: &str| -> PeerName { Some(name.parse().unwrap()) };
+    let put = |n: u64, record: &Record| {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.to_le_bytes());
+        journal.write_for_test(&id, &serde_json::to_vec(record).unwrap());
+        SessionId(id)
+    };
+    let came = |qemu: Option<GuestRecord>| {
+        let incoming = IncomingRecord { qemu, peer: of("one"), ..IncomingRecord::default() };
+        Record::new("db", 0, incoming.role(DestinationPhase::Running))
+    };
+    let arrival = put(0, &came(Some(qemu())));
+    let mut left = Record { order: 1, ..source(SourcePhase::Finished) };
+    let Role::Source { peer, .. } = &mut left.role else { panic!("{left:?}") };
+    *peer = of("many");
+    let departure = put(1, &left);
+    for n in 2..1007 {
+        let incoming = IncomingRecord { peer: of("many"), ..IncomingRecord::default() };
+        put(n, &Record::new("web", n, incoming.role(DestinationPhase::Aborted)));
+    }
+    // The departure is the oldest record of the host with most.
+    assert_eq!(journal.prune().unwrap(), 6);
+    assert!(journal.get(arrival).unwrap().is_some());
+    assert_eq!(journal.get(departure).unwrap(), Some(left));
+    assert_eq!(journal.all().unwrap().len(), ENDED_KEPT + 1);
+    // Nobody asks any more.
+    put(0, &came(None));
+    assert_eq!(journal.prune().unwrap(), 1);
+    assert_eq!(journal.get(departure).unwrap(), None);
+}
+
 #[test]
 fn the_journal_is_pruned_while_the_agent_runs() {
     let dir = tempfile::tempdir().unwrap();
