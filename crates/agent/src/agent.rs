@@ -226,6 +226,14 @@ impl Agent {
         Some(OpenSession { session, in_doubt: true })
     }
 
+    /// Frees what guests have whose QEMU has ended. What that could open stays open as long as a session has the guest:
+    /// the QEMU at the other host may have the same user.
+    pub fn free_ram_of_dead(&self) {
+        self.registry.free_ram_of_dead(|record| {
+            self.open_session_of(record).is_some() || self.session_in_progress(&record.name).is_some()
+        });
+    }
+
     /// Guests are being moved from or to this host.
     pub fn is_migrating(&self) -> bool {
         parts::is_migrating(&self.outgoing, &self.incoming, &self.moves)

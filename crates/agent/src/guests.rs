@@ -103,7 +103,7 @@ fn refuse_during_migration(agent: &Agent, name: &str) -> Answer<()> {
 
 /// All guests of this host.
 pub fn list(agent: &Agent) -> Answer<Vec<GuestSummary>> {
-    agent.registry.free_ram_of_dead();
+    agent.free_ram_of_dead();
     let (records, unreadable) = agent.registry.list_all().map_err(|error| registry_error(&error))?;
     let readable = records.iter().map(|record| summary(agent, record).0);
     let mut all: Vec<GuestSummary> = readable.chain(unreadable.iter().map(unknown)).collect();

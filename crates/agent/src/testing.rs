@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use linerate_guest::access::Access;
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use tempfile::TempDir;
@@ -24,6 +25,15 @@ pub(crate) fn agent(dir: &TempDir, listen: &[SocketAddr]) -> Arc<Agent> {
 
 /// The same, of a host that is known to others as `security` says.
 pub(crate) fn secured(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>) -> Arc<Agent> {
+    made(dir, listen, security, false)
+}
+
+/// The same, of a host whose QEMUs are let in to their files.
+pub(crate) fn with_access(dir: &TempDir) -> Arc<Agent> {
+    made(dir, &[], Security::insecure(), true)
+}
+
+fn made(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>, has_access: bool) -> Arc<Agent> {
     let path = |name: &str| dir.path().join(name);
     let file = path("agent.toml");
     let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
@@ -35,7 +45,10 @@ pub(crate) fn secured(dir: &TempDir, listen: &[SocketAddr], security: Arc<Securi
     std::fs::write(&file, text).unwrap();
     let config = Config::read(&file).unwrap();
     let journal = Journal::open(&config.state_dir).unwrap();
-    let registry = Registry::open(&config.run_dir).unwrap();
+    let mut registry = Registry::open(&config.run_dir).unwrap();
+    if has_access {
+        registry = registry.with_access(Access::new(config.state_dir.join("access"))).unwrap();
+    }
     Arc::new(Agent::new(config, journal, registry, security, Audit::open(&path("state")).unwrap()))
 }
 

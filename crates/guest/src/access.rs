@@ -201,12 +201,19 @@ impl Access {
         })
     }
 
-    /// The guest runs here: entries that were found go with it from now on.
+    /// The guest runs here, or is about to: entries that were found go with it from now on. Those are made again that
+    /// the host that it left has taken away, for a QEMU of its own that ended.
     pub fn own(&self, guest: &str) {
         let _changing = self.changing.lock();
         let Some(mut record) = self.read(guest) else { return };
         record.files.iter_mut().for_each(|file| file.owned = true);
         self.keep(&record);
+        for file in &record.files {
+            if let Err(error) = add(file, record.uid) {
+                let path = file.path.display();
+                tracing::warn!(guest, %path, %error, "its entry for QEMU's user could not be made again");
+            }
+        }
     }
 
     /// The guest runs on another host with the files that hosts share: their entries go with it. `stays` says which

@@ -394,14 +394,21 @@ impl Registry {
 impl Registry {
     /// Frees the RAM of guests whose QEMU has ended: files in memory that no process reads any more. Their records,
     /// logs and images stay for a person who looks for the cause. Gives the names of the guests.
-    pub fn free_ram_of_dead(&self) -> Vec<String> {
+    ///
+    /// What they were let in to is closed, except for those of which `keeps_files` says that the guest may run on
+    /// another host, whose QEMU uses the same entries.
+    pub fn free_ram_of_dead(&self, keeps_files: impl Fn(&GuestRecord) -> bool) -> Vec<String> {
         let _removing = self.removing.lock();
         let dead = self
             .list()
             .unwrap_or_default()
             .into_iter()
             .filter(|record| record.origin != Origin::Adopted && !record.is_alive());
-        let dead = dead.inspect(|record| self.access.iter().for_each(|access| access.release(&record.name)));
+        let dead = dead.inspect(|record| {
+            if let Some(access) = self.access.as_ref().filter(|_| !keeps_files(record)) {
+                access.release(&record.name);
+            }
+        });
         dead.filter(free_ram).map(|record| record.name).collect()
     }
 }
@@ -544,10 +551,10 @@ mod tests {
         };
         let dead = [put("a", Origin::Started, true), put("b", Origin::Arrived, true)];
         let others = [put("c", Origin::Arrived, false), put("d", Origin::Adopted, true)];
-        assert_eq!(registry.free_ram_of_dead(), ["a", "b"]);
+        assert_eq!(registry.free_ram_of_dead(|_| true), ["a", "b"]);
         assert!(dead.iter().all(|ram| !ram.exists()) && others.iter().all(|ram| ram.exists()));
         assert_eq!(registry.list().unwrap().len(), 4);
-        assert!(registry.free_ram_of_dead().is_empty());
+        assert!(registry.free_ram_of_dead(|_| true).is_empty());
     }
 
     #[test]
@@ -567,7 +574,9 @@ mod tests {
             registry.put(record).unwrap();
         }
         let left = || ["dead", "removed", "given-up", "absent", "runs"].map(|name| record_of(name).exists());
-        registry.free_ram_of_dead();
+        registry.free_ram_of_dead(|record| record.name == "dead");
+        assert_eq!(left(), [true; 5], "it may run elsewhere");
+        registry.free_ram_of_dead(|_| false);
         assert_eq!(left(), [false, true, true, true, true]);
         registry.remove(&record("removed")).unwrap();
         registry.give_up("given-up").unwrap();

@@ -74,7 +74,7 @@ pub(super) struct Found {
 /// All guests of this host but those whose names are in `known`, which are not looked at again.
 pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bool)>) -> Found {
     let mut found = Found::default();
-    agent.registry.free_ram_of_dead();
+    agent.free_ram_of_dead();
     let (records, unreadable) = agent.registry.list_all().unwrap_or_else(|error| {
         found.unseen.guests = Some(format!("the guests of this host cannot be listed: {error}"));
         Default::default()

@@ -1,6 +1,7 @@
 //! Adoption with real QEMUs that run nothing.
 
-use linerate_core::{Code, Fault, Side, Step};
+use linerate_core::journal::SourcePhase;
+use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_guest::incoming_qemu::QemuBinary;
 
 use super::*;
@@ -140,6 +141,46 @@ fn a_guest_whose_migration_is_not_over_is_not_called_stopped_though_its_qemu_has
     assert_eq!(refused.code, "guest_busy", "{refused:?}");
     assert!(refused.message.contains(&outgoing.session.to_string()), "{refused:?}");
     assert!(agent.registry.get("g").is_ok(), "its record is for recovery");
+}
+
+/// A guest whose commit was sent, its process, and what its QEMU was let in to.
+fn commit_sent(agent: &Agent, files: &str) -> (std::process::Child, PathBuf) {
+    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let record = crate::testing::arrived(agent, i32::try_from(child.id()).unwrap());
+    agent.registry.put(&record).unwrap();
+    let role = crate::recovery::tests::leaves(&record, SourcePhase::CommitSent);
+    let record = crate::journal::Record::new("g", agent.journal.next_order(), role);
+    agent.journal.put(SessionId([7; 16]), &record).unwrap();
+    let folder = agent.config.state_dir.join("access");
+    std::fs::create_dir_all(&folder).unwrap();
+    let written = folder.join("g.json");
+    std::fs::write(&written, format!(r#"{{ "guest": "g", "uid": 65534, "files": [{files}] }}"#)).unwrap();
+    (child, written)
+}
+
+#[test]
+fn what_a_guest_was_let_in_to_stays_open_if_its_qemu_ends_in_a_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::with_access(&dir);
+    let (mut child, written) = commit_sent(&agent, "");
+    crate::recovery::recover(&agent.recovery).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    list(&agent).unwrap();
+    assert!(written.exists(), "it is closed, and the guest may run at the other host");
+}
+
+#[test]
+fn what_hosts_share_goes_with_a_guest_whose_qemu_ended_behind_commit_while_no_agent_ran() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::with_access(&dir);
+    // Of a file system that is not mounted now: it would be closed later, which is remembered.
+    let disk = r#"{ "path": "/not-here/disk", "device": 1, "inode": 2, "writable": true, "owned": true }"#;
+    let (mut child, written) = commit_sent(&agent, disk);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    crate::recovery::recover(&agent.recovery).unwrap();
+    assert!(!written.exists(), "it is to be closed, and the guest may run at the other host");
 }
 
 #[test]

@@ -285,7 +285,8 @@ fn check(
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
     let images = images::prepare(description, &made, &roots, &folder, &sessions.image_claims)
         .map_err(|error| refuse_error(Code::ResourceMissing, &error))?;
-    sessions.registry.free_ram_of_dead();
+    // Their memory only: the other host of a session may use their files.
+    sessions.registry.free_ram_of_dead(|_| true);
     let reserve = sessions.config.memory_reserve_mib << 20;
     let host = HostFacts {
         qemu: facts,

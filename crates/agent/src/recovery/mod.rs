@@ -29,7 +29,7 @@ use linerate_core::recovery::{
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{ProcessIdentity, boot_id, is_other_boot};
-use linerate_guest::registry::QEMU_FOLDER;
+use linerate_guest::registry::{QEMU_FOLDER, RegistryError};
 use linerate_lock::Mutex;
 
 use crate::clock::Clock;
@@ -87,10 +87,10 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
             tracing::error!(error = chain(&error), "a start that was not finished could not be cleared away")
         }
     }
-    sessions.registry.free_ram_of_dead();
     let mut found = sessions.journal.all()?;
     found.sort_by_key(|(_, record)| record.order);
-    found.iter().for_each(|(_, record)| hand_files_of_absent_over(sessions, record));
+    found.iter().for_each(|(_, record)| hand_files_of_ended_over(sessions, record));
+    sessions.registry.free_ram_of_dead(|_| false);
     sessions.registry.release_files_of_absent();
     found.iter_mut().for_each(|(session, record)| name_process(sessions, *session, record));
     let entries: Vec<Entry> = found.iter().filter_map(|(session, record)| record.entry(*session)).collect();
@@ -110,12 +110,16 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// This host was restarted behind commit: the guest may run at the destination, whose QEMU may have the same user. So
-/// what both hosts share stays open to it.
-fn hand_files_of_absent_over(sessions: &Sessions, record: &Record) {
-    if let Role::Source { phase: SourcePhase::CommitSent, qemu, copied, .. } = &record.role
-        && !sessions.registry.has(&qemu.name)
-    {
+/// This host was restarted behind commit, or its QEMU has ended since: the guest may run at the destination, whose QEMU
+/// may have the same user. So what both hosts share stays open to it.
+fn hand_files_of_ended_over(sessions: &Sessions, record: &Record) {
+    let Role::Source { phase: SourcePhase::CommitSent, qemu, copied, .. } = &record.role else { return };
+    let has_ended = match sessions.registry.get(&qemu.name) {
+        // A later guest of the name has files of its own.
+        Ok(now) => now.is_same_process(qemu) && !now.is_alive(),
+        Err(error) => matches!(error, RegistryError::Unknown(_)),
+    };
+    if has_ended {
         sessions.registry.hand_files_over(&qemu.name, copied);
     }
 }

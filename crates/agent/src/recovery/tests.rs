@@ -23,7 +23,7 @@ use crate::security::tests::member;
 use crate::testing::{Ending, TestQemu, agent, arrived, secured};
 
 /// Of a guest that leaves for a host that does not answer.
-fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
+pub(crate) fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
     Role::Source {
         mode: ModeTag::Direct,
         phase,

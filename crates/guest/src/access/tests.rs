@@ -91,6 +91,23 @@ fn a_shared_disk_stays_open_to_whichever_host_has_the_guest() {
 }
 
 #[test]
+fn a_guest_that_is_run_opens_again_what_the_host_that_it_left_has_closed() {
+    let place = place();
+    let disk = place.file("disk");
+    let there = place.other_host();
+    for access in [&place.access, &there] {
+        access.grant("g", &user(), &[Wanted::new(&disk, true)], &[]).unwrap();
+    }
+    // Its QEMU here ended behind commit.
+    place.access.release("g");
+    assert!(!opens(&disk));
+    there.own("g");
+    assert!(opens(&disk));
+    there.release("g");
+    is_as_before(&disk);
+}
+
+#[test]
 fn a_shared_disk_that_is_mounted_later_stays_open_to_the_other_host() {
     let place = place();
     let (folder, aside) = (place.dir.path().join("mounted"), place.dir.path().join("aside"));
