@@ -405,4 +405,20 @@ mod tests {
         let record = world.hosts[0].record(1).unwrap();
         assert_eq!((record.phase, record.notice_due), (Phase::Source(SourcePhase::RolledBack), false));
     }
+
+    #[test]
+    fn a_guest_that_died_after_its_roll_back_has_the_other_copy_kept_if_it_was_paused() {
+        for ran in [false, true] {
+            let mut world = World::new(1, Options::default());
+            let (now, pid) = (world.now, world.guest.pid);
+            world.hosts[0].notice_due.insert(1, true);
+            let known = Known { process: Some(pid), ran: Some(ran), ..Known::default() };
+            assert!(world.hosts[0].write(now, 1, Phase::Source(SourcePhase::RolledBack), known));
+            world.remove(pid);
+            world.hosts[0].forget();
+            world.restart(0);
+            let notifies = world.hosts[0].roll_back_notices.contains_key(&1);
+            assert_eq!((notifies, world.hosts[0].record(1).unwrap().notice_due), (ran, ran));
+        }
+    }
 }

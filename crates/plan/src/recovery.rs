@@ -24,7 +24,8 @@ impl World {
     pub fn source_journal(&mut self, phase: SourcePhase) {
         let (now, host, session) = (self.now, self.at(Side::Source), self.session);
         let domain = self.setting_record(Side::Source);
-        let known = Known { process: Some(self.guest.pid), domain, ..Known::default() };
+        self.source.ran.get_or_insert(self.guest.running);
+        let known = Known { process: Some(self.guest.pid), ran: self.source.ran, domain, recovers: false };
         let written = self.hosts[host].write(now, session, Phase::Source(phase), known);
         self.source.commit_journaled |= written && phase == SourcePhase::CommitSent;
         let event = if written {
@@ -37,6 +38,17 @@ impl World {
         }
         if let Some(machine) = self.source.machine.as_mut() {
             machine.handle(now, event);
+        }
+    }
+
+    /// An operator may have paused the guest since the session began: as the agent does, this is written at once. What
+    /// the disk refuses goes with the next record.
+    pub fn note_ran(&mut self, ran: bool) {
+        let (now, host, session) = (self.now, self.at(Side::Source), self.session);
+        if self.source.ran.replace(ran) != Some(ran)
+            && let Some(phase) = self.hosts[host].record(session).map(|record| record.phase)
+        {
+            self.hosts[host].write(now, session, phase, Known { ran: Some(ran), ..Known::default() });
         }
     }
 

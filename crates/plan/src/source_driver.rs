@@ -44,6 +44,8 @@ pub struct SourceDriver {
     pub incarnation: u64,
     /// Counts what was begun; a roll-back or crash makes all that is in progress void.
     pub operations: u64,
+    /// Whether the guest ran when it was stopped, or when the session began; as the agent has it in its record.
+    pub ran: Option<bool>,
     /// It once said that commit was sent.
     pub commit_journaled: bool,
     /// What is asked next of hypervisor or tracker fails.
@@ -73,6 +75,7 @@ impl SourceDriver {
             machine: Some(Source::new(config)),
             incarnation: 0,
             operations: 0,
+            ran: None,
             commit_journaled: false,
             fails_next: false,
             links_open: false,
@@ -230,7 +233,12 @@ impl World {
             return;
         }
         match work {
-            SourceWork::Deliver(event) => self.handle_source(event),
+            SourceWork::Deliver(event) => {
+                if let Event::PreSwitchover { was_running, .. } = event {
+                    self.note_ran(was_running);
+                }
+                self.handle_source(event);
+            }
             SourceWork::Protects => {
                 let populated = self.guest.protect();
                 let event = Event::Protected { populated, paused: Duration::ZERO };

@@ -19,6 +19,7 @@ use linerate_net::table::RegionTable;
 use super::{ChannelSource, Input, Outgoing};
 use crate::journal::{Journal, Record, Role};
 use crate::ram::Ram;
+use crate::recovery;
 use crate::session::contact::{ask_any, commit_any};
 use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
@@ -54,10 +55,11 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
 
 /// Sends the roll-back notice on a connection of its own. `held`: the destination may have the guest complete.
 pub(super) fn send_roll_back_notice(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
-    let (journal, session) = (journal.clone(), shared.session);
-    roll_back_notice::send(peers(shared, record), shared.dialler.identity.clone(), held, move || {
-        journal.note_notified(session);
-    });
+    let (session, identity) = (shared.session, shared.dialler.identity.clone());
+    let may_be_sent = recovery::notice_check(journal, session, record);
+    let journal = journal.clone();
+    let done = move || journal.note_notified(session);
+    roll_back_notice::send_while(peers(shared, record), identity, held, may_be_sent, done);
 }
 
 /// Every address at which the destination may be reached.

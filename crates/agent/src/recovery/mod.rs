@@ -40,7 +40,7 @@ use crate::session::identity::{Identity, parse_token};
 use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
-pub(crate) use source::{VOID, WAITS};
+pub(crate) use source::{VOID, WAITS, notice_check};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -233,8 +233,10 @@ fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Reco
                 return tracing::error!(%session, %fault, "the destination is not notified of the roll-back");
             }
         };
+        let may_be_sent = notice_check(&sessions.journal, session, &record);
         let journal = sessions.journal.clone();
-        roll_back_notice::send(peers.clone(), identity, true, move || journal.note_notified(session));
+        let done = move || journal.note_notified(session);
+        roll_back_notice::send_while(peers.clone(), identity, true, may_be_sent, done);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_core::journal::{Decided, SourcePhase};
-use linerate_core::recovery::{Phase, SourceAction, SourceEvent, SourceRecovery};
-use linerate_core::{GuestState, Outcome};
+use linerate_core::journal::{Decided, ProcessFate, SourcePhase};
+use linerate_core::recovery::{Entry, Phase, SourceAction, SourceEvent, SourceRecovery, process_fate};
+use linerate_core::roll_back_notice::may_be_sent;
+use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopMethod};
@@ -13,11 +14,11 @@ use linerate_guest::registry::GuestRecord;
 use linerate_guest::vcpu_time::VcpuTime;
 
 use super::{
-    Machine, QMP_WAIT, Sessions, Unfinished, is_registered, notify_destination, remove_sockets,
+    Machine, QMP_WAIT, Sessions, Unfinished, is_alive, is_registered, notify_destination, remove_sockets,
     set_notice_due,
 };
 use crate::faults::chain;
-use crate::journal::Role;
+use crate::journal::{Journal, Record, Role};
 use crate::session::contact::{NoAnswer, ask_any, commit_any};
 use crate::session::identity::{Identity, parse_token};
 
@@ -173,6 +174,27 @@ impl Unfinished {
         }
         asked.ok()
     }
+}
+
+/// Whether the roll-back notice of a session may still be sent ([`may_be_sent`]): asked before each try.
+pub(crate) fn notice_check(
+    journal: &Arc<Journal>,
+    session: SessionId,
+    record: &Record,
+) -> impl Fn() -> bool + Send + use<> {
+    let ran = !matches!(&record.role, Role::Source { ran: false, .. });
+    let (journal, entry) = (journal.clone(), record.entry(session));
+    move || entry.as_ref().is_none_or(|entry| may_be_sent(ran, fate(&journal, entry)))
+}
+
+/// What became of the guest's process. One that the journal cannot tell of counts as ended.
+fn fate(journal: &Journal, entry: &Entry) -> ProcessFate {
+    if entry.process.as_ref().is_some_and(is_alive) {
+        return ProcessFate::Alive;
+    }
+    let all = journal.all().unwrap_or_default();
+    let all: Vec<Entry> = all.iter().filter_map(|(session, record)| record.entry(*session)).collect();
+    process_fate(entry, &all, is_alive)
 }
 
 /// Another program has resumed or reset the guest. Of a QEMU that does not answer, because that program has its QMP

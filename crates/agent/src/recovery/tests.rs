@@ -213,6 +213,47 @@ fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
     }
 }
 
+/// It was paused before it was to leave, and ended with its host after it was rolled back: nothing ran since.
+#[test]
+fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    ending.end();
+    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
+    *ran = false;
+    agent.journal.put(session, &record).unwrap();
+    recover(&agent.recovery).unwrap();
+    wait_written(&agent, session, (SourcePhase::RolledBack, false));
+    assert!(peer.0.accept().is_err(), "the only copy is given up");
+}
+
+/// What the destination has is older than the guest's disks, or the guest is at a third host.
+#[test]
+fn a_destination_is_notified_of_a_roll_back_if_a_guest_that_ended_since_had_run_or_moved_on() {
+    for ran_on in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
+        let mut ending = Ending::start(&dir);
+        let qemu = arrived(&agent, ending.pid());
+        ending.end();
+        let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
+        *ran = ran_on;
+        agent.journal.put(session, &record).unwrap();
+        if !ran_on {
+            third.session(&agent, &qemu, SourcePhase::Finished, false);
+        }
+        recover(&agent.recovery).unwrap();
+        peer.is_notified();
+        assert_eq!(written(&agent, session), (SourcePhase::RolledBack, true));
+    }
+}
+
 /// The operator lets the guest run here, and it turns out that it cannot: then the destination's copy is the only one.
 #[test]
 fn a_destination_is_not_notified_that_an_operator_keeps_a_guest_before_it_is_resumed() {

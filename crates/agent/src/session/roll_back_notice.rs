@@ -19,18 +19,39 @@ pub(crate) fn send(
     held: bool,
     done: impl FnOnce() + Send + 'static,
 ) {
+    send_while(peers, identity, held, || true, done);
+}
+
+/// The same. `may_be_sent` is asked before each try: if not, nothing is sent any more, and no notice is due.
+pub(crate) fn send_while(
+    peers: Vec<SocketAddr>,
+    identity: Identity,
+    held: bool,
+    may_be_sent: impl Fn() -> bool + Send + 'static,
+    done: impl FnOnce() + Send + 'static,
+) {
     let session = identity.session;
-    let sending = move || run(&peers, &identity, held, done);
+    let sending = move || run(&peers, &identity, held, may_be_sent, done);
     if let Err(error) = std::thread::Builder::new().name("roll-back-notice".into()).spawn(sending) {
         tracing::warn!(%session, %error, "no thread to notify the destination of the roll-back; it gives up by itself");
     }
 }
 
-fn run(peers: &[SocketAddr], identity: &Identity, held: bool, done: impl FnOnce()) {
+fn run(
+    peers: &[SocketAddr],
+    identity: &Identity,
+    held: bool,
+    may_be_sent: impl Fn() -> bool,
+    done: impl FnOnce(),
+) {
     let session = identity.session;
     let clock = Clock::start();
     let mut notice = RollBackNotice::new(clock.now(), held);
     loop {
+        if !may_be_sent() {
+            done();
+            return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold");
+        }
         let outcome = notify_rolled_back(peers, identity);
         let now = clock.now();
         match notice.answered(now, outcome) {
