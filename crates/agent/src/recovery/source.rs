@@ -1,9 +1,10 @@
 //! Executes the source's recovery.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_core::journal::{Decided, ProcessFate, SourcePhase};
+use linerate_core::journal::{Decided, DestinationPhase, ProcessFate, SourcePhase};
 use linerate_core::recovery::{Entry, Phase, SourceAction, SourceEvent, SourceRecovery, process_fate};
 use linerate_core::roll_back_notice::may_be_sent;
 use linerate_core::{GuestState, Outcome, SessionId};
@@ -128,12 +129,17 @@ impl Unfinished {
     /// The guest runs at the destination: its process here ends.
     fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
-        crate::disks::mark_stale(
-            &copied,
-            &self.guest,
-            &peers.first().map_or(String::new(), ToString::to_string),
-        );
-        sessions.registry.hand_files_over(&qemu.name, &copied);
+        // A guest that came back has these images and files, under this name.
+        if is_another_here(sessions, &qemu) {
+            tracing::info!(session = %self.session, guest = self.guest, "a guest of this name came here since: its images and files are left alone");
+            if !qemu.is_alive() {
+                return true;
+            }
+        } else {
+            let to = peers.first().map_or(String::new(), ToString::to_string);
+            crate::disks::mark_stale(&self.left_behind(sessions, copied.clone()), &self.guest, &to);
+            sessions.registry.hand_files_over(&qemu.name, &copied);
+        }
         let left = LeftoverRam::of(&qemu);
         match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
             Ok(()) => {
@@ -150,6 +156,20 @@ impl Unfinished {
                 false
             }
         }
+    }
+
+    /// Of images that this session copied away, those that no later session has brought back.
+    fn left_behind(&self, sessions: &Sessions, mut copied: Vec<PathBuf>) -> Vec<PathBuf> {
+        let order = self.record.lock().order;
+        for (_, later) in sessions.journal.all().unwrap_or_default() {
+            let Role::Destination { phase, incoming } = &later.role else { continue };
+            let runs = matches!(
+                phase,
+                DestinationPhase::Committed | DestinationPhase::Running | DestinationPhase::Finished
+            );
+            copied.retain(|path| later.order < order || !runs || !incoming.copied.contains(path));
+        }
+        copied
     }
 
     /// Asks, which sends commit again: the message may never have left this host. The question also carries whether
@@ -174,6 +194,17 @@ impl Unfinished {
         }
         asked.ok()
     }
+}
+
+/// Whether this host has, or is making, another guest of the name. One whose record cannot be read counts.
+fn is_another_here(sessions: &Sessions, qemu: &GuestRecord) -> bool {
+    let is_known = sessions.registry.has(&qemu.name) && !is_registered(sessions, qemu);
+    // Reserved for one that arrives, which has no record yet.
+    let is_reserved = || {
+        !sessions.registry.has(&qemu.name)
+            && sessions.registry.folder(&qemu.name).is_ok_and(|folder| folder.exists())
+    };
+    is_known || is_reserved()
 }
 
 /// Whether the roll-back notice of a session may still be sent ([`may_be_sent`]): asked before each try.

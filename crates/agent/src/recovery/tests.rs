@@ -7,6 +7,7 @@ use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::stale;
 use linerate_guest::vcpu_time::VcpuTime;
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_net::tcp::options::TcpOptions;
@@ -392,6 +393,42 @@ fn the_answer_of_the_sessions_host_decides_and_of_an_old_record_that_of_any_host
         let (agent, session) = cluster.recovers(&ending, name, at);
         ending.end();
         wait_written(&agent, session, (SourcePhase::Finished, false));
+    }
+}
+
+/// The answer arrives late: the guest has come back, and runs with the image or has ended.
+#[test]
+fn an_answer_about_a_guest_that_came_back_leaves_its_image_alone() {
+    for came_back in [None, Some("runs"), Some("has ended")] {
+        let cluster = Cluster::new();
+        let agent = secured(&cluster.dir, &[], cluster.security.clone());
+        let mut ending = Ending::start(&cluster.dir);
+        let qemu = arrived(&agent, ending.pid());
+        ending.end();
+        let image = cluster.dir.path().join("g.img");
+        std::fs::write(&image, "x").unwrap();
+        let mut role = leaves(&qemu, SourcePhase::CommitSent);
+        let Role::Source { peers, peer, copied, .. } = &mut role else { panic!("{role:?}") };
+        *peers = cluster.one.addresses().to_vec();
+        *peer = Some("one".parse().unwrap());
+        *copied = vec![image.clone()];
+        let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+        agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        match came_back {
+            None => {}
+            Some("runs") => agent.registry.put(&arrived(&agent, own)).unwrap(),
+            Some(_) => {
+                let incoming = IncomingRecord { copied: vec![image.clone()], ..IncomingRecord::default() };
+                let role = incoming.role(DestinationPhase::Running);
+                let record = Record::new("g", agent.journal.next_order(), role);
+                agent.journal.put(SessionId([8; 16]), &record).unwrap();
+            }
+        }
+        recover(&agent.recovery).unwrap();
+        wait_written(&agent, session, (SourcePhase::Finished, false));
+        assert_eq!(stale::of(&image).is_some(), came_back.is_none(), "{came_back:?}");
+        assert_eq!(agent.registry.has("g"), came_back == Some("runs"));
     }
 }
 
