@@ -114,6 +114,10 @@ pub enum Role {
         /// Of its virtual CPUs, when commit was about to be sent.
         #[serde(flatten)]
         vcpu_time: VcpuTime,
+        /// Another program let it run here after commit was sent. Also when its QEMU has ended since, no question is
+        /// asked, for it would be a commit: what the destination has is older than the disks.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        ran_here: bool,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -293,6 +297,11 @@ impl Record {
     /// Whether its other host is this one. Of a session that began in plain text nobody knows which host that is.
     pub(crate) fn is_of(&self, caller: &PeerName) -> bool {
         self.peer().is_none_or(|peer| caller.as_ref() == Some(&peer))
+    }
+
+    /// Whether the guest was seen to run at this source after commit was sent.
+    pub(crate) fn ran_here(&self) -> bool {
+        matches!(self.role, Role::Source { ran_here: true, .. })
     }
 
     /// Puts another phase of the same side in.
@@ -553,6 +562,20 @@ impl Journal {
         self.insert(session, record)?;
         unwritten.ends.superseded(session);
         Ok(())
+    }
+
+    /// The guest was seen to run here after commit was sent. `record` says so from now on, whatever the disk does;
+    /// called again it tries the disk again.
+    pub fn note_ran_here(&self, session: SessionId, record: &mut Record) {
+        if let Role::Source { ran_here, .. } = &mut record.role {
+            *ran_here = true;
+        }
+        if self.get(session).is_ok_and(|found| found.is_some_and(|found| found.ran_here())) {
+            return;
+        }
+        if let Err(error) = self.put(session, record) {
+            tracing::warn!(%session, error = chain(&error), "a later agent asks the destination if the guest's QEMU has ended by then");
+        }
     }
 
     /// The destination knows of a roll-back: a later agent need not notify it again.

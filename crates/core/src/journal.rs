@@ -3,7 +3,8 @@
 //! The source is the coordinator of a two-phase commit, the destination its one participant:
 //! * the destination writes [`DestinationPhase::Loaded`] before it says that the guest is loaded. Until then it may
 //!   give the guest up by itself; from then on only the source's or an operator's decision lets it;
-//! * the source writes [`SourcePhase::CommitSent`] before it sends commit; from then on it never resumes by itself;
+//! * the source writes [`SourcePhase::CommitSent`] before it sends commit, and never resumes by itself once that is
+//!   sent. Before it may, when [`SourcePhase::ResumingHere`] is on disk;
 //! * the destination writes [`DestinationPhase::Committed`] before it has its hypervisor run the guest;
 //! * it writes [`DestinationPhase::Running`] once the guest runs, or [`DestinationPhase::Returned`] if the hypervisor
 //!   could not run it and never did.
@@ -19,8 +20,9 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
-    /// Commit was sent, and an operator has decided that the guest runs here. Written before anything is done about it:
-    /// from here on the destination is not asked, for it takes a question for a commit.
+    /// Commit was written, and the guest runs here all the same: an operator has decided so, or it was not sent yet.
+    /// Written before anything is done about it: from here on the destination is not asked, for it takes a question for
+    /// a commit.
     ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,

@@ -32,6 +32,8 @@ pub struct Record {
     pub process: Option<u64>,
     /// The guest ran at the source when it was stopped.
     pub ran: bool,
+    /// Commit was sent, and the guest was seen to have run here since.
+    pub ran_here: bool,
     /// Rolled back, and the destination may hold the guest and was not notified.
     pub notice_due: bool,
     /// It is of a domain of libvirt.
@@ -93,6 +95,8 @@ pub struct Host {
     pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
     /// [`Record::notice_due`] in the agent's memory: it goes to disk with the session's next record.
     pub notice_due: BTreeMap<u64, bool>,
+    /// [`Record::ran_here`] in the agent's memory.
+    pub ran_here: BTreeSet<u64>,
     /// Settings that are off, and that the next start finds open.
     pub left_open: BTreeSet<u64>,
     /// Files beside the journal: sessions that the other host shall give up if this agent ends.
@@ -138,13 +142,15 @@ impl Host {
             None => {
                 self.next_order += 1;
                 let order = self.next_order;
-                Record { order, phase, process: None, ran: true, notice_due: false, domain: None, clock }
+                let (ran, ran_here, notice_due) = (true, false, false);
+                Record { order, phase, process: None, ran, ran_here, notice_due, domain: None, clock }
             }
         };
         record.phase = phase;
         record.process = known.process.or(record.process);
         record.ran = known.ran.unwrap_or(record.ran);
         record.domain = known.domain.or(record.domain);
+        record.ran_here |= self.ran_here.contains(&session);
         record.notice_due = self.notice_due.get(&session).copied().unwrap_or(record.notice_due);
         // The state machine of an active session says so itself.
         record.notice_due |= known.recovers && phase == Phase::Source(SourcePhase::ResumingHere);
@@ -203,6 +209,14 @@ impl Host {
         }
     }
 
+    /// The guest ran here after commit was sent: no agent asks the destination any more.
+    pub fn note_ran_here(&mut self, now: Time, session: u64) {
+        self.ran_here.insert(session);
+        if let Some(record) = self.record(session).cloned() {
+            self.put(now, session, Record { ran_here: true, ..record });
+        }
+    }
+
     /// As the agent's thread that writes ends: tries all that are due.
     pub fn write_due_ends(&mut self, now: Time, mutation: Option<Mutation>) {
         while let Some((due, record)) = self.unwritten.due(now) {
@@ -234,6 +248,7 @@ impl Host {
         self.cases.clear();
         self.roll_back_notices.clear();
         self.notice_due.clear();
+        self.ran_here.clear();
         self.left_open.clear();
     }
 

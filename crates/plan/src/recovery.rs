@@ -28,17 +28,55 @@ impl World {
         let known = Known { process: Some(self.guest.pid), ran: self.source.ran, domain, recovers: false };
         let written = self.hosts[host].write(now, session, Phase::Source(phase), known);
         self.source.commit_journaled |= written && phase == SourcePhase::CommitSent;
-        let event = if written {
-            source::Event::Journaled(phase)
-        } else {
-            source::Event::Failed(Fault::new(Code::JournalFailed, Step::Commit, Side::Source, "injected"))
+        let event = match phase {
+            _ if !written => {
+                let fault = Fault::new(Code::JournalFailed, Step::Commit, Side::Source, "injected");
+                source::Event::Failed(fault)
+            }
+            SourcePhase::CommitSent => source::Event::CommitWritten,
+            phase => source::Event::Journaled(phase),
         };
-        if phase == SourcePhase::CommitSent {
-            self.commit_faults();
-        }
         if let Some(machine) = self.source.machine.as_mut() {
             machine.handle(now, event);
         }
+        if phase == SourcePhase::CommitSent {
+            // It may be given up while the hypervisor is asked, whose monitor may be busy.
+            if written {
+                let most = if self.random.percent(10) { 3_000_000 } else { 20_000 };
+                self.source_will(50, most, SourceWork::ChecksIntact);
+            }
+            self.commit_faults();
+        }
+    }
+
+    /// Commit may be sent for a guest that nobody has let run here since it was stopped.
+    pub fn source_checks_intact(&mut self) {
+        let event = if self.ran_since_stopped(self.guest.pid) {
+            let detail = "resumed before it was committed";
+            source::Event::Failed(Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail))
+        } else {
+            source::Event::Journaled(SourcePhase::CommitSent)
+        };
+        self.handle_source(event);
+    }
+
+    /// What the hypervisor of a guest tells that was to leave. One that has ended tells nothing.
+    fn ran_since_stopped(&self, pid: u64) -> bool {
+        self.find(pid).is_some_and(|guest| guest.ran.is_none())
+    }
+
+    /// As the agent before each question: a guest that was once seen to have run here is not asked about any more.
+    fn is_not_to_be_asked(&mut self, host: usize, session: u64) -> bool {
+        let Some(record) = self.hosts[host].record(session).cloned() else { return false };
+        if record.ran_here || self.hosts[host].ran_here.contains(&session) {
+            return true;
+        }
+        let ran = record.process.is_some_and(|pid| self.ran_since_stopped(pid));
+        if ran {
+            self.note(|| format!("host {host}, session {session}: the guest ran here, nothing is asked"));
+            self.hosts[host].note_ran_here(self.now, session);
+        }
+        ran
     }
 
     /// An operator may have paused the guest since the session began: as the agent does, this is written at once. What
@@ -118,6 +156,10 @@ impl World {
             self.resume_source_guest();
         }
         let incarnation = self.hosts[host].incarnation;
+        if self.is_not_to_be_asked(host, session) {
+            let none = SimEvent::Answered { host, incarnation, session, outcome: None };
+            return self.after(Duration::from_millis(1), none);
+        }
         let Some(link) = self.links.iter().position(|link| link.connects()) else {
             return self
                 .after(UNANSWERED_AFTER, SimEvent::Answered { host, incarnation, session, outcome: None });
@@ -319,5 +361,27 @@ impl World {
         };
         self.add_case(host, session, Machine::Source(machine));
         self.poll_cases(host);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Options;
+
+    #[test]
+    fn a_guest_that_ran_here_behind_commit_is_not_asked_about_by_any_agent() {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, world.guest.pid);
+        let known = Known { process: Some(pid), ..Known::default() };
+        assert!(world.hosts[0].write(now, 1, Phase::Source(SourcePhase::CommitSent), known));
+        world.guest.ran = Some(true);
+        assert!(!world.is_not_to_be_asked(0, 1), "it is as it was stopped");
+        world.guest.ran = None;
+        assert!(world.is_not_to_be_asked(0, 1));
+        world.remove(pid);
+        assert!(world.is_not_to_be_asked(0, 1), "it was seen to run");
+        world.hosts[0].forget();
+        assert!(world.is_not_to_be_asked(0, 1), "it is on disk");
     }
 }

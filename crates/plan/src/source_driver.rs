@@ -31,6 +31,8 @@ pub enum SourceWork {
     Writes(u64),
     /// Everything is undone now.
     RollsBack,
+    /// The hypervisor tells whether the guest is as it was when it was stopped.
+    ChecksIntact,
     /// The guest is ended now.
     CleansUp,
 }
@@ -259,6 +261,7 @@ impl World {
                 let (guest, complete) = self.undo();
                 self.handle_source(Event::RolledBack { guest, complete });
             }
+            SourceWork::ChecksIntact => self.source_checks_intact(),
             SourceWork::CleansUp => {
                 self.give_up(self.guest.pid, self.session);
                 // The setting has ended with its process.

@@ -26,6 +26,7 @@ fn source(phase: SourcePhase) -> Record {
         peer: None,
         settings: Some(serde_json::from_str(SETTINGS).unwrap()),
         vcpu_time: VcpuTime { threads: vec![3], run_ns: Some(5) },
+        ran_here: false,
         copied: vec!["/srv/db.img".into()],
         notice_due: false,
     };
@@ -349,6 +350,23 @@ impl Journal {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn that_a_guest_ran_here_is_kept_and_a_record_without_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, session) = (Journal::open(dir.path()).unwrap(), SessionId([7; 16]));
+    let mut record = source(SourcePhase::CommitSent);
+    let old = serde_json::to_string(&record).unwrap();
+    assert!(!old.contains("ran_here") && !serde_json::from_str::<Record>(&old).unwrap().ran_here());
+    journal.put(session, &record).unwrap();
+    journal.break_disk();
+    journal.note_ran_here(session, &mut record);
+    assert!(record.ran_here(), "whatever the disk does");
+    journal.mend_disk();
+    assert!(!journal.get(session).unwrap().unwrap().ran_here());
+    journal.note_ran_here(session, &mut record);
+    assert_eq!(journal.get(session).unwrap(), Some(record));
 }
 
 /// Records of earlier versions must still be read.

@@ -230,7 +230,7 @@ impl SessionLoop {
         let commits = self.shared.machine().is_to_commit();
         match intact {
             true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
-            true => {
+            true if !self.record.ran_here() => {
                 if let Some(gives_up) = asks {
                     links::query(&self.shared, &self.record, gives_up);
                 }
@@ -241,14 +241,15 @@ impl SessionLoop {
                 let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
                 self.handle(Event::Failed(fault));
             }
-            false => {
+            // A roll-back has begun meanwhile.
+            _ if asks.is_none() => {}
+            _ => {
                 tracing::error!(
                     session = %self.shared.session,
                     "the guest's migration is not decided, and it was resumed here by another program: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
                 );
-                if asks.is_some() {
-                    self.handle(Event::Unanswered);
-                }
+                self.sessions.journal.note_ran_here(self.shared.session, &mut self.record);
+                self.handle(Event::Unanswered);
             }
         }
     }
@@ -293,7 +294,8 @@ impl SessionLoop {
         match put {
             // The core commits when it is known that the source's guest is intact.
             Ok(()) if new == SourcePhase::CommitSent => {
-                self.worker.submit("check source intact", |guest| guest.check_source_intact())
+                self.handle(Event::CommitWritten);
+                self.worker.submit("check source intact", |guest| guest.check_source_intact());
             }
             Ok(()) => self.handle(Event::Journaled(new)),
             Err(error) => {

@@ -111,6 +111,7 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             peer: opened.identity.peer(),
             settings: found.qemu.found().cloned(),
             vcpu_time: VcpuTime::of(&found.description.process.vcpu_threads),
+            ran_here: false,
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             notice_due: false,
         },

@@ -144,6 +144,29 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     assert_eq!(jobs.recv().unwrap().name, "roll back");
 }
 
+/// A question would be a commit, and what the destination has is older than the guest's disks.
+#[test]
+fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ended() {
+    use linerate_guest::registry::{GuestRecord, Origin};
+
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    let (worker, _jobs) = Worker::for_test();
+    let agent = crate::testing::agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap();
+    let role = crate::recovery::tests::leaves(&qemu, linerate_core::journal::SourcePhase::CommitSent);
+    let record = Record::new("g", 1, role);
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    session_loop.ask_destination(false);
+    session_loop.take(Input::SourceIntact(false));
+    assert!(agent.journal.get(outgoing.session).unwrap().unwrap().ran_here());
+    session_loop.ask_destination(false);
+    session_loop.take(Input::SourceIntact(true));
+    assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "it is asked");
+}
+
 #[test]
 fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss() {
     let mut source = Source::new(Config::new("g", String::new(), Mode::Streams { channels: 0 }));

@@ -179,7 +179,9 @@ impl Unfinished {
         let Role::Source { qemu, peers, token, peer, vcpu_time, .. } = self.record.lock().role.clone() else {
             return None;
         };
-        if runs_here(&qemu, &vcpu_time) {
+        // Seen once, it counts for good: when its QEMU has ended, nothing shows it any more.
+        if self.record.lock().ran_here() || runs_here(&qemu, &vcpu_time) {
+            sessions.journal.note_ran_here(self.session, &mut self.record.lock());
             self.failed(
                 "the guest was resumed here by another program: the destination is not asked, which would let it run there too".into(),
             );

@@ -36,6 +36,7 @@ pub(crate) fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         peer: None,
         settings: None,
         vcpu_time: VcpuTime::default(),
+        ran_here: false,
         copied: vec![],
         notice_due: false,
     }
@@ -302,6 +303,29 @@ fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed()
     }
     peer.is_notified();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
+}
+
+/// A question would be a commit, and what the destination has is older than the guest's disks.
+#[test]
+fn a_destination_is_not_asked_about_a_guest_that_ran_here_when_its_qemu_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let (hand, qemu) = runs(&dir);
+    let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+    recover(&agent.recovery).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while !agent.unfinished()[0].summary().note.unwrap().contains("another program") {
+        assert!(Instant::now() < end, "it is not seen to run");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(hand);
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        assert!(peer.0.accept().is_err(), "the destination gets a commit");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(agent.unfinished()[0].is_in_doubt());
+    assert!(agent.journal.get(session).unwrap().unwrap().ran_here(), "a later agent would ask");
 }
 
 /// A live session could not resume its guest here.

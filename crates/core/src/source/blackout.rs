@@ -133,6 +133,7 @@ impl Source {
     pub(super) fn guest_left(&mut self, now: Time) {
         self.statistics.blackout.loaded = Some(now);
         self.statistics.blackout.journaled = Some(now);
+        self.commit_written = false;
         self.running(now);
     }
 

@@ -12,8 +12,12 @@ const PEER_ABORTS_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const PEER_EXPLAINS_WITHIN: Duration = Duration::from_secs(1);
 /// A clean-up that failed is tried again after this long.
 const CLEAN_UP_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// What the disk has refused is written again after this long.
+const WRITE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// After this long without an answer to commit, the operator sees that it is in doubt.
 pub(super) const IN_DOUBT_AFTER: Duration = Duration::from_secs(3);
+
+const RESUMES_HERE: Action = Action::Journal(SourcePhase::ResumingHere);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RollBack {
@@ -27,6 +31,10 @@ pub(super) struct RollBack {
     /// The destination may have the guest complete: it is notified when the guest is back here, and not if it does not
     /// come back.
     may_be_loaded: bool,
+    /// The disk still says that commit was sent: the guest stays paused until it says that it is resumed here.
+    unwritten: bool,
+    /// The disk has refused that; it is tried again then.
+    write_at: Option<Time>,
     until: Time,
 }
 
@@ -38,6 +46,10 @@ impl RollBack {
 
     pub(super) fn notifies_at(&self) -> Option<Time> {
         self.notify_at.filter(|_| self.may_notify())
+    }
+
+    pub(super) fn writes_at(&self) -> Option<Time> {
+        self.write_at
     }
 
     /// The guest is back, and the destination is waited for until then.
@@ -88,6 +100,9 @@ impl Source {
                 self.source_copy_lost = true;
                 self.journal_when_loaded(now);
             }
+            State::RollingBack(roll_back) if roll_back.unwritten && fault.code == Code::JournalFailed => {
+                roll_back.write_at.get_or_insert(now + WRITE_AGAIN_AFTER);
+            }
             // Letting through, of which it is the end.
             State::AwaitingOwner => self.roll_back(now, fault, true),
             _ => self.fail(now, fault),
@@ -116,7 +131,8 @@ impl Source {
             && self.peer_hung_up
             && (fault.code, fault.side) == (Code::HypervisorFailed, Side::Source);
         let notify_at = if unexplained { now + PEER_EXPLAINS_WITHIN } else { now };
-        self.actions.push_back(Action::RollBack);
+        let unwritten = std::mem::take(&mut self.commit_written);
+        self.actions.push_back(if unwritten { RESUMES_HERE } else { Action::RollBack });
         self.state = State::RollingBack(RollBack {
             fault,
             guest: None,
@@ -124,9 +140,42 @@ impl Source {
             notify_at: notify_peer.then_some(notify_at),
             unexplained,
             may_be_loaded: self.may_be_loaded && self.mode().commits(),
+            unwritten,
+            write_at: None,
             until: notify_at + PEER_ABORTS_WITHIN,
         });
         self.notify_when_due(now);
+    }
+
+    /// A later agent would commit from here on, although the guest had run again: see [`Self::roll_back`].
+    pub(super) fn commit_written(&mut self) {
+        match &mut self.state {
+            State::Journaling => self.commit_written = true,
+            // It began while the disk wrote, and the driver has not seen it.
+            State::RollingBack(roll_back) => {
+                if let Some(begins) = self.actions.iter_mut().find(|action| **action == Action::RollBack) {
+                    *begins = RESUMES_HERE;
+                    roll_back.unwritten = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn write_roll_back_again(&mut self) {
+        if let State::RollingBack(roll_back) = &mut self.state {
+            roll_back.write_at = None;
+            self.actions.push_back(RESUMES_HERE);
+        }
+    }
+
+    /// No later agent asks the destination, which would be a commit.
+    pub(super) fn roll_back_written(&mut self) {
+        if let State::RollingBack(roll_back) = &mut self.state
+            && std::mem::take(&mut roll_back.unwritten)
+        {
+            self.actions.push_back(Action::RollBack);
+        }
     }
 
     /// The guest is back where it has to be first, and the destination has not explained itself.

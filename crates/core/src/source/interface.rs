@@ -144,7 +144,10 @@ pub enum Event {
     DeviceStateDone,
     /// The stream that [`Action::ReleaseStream`] released has come to its end: the guest has left this host.
     GuestLeft,
-    /// [`Action::Journal`] of this phase is on disk.
+    /// [`Action::Journal`] of [`SourcePhase::CommitSent`] is on disk, and it is not known yet whether commit may be
+    /// sent. Then [`Event::Journaled`] or [`Event::Failed`].
+    CommitWritten,
+    /// [`Action::Journal`] of this phase is on disk; that of [`SourcePhase::CommitSent`] may be acted on.
     Journaled(SourcePhase),
     /// An action failed, or QEMU or the guest did.
     Failed(Fault),
@@ -200,6 +203,7 @@ impl Event {
             Event::DeviceState(_) => "DeviceState",
             Event::DeviceStateDone => "DeviceStateDone",
             Event::GuestLeft => "GuestLeft",
+            Event::CommitWritten => "CommitWritten",
             Event::Journaled(_) => "Journaled",
             Event::Failed(_) => "Failed",
             Event::StreamsFailed(_) => "StreamsFailed",

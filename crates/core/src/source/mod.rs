@@ -47,7 +47,9 @@
 //!
 //! The guarantee: if it ends with a fault, the guest runs at the source as before, or is still paused there if it was
 //! paused before. The fault says so in words where that does not hold. From [`Action::Journal`] of
-//! [`SourcePhase::CommitSent`] on it never resumes by itself (rule 1).
+//! [`SourcePhase::CommitSent`] on it never resumes by itself (rule 1). Between [`Event::CommitWritten`] and
+//! [`Event::Journaled`] a fault still rolls back. A later agent would commit what the disk says then, so
+//! [`SourcePhase::ResumingHere`] is put on disk first, and tried until it is there.
 //!
 //! The driver calls [`Source::handle`] with events, then [`Source::poll_action`] until it gives none, and
 //! [`Source::next_work`] and its fellows from the channels.
@@ -125,6 +127,8 @@ pub struct Source {
     may_be_loaded: bool,
     /// The hypervisor here ended while the destination may have had the guest complete.
     source_copy_lost: bool,
+    /// The disk says that commit was sent, and nothing was sent yet.
+    commit_written: bool,
     /// The operator has decided that the guest stays; acted on when it is on disk.
     resuming: bool,
     /// The last [`Action::Query`] said that there is no copy here any more.
@@ -171,6 +175,7 @@ impl Source {
             was_running: true,
             may_be_loaded: false,
             source_copy_lost: false,
+            commit_written: false,
             resuming: false,
             querying: false,
             query_gives_up: false,
@@ -205,6 +210,7 @@ impl Source {
             Event::Streamed(streamed) => self.streamed(now, streamed),
             Event::Disks(disks) => self.disks_copied(now, disks),
             Event::Counted { bytes, took } => self.counted(now, bytes, took),
+            Event::CommitWritten => self.commit_written(),
             Event::Tick => {}
             event => self.driver_event(now, event),
         }
@@ -313,6 +319,7 @@ impl Source {
     /// Events that belong to one state; elsewhere they come late (a roll-back has begun) or are a defect of the driver.
     fn driver_event(&mut self, now: Time, event: Event) {
         match (&mut self.state, event) {
+            (State::RollingBack(_), Event::Journaled(SourcePhase::ResumingHere)) => self.roll_back_written(),
             (State::RollingBack(_) | State::Ended | State::Closing { .. }, _) => {}
             (State::Preparing { ready }, Event::Attached) if !self.config.mode.tag().carries_streams() => {
                 *ready = true;

@@ -238,6 +238,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
         (Event::DeviceState(vec![1]), state_of_devices),
         (Event::DeviceStateDone, vec![WritingDeviceState, Loading]),
         (Event::Journaled(SourcePhase::Started), all()),
+        (Event::CommitWritten, all()),
         (Event::CleanedUp, vec![CleaningUp]),
         (rolled_back(true), all()),
         (Event::Answered(Outcome::Aborted), all()),

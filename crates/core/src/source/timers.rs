@@ -25,6 +25,8 @@ enum Timer {
     Ask,
     /// The clean-up is tried again.
     CleanUp,
+    /// The roll-back is written again, which the disk has refused.
+    WriteRollBack,
     /// The destination is notified of the roll-back.
     Notify,
     /// The destination's answer to the roll-back is not waited for any longer.
@@ -34,7 +36,7 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 12] = [
+    const ALL: [Timer; 13] = [
         Timer::Scan,
         Timer::Count,
         Timer::Step,
@@ -44,6 +46,7 @@ impl Timer {
         Timer::NoProgress,
         Timer::Ask,
         Timer::CleanUp,
+        Timer::WriteRollBack,
         Timer::Notify,
         Timer::RolledBack,
         Timer::Closed,
@@ -94,6 +97,10 @@ impl Source {
                 State::CleaningUp { retry_at } => retry_at,
                 _ => None,
             },
+            Timer::WriteRollBack => match &self.state {
+                State::RollingBack(roll_back) => roll_back.writes_at(),
+                _ => None,
+            },
             Timer::Notify => match &self.state {
                 State::RollingBack(roll_back) => roll_back.notifies_at(),
                 _ => None,
@@ -131,6 +138,7 @@ impl Source {
                 self.state = State::CleaningUp { retry_at: None };
                 self.actions.push_back(Action::CleanUp);
             }
+            Timer::WriteRollBack => self.write_roll_back_again(),
             Timer::Notify => self.notify_when_due(now),
             Timer::RolledBack => self.end_when_rolled_back(now),
             Timer::Closed => self.close_when_acknowledged(now),

@@ -325,6 +325,50 @@ fn a_decision_that_is_not_on_disk_is_void_when_the_destination_runs_the_guest() 
     assert!(!actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
 }
 
+/// A later agent would repeat the commit, and the destination run the guest with older memory than its disks.
+#[test]
+fn a_roll_back_after_commit_was_written_is_on_disk_before_the_guest_is_resumed() {
+    let resumes = Action::Journal(SourcePhase::ResumingHere);
+    let faults: [fn(&mut Driver) -> Vec<Action>; 4] = [
+        |d| d.handle(Event::Forgotten),
+        |d| d.handle(Event::Failed(fault(Code::GuestDiffers))),
+        |d| d.receive(Message::Abort(fault(Code::Cancelled))),
+        |d| {
+            d.now = d.now + d.machine.config.step_timeout;
+            d.handle(Event::Tick)
+        },
+    ];
+    for fails in faults {
+        let mut driver = Driver::at(Journaling);
+        driver.handle(Event::CommitWritten);
+        let actions = fails(&mut driver);
+        assert!(actions.contains(&resumes) && !actions.contains(&Action::RollBack), "{actions:?}");
+        for _ in 0..3 {
+            assert!(!driver.handle(Event::Failed(fault(Code::JournalFailed))).contains(&resumes));
+            driver.now = driver.now + Duration::from_secs(1);
+            let actions = driver.handle(Event::Tick);
+            assert!(actions.contains(&resumes) && !actions.contains(&Action::RollBack), "{actions:?}");
+        }
+        let late = driver.handle(Event::Journaled(SourcePhase::CommitSent));
+        assert!(!late.contains(&Action::RollBack) && !sends(&late, |message| *message == Message::Commit));
+        assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
+        assert!(!driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
+        let actions = driver.handle(rolled_back(true));
+        assert!(actions.contains(&Action::Journal(SourcePhase::RolledBack)), "{actions:?}");
+    }
+}
+
+/// A channel's thread may have it roll back while the loop waits for the disk.
+#[test]
+fn a_roll_back_that_began_while_commit_was_written_is_on_disk_first_too() {
+    let mut driver = Driver::at(Journaling);
+    driver.machine.handle(driver.now, Event::Forgotten);
+    let actions = driver.handle(Event::CommitWritten);
+    assert!(!actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
+    assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
+}
+
 #[test]
 fn commit_is_sent_only_when_the_journal_has_it() {
     let mut driver = Driver::at(Loading);
