@@ -262,6 +262,8 @@ pub struct Check {
     pub resolved: BTreeSet<u64>,
     /// Sessions whose guest an operator has let run at the destination: the operator answers for the source's copy.
     pub run_there: BTreeSet<u64>,
+    /// Sessions whose guest an operator has given up at the destination, where it may have run.
+    pub given_up_there: BTreeSet<u64>,
     /// Processes that had the guest when they died, and when: messages about them may still be in flight.
     pub died: std::collections::BTreeMap<u64, Time>,
     /// A process of the guest has ended by itself or with its host, ever.

@@ -97,14 +97,29 @@ impl World {
                 self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
                 self.handle_destination_case(host, session, DestinationEvent::Resolve(run));
             }
-            Machine::Destination(machine) if machine.is_held() => {
-                // It may have run: the operator paused it, and lets it go on.
-                (self.wanted, self.paused_since) = (true, true);
-                self.decided_there(session, true);
-                self.note(|| format!("host {host}, session {session}: the operator lets it run"));
-                self.handle_destination_case(host, session, DestinationEvent::Resolve(true));
-            }
+            Machine::Destination(machine) if machine.is_held() => self.decides_over_held(host, session),
             _ => {}
+        }
+    }
+
+    /// It may have run: the operator paused it, and lets it go on. Or it is given up, in the belief that the source has
+    /// its copy. What it did here is not given up for an older copy.
+    fn decides_over_held(&mut self, host: usize, session: u64) {
+        let here = self.process_of(host, session);
+        let older = self.all().any(|guest| Some(guest.pid) != here && !guest.current);
+        let is_free = !older && !self.check.resolved.contains(&session);
+        let run = !(is_free && self.random.percent(50));
+        self.note(|| format!("host {host}, session {session}: the operator lets it run: {run}"));
+        if run {
+            (self.wanted, self.paused_since) = (true, true);
+            self.decided_there(session, true);
+        }
+        self.handle_destination_case(host, session, DestinationEvent::Resolve(run));
+        let case = self.hosts[host].cases.get(&session);
+        let holds = case
+            .is_some_and(|case| matches!(&case.machine, Machine::Destination(machine) if machine.is_held()));
+        if !run && !holds {
+            self.check.given_up_there.insert(session);
         }
     }
 
@@ -154,13 +169,16 @@ impl World {
             let view = self.sees(1 - host, session);
             let waits = view == Some(OperatorView::InDoubt);
             self.check_needed(waits);
+            if self.check.given_up_there.contains(&session) {
+                return None;
+            }
             return match view {
                 Some(OperatorView::InDoubt) => self.random.percent(50).then_some(true),
                 Some(OperatorView::Busy) if self.random.percent(20) => Some(false),
                 _ => None,
             };
         }
-        self.check_needed(true);
+        self.check_needed(!self.check.given_up_there.contains(&session));
         let here = self.process_of(host, session).and_then(|pid| self.find(pid));
         Some(here.is_some_and(|guest| guest.current))
     }
@@ -255,5 +273,31 @@ impl World {
             )
         };
         of(0).chain(of(1)).filter(|(_, _, phase, _)| !over(phase)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Options;
+    use crate::hosts::Known;
+    use linerate_core::recovery::Inspection;
+
+    /// Its source has ended its copy, and the destination could not write that it runs.
+    #[test]
+    fn the_only_copy_is_not_given_up_whatever_its_operator_believes() {
+        for seed in 0..20 {
+            let mut world = World::new(seed, Options::default());
+            let (now, pid) = (world.now, world.guest.pid);
+            let known = Known { process: Some(pid), ..Known::default() };
+            assert!(world.hosts[1].write(now, 1, Phase::Destination(DestinationPhase::Committed), known));
+            world.hosts[1].forget();
+            world.restart(1);
+            world.handle_destination_case(1, 1, DestinationEvent::Inspected(Inspection::MayHaveRun));
+            let case = world.hosts[1].cases.get(&1).map(|case| &case.machine);
+            assert!(matches!(case, Some(Machine::Destination(machine)) if machine.is_held()), "{case:?}");
+            world.looks_at_case(1, 1);
+            assert!(world.check.given_up_there.is_empty(), "seed {seed}: no other copy is left");
+        }
     }
 }

@@ -238,7 +238,7 @@ fn rule_13_records_ordered_by_clocks() {
 #[test]
 fn rule_13_an_end_that_is_written_once_only() {
     // Nothing is lost by it, for recovery may be done twice; but a source that asks gets no answer.
-    let sound = often(&["journal fails", "agent crashes", "commit", "committed"]);
+    let sound = often(&["journal fails", "agent crashes", "commit", "committed", "guest paused"]);
     let sound = Options { histories: true, ..sound };
     noticed_in(sound, Mutation::EndWrittenOnce, Property::Ends, 2000);
 }

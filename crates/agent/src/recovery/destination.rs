@@ -16,6 +16,9 @@ use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_socke
 use crate::faults::chain;
 use crate::journal::{IncomingRecord, Role};
 
+/// Why a held guest is not given up, as the end of a sentence about the migration.
+pub(super) const MAY_BE_ONLY_COPY: &str = "is not given up: the guest is paused here and may have run here, and its source has not just reported a copy of its own, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or bring the source's agent back, and decide when it has asked this host";
+
 /// What is unfinished, and what follows.
 pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     if machine.is_waiting() {
@@ -23,7 +26,7 @@ pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
     } else if machine.is_held() && machine.is_rolled_back_at_source() {
         "the guest was committed to this host, is paused, and may have run here already; meanwhile the source has rolled back and lets its own copy run: give this one up (`linerate resolve --give-up`)"
     } else if machine.is_held() {
-        "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). Given up, it is ended, and the source keeps its own copy paused"
+        "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). It can be given up while its source reports that it still has its own copy, which stays paused there"
     } else {
         "what is left to do here is tried until it is done"
     }

@@ -344,7 +344,7 @@ impl Unfinished {
     /// The operator decides: `true` runs the guest here.
     ///
     /// # Errors
-    /// Why there is nothing to decide, as the end of a sentence about the migration.
+    /// Why it is not decided so, as the end of a sentence about the migration.
     pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
         let now = self.clock.now();
         match &mut *self.machine.lock() {
@@ -357,6 +357,11 @@ impl Unfinished {
                 return Err(
                     "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
                 );
+            }
+            Machine::Destination(machine)
+                if !resume_here && machine.is_held() && !machine.may_be_given_up(now) =>
+            {
+                return Err(destination::MAY_BE_ONLY_COPY);
             }
             Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {
                 machine.handle(now, DestinationEvent::Resolve(resume_here));

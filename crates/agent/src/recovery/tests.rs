@@ -341,6 +341,43 @@ fn a_destination_is_notified_of_a_roll_back_that_a_live_session_left_to_recovery
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }
 
+/// A session of the destination, whose guest has this process.
+fn comes(agent: &Agent, qemu: GuestRecord, phase: DestinationPhase) -> SessionId {
+    let incoming = IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() };
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    agent.journal.put(session, &Record::new("g", order, incoming.role(phase))).unwrap();
+    session
+}
+
+/// Its source has ended its copy, if the message that the guest runs has arrived.
+#[test]
+fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (_hand, qemu) = runs(&dir);
+    comes(&agent, qemu, DestinationPhase::Committed);
+    recover(&agent.recovery).unwrap();
+    let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));
+    let end = Instant::now() + Duration::from_secs(60);
+    let wait = |what: &str| {
+        assert!(Instant::now() < end, "{what}: {:?}", one.summary());
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    while !one.is_in_doubt() {
+        wait("it is not held");
+    }
+    let refused = one.resolve(false).unwrap_err();
+    assert!(refused.contains("may be the only one") && refused.contains("--resume-here"), "{refused}");
+    assert!(one.is_in_doubt(), "{:?}", one.summary());
+    one.commit_again(true);
+    while one.resolve(false).is_err() {
+        wait("it is not given up");
+    }
+    while !agent.unfinished().is_empty() {
+        wait("it is not ended");
+    }
+}
+
 /// Hosts of one cluster: this one, and two that answer that every session was committed.
 struct Cluster {
     dir: TempDir,

@@ -163,6 +163,12 @@ impl DestinationRecovery {
         self.state == State::Holding
     }
 
+    /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
+    /// copy may be the only one.
+    pub fn may_be_given_up(&self, now: Time) -> bool {
+        self.rolled_back || self.source_copy.is_there(now)
+    }
+
     /// The source lets its own copy run: this one must not run beside it.
     pub fn is_rolled_back_at_source(&self) -> bool {
         self.rolled_back
@@ -218,7 +224,7 @@ impl DestinationRecovery {
                 self.enter(now, State::Running { since: now })
             }
             // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
-            (State::Holding, E::Resolve(false)) => {
+            (State::Holding, E::Resolve(false)) if self.may_be_given_up(now) => {
                 self.enter(now, State::Discarding(DestinationPhase::Committed));
             }
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),

@@ -576,6 +576,7 @@ mod at_the_destination {
         assert_eq!(held().handle(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
         let mut driver = held();
         driver.handle(Did::Inspected(Inspection::MayHaveRun));
+        driver.handle(Did::CommitAgain { copy: true });
         assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
         assert_eq!(driver.handle(Did::Discarded(true)), None);
         assert_eq!(
@@ -583,6 +584,30 @@ mod at_the_destination {
             Some(To::Committed),
             "its source keeps the copy for its operator"
         );
+    }
+
+    /// Its source may have ended its copy: the message that the guest runs may have arrived, and not this record.
+    #[test]
+    fn a_guest_that_may_have_run_is_given_up_only_while_its_source_reports_a_copy() {
+        let late = crate::source_copy::COPY_COUNTS_FOR + RETRY_AFTER;
+        for (copy, after, is_given_up) in [
+            (None, Duration::ZERO, false),
+            (Some(false), Duration::ZERO, false),
+            (Some(true), late, false),
+            (Some(true), Duration::ZERO, true),
+        ] {
+            let mut driver = seeing();
+            driver.handle(Did::Inspected(Inspection::MayHaveRun));
+            copy.map(|copy| driver.handle(Did::CommitAgain { copy }));
+            driver.now = driver.now + after;
+            if driver.action().is_some() {
+                driver.handle(Did::Inspected(Inspection::MayHaveRun));
+            }
+            assert_eq!(driver.recovery.may_be_given_up(driver.now), is_given_up, "{copy:?}, {after:?}");
+            let next = driver.handle(Did::Resolve(false));
+            assert_eq!(next == Some(Do::Discard), is_given_up, "{copy:?}, {after:?}: {next:?}");
+            assert_eq!(driver.recovery.is_held(), !is_given_up, "{copy:?}, {after:?}");
+        }
     }
 
     #[test]
