@@ -34,7 +34,7 @@ use crate::config::Config;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
-use crate::recovery::Unfinished;
+use crate::recovery::{NOT_IN_DOUBT, Unfinished};
 use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
 use callers::{LocalPeer, supervise};
 use connections::Connections;
@@ -354,26 +354,23 @@ async fn resolve(
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
     let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
-    let not_in_doubt = || refused("is not in doubt");
+    let not_in_doubt = || refused(NOT_IN_DOUBT);
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(resume_here).map_err(refused)?;
-        until_decided(|| unfinished.decided(), resume_here).await?;
+        until_decided(|| unfinished.decided(resume_here), resume_here).await?;
         return Ok(Json(unfinished.summary()));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
-        if !incoming.is_held() {
+        if !incoming.resolve(resume_here) {
             return Err(not_in_doubt());
         }
-        incoming.resolve(resume_here);
         let decided = || if incoming.is_held() { Decided::Waiting } else { Decided::Taken };
         until_decided(decided, resume_here).await?;
         return Ok(Json(incoming.summary()));
     }
     let outgoing = find(&agent, &id)?;
-    if !outgoing.resolve(resume_here) {
-        return Err(not_in_doubt());
-    }
-    until_decided(|| outgoing.decided(), resume_here).await?;
+    outgoing.resolve(resume_here).map_err(refused)?;
+    until_decided(|| outgoing.decided_for(resume_here), resume_here).await?;
     Ok(Json(outgoing.summary()))
 }
 

@@ -100,6 +100,12 @@ impl Decided {
             (None, true) => Decided::Overruled,
         }
     }
+
+    /// For the operator who decided `ours`, if `last` was decided last. Another decision is taken only once the one
+    /// before is void.
+    pub(crate) fn for_one(self, ours: bool, last: Option<bool>) -> Decided {
+        if last.is_some_and(|last| last != ours) { Decided::Void } else { self }
+    }
 }
 
 /// What a source that asked does with the answer.

@@ -257,9 +257,18 @@ impl Incoming {
         self.machine().outcome() == Outcome::Committed
     }
 
-    /// The operator of this host decides over a guest that is held.
-    pub fn resolve(&self, run: bool) {
-        self.send(Event::Resolve(run));
+    /// The operator of this host decides over a guest that is held; false if it is not. Of two who decide at once the
+    /// second is refused.
+    pub fn resolve(&self, run: bool) -> bool {
+        let mut machine = self.machine();
+        let is_held = machine.is_held();
+        if is_held {
+            machine.handle(self.clock.now(), Event::Resolve(run));
+        }
+        drop(machine);
+        // What follows is done by the session's loop.
+        self.send(Event::Tick);
+        is_held
     }
 
     /// Its source sends commit on a connection of its own. `copy`: it still has its own.

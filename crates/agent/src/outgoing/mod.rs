@@ -60,6 +60,7 @@ use crate::clock::Clock;
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
+use crate::recovery::{NOT_IN_DOUBT, OTHER_DECISION};
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -169,6 +170,11 @@ impl Outgoing {
     /// Gives the core an event now, from a thread that must know that it has it.
     fn handle_now(&self, event: Event) {
         self.machine().handle(self.clock.now(), event);
+        self.wake();
+    }
+
+    /// There may be something to do.
+    fn wake(&self) {
         let _ = self.inbox.send(Input::Wake);
         self.work.notify_all();
     }
@@ -229,18 +235,36 @@ impl Outgoing {
         }
     }
 
-    /// The operator decides a session in doubt; false if it is not.
-    pub fn resolve(&self, resume_here: bool) -> bool {
-        let in_doubt = self.is_in_doubt();
-        if in_doubt {
-            self.handle_now(Event::Resolve(resume_here));
+    /// The operator decides a session in doubt.
+    ///
+    /// # Errors
+    /// Why it is not decided so, as the end of a sentence about the migration.
+    pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
+        if self.is_over() {
+            return Err(NOT_IN_DOUBT);
         }
-        in_doubt
+        let mut machine = self.machine();
+        if !machine.is_in_doubt() {
+            return Err(NOT_IN_DOUBT);
+        }
+        // Two operators may decide at once.
+        if !machine.takes(resume_here) {
+            return Err(OTHER_DECISION);
+        }
+        machine.handle(self.clock.now(), Event::Resolve(resume_here));
+        drop(machine);
+        self.wake();
+        Ok(())
     }
 
-    /// What became of the operator's decision.
+    /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
         self.machine().decided()
+    }
+
+    /// What became of the operator's decision for `resume_here`.
+    pub fn decided_for(&self, resume_here: bool) -> Decided {
+        self.machine().decided_for(resume_here)
     }
 
     /// Whether it is over.

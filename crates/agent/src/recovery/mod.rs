@@ -45,6 +45,11 @@ pub(crate) use source::{VOID, WAITS, notice_check};
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
+/// Why nothing is decided, as the end of a sentence about the migration.
+pub(crate) const NOT_IN_DOUBT: &str = "is not in doubt";
+/// The same.
+pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer or for the disk, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
+
 /// What a thread of recovery receives.
 enum Signal {
     /// Something was decided meanwhile.
@@ -349,6 +354,9 @@ impl Unfinished {
         let now = self.clock.now();
         match &mut *self.machine.lock() {
             Machine::Source(machine) if machine.is_in_doubt() => {
+                if !machine.takes(resume_here) {
+                    return Err(OTHER_DECISION);
+                }
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
             Machine::Destination(machine)
@@ -366,16 +374,16 @@ impl Unfinished {
             Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
             }
-            _ => return Err("is not in doubt"),
+            _ => return Err(NOT_IN_DOUBT),
         }
         self.signal(Signal::Wake);
         Ok(())
     }
 
-    /// What became of the operator's decision.
-    pub fn decided(&self) -> Decided {
+    /// What became of the operator's decision for `resume_here`.
+    pub fn decided(&self, resume_here: bool) -> Decided {
         match &*self.machine.lock() {
-            Machine::Source(machine) => machine.decided(),
+            Machine::Source(machine) => machine.decided_for(resume_here),
             Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => Decided::Waiting,
             Machine::Destination(_) => Decided::Taken,
         }

@@ -60,6 +60,8 @@ pub struct SourceRecovery {
     answer: Option<Outcome>,
     /// The operator's decision, while a question is in flight.
     operator_decision: Option<bool>,
+    /// The operator's last decision, whatever became of it.
+    last_decision: Option<bool>,
     /// The operator's last decision was not followed.
     decision_void: bool,
     /// The last question said that there is no copy here any more.
@@ -85,6 +87,7 @@ impl SourceRecovery {
             due: Some(now),
             answer: None,
             operator_decision: None,
+            last_decision: None,
             decision_void: false,
             query_gives_up: false,
             given_up: false,
@@ -96,19 +99,35 @@ impl SourceRecovery {
         if let State::Over(guest) = self.state { Some(guest) } else { None }
     }
 
-    /// Commit was sent and nothing is decided.
+    /// Commit was sent and nothing is decided. A decision to resume here that is not on disk yet changes nothing of
+    /// that: a later agent would ask again, which is a commit.
     pub fn is_in_doubt(&self) -> bool {
-        self.state == State::Querying
+        matches!(self.state, State::Querying | State::Deciding)
+    }
+
+    /// The operator's decision that waits for an answer or for the disk.
+    fn waiting_decision(&self) -> Option<bool> {
+        if self.state == State::Deciding { Some(true) } else { self.operator_decision }
+    }
+
+    /// Whether the operator may decide so: while one decision waits, no other is taken.
+    pub fn takes(&self, resume: bool) -> bool {
+        self.is_in_doubt() && self.waiting_decision().is_none_or(|waiting| waiting == resume)
     }
 
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
-        Decided::of(self.operator_decision, self.decision_void, self.is_in_doubt())
+        Decided::of(self.waiting_decision(), self.decision_void, self.is_in_doubt())
+    }
+
+    /// What became of the operator's decision for `resume`.
+    pub fn decided_for(&self, resume: bool) -> Decided {
+        self.decided().for_one(resume, self.last_decision)
     }
 
     /// The guest is being resumed here.
     pub fn resumes_here(&self) -> bool {
-        matches!(self.state, State::Deciding | State::ResumingHere)
+        self.state == State::ResumingHere
     }
 
     /// The destination's last answer.
@@ -157,7 +176,9 @@ impl SourceRecovery {
             | (State::Deciding | State::Writing(..), SourceEvent::Written(false)) => {
                 self.due = Some(now + RETRY_AFTER)
             }
-            (State::Querying, SourceEvent::Resolve(resume)) => self.resolve(now, resume),
+            (State::Querying, SourceEvent::Resolve(resume)) if self.takes(resume) => {
+                self.resolve(now, resume)
+            }
             _ => {}
         }
     }
@@ -192,6 +213,7 @@ impl SourceRecovery {
     /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
         (self.operator_decision, self.decision_void) = (Some(resume), false);
+        self.last_decision = Some(resume);
         self.due = self.due.map(|due| due.min(now));
     }
 

@@ -344,6 +344,55 @@ mod at_the_source {
         );
     }
 
+    /// Two operators: each is told what became of the own decision.
+    #[test]
+    fn a_decision_that_waits_is_not_replaced_by_another() {
+        for first in [true, false] {
+            let mut driver = querying();
+            driver.action();
+            driver.handle(SourceEvent::Resolve(first));
+            assert!(driver.recovery.takes(first) && !driver.recovery.takes(!first), "{first}");
+            driver.handle(SourceEvent::Resolve(!first));
+            let mut next = driver.handle(SourceEvent::Answered(None));
+            if !first {
+                assert_eq!(next, Some(SourceAction::Query { gives_up: true }));
+                next = driver.handle(SourceEvent::Answered(None));
+            }
+            let writes = SourceAction::Write(From::ResumingHere);
+            assert_eq!(next, Some(if first { writes } else { SourceAction::EndSource }), "{first}");
+        }
+    }
+
+    #[test]
+    fn a_decision_that_is_void_is_not_taken_for_the_one_that_follows() {
+        let mut driver = querying();
+        driver.action();
+        driver.handle(SourceEvent::Resolve(true));
+        driver.handle(SourceEvent::Answered(Some(Outcome::Pending)));
+        assert_eq!(driver.handle(SourceEvent::Resolve(false)), Some(SourceAction::Query { gives_up: true }));
+        let decided = |driver: &Driver| [true, false].map(|resume| driver.recovery.decided_for(resume));
+        assert_eq!(decided(&driver), [Decided::Void, Decided::Waiting]);
+        assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(SourceAction::EndSource));
+        assert_eq!(decided(&driver), [Decided::Void, Decided::Taken]);
+    }
+
+    /// A later agent asks again, which is a commit.
+    #[test]
+    fn a_decision_to_resume_waits_until_it_is_on_disk() {
+        let mut driver = querying();
+        driver.action();
+        driver.handle(SourceEvent::Resolve(true));
+        driver.handle(SourceEvent::Answered(None));
+        driver.handle(SourceEvent::Written(false));
+        assert!(driver.recovery.is_in_doubt() && !driver.recovery.resumes_here());
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+        assert!(!driver.recovery.takes(false));
+        driver.again(SourceAction::Write(From::ResumingHere));
+        assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+        assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
+        assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
+    }
+
     #[test]
     fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_questions() {
         let mut driver = querying();

@@ -354,10 +354,11 @@ impl Source {
     /// The operator knows better: the destination's host is lost for good, or the guest is known to run there. The
     /// destination is asked once more before that counts: it may answer, and then it decides.
     pub(super) fn resolve(&mut self, now: Time, resume_here: bool) {
-        if !matches!(self.state, State::Committing { .. }) || self.resuming {
+        if !self.takes(resume_here) || self.resuming {
             return;
         }
         (self.operator_decision, self.decision_void) = (Some(resume_here), false);
+        self.last_decision = Some(resume_here);
         self.ask(now);
     }
 

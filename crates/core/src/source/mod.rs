@@ -137,6 +137,8 @@ pub struct Source {
     querying: bool,
     /// The operator's decision, while a question is in progress.
     operator_decision: Option<bool>,
+    /// The operator's last decision, whatever became of it.
+    last_decision: Option<bool>,
     /// The operator's last decision was not followed.
     decision_void: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -180,6 +182,7 @@ impl Source {
             querying: false,
             query_gives_up: false,
             operator_decision: None,
+            last_decision: None,
             decision_void: false,
             given_up: false,
             unfinished: false,
@@ -448,14 +451,27 @@ impl Source {
         matches!(self.state, State::Committing { in_doubt: true, .. })
     }
 
+    /// The operator's decision that waits for an answer or for the disk.
+    fn waiting_decision(&self) -> Option<bool> {
+        let is_open = matches!(self.state, State::Committing { .. });
+        if is_open && self.resuming { Some(true) } else { self.operator_decision }
+    }
+
+    /// Whether the operator may decide so: while one decision waits, no other is taken.
+    pub fn takes(&self, resume_here: bool) -> bool {
+        let is_open = matches!(self.state, State::Committing { .. });
+        is_open && self.waiting_decision().is_none_or(|waiting| waiting == resume_here)
+    }
+
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
         let is_open = matches!(self.state, State::Committing { .. });
-        // Decided, and not on disk yet.
-        if is_open && self.resuming {
-            return Decided::Waiting;
-        }
-        Decided::of(self.operator_decision, self.decision_void, is_open)
+        Decided::of(self.waiting_decision(), self.decision_void, is_open)
+    }
+
+    /// What became of the operator's decision for `resume_here`.
+    pub fn decided_for(&self, resume_here: bool) -> Decided {
+        self.decided().for_one(resume_here, self.last_decision)
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -265,6 +265,31 @@ fn a_destination_that_answers_decides_and_not_the_operator() {
     assert_eq!(driver.machine.decided(), Decided::Overruled);
 }
 
+/// Two operators: each is told what became of the own decision.
+#[test]
+fn a_decision_that_waits_is_not_replaced_by_another() {
+    for first in [true, false] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(first));
+        assert!(driver.machine.takes(first) && !driver.machine.takes(!first), "{first}");
+        assert_eq!(driver.handle(Event::Resolve(!first)), [], "{first}");
+        let journals = Action::Journal(SourcePhase::ResumingHere);
+        let wanted = if first { journals } else { Action::CleanUp };
+        assert!(driver.handle(Event::Unanswered).contains(&wanted), "{first}");
+        assert!(!driver.machine.takes(!first), "{first}");
+    }
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Answered(Outcome::Pending));
+    driver.handle(Event::Resolve(false));
+    assert_eq!(driver.machine.decided_for(true), Decided::Void);
+    assert_eq!(driver.machine.decided_for(false), Decided::Waiting);
+    assert!(driver.handle(Event::Unanswered).contains(&Action::CleanUp));
+    assert_eq!(driver.machine.decided_for(true), Decided::Void, "the guest is not run here");
+    assert_eq!(driver.machine.decided_for(false), Decided::Taken);
+}
+
 #[test]
 fn a_copy_that_the_operator_gives_up_is_no_guest_that_runs_at_the_destination() {
     let ended = |word: Option<Event>| {
