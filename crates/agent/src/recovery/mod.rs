@@ -50,6 +50,9 @@ pub(crate) const NOT_IN_DOUBT: &str = "is not in doubt";
 /// The same.
 pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer or for the disk, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
+/// The same, of a guest that waits here.
+const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
+
 /// What a thread of recovery receives.
 enum Signal {
     /// Something was decided meanwhile.
@@ -365,6 +368,14 @@ impl Unfinished {
                 return Err(
                     "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
                 );
+            }
+            // It never ran, and cannot run any more: its source gets it back.
+            Machine::Destination(machine)
+                if resume_here && machine.is_waiting() && !self.process_is_alive() =>
+            {
+                machine.handle(now, DestinationEvent::RolledBackAtSource);
+                self.signal(Signal::Wake);
+                return Err(QEMU_HAS_ENDED);
             }
             Machine::Destination(machine)
                 if !resume_here && machine.is_held() && !machine.may_be_given_up(now) =>

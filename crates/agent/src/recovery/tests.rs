@@ -349,6 +349,25 @@ fn comes(agent: &Agent, qemu: GuestRecord, phase: DestinationPhase) -> SessionId
     session
 }
 
+/// It never ran here: a source that has the guest paused gets it back, and is not left to its operator.
+#[test]
+fn a_guest_whose_qemu_has_ended_while_it_waited_is_not_let_run_by_an_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let mut ending = Ending::start(&dir);
+    let session = comes(&agent, arrived(&agent, ending.pid()), DestinationPhase::Loaded);
+    recover(&agent.recovery).unwrap();
+    assert!(agent.unfinished()[0].is_in_doubt());
+    ending.end();
+    let refused = agent.unfinished()[0].resolve(true).unwrap_err();
+    assert!(refused.contains("has ended"), "{refused}");
+    let end = Instant::now() + Duration::from_secs(60);
+    while agent.incoming.outcome(session) != Outcome::Aborted {
+        assert!(Instant::now() < end, "{:?}", agent.incoming.outcome(session));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Its source has ended its copy, if the message that the guest runs has arrived.
 #[test]
 fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
