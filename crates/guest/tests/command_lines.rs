@@ -359,15 +359,27 @@ fn guests_of_plain_scripts_load_in_their_incoming_qemu() {
     }
 }
 
+/// What is before the tables of the platforms.
+const INTRODUCTION: &str = "\
+# Which command lines go by which mode
+
+Every command line in `crates/guest/tests/command_lines` is judged as `linerate vm list` judges a guest. A test holds
+this page to it, and the judgement to what a destination answers. The lines were written from each platform's
+documentation and for QEMU 9.2.
+
+Guests of libvirt (OpenStack and oVirt too) are moved as domains (`qemu:///system/NAME`): *stream* is libvirt's own
+migration over Linerate's links, see [libvirt.md](libvirt.md). What depends on the destination (files, taps, memory,
+user-mode networks) is not judged here: `linerate vm show` lists it. *Anonymous memory* is plain `-m`:
+[guests.md](guests.md#what-direct-mode-needs) says what to add for direct mode. A reason that begins with an option says
+why another host does not take that option over.
+
+| platform | lines | direct | stream | none |
+|---|---|---|---|---|
+";
+
 fn page() -> String {
     let lines = lines();
-    let mut page = String::from(
-        "# Which command lines go by which mode\n\nEvery command line in `crates/guest/tests/command_lines` is judged as `linerate vm list` \
-         judges a guest. A test holds this page to it,\nand the judgement to what a destination answers. The lines were written from each platform's \
-         documentation and for QEMU 9.2.\n\nGuests of libvirt (OpenStack and oVirt too) are moved as domains (`qemu:///system/NAME`): *stream* is libvirt's own \
-         migration over Linerate's\nlinks, see [libvirt.md](libvirt.md). What depends on the destination (files, taps, memory, user-mode networks) is not \
-         judged here:\n`linerate vm show` lists it. *Anonymous memory* is plain `-m`: [guests.md](guests.md#what-direct-mode-needs) says what to add for direct mode.\nA reason that begins with an option says why another host does not take that option over.\n\n| platform | lines | direct | stream | none |\n|---|---|---|---|---|\n",
-    );
+    let mut page = INTRODUCTION.to_owned();
     for (platform, title) in PLATFORMS {
         let modes: Vec<&str> =
             lines.iter().filter(|line| line.platform == platform).map(|line| mode(line).0).collect();

@@ -214,7 +214,7 @@ mod tests {
         for check in ALL {
             let section = page.split_once(&format!("## {}\n", check.id)).unwrap().1;
             let section = section.split("\n## ").next().unwrap().trim_end();
-            let last = section.lines().last().unwrap();
+            let last = section.split("\n\n").last().unwrap();
             let fix_text = last.strip_prefix("`--fix`: ").unwrap_or_else(|| panic!("{}: {last}", check.id));
             let declared = match check.fix_kind {
                 FixKind::Hands => fix_text == "no.",
