@@ -18,9 +18,10 @@ const WAIT_MAX: Duration = Duration::from_secs(4);
 /// Longest wait between two tries without an end.
 const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
 
-/// Whether the destination may be notified now, asked before each try. `ran`: the guest ran when it was stopped to leave;
-/// `fate`: what became of its process at the source. One that was paused, and has ended here with its process, is complete
-/// at the destination alone: that keeps it for its operator. One that ran has run on, and what the destination has is old.
+/// Whether the destination may be notified now, asked before each try. `ran`: the guest ran when it was stopped to
+/// leave; `fate`: what became of its process at the source. One that was paused, and has ended here with its process,
+/// is complete at the destination alone: that keeps it for its operator. One that ran has run on, and what the
+/// destination has is old.
 pub fn may_be_sent(ran: bool, fate: ProcessFate) -> bool {
     ran || fate != ProcessFate::Ended
 }

@@ -395,8 +395,8 @@ impl Registry {
     /// Frees the RAM of guests whose QEMU has ended: files in memory that no process reads any more. Their records,
     /// logs and images stay for a person who looks for the cause. Gives the names of the guests.
     ///
-    /// What they were let in to is closed, except for those of which `keeps_files` says that the guest may run on
-    /// another host, whose QEMU uses the same entries.
+    /// What they were let in to is closed. It stays open for those of which `keeps_files` says that the guest may run
+    /// on another host: the QEMU there uses the same entries.
     pub fn free_ram_of_dead(&self, keeps_files: impl Fn(&GuestRecord) -> bool) -> Vec<String> {
         let _removing = self.removing.lock();
         let dead = self
