@@ -89,7 +89,9 @@ fn claim(agent: &Agent, name: &str) -> Answer<NameClaim> {
     agent.names.claim(name).ok_or_else(|| {
         let text =
             format!("{name}: a guest of this name is just being started, stopped, taken over or moved");
-        ErrorBody::new("guest_busy", text).with_hint("try again in some seconds; `linerate vm list` shows it")
+        ErrorBody::new("guest_busy", text).with_hint(
+            "try again in some seconds, or in 40 if it is being stopped; `linerate vm list` shows it",
+        )
     })
 }
 

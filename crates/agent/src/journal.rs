@@ -564,6 +564,23 @@ impl Journal {
         Ok(())
     }
 
+    /// A guest that was paused when it was to leave was seen to run here since.
+    pub fn note_ran_since(&self, session: SessionId) {
+        let mut unwritten = self.unwritten.lock();
+        let done = self.newest(&unwritten, session).and_then(|found| match found {
+            Some(mut record) => {
+                if let Role::Source { ran, .. } = &mut record.role {
+                    *ran = true;
+                }
+                self.put_newest(&mut unwritten, session, &record)
+            }
+            None => Ok(()),
+        });
+        if let Err(error) = done {
+            tracing::warn!(%session, error = chain(&error), "a later agent takes the guest for one that was paused all the time");
+        }
+    }
+
     /// The guest was seen to run here after commit was sent. `record` says so from now on, whatever the disk does;
     /// called again it tries the disk again.
     pub fn note_ran_here(&self, session: SessionId, record: &mut Record) {
@@ -574,7 +591,7 @@ impl Journal {
             return;
         }
         if let Err(error) = self.put(session, record) {
-            tracing::warn!(%session, error = chain(&error), "a later agent asks the destination if the guest's QEMU has ended by then");
+            tracing::warn!(%session, error = chain(&error), "if the guest's QEMU has ended by the next start of the agent, that asks the destination, which may run memory that is older than the disks");
         }
     }
 

@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use crate::destination::Config;
-use crate::journal::ProcessFate;
 use crate::{Outcome, Time};
 
 /// Wait after the first try without an answer; doubles up to [`WAIT_MAX`].
@@ -17,14 +16,6 @@ const WAIT: Duration = Duration::from_millis(250);
 const WAIT_MAX: Duration = Duration::from_secs(4);
 /// Longest wait between two tries without an end.
 const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
-
-/// Whether the destination may be notified now, asked before each try. `ran`: the guest ran when it was stopped to
-/// leave; `fate`: what became of its process at the source. One that was paused, and has ended here with its process,
-/// is complete at the destination alone: that keeps it for its operator. One that ran has run on, and what the
-/// destination has is old.
-pub fn may_be_sent(ran: bool, fate: ProcessFate) -> bool {
-    ran || fate != ProcessFate::Ended
-}
 
 /// What follows from a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,15 +78,6 @@ impl RollBackNotice {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_paused_guest_that_ended_at_its_source_has_the_other_copy_kept() {
-        use ProcessFate::{Alive, Ended, MovedOn};
-        assert!(!may_be_sent(false, Ended));
-        for (ran, fate) in [(true, Ended), (true, Alive), (true, MovedOn), (false, Alive), (false, MovedOn)] {
-            assert!(may_be_sent(ran, fate), "{ran} {fate:?}");
-        }
-    }
 
     #[test]
     fn it_ends_when_the_destination_has_given_up_or_committed() {

@@ -2,7 +2,8 @@
 //! what a destination that does not know the session answers.
 
 use linerate_core::recovery::{DestinationEvent, Process, process_fate};
-use linerate_core::roll_back_notice::{Next, RollBackNotice, may_be_sent};
+use linerate_core::recovery::{NoticeStep, notice_step};
+use linerate_core::roll_back_notice::{Next, RollBackNotice};
 use linerate_core::{ModeTag, Outcome, Side, destination, source};
 
 use crate::check::{Mutation, Property};
@@ -39,11 +40,17 @@ impl World {
         if incarnation != self.hosts[host].incarnation {
             return;
         }
-        if !self.notice_may_be_sent(host, session) {
-            self.note(|| String::from("the paused guest has ended here: the roll-back notice is not sent"));
-            self.hosts[host].record_notified(self.now, session);
-            self.hosts[host].roll_back_notices.remove(&session);
-            return;
+        match self.notice_step(host, session) {
+            NoticeStep::Send => {}
+            NoticeStep::Wait => return self.roll_back_notice_answered(host, incarnation, session, None),
+            NoticeStep::Withdraw => {
+                self.note(|| {
+                    String::from("the paused guest has ended here: the roll-back notice is not sent")
+                });
+                self.hosts[host].record_notified(self.now, session);
+                self.hosts[host].roll_back_notices.remove(&session);
+                return;
+            }
         }
         match self.links.iter().position(|link| link.connects()) {
             Some(link) => {
@@ -56,12 +63,12 @@ impl World {
         }
     }
 
-    fn notice_may_be_sent(&self, host: usize, session: u64) -> bool {
+    fn notice_step(&self, host: usize, session: u64) -> NoticeStep {
         let entries = self.hosts[host].entries(None);
         let entry = entries.iter().find(|entry| entry.session == crate::hosts::id(session));
         let ran = self.hosts[host].record(session).is_none_or(|record| record.ran);
         let is_alive = |process: &Process| self.is_alive(process.start_ticks);
-        entry.is_none_or(|entry| may_be_sent(ran, process_fate(entry, &entries, is_alive)))
+        entry.map_or(NoticeStep::Send, |entry| notice_step(ran, entry, &entries, is_alive))
     }
 
     /// The notice reaches the destination, which answers as it does to a question.

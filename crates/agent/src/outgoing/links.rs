@@ -56,10 +56,10 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
 /// Sends the roll-back notice on a connection of its own. `held`: the destination may have the guest complete.
 pub(super) fn send_roll_back_notice(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
     let (session, identity) = (shared.session, shared.dialler.identity.clone());
-    let may_be_sent = recovery::notice_check(journal, session, record);
+    let step = recovery::notice_steps(journal, session, record);
     let journal = journal.clone();
     let done = move || journal.note_notified(session);
-    roll_back_notice::send_while(peers(shared, record), identity, held, may_be_sent, done);
+    roll_back_notice::send_by(peers(shared, record), identity, held, step, done);
 }
 
 /// Every address at which the destination may be reached.

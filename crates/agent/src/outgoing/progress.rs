@@ -321,7 +321,11 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         step: convert::step(step),
         started_unix_ms: shared.started_unix_ms,
         sent_bytes: shared.link_table.counters().data_bytes,
-        note: (state == MigrationState::InDoubt).then(|| in_doubt(shared)),
+        note: match state {
+            MigrationState::InDoubt => Some(in_doubt(shared)),
+            // A guest that is paused until the disk takes a record.
+            _ => shared.journal_trouble.sentence().filter(|_| error.is_none() && report.is_none()),
+        },
     };
     MigrationDetail { summary, report, error }
 }

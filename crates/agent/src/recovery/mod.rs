@@ -40,7 +40,7 @@ use crate::session::identity::{Identity, parse_token};
 use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
-pub(crate) use source::{VOID, WAITS, notice_check};
+pub(crate) use source::{VOID, WAITS, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -198,11 +198,13 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 guest,
                 "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
             );
-            // The other copy may be the only one, whatever an earlier recovery meant to send.
-            set_notice_due(&mut record, false);
+            // The other copy may be the only one, whatever an earlier recovery meant to send. If the guest ran here after
+            // commit, that copy is older than its disks.
+            let is_older = record.ran_here();
+            set_notice_due(&mut record, is_older);
             record.set_phase(Phase::Source(SourcePhase::RolledBack));
             let _ = sessions.journal.put_end(session, &record);
-            return;
+            return notify_destination(sessions, session, record);
         }
         Plan::Nothing => return notify_destination(sessions, session, record),
     };
@@ -241,10 +243,10 @@ fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Reco
                 return tracing::error!(%session, %fault, "the destination is not notified of the roll-back");
             }
         };
-        let may_be_sent = notice_check(&sessions.journal, session, &record);
+        let step = notice_steps(&sessions.journal, session, &record);
         let journal = sessions.journal.clone();
         let done = move || journal.note_notified(session);
-        roll_back_notice::send_while(peers.clone(), identity, true, may_be_sent, done);
+        roll_back_notice::send_by(peers.clone(), identity, true, step, done);
     }
 }
 

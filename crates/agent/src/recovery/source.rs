@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linerate_core::journal::{Decided, DestinationPhase, ProcessFate, SourcePhase};
-use linerate_core::recovery::{Entry, Phase, SourceAction, SourceEvent, SourceRecovery, process_fate};
-use linerate_core::roll_back_notice::may_be_sent;
+use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
+use linerate_core::recovery::{
+    Entry, NoticeStep, Phase, SourceAction, SourceEvent, SourceRecovery, notice_step,
+};
 use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::leftover_ram::LeftoverRam;
-use linerate_guest::migrate::{PauseMark, SourceQemu};
+use linerate_guest::migrate::{DestinationQemu, PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::vcpu_time::VcpuTime;
@@ -94,8 +95,11 @@ impl Unfinished {
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
-            // What the destination has may be the only copy: it keeps that for its operator.
-            set_notice_due(&mut self.record.lock(), false);
+            // What the destination has may be the only copy: it keeps that for its operator. If the guest ran here after
+            // commit, it is older than the guest's disks.
+            let mut record = self.record.lock();
+            let is_older = record.ran_here();
+            set_notice_due(&mut record, is_older);
             return Some(GuestState::Gone);
         }
         let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
@@ -129,8 +133,14 @@ impl Unfinished {
     /// The guest runs at the destination: its process here ends.
     fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
+        if self.is_arriving(sessions, &qemu) {
+            self.failed(
+                "a guest of this name is arriving here: what is left of this one waits for it".into(),
+            );
+            return false;
+        }
         // A guest that came back has these images and files, under this name.
-        if is_another_here(sessions, &qemu) {
+        if sessions.registry.has(&qemu.name) && !is_registered(sessions, &qemu) {
             tracing::info!(session = %self.session, guest = self.guest, "a guest of this name came here since: its images and files are left alone");
             if !qemu.is_alive() {
                 return true;
@@ -158,6 +168,21 @@ impl Unfinished {
         }
     }
 
+    /// Whether a guest of the name is on its way to this host. Whether its images are its own is not known before it is
+    /// here.
+    fn is_arriving(&self, sessions: &Sessions, qemu: &GuestRecord) -> bool {
+        let order = self.record.lock().order;
+        let arrives = |later: &Record| {
+            let open = [DestinationPhase::Started, DestinationPhase::Loaded];
+            let Role::Destination { phase, .. } = &later.role else { return false };
+            later.guest == self.guest && later.order > order && open.contains(phase)
+        };
+        // Reserved for one that has no record yet.
+        let is_reserved = !sessions.registry.has(&qemu.name)
+            && sessions.registry.folder(&qemu.name).is_ok_and(|folder| folder.exists());
+        is_reserved || sessions.journal.all().is_ok_and(|all| all.iter().any(|(_, record)| arrives(record)))
+    }
+
     /// Of images that this session copied away, those that no later session has brought back.
     fn left_behind(&self, sessions: &Sessions, mut copied: Vec<PathBuf>) -> Vec<PathBuf> {
         let order = self.record.lock().order;
@@ -180,10 +205,15 @@ impl Unfinished {
             return None;
         };
         // Seen once, it counts for good: when its QEMU has ended, nothing shows it any more.
-        if self.record.lock().ran_here() || runs_here(&qemu, &vcpu_time) {
-            sessions.journal.note_ran_here(self.session, &mut self.record.lock());
+        let ran_here = self.record.lock().ran_here();
+        if ran_here || runs_here(&qemu, &vcpu_time) {
+            let mut record = self.record.lock().clone();
+            sessions.journal.note_ran_here(self.session, &mut record);
+            if let Role::Source { ran_here, .. } = &mut self.record.lock().role {
+                *ran_here = true;
+            }
             self.failed(
-                "the guest was resumed here by another program: the destination is not asked, which would let it run there too".into(),
+                "the guest ran here after commit, as another program resumed it: the destination is not asked any more, which would let it run there too. Its copy is older than the guest's disks. Decide (`linerate resolve`)".into(),
             );
             return None;
         }
@@ -198,36 +228,37 @@ impl Unfinished {
     }
 }
 
-/// Whether this host has, or is making, another guest of the name. One whose record cannot be read counts.
-fn is_another_here(sessions: &Sessions, qemu: &GuestRecord) -> bool {
-    let is_known = sessions.registry.has(&qemu.name) && !is_registered(sessions, qemu);
-    // Reserved for one that arrives, which has no record yet.
-    let is_reserved = || {
-        !sessions.registry.has(&qemu.name)
-            && sessions.registry.folder(&qemu.name).is_ok_and(|folder| folder.exists())
-    };
-    is_known || is_reserved()
-}
-
-/// Whether the roll-back notice of a session may still be sent ([`may_be_sent`]): asked before each try.
-pub(crate) fn notice_check(
+/// What is done now about the roll-back notice of a session ([`notice_step`]): asked before each try.
+pub(crate) fn notice_steps(
     journal: &Arc<Journal>,
     session: SessionId,
     record: &Record,
-) -> impl Fn() -> bool + Send + use<> {
-    let ran = !matches!(&record.role, Role::Source { ran: false, .. });
+) -> impl FnMut() -> NoticeStep + Send + use<> {
+    let (mut ran, qemu) = match &record.role {
+        Role::Source { ran, ran_here, qemu, .. } => (*ran || *ran_here, Some(qemu.clone())),
+        _ => (true, None),
+    };
     let (journal, entry) = (journal.clone(), record.entry(session));
-    move || entry.as_ref().is_none_or(|entry| may_be_sent(ran, fate(&journal, entry)))
+    move || {
+        let Some(entry) = &entry else { return NoticeStep::Send };
+        // A guest that was paused when it was to leave may be resumed by its operator at any time.
+        if !ran && qemu.as_ref().is_some_and(is_live) {
+            ran = true;
+            journal.note_ran_since(session);
+        }
+        let Ok(all) = journal.all() else { return NoticeStep::Wait };
+        let all: Vec<Entry> = all.iter().filter_map(|(session, record)| record.entry(*session)).collect();
+        notice_step(ran, entry, &all, is_alive)
+    }
 }
 
-/// What became of the guest's process. One that the journal cannot tell of counts as ended.
-fn fate(journal: &Journal, entry: &Entry) -> ProcessFate {
-    if entry.process.as_ref().is_some_and(is_alive) {
-        return ProcessFate::Alive;
-    }
-    let all = journal.all().unwrap_or_default();
-    let all: Vec<Entry> = all.iter().filter_map(|(session, record)| record.entry(*session)).collect();
-    process_fate(entry, &all, is_alive)
+/// Whether the guest is seen to run.
+fn is_live(qemu: &GuestRecord) -> bool {
+    let deadline = Instant::now() + CONNECT_WAIT;
+    let seen = process::connect(qemu, deadline)
+        .ok()
+        .and_then(|qmp| DestinationQemu::recovered(qmp, None).status(deadline).ok());
+    seen.is_some_and(|status| status.is_live())
 }
 
 /// Another program has resumed or reset the guest. Of a QEMU that does not answer, because that program has its QMP

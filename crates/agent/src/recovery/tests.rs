@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{GuestRunState, StartGuest, StopGuest};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_core::recovery::{NoticeStep, Phase};
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::stale;
@@ -233,6 +234,49 @@ fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_sinc
     assert!(peer.0.accept().is_err(), "the only copy is given up");
 }
 
+/// The guest left by a newer session, whose end is not known yet.
+#[test]
+fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    ending.end();
+    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
+    *ran = false;
+    agent.journal.put(session, &record).unwrap();
+    let newer = third.session(&agent, &qemu, SourcePhase::CommitSent, false);
+    recover(&agent.recovery).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(peer.0.accept().is_err(), "it may be the only copy");
+    assert_eq!(written(&agent, session), (SourcePhase::RolledBack, true), "it is still due");
+    let mut left = agent.journal.get(newer).unwrap().unwrap();
+    left.set_phase(Phase::Source(SourcePhase::Finished));
+    agent.journal.put(newer, &left).unwrap();
+    peer.is_notified();
+}
+
+/// Its operator resumed it at the source since: what the destination has is old.
+#[test]
+fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let (hand, qemu) = runs(&dir);
+    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
+    *ran = false;
+    agent.journal.put(session, &record).unwrap();
+    let mut step = super::notice_steps(&agent.journal, session, &record);
+    assert_eq!(step(), NoticeStep::Send);
+    drop(hand);
+    assert_eq!(step(), NoticeStep::Send, "it has run since");
+    let later = agent.journal.get(session).unwrap().unwrap();
+    assert_eq!(super::notice_steps(&agent.journal, session, &later)(), NoticeStep::Send);
+}
+
 /// What the destination has is older than the guest's disks, or the guest is at a third host.
 #[test]
 fn a_destination_is_notified_of_a_roll_back_if_a_guest_that_ended_since_had_run_or_moved_on() {
@@ -301,6 +345,22 @@ fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed()
         assert!(Instant::now() < end, "it is not resumed");
         std::thread::sleep(Duration::from_millis(5));
     }
+    peer.is_notified();
+    wait_written(&agent, session, (SourcePhase::RolledBack, true));
+}
+
+/// The guest ran here after commit, and has ended: the copy over there is older than its disks.
+#[test]
+fn a_destination_gives_its_copy_up_if_the_guest_ran_here_and_an_operator_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    ending.end();
+    let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    agent.journal.note_ran_here(session, &mut record);
+    recover(&agent.recovery).unwrap();
     peer.is_notified();
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use linerate_core::Outcome;
+use linerate_core::recovery::NoticeStep;
 use linerate_core::roll_back_notice::{Next, RollBackNotice};
 
 use super::contact::notify_rolled_back;
@@ -19,19 +20,19 @@ pub(crate) fn send(
     held: bool,
     done: impl FnOnce() + Send + 'static,
 ) {
-    send_while(peers, identity, held, || true, done);
+    send_by(peers, identity, held, || NoticeStep::Send, done);
 }
 
-/// The same. `may_be_sent` is asked before each try: if not, nothing is sent any more, and no notice is due.
-pub(crate) fn send_while(
+/// The same. `step` is asked before each try.
+pub(crate) fn send_by(
     peers: Vec<SocketAddr>,
     identity: Identity,
     held: bool,
-    may_be_sent: impl Fn() -> bool + Send + 'static,
+    step: impl FnMut() -> NoticeStep + Send + 'static,
     done: impl FnOnce() + Send + 'static,
 ) {
     let session = identity.session;
-    let sending = move || run(&peers, &identity, held, may_be_sent, done);
+    let sending = move || run(&peers, &identity, held, step, done);
     if let Err(error) = std::thread::Builder::new().name("roll-back-notice".into()).spawn(sending) {
         tracing::warn!(%session, %error, "no thread to notify the destination of the roll-back; it gives up by itself");
     }
@@ -41,18 +42,21 @@ fn run(
     peers: &[SocketAddr],
     identity: &Identity,
     held: bool,
-    may_be_sent: impl Fn() -> bool,
+    mut step: impl FnMut() -> NoticeStep,
     done: impl FnOnce(),
 ) {
     let session = identity.session;
     let clock = Clock::start();
     let mut notice = RollBackNotice::new(clock.now(), held);
     loop {
-        if !may_be_sent() {
-            done();
-            return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold");
-        }
-        let outcome = notify_rolled_back(peers, identity);
+        let outcome = match step() {
+            NoticeStep::Send => notify_rolled_back(peers, identity),
+            NoticeStep::Wait => None,
+            NoticeStep::Withdraw => {
+                done();
+                return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold");
+            }
+        };
         let now = clock.now();
         match notice.answered(now, outcome) {
             Next::RetryAt(at) => std::thread::sleep(at.since(now)),

@@ -141,5 +141,37 @@ pub fn process_fate(entry: &Entry, all: &[Entry], is_alive: impl Fn(&Process) ->
     }
 }
 
+/// What a source does now about a roll-back notice that is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeStep {
+    /// Send it.
+    Send,
+    /// Look again later: whether it may be sent is not known yet.
+    Wait,
+    /// Never send it: what the destination has may be the only copy, and is its operator's.
+    Withdraw,
+}
+
+/// Asked before each try to send a notice. `ran`: the guest ran when it was stopped to leave, or was seen to run here
+/// since. What the destination has of such a guest is old. One that was paused, and has ended here with its process, is
+/// complete at the destination alone, unless a newer session has moved it on.
+pub fn notice_step(
+    ran: bool,
+    entry: &Entry,
+    all: &[Entry],
+    is_alive: impl Fn(&Process) -> bool,
+) -> NoticeStep {
+    use SourcePhase::{CommitSent, ResumingHere, Started};
+    let leaves = |one: &Entry| {
+        let open = matches!(one.phase, Phase::Source(Started | CommitSent | ResumingHere));
+        open && one.order > entry.order && one.process == entry.process
+    };
+    match process_fate(entry, all, is_alive) {
+        ProcessFate::Ended if !ran && all.iter().any(leaves) => NoticeStep::Wait,
+        ProcessFate::Ended if !ran => NoticeStep::Withdraw,
+        _ => NoticeStep::Send,
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -97,6 +97,28 @@ mod journals {
     }
 
     #[test]
+    fn the_other_copy_of_a_paused_guest_is_kept_if_it_ended_here_and_did_not_move_on() {
+        use NoticeStep::{Send, Wait, Withdraw};
+        let step = |ran, later: Option<From>, alive: &[i32]| {
+            let mut all = vec![source(1, From::RolledBack, 1), source(2, From::Started, 9)];
+            all.extend(later.map(|phase| source(3, phase, 1)));
+            notice_step(ran, &all[0], &all, |found| alive.contains(&found.pid))
+        };
+        assert_eq!((step(false, None, &[]), step(false, None, &[1])), (Withdraw, Send));
+        assert_eq!(step(true, None, &[]), Send, "it ran on");
+        for (later, wanted) in [
+            (From::Started, Wait),
+            (From::CommitSent, Wait),
+            (From::ResumingHere, Wait),
+            (From::Finished, Send),
+            (From::RolledBack, Withdraw),
+        ] {
+            assert_eq!(step(false, Some(later), &[]), wanted, "{later:?}");
+            assert_eq!((step(true, Some(later), &[]), step(false, Some(later), &[1])), (Send, Send));
+        }
+    }
+
+    #[test]
     fn a_record_without_a_process_touches_none() {
         for phase in every_phase() {
             let one = entry(1, phase, None);

@@ -133,7 +133,6 @@ impl Source {
     pub(super) fn guest_left(&mut self, now: Time) {
         self.statistics.blackout.loaded = Some(now);
         self.statistics.blackout.journaled = Some(now);
-        self.commit_written = false;
         self.running(now);
     }
 
@@ -183,6 +182,8 @@ impl Source {
     /// The point of no return: the journal has it, so it may be said.
     pub(super) fn commit(&mut self, now: Time) {
         self.statistics.blackout.journaled = Some(now);
+        // From here on a roll-back follows the destination's answer, which its journal has.
+        self.commit_written = false;
         self.step_deadline = None;
         self.state = State::Committing { ask_at: now + ASK_AFTER, in_doubt: false };
         self.control.send(now, Message::Commit);

@@ -351,6 +351,18 @@ fn a_decision_that_is_not_on_disk_is_void_when_the_destination_runs_the_guest() 
 }
 
 /// A later agent would repeat the commit, and the destination run the guest with older memory than its disks.
+/// The destination's journal says that the guest never runs there: nothing more is needed here.
+#[test]
+fn a_guest_that_the_destination_returns_is_resumed_whatever_the_disk_does() {
+    let mut driver = Driver::at(Journaling);
+    driver.handle(Event::CommitWritten);
+    let actions = driver.handle(Event::Journaled(SourcePhase::CommitSent));
+    assert!(sends(&actions, |message| *message == Message::Commit), "{actions:?}");
+    let actions = driver.handle(Event::Answered(Outcome::Aborted));
+    assert!(actions.contains(&Action::RollBack), "{actions:?}");
+    assert!(!actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
+}
+
 #[test]
 fn a_roll_back_after_commit_was_written_is_on_disk_before_the_guest_is_resumed() {
     let resumes = Action::Journal(SourcePhase::ResumingHere);
