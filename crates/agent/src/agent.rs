@@ -220,7 +220,7 @@ impl Agent {
         if let Some(one) = unfinished {
             return Some(OpenSession { session: one.session, in_doubt: one.is_in_doubt() });
         }
-        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && one.is_held());
+        let incoming = self.incoming_live().into_iter().find(|one| one.guest() == guest && one.is_in_doubt());
         let leaving = self.outgoing().into_iter().find(|one| one.request.guest == guest && one.is_in_doubt());
         let session = incoming.map(|one| one.session).or(leaving.map(|one| one.session))?;
         Some(OpenSession { session, in_doubt: true })

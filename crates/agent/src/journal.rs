@@ -405,7 +405,7 @@ pub struct Journal {
     clock: Clock,
     /// The disk takes nothing, and what is on it can be read.
     #[cfg(test)]
-    is_full: std::sync::atomic::AtomicBool,
+    pub(crate) is_full: std::sync::atomic::AtomicBool,
 }
 
 /// Ends that the disk has not taken yet.

@@ -34,7 +34,7 @@ use crate::config::Config;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
-use crate::recovery::{NOT_IN_DOUBT, Unfinished};
+use crate::recovery::Unfinished;
 use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
 use callers::{LocalPeer, supervise};
 use connections::Connections;
@@ -175,7 +175,7 @@ fn status_of(agent: &Agent) -> AgentStatus {
         outgoing.iter().filter(|one| !one.is_over()).count() + agent.incoming_live().len() + by_libvirt;
     let unfinished = agent.unfinished();
     let in_doubt = outgoing.iter().filter(|one| one.is_in_doubt()).count()
-        + agent.incoming_live().iter().filter(|one| one.is_held()).count()
+        + agent.incoming_live().iter().filter(|one| one.is_in_doubt()).count()
         + unfinished.iter().filter(|one| one.is_in_doubt()).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let security = agent.cluster.status();
@@ -354,18 +354,14 @@ async fn resolve(
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
     let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
-    let not_in_doubt = || refused(NOT_IN_DOUBT);
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(resume_here).map_err(refused)?;
         until_decided(|| unfinished.decided(resume_here), resume_here).await?;
         return Ok(Json(unfinished.summary()));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
-        if !incoming.resolve(resume_here) {
-            return Err(not_in_doubt());
-        }
-        let decided = || if incoming.is_held() { Decided::Waiting } else { Decided::Taken };
-        until_decided(decided, resume_here).await?;
+        incoming.resolve(resume_here).map_err(refused)?;
+        until_decided(|| incoming.decided_for(resume_here), resume_here).await?;
         return Ok(Json(incoming.summary()));
     }
     let outgoing = find(&agent, &id)?;
@@ -374,11 +370,12 @@ async fn resolve(
     Ok(Json(outgoing.summary()))
 }
 
-/// The other host is asked once more before a decision counts, which takes a moment.
+/// A source asks the other host once more before a decision counts, a destination writes it or ends QEMU: that takes a
+/// moment.
 const DECISION_WAIT: Duration = Duration::from_secs(15);
 const DECISION_LOOK: Duration = Duration::from_millis(50);
 
-/// Waits until the decision is carried out. An operator who is not told that it was not would act as if it were.
+/// Waits until the decision counts. An operator who is not told that it was not would act as if it were.
 /// One that still waits is in the session's note.
 async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<(), Refusal> {
     let end = tokio::time::Instant::now() + DECISION_WAIT;
@@ -387,19 +384,25 @@ async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Resu
     }
     let (text, guest) = match (decided(), resume_here) {
         (Decided::Waiting | Decided::Taken, _) => return Ok(()),
-        (Decided::Void, _) => {
-            ("the destination holds the guest, so it was not resumed here; decide there", GuestState::InDoubt)
-        }
-        (Decided::Overruled, true) => {
-            ("the guest runs at the destination, so it was not resumed here", GuestState::RunsAtDestination)
-        }
+        (Decided::Void, _) => (
+            "the destination holds the guest, so it was not resumed here; decide there",
+            Some(GuestState::InDoubt),
+        ),
+        (Decided::Overruled, true) => (
+            "the guest runs at the destination, so it was not resumed here",
+            Some(GuestState::RunsAtDestination),
+        ),
         (Decided::Overruled, false) => (
             "the destination gave the guest up, so it is resumed here and not ended",
-            GuestState::RunsAtSource,
+            Some(GuestState::RunsAtSource),
+        ),
+        (Decided::GivenUp, _) => (
+            "the guest is given up here and does not run here: its source has rolled back, or another operator has decided so",
+            None,
         ),
     };
     let body = ErrorBody::new(code::TOO_LATE, text).with_hint("`linerate migration list` on both hosts");
-    Err(Refusal(ErrorBody { guest_state: Some(guest), ..body }))
+    Err(Refusal(ErrorBody { guest_state: guest, ..body }))
 }
 
 async fn read_audit(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

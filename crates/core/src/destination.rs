@@ -44,7 +44,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
-use crate::journal::DestinationPhase;
+use crate::journal::{Decided, DestinationPhase};
 use crate::source_copy::SourceCopy;
 use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, Message, Mode, ModeTag, Outcome, PathId, RegionInfo, Side,
@@ -284,6 +284,10 @@ pub struct Destination {
     returned: bool,
     /// Committed, and its hypervisor has ended.
     gone: bool,
+    /// The operator's decision while a later agent would not know of it: it is neither on disk nor carried out.
+    operator_decision: Option<bool>,
+    /// It is ended here, and never runs.
+    given_up: bool,
     /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
     disks_checked: bool,
@@ -314,6 +318,8 @@ impl Destination {
             source_copy: SourceCopy::default(),
             returned: false,
             gone: false,
+            operator_decision: None,
+            given_up: false,
             was_running: None,
             disks_checked: false,
             state_loaded: false,
@@ -382,6 +388,30 @@ impl Destination {
     /// The guest is complete and the source, which may have committed, does not answer: an operator may decide.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Loaded) && self.control.paths() == 0
+    }
+
+    /// An operator may decide, or has decided and that does not count yet.
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_held() || self.operator_decision.is_some()
+    }
+
+    /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
+    pub fn waiting_decision(&self) -> Option<bool> {
+        self.operator_decision
+    }
+
+    /// Whether the operator may decide so: while one decision waits, no other is taken.
+    pub fn takes(&self, run: bool) -> bool {
+        self.is_in_doubt() && self.operator_decision.is_none_or(|waiting| waiting == run)
+    }
+
+    /// What became of the operator's decision for `run`.
+    pub fn decided_for(&self, run: bool) -> Decided {
+        match self.given_up && run {
+            true => Decided::GivenUp,
+            false if self.is_in_doubt() => Decided::Waiting,
+            false => Decided::Taken,
+        }
     }
 
     /// The guest is complete here, and this copy may be the only one: it is too late to cancel.
@@ -627,6 +657,7 @@ impl Destination {
             }
             (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
+                self.operator_decision = None;
                 self.state = State::Resuming { retry_at: None };
                 self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
             }
@@ -639,7 +670,11 @@ impl Destination {
             (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
             (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();
+                self.operator_decision = None;
                 self.close(now, fault);
+            }
+            (State::Discarding { .. }, Event::Journaled(DestinationPhase::Aborted)) => {
+                self.operator_decision = None;
             }
             (_, Event::Journaled(_)) => {}
             (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}

@@ -77,10 +77,11 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
     }
 }
 
-/// What became of an operator's decision over a source in doubt.
+/// What became of an operator's decision over a session in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// The destination is asked once more before it counts.
+    /// It does not count yet. A source asks the destination once more. A destination has it neither on disk nor carried
+    /// out, so that a later agent would not know of it.
     Waiting,
     /// It is carried out, or nothing was decided.
     Taken,
@@ -88,6 +89,9 @@ pub enum Decided {
     Void,
     /// The destination has answered otherwise, and knows better.
     Overruled,
+    /// At the destination: the guest was to run here, and is given up here instead. Its source has rolled back, or
+    /// another operator has decided so since.
+    GivenUp,
 }
 
 impl Decided {

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary};
 use linerate_core::destination::{Config, Destination, Event};
+use linerate_core::journal::Decided;
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
 use linerate_lock::Mutex;
@@ -53,6 +54,7 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::journal::JournalTrouble;
+use crate::recovery::{NOT_IN_DOUBT, OTHER_DECISION, describe_decision};
 use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
@@ -257,18 +259,34 @@ impl Incoming {
         self.machine().outcome() == Outcome::Committed
     }
 
-    /// The operator of this host decides over a guest that is held; false if it is not. Of two who decide at once the
+    /// An operator may decide, or has decided and that does not count yet.
+    pub fn is_in_doubt(&self) -> bool {
+        self.machine().is_in_doubt()
+    }
+
+    /// The operator of this host decides over a guest that is held: `true` runs it here. Of two who decide at once the
     /// second is refused.
-    pub fn resolve(&self, run: bool) -> bool {
+    ///
+    /// # Errors
+    /// Why it is not decided so, as the end of a sentence about the migration.
+    pub fn resolve(&self, run: bool) -> Result<(), &'static str> {
         let mut machine = self.machine();
-        let is_held = machine.is_held();
-        if is_held {
-            machine.handle(self.clock.now(), Event::Resolve(run));
+        if !machine.is_in_doubt() {
+            return Err(NOT_IN_DOUBT);
         }
+        if !machine.takes(run) {
+            return Err(OTHER_DECISION);
+        }
+        machine.handle(self.clock.now(), Event::Resolve(run));
         drop(machine);
         // What follows is done by the session's loop.
         self.send(Event::Tick);
-        is_held
+        Ok(())
+    }
+
+    /// What became of the operator's decision for `run`.
+    pub fn decided_for(&self, run: bool) -> Decided {
+        self.machine().decided_for(run)
     }
 
     /// Its source sends commit on a connection of its own. `copy`: it still has its own.
@@ -293,13 +311,14 @@ impl Incoming {
         let state = match (machine.is_ended(), machine.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
-            (false, _) if machine.is_held() => MigrationState::InDoubt,
+            (false, _) if machine.is_in_doubt() => MigrationState::InDoubt,
             (false, _) => MigrationState::Running,
         };
         // A commit that the disk does not take leaves the guest paused, on both hosts.
         let trouble = self.journal_trouble.sentence().filter(|_| !machine.is_ended());
-        let notes: Vec<String> =
-            machine.is_held().then(|| HELD.to_owned()).into_iter().chain(trouble).collect();
+        let held = machine.is_held().then_some(HELD);
+        let doubt = machine.waiting_decision().map(describe_decision).or(held).map(str::to_owned);
+        let notes: Vec<String> = doubt.into_iter().chain(trouble).collect();
         let note = (!notes.is_empty()).then(|| notes.join(". "));
         MigrationSummary {
             id: MigrationId(self.session.to_string()),

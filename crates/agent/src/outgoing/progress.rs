@@ -289,7 +289,7 @@ pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let what = match shared.decided() {
         Decided::Waiting => WAITS,
         Decided::Void => VOID,
-        Decided::Taken | Decided::Overruled => IN_DOUBT,
+        Decided::Taken | Decided::Overruled | Decided::GivenUp => IN_DOUBT,
     };
     let not_asked = shared.not_asked.lock().as_ref().map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());

@@ -19,9 +19,20 @@ use crate::journal::{IncomingRecord, Role};
 /// Why a held guest is not given up, as the end of a sentence about the migration.
 pub(super) const MAY_BE_ONLY_COPY: &str = "is not given up: the guest is paused here and may have run here, and its source has not just reported a copy of its own, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or bring the source's agent back, and decide when it has asked this host. If you know that another copy runs, end the QEMU here by its pid (`linerate vm show`)";
 
+/// What follows from a decision of an operator that does not count yet: `true` runs the guest here.
+pub(crate) fn describe_decision(run: bool) -> &'static str {
+    if run {
+        "it was decided that the guest is to run here; that is neither on disk nor done yet, and is tried until it is. If the agent is restarted before, decide again"
+    } else {
+        "it was decided that the guest is given up here; its QEMU has not ended yet, and that is tried until it has. If the agent is restarted before, decide again"
+    }
+}
+
 /// What is unfinished, and what follows.
 pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
-    if machine.is_waiting() {
+    if let Some(run) = machine.waiting_decision() {
+        describe_decision(run)
+    } else if machine.is_waiting() {
         "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
     } else if machine.is_held() && machine.is_rolled_back_at_source() {
         "the guest was committed to this host, is paused, and may have run here already; meanwhile the source has rolled back and lets its own copy run: give this one up (`linerate resolve --give-up`)"

@@ -39,6 +39,7 @@ use crate::security::PeerName;
 use crate::session::identity::{Identity, parse_token};
 use crate::session::roll_back_notice;
 
+pub(crate) use destination::describe_decision;
 pub use sessions::Sessions;
 pub(crate) use source::{VOID, WAITS, notice_steps};
 
@@ -48,7 +49,7 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// Why nothing is decided, as the end of a sentence about the migration.
 pub(crate) const NOT_IN_DOUBT: &str = "is not in doubt";
 /// The same.
-pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer or for the disk, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
+pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
 /// The same, of a guest that waits here.
 const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
@@ -364,6 +365,9 @@ impl Unfinished {
                 }
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
+            Machine::Destination(machine) if machine.is_in_doubt() && !machine.takes(resume_here) => {
+                return Err(OTHER_DECISION);
+            }
             Machine::Destination(machine)
                 if resume_here && machine.is_held() && machine.is_rolled_back_at_source() =>
             {
@@ -384,7 +388,7 @@ impl Unfinished {
             {
                 return Err(destination::MAY_BE_ONLY_COPY);
             }
-            Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => {
+            Machine::Destination(machine) if machine.is_in_doubt() => {
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
             }
             _ => return Err(NOT_IN_DOUBT),
@@ -397,8 +401,7 @@ impl Unfinished {
     pub fn decided(&self, resume_here: bool) -> Decided {
         match &*self.machine.lock() {
             Machine::Source(machine) => machine.decided_for(resume_here),
-            Machine::Destination(machine) if machine.is_waiting() || machine.is_held() => Decided::Waiting,
-            Machine::Destination(_) => Decided::Taken,
+            Machine::Destination(machine) => machine.decided_for(resume_here),
         }
     }
 
@@ -449,11 +452,11 @@ impl Unfinished {
         }
     }
 
-    /// An operator may decide.
+    /// An operator may decide, or has decided and that does not count yet.
     pub fn is_in_doubt(&self) -> bool {
         match &*self.machine.lock() {
             Machine::Source(machine) => machine.is_in_doubt(),
-            Machine::Destination(machine) => machine.is_waiting() || machine.is_held(),
+            Machine::Destination(machine) => machine.is_in_doubt(),
         }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
     match machine.decided() {
         Decided::Waiting => return WAITS,
         Decided::Void => return VOID,
-        Decided::Taken | Decided::Overruled => {}
+        Decided::Taken | Decided::Overruled | Decided::GivenUp => {}
     }
     match machine.answer() {
         Some(Outcome::Gone) => {

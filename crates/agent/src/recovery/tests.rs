@@ -1,10 +1,12 @@
 //! What recovery does to real processes.
 
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use linerate_api::{GuestRunState, StartGuest, StopGuest};
-use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_api::{GuestRunState, MigrationState, StartGuest, StopGuest};
+use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{NoticeStep, Phase};
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -16,7 +18,7 @@ use linerate_trust::authority::Authority;
 use rustls_pki_types::UnixTime;
 use tempfile::TempDir;
 
-use super::{continue_session, recover};
+use super::{Unfinished, continue_session, recover};
 use crate::agent::Agent;
 use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
@@ -428,6 +430,70 @@ fn a_guest_whose_qemu_has_ended_while_it_waited_is_not_let_run_by_an_operator() 
     }
 }
 
+/// The only one that recovery has, and what waits for it.
+fn the_one(agent: &Agent) -> (Arc<Unfinished>, impl Fn(&str)) {
+    let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));
+    let (shown, end) = (one.clone(), Instant::now() + Duration::from_secs(60));
+    let wait = move |what: &str| {
+        assert!(Instant::now() < end, "{what}: {:?}", shown.summary());
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    (one, wait)
+}
+
+/// An agent that is restarted before finds the guest as it was, and knows of no decision.
+#[test]
+fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (_hand, qemu) = runs(&dir);
+    let session = comes(&agent, qemu, DestinationPhase::Loaded);
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    agent.journal.is_full.store(true, Ordering::SeqCst);
+    one.resolve(true).unwrap();
+    while !one.summary().note.unwrap().contains("last try") {
+        wait("it is not tried");
+    }
+    assert_eq!(one.decided(true), Decided::Waiting);
+    let summary = one.summary();
+    assert_eq!(summary.state, MigrationState::InDoubt, "{summary:?}");
+    assert!(summary.note.unwrap().contains("decide again"));
+    one.resolve(true).unwrap();
+    assert!(one.resolve(false).unwrap_err().contains("decided otherwise"));
+    agent.journal.is_full.store(false, Ordering::SeqCst);
+    while one.decided(true) == Decided::Waiting {
+        wait("it does not count");
+    }
+    assert_eq!(one.decided(true), Decided::Taken);
+    let role = agent.journal.get(session).unwrap().unwrap().role;
+    assert!(!matches!(role, Role::Destination { phase: DestinationPhase::Loaded, .. }), "{role:?}");
+}
+
+/// The same of one that is to be ended here.
+#[test]
+fn a_decision_to_give_a_guest_up_counts_when_its_qemu_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (_hand, qemu) = runs(&dir);
+    let qemu = GuestRecord { origin: Origin::Arrived, ..qemu };
+    comes(&agent, qemu.clone(), DestinationPhase::Loaded);
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    // QEMU serves one client at a time: it does not get the command to end.
+    let other = std::os::unix::net::UnixStream::connect(&qemu.qmp).unwrap();
+    one.resolve(false).unwrap();
+    let summary = one.summary();
+    assert_eq!((one.decided(false), summary.state), (Decided::Waiting, MigrationState::InDoubt));
+    assert!(summary.note.unwrap().contains("given up here"));
+    assert!(qemu.is_alive());
+    drop(other);
+    while one.decided(false) == Decided::Waiting {
+        wait("it is not given up");
+    }
+    assert!(one.decided(false) == Decided::Taken && !qemu.is_alive());
+}
+
 /// Its source has ended its copy, if the message that the guest runs has arrived.
 #[test]
 fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
@@ -436,12 +502,7 @@ fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
     let (_hand, qemu) = runs(&dir);
     comes(&agent, qemu, DestinationPhase::Committed);
     recover(&agent.recovery).unwrap();
-    let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));
-    let end = Instant::now() + Duration::from_secs(60);
-    let wait = |what: &str| {
-        assert!(Instant::now() < end, "{what}: {:?}", one.summary());
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let (one, wait) = the_one(&agent);
     while !one.is_in_doubt() {
         wait("it is not held");
     }
@@ -460,7 +521,7 @@ fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
 /// Hosts of one cluster: this one, and two that answer that every session was committed.
 struct Cluster {
     dir: TempDir,
-    security: std::sync::Arc<Security>,
+    security: Arc<Security>,
     one: Listener,
     other: Listener,
 }
@@ -486,12 +547,7 @@ impl Cluster {
     }
 
     /// An agent that finds a session whose commit was sent, with a host of this name, at this address.
-    fn recovers(
-        &self,
-        ending: &Ending,
-        name: Option<&str>,
-        at: &Listener,
-    ) -> (std::sync::Arc<Agent>, SessionId) {
+    fn recovers(&self, ending: &Ending, name: Option<&str>, at: &Listener) -> (Arc<Agent>, SessionId) {
         let agent = secured(&self.dir, &[], self.security.clone());
         let mut role = leaves(&arrived(&agent, ending.pid()), SourcePhase::CommitSent);
         let Role::Source { peers, peer, .. } = &mut role else { panic!("{role:?}") };

@@ -314,4 +314,6 @@ async fn resolve_reports_a_decision_that_was_not_followed() {
     assert_eq!(fate(Decided::Void, true).await, Some(GuestState::InDoubt));
     assert_eq!(fate(Decided::Overruled, true).await, Some(GuestState::RunsAtDestination));
     assert_eq!(fate(Decided::Overruled, false).await, Some(GuestState::RunsAtSource));
+    let given_up = until_decided(|| Decided::GivenUp, true).await.unwrap_err();
+    assert!(given_up.0.message.contains("does not run here"), "{:?}", given_up.0);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::RETRY_AFTER;
-use crate::journal::DestinationPhase;
+use crate::journal::{Decided, DestinationPhase};
 use crate::source_copy::SourceCopy;
 use crate::{Outcome, Time};
 
@@ -108,6 +108,10 @@ pub struct DestinationRecovery {
     may_have_run: bool,
     /// The source has said that it has its guest back.
     rolled_back: bool,
+    /// The operator's decision while a later agent would not know of it: it is neither on disk nor carried out.
+    operator_decision: Option<bool>,
+    /// The guest is given up here although it was complete: by an operator, or against an operator's decision.
+    given_up: bool,
 }
 
 impl DestinationRecovery {
@@ -117,34 +121,28 @@ impl DestinationRecovery {
             DestinationPhase::Returned => DestinationPhase::Returned,
             _ => DestinationPhase::Aborted,
         };
-        DestinationRecovery {
-            state: State::Discarding(end),
-            due: Some(now),
-            source_copy: SourceCopy::default(),
-            may_have_run: false,
-            rolled_back: false,
-        }
+        DestinationRecovery::new(State::Discarding(end), Some(now))
     }
 
     /// The guest is complete and the source may have committed.
     pub fn wait() -> DestinationRecovery {
-        DestinationRecovery {
-            state: State::Waiting,
-            due: None,
-            source_copy: SourceCopy::default(),
-            may_have_run: false,
-            rolled_back: false,
-        }
+        DestinationRecovery::new(State::Waiting, None)
     }
 
     /// The guest is committed.
     pub fn inspect(now: Time) -> DestinationRecovery {
+        DestinationRecovery::new(State::Inspecting, Some(now))
+    }
+
+    fn new(state: State, due: Option<Time>) -> DestinationRecovery {
         DestinationRecovery {
-            state: State::Inspecting,
-            due: Some(now),
+            state,
+            due,
             source_copy: SourceCopy::default(),
             may_have_run: false,
             rolled_back: false,
+            operator_decision: None,
+            given_up: false,
         }
     }
 
@@ -161,6 +159,30 @@ impl DestinationRecovery {
     /// It was committed and may have run: only an operator decides.
     pub fn is_held(&self) -> bool {
         self.state == State::Holding
+    }
+
+    /// An operator may decide, or has decided and that does not count yet.
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_waiting() || self.is_held() || self.operator_decision.is_some()
+    }
+
+    /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
+    pub fn waiting_decision(&self) -> Option<bool> {
+        self.operator_decision
+    }
+
+    /// Whether the operator may decide so: while one decision waits, no other is taken.
+    pub fn takes(&self, run: bool) -> bool {
+        self.is_in_doubt() && self.operator_decision.is_none_or(|waiting| waiting == run)
+    }
+
+    /// What became of the operator's decision for `run`.
+    pub fn decided_for(&self, run: bool) -> Decided {
+        match self.given_up && run {
+            true => Decided::GivenUp,
+            false if self.is_in_doubt() => Decided::Waiting,
+            false => Decided::Taken,
+        }
     }
 
     /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
@@ -216,35 +238,37 @@ impl DestinationRecovery {
         }
         self.rolled_back |= event == E::RolledBackAtSource;
         match (self.state, event) {
-            (State::Waiting, E::CommitAgain { .. } | E::Resolve(true)) => self.enter(now, State::Committing),
-            (State::Waiting, E::RolledBackAtSource | E::Resolve(false)) => {
+            (_, E::Resolve(run)) => self.resolve(now, run),
+            (State::Waiting, E::CommitAgain { .. }) => self.enter(now, State::Committing),
+            (State::Waiting, E::RolledBackAtSource) => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
-            }
-            (State::Holding, E::Resolve(true)) if !self.rolled_back => {
-                self.enter(now, State::Running { since: now })
-            }
-            // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
-            (State::Holding, E::Resolve(false)) if self.may_be_given_up(now) => {
-                self.enter(now, State::Discarding(DestinationPhase::Committed));
             }
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),
             (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
             // It is not on disk, and the source that sent commit revokes it.
-            (State::Committing, E::RolledBackAtSource | E::Resolve(false)) if self.due.is_some() => {
+            (State::Committing, E::RolledBackAtSource) if self.due.is_some() => {
+                self.given_up = self.operator_decision.take() == Some(true);
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             // It could not be run and waits for the next try: the source runs it, by its operator's decision.
             (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() && !self.may_have_run => {
                 self.enter(now, State::Returning);
             }
-            (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
+            (State::Committing, E::Written(true)) => {
+                self.operator_decision = None;
+                self.enter(now, State::Running { since: now });
+            }
             (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
             (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),
             // Whether it is on disk or not: it must not stay here.
             (State::Returning, E::Written(_)) => {
                 self.enter(now, State::Discarding(DestinationPhase::Returned));
             }
-            (State::Discarding(end), E::Discarded(true)) => self.enter(now, State::Writing(end)),
+            // A later agent finds that its process has ended, and writes the same.
+            (State::Discarding(end), E::Discarded(true)) => {
+                self.operator_decision = None;
+                self.enter(now, State::Writing(end));
+            }
             (State::Writing(end), E::Written(true)) => (self.state, self.due) = (State::Over(end), None),
             (State::Committing | State::Writing(_), E::Written(false))
             | (State::Discarding(_), E::Discarded(false)) => self.due = Some(now + RETRY_AFTER),
@@ -252,9 +276,29 @@ impl DestinationRecovery {
         }
     }
 
+    /// While one decision waits, no other is taken.
+    fn resolve(&mut self, now: Time, run: bool) {
+        let next = match (self.state, run) {
+            _ if self.operator_decision.is_some() => return,
+            (State::Waiting, true) => State::Committing,
+            (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
+            // It is not on disk.
+            (State::Committing, false) if self.due.is_some() => State::Discarding(DestinationPhase::Aborted),
+            (State::Holding, true) if !self.rolled_back => State::Running { since: now },
+            // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
+            (State::Holding, false) if self.may_be_given_up(now) => {
+                State::Discarding(DestinationPhase::Committed)
+            }
+            _ => return,
+        };
+        self.operator_decision = Some(run);
+        self.given_up = !run;
+        self.enter(now, next);
+    }
+
     fn inspected(&mut self, now: Time, found: Inspection) {
         match found {
-            Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            Inspection::Runs => self.runs(now),
             Inspection::NeverRan => self.enter(now, State::Running { since: now }),
             Inspection::MayHaveRun => self.hold(now),
             Inspection::Ended => self.ended(),
@@ -264,7 +308,7 @@ impl DestinationRecovery {
 
     fn ran(&mut self, now: Time, since: Time, result: RunResult) {
         match result {
-            RunResult::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            RunResult::Runs => self.runs(now),
             RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(now),
             RunResult::Refused if now - since >= RUN_FOR && self.source_copy.is_there(now) => {
                 self.enter(now, State::Returning);
@@ -279,15 +323,22 @@ impl DestinationRecovery {
         }
     }
 
+    /// A later agent finds that too.
+    fn runs(&mut self, now: Time) {
+        self.operator_decision = None;
+        self.enter(now, State::Writing(DestinationPhase::Running));
+    }
+
     /// An operator decides, here or by letting the guest run himself: it is looked at now and then.
     fn hold(&mut self, now: Time) {
         self.may_have_run = true;
+        self.operator_decision = None;
         (self.state, self.due) = (State::Holding, Some(now + LOOK_EVERY));
     }
 
     fn looked_again(&mut self, now: Time, found: Inspection) {
         match found {
-            Inspection::Runs => self.enter(now, State::Writing(DestinationPhase::Running)),
+            Inspection::Runs => self.runs(now),
             Inspection::Ended => self.ended(),
             _ => self.due = Some(now + LOOK_EVERY),
         }
@@ -295,6 +346,7 @@ impl DestinationRecovery {
 
     /// The record stays: as its process has ended, it says that the guest was committed and has ended.
     fn ended(&mut self) {
+        self.operator_decision = None;
         (self.state, self.due) = (State::Over(DestinationPhase::Committed), None);
     }
 

@@ -681,6 +681,82 @@ mod at_the_destination {
         }
     }
 
+    fn held() -> Driver {
+        let mut driver = seeing();
+        driver.handle(Did::Inspected(Inspection::MayHaveRun));
+        driver.handle(Did::CommitAgain { copy: true });
+        driver
+    }
+
+    /// An agent that is restarted before finds the guest as it was, and knows of no decision.
+    #[test]
+    fn a_decision_counts_when_it_is_on_disk_or_done() {
+        let mut driver = waiting();
+        assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
+        for _ in 0..100 {
+            assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+            assert!(driver.recovery.is_in_doubt());
+            assert_eq!(driver.handle(Did::Written(false)), None);
+            driver.again(Do::Write(To::Committed));
+        }
+        assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
+        assert_eq!(
+            (driver.recovery.decided_for(true), driver.recovery.is_in_doubt()),
+            (Decided::Taken, false)
+        );
+        // One that may have run is as it was until it runs.
+        let mut driver = held();
+        assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+        assert_eq!(driver.handle(Did::Ran(RunResult::Unknown)), None);
+        driver.again(Do::Inspect);
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+        driver.handle(Did::Inspected(Inspection::Runs));
+        assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
+        for mut driver in [waiting(), held()] {
+            assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
+            for _ in 0..100 {
+                assert_eq!(driver.recovery.decided_for(false), Decided::Waiting, "it is still there");
+                assert_eq!(driver.handle(Did::Discarded(false)), None);
+                driver.again(Do::Discard);
+            }
+            driver.handle(Did::Discarded(true));
+            assert_eq!(driver.recovery.decided_for(false), Decided::Taken);
+        }
+    }
+
+    /// Two operators: each is told what became of the own decision.
+    #[test]
+    fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
+        for (run, failed) in [(true, Did::Written(false)), (false, Did::Discarded(false))] {
+            let mut driver = waiting();
+            driver.handle(Did::Resolve(run));
+            driver.handle(failed);
+            assert!(driver.recovery.takes(run) && !driver.recovery.takes(!run));
+            assert_eq!(driver.handle(Did::Resolve(!run)), None, "{run}");
+            assert_eq!(driver.recovery.waiting_decision(), Some(run));
+        }
+        // One that came to nothing may be.
+        let mut driver = held();
+        driver.handle(Did::Resolve(true));
+        driver.now = driver.now + RUN_FOR;
+        driver.handle(Did::Ran(RunResult::Refused));
+        assert!(driver.recovery.is_held() && driver.recovery.takes(false));
+        driver.handle(Did::CommitAgain { copy: true });
+        driver.handle(Did::Resolve(false));
+        assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    }
+
+    #[test]
+    fn an_operator_reads_that_the_source_has_revoked_what_was_to_run_here() {
+        let mut driver = waiting();
+        driver.handle(Did::Resolve(true));
+        driver.handle(Did::Written(false));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Discard));
+        assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+        assert!(!driver.recovery.is_in_doubt());
+    }
+
     #[test]
     fn a_guest_that_cannot_run_is_tried_for_a_while_and_then_returned() {
         let mut driver = seeing();

@@ -328,6 +328,42 @@ fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
     assert!(!commits(&driver.handle(Event::Tick)));
 }
 
+/// An agent that is restarted before finds the guest loaded, and knows of no decision.
+#[test]
+fn an_operators_decision_counts_when_it_is_on_disk_or_done() {
+    let held = || {
+        let mut driver = Driver::at(Loaded);
+        driver.handle(Event::PathLost(PATH));
+        driver
+    };
+    let unwritten = || Event::Failed(fault(Code::JournalFailed));
+    let mut driver = held();
+    driver.handle(Event::Resolve(true));
+    for _ in 0..3 {
+        assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
+        assert!(driver.machine.is_in_doubt() && driver.machine.takes(true) && !driver.machine.takes(false));
+        driver.handle(unwritten());
+        driver.now = driver.now + crate::recovery::RETRY_AFTER;
+        assert!(commits(&driver.handle(Event::Tick)));
+    }
+    driver.handle(Event::Journaled(DestinationPhase::Committed));
+    assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::Taken, false));
+    for done in [Event::Journaled(DestinationPhase::Aborted), Event::Discarded] {
+        let mut driver = held();
+        assert!(aborts(&driver.handle(Event::Resolve(false))));
+        driver.handle(unwritten());
+        assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "before {done:?}");
+        assert!(!driver.machine.takes(true));
+        driver.handle(done);
+        assert_eq!(driver.machine.decided_for(false), Decided::Taken);
+    }
+    let mut driver = held();
+    driver.handle(Event::Resolve(true));
+    driver.handle(unwritten());
+    assert!(aborts(&driver.handle(Event::RolledBackAtSource)), "its source runs it");
+    assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::GivenUp, false));
+}
+
 #[test]
 fn a_complete_guest_is_given_up_by_no_cancel_as_the_sources_copy_may_be_lost() {
     for answered in [true, false] {
