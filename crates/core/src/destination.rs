@@ -21,6 +21,7 @@
 //!   Resuming --> Discarding: it cannot be run and never ran, and the source has its copy / journal Returned, end it
 //!   Resuming --> Resuming: it cannot be run, and cannot return / run
 //!   Resuming --> [*]: its hypervisor has ended
+//!   Resuming --> [*]: it cannot be run, and may have run / leave it to recovery
 //!   Running --> [*]: Finished
 //!   Waiting --> Discarding: any fault before Loaded / journal Aborted, then end the guest
 //!   Loaded --> Discarding: the source or an operator decides so
@@ -140,6 +141,8 @@ pub enum Event {
     },
     /// [`Action::Run`] came to nothing: the hypervisor refused for as long as was waited, and the guest has not run.
     CannotRun(Fault),
+    /// The same, but an answer of the hypervisor was lost before: whether the guest has run is not known.
+    MayHaveRun(Fault),
     /// The hypervisor of a committed guest has ended; whether the guest ran is not known.
     GuestEnded(Fault),
     /// An action failed, or the hypervisor did.
@@ -200,7 +203,7 @@ pub enum Action {
     /// Finished, Aborted, Returned) is written until the disk takes it, after the session if need be.
     Journal(DestinationPhase),
     /// Take the guest over: let it run, or only take its disks over if it did not run at the source. Then
-    /// [`Event::GuestRuns`], [`Event::CannotRun`] or [`Event::GuestEnded`].
+    /// [`Event::GuestRuns`], [`Event::CannotRun`], [`Event::MayHaveRun`] or [`Event::GuestEnded`].
     Run {
         /// The guest ran at the source until it was stopped.
         was_running: bool,
@@ -209,6 +212,9 @@ pub enum Action {
     RestoreHypervisor,
     /// End the incoming QEMU and remove what is left. Then [`Event::Discarded`].
     Discard,
+    /// The session is over, and its guest is committed, paused, and may have run: recovery inspects it and holds it for
+    /// an operator ([`crate::recovery::DestinationRecovery::inspect`]). Nothing of it is removed.
+    LeaveToRecovery(Fault),
     /// It is over: `None` means that the guest is ours.
     End(Option<Fault>),
 }
@@ -284,6 +290,8 @@ pub struct Destination {
     returned: bool,
     /// Committed, and its hypervisor has ended.
     gone: bool,
+    /// Committed, and recovery has it.
+    left_to_recovery: bool,
     /// The operator's decision while a later agent would not know of it: it is neither on disk nor carried out.
     operator_decision: Option<bool>,
     /// It is ended here, and never runs.
@@ -318,6 +326,7 @@ impl Destination {
             source_copy: SourceCopy::default(),
             returned: false,
             gone: false,
+            left_to_recovery: false,
             operator_decision: None,
             given_up: false,
             was_running: None,
@@ -353,6 +362,7 @@ impl Destination {
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
             Event::Resolve(run) => self.resolve(run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
+            Event::MayHaveRun(fault) => self.may_have_run(fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
             Event::Tick => {}
             event => self.driver_event(now, event),
@@ -372,6 +382,7 @@ impl Destination {
     pub fn outcome(&self) -> Outcome {
         match &self.state {
             _ if self.gone => Outcome::Gone,
+            _ if self.left_to_recovery => Outcome::Pending,
             State::Running { .. } => Outcome::Committed,
             State::Ended if self.committed => Outcome::Committed,
             State::Closing { .. } | State::Ended if self.returned => Outcome::Returned,

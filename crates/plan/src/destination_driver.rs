@@ -203,6 +203,7 @@ impl World {
             Action::LoadDeviceState(_) => self.load_piece(),
             Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
             Action::Journal(phase) => self.destination_journal(phase),
+            Action::LeaveToRecovery(_) => self.leave_arrival_to_recovery(),
             Action::CheckDisks(disks) => self.check_disks(&disks),
             Action::Run { was_running: ran } => self.runs_over_here(ran),
             Action::Discard => {
@@ -317,6 +318,9 @@ impl World {
             RunResult::Ended => self.handle_destination(Event::GuestEnded(fault(Code::GuestGone))),
             RunResult::Refused if self.now - since >= RUN_FOR && !unsure => {
                 self.handle_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
+            }
+            RunResult::Refused if self.now - since >= RUN_FOR => {
+                self.handle_destination(Event::MayHaveRun(fault(Code::HypervisorFailed)));
             }
             // A command whose answer is missing may have been carried out: a later refusal does not say that the guest
             // never ran.

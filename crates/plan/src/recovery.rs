@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent, SourceRecovery};
+use linerate_core::recovery::{DestinationEvent, DestinationRecovery, Phase, SourceEvent, SourceRecovery};
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step, destination, source};
 
 use crate::check::{Mutation, Property};
@@ -344,6 +344,17 @@ impl World {
         if host == self.at(Side::Source) && self.hosts[host].record(self.session).is_none() {
             self.source.decided = Some(self.state_at_source());
         }
+    }
+
+    /// The destination's session ended, and whether its guest has run is not known: its connections are closed, and
+    /// recovery goes on.
+    pub fn leave_arrival_to_recovery(&mut self) {
+        let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
+        self.hang_up(Side::Destination, false);
+        self.destination.machine = None;
+        self.destination.operations += 1;
+        self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)));
+        self.poll_cases(host);
     }
 
     /// A session ended and left something to do.

@@ -486,3 +486,42 @@ impl World {
             && self.hosts.iter().all(settled)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::recovery::{DestinationEvent, Inspection, RUN_FOR};
+
+    use super::*;
+    use crate::hosts::Machine;
+
+    /// The answer to the command is lost, and the disks stay away.
+    #[test]
+    fn a_guest_that_may_have_run_and_is_refused_is_held_for_an_operator() {
+        let mut held = 0;
+        for seed in 0..20 {
+            let mut world = World::new(seed, Options { faultless: true, ..Options::default() });
+            world.begin();
+            let commits =
+                |world: &World| world.destination.machine.as_ref().is_some_and(|one| one.is_committed());
+            while !commits(&world) && !world.is_over() {
+                let ((at, _), happening) = world.queue.pop_first().unwrap();
+                world.now = at;
+                world.happen(happening);
+            }
+            if !commits(&world) {
+                continue;
+            }
+            let (operations, since) = (world.destination.operations, world.now);
+            world.now = since + RUN_FOR;
+            world.hosts[1].disks_away_until = world.now + BOUND;
+            world.hypervisor_runs(operations, true, since, true);
+            assert!(world.destination.machine.is_none(), "seed {seed}: nobody can decide about it");
+            world.handle_destination_case(1, 1, DestinationEvent::Inspected(Inspection::MayHaveRun));
+            let case = world.hosts[1].cases.get(&1).map(|case| &case.machine);
+            assert!(matches!(case, Some(Machine::Destination(machine)) if machine.is_held()), "{case:?}");
+            assert_eq!(world.outcome_at(1, 1), Outcome::Pending);
+            held += 1;
+        }
+        assert!(held > 0, "no session gets so far");
+    }
+}

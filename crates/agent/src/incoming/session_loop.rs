@@ -14,7 +14,7 @@ use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
 use crate::audit;
 use crate::faults::{chain, fault};
-use crate::journal::Record;
+use crate::journal::{IncomingRecord, Record};
 use crate::session::paths::Paths;
 
 /// Where only events lead on; any length would do.
@@ -132,10 +132,29 @@ impl SessionLoop {
         self.worker.discard();
     }
 
+    /// Recovery has the guest before this session is over: at every moment it is known to one of them.
+    pub(super) fn leave_to_recovery(&mut self, fault: &Fault) {
+        let (session, guest) = (self.shared.session, self.shared.guest());
+        let role = self.incoming_record().role(DestinationPhase::Committed);
+        self.sessions.leave_to_recovery(session, Record::new(&guest, self.shared.order, role));
+        self.audit_end(Some(fault));
+        tracing::error!(
+            %session,
+            guest,
+            %fault,
+            "the guest was committed to this host and cannot be run; it may have run already, as an answer of its QEMU was lost: it is looked at, and stays paused if an operator has to decide (`linerate resolve`)"
+        );
+        self.over = true;
+    }
+
+    fn audit_end(&self, fault: Option<&Fault>) {
+        let from = audit::host(&self.shared.opener, self.shared.peer, None);
+        self.sessions.audit.arrival_end(self.shared.session, &self.shared.guest(), from, fault);
+    }
+
     pub(super) fn end(&mut self, fault: Option<Fault>) {
         let session = self.shared.session;
-        let from = audit::host(&self.shared.opener, self.shared.peer, None);
-        self.sessions.audit.arrival_end(session, &self.shared.guest(), from, fault.as_ref());
+        self.audit_end(fault.as_ref());
         match fault {
             None => tracing::info!(%session, guest = self.shared.guest(), "the guest is here"),
             Some(fault) => tracing::warn!(%session, %fault, "the guest did not arrive"),
@@ -154,13 +173,18 @@ impl SessionLoop {
             && matches!(self.sessions.outcome(self.shared.session), Outcome::Gone | Outcome::Pending)
     }
 
-    pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
-        let name = self.shared.machine().guest().to_owned();
-        *self.shared.guest.lock() = name;
+    /// What the journal has of the incoming QEMU.
+    fn incoming_record(&self) -> IncomingRecord {
         let mut record = self.worker.record();
         let machine = self.shared.machine();
         (record.ran, record.mode) = (machine.was_running(), machine.mode());
-        drop(machine);
+        record
+    }
+
+    pub(super) fn write_journal(&mut self, phase: DestinationPhase) {
+        let name = self.shared.machine().guest().to_owned();
+        *self.shared.guest.lock() = name;
+        let mut record = self.incoming_record();
         if phase == DestinationPhase::Committed && self.has_ended() {
             let detail = "its QEMU ended before it was committed";
             return self.handle(Event::Failed(Fault::new(

@@ -117,9 +117,15 @@ impl Sessions {
         self.recovery.is_going(guest)
     }
 
-    /// An incoming migration has ended.
+    /// Recovery goes on with a session whose guest was committed.
+    pub(super) fn leave_to_recovery(&self, session: SessionId, record: Record) {
+        recovery::continue_arrival(&self.recovery, session, record);
+    }
+
+    /// An incoming migration has ended. One that recovery goes on with is shown there.
     pub fn forget(&self, session: SessionId) {
-        if let Some(ended) = self.live.lock().remove(&session) {
+        let ended = self.live.lock().remove(&session);
+        if let Some(ended) = ended.filter(|_| self.recovery.get(session).is_none()) {
             let mut past = self.past.lock();
             past.push(ended.summary());
             let surplus = past.len().saturating_sub(ENDED_SHOWN);

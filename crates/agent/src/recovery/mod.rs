@@ -265,6 +265,12 @@ pub fn continue_session(sessions: &Arc<Sessions>, session: SessionId, mut record
     start(sessions, session, record, Machine::Source(machine));
 }
 
+/// A live session could not find out whether its committed guest, which its QEMU refuses to run, has run here.
+pub fn continue_arrival(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
+    let machine = DestinationRecovery::inspect(Clock::start().now());
+    start(sessions, session, record, Machine::Destination(machine));
+}
+
 fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: Machine) {
     let (signals, inbox) = channel();
     let unfinished = Arc::new(Unfinished {

@@ -24,6 +24,16 @@ impl Destination {
         self.end_guest(DestinationPhase::Returned, fault);
     }
 
+    /// It may have run, so that it cannot return; and it is not run again without a question. Only an operator decides,
+    /// for whom recovery holds it. The source learns what becomes of it by its next question.
+    pub(super) fn may_have_run(&mut self, fault: Fault) {
+        if matches!(self.state, State::Resuming { .. }) {
+            self.left_to_recovery = true;
+            self.state = State::Ended;
+            self.actions.push_back(Action::LeaveToRecovery(fault));
+        }
+    }
+
     /// Whether the guest ran is not known, or it did: it may not be resumed without a question, so the source learns
     /// that by its next question. That it runs is not reported any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {

@@ -22,6 +22,7 @@ impl Event {
             Event::HypervisorRestored => "HypervisorRestored",
             Event::GuestRuns { .. } => "GuestRuns",
             Event::CannotRun(_) => "CannotRun",
+            Event::MayHaveRun(_) => "MayHaveRun",
             Event::GuestEnded(_) => "GuestEnded",
             Event::Failed(_) => "Failed",
             Event::ReceivingFailed(_) => "ReceivingFailed",

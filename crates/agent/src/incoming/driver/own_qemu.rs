@@ -131,7 +131,7 @@ impl OwnQemu {
         Ok(())
     }
 
-    /// The journal has committed the guest to this host. One of three events reports the result.
+    /// The journal has committed the guest to this host. One of four events reports the result.
     pub fn run(&mut self, ran: bool) {
         // Its images are its own before it can write to them: from here on they are never removed.
         images::keep(&self.admitted.folder);
@@ -143,46 +143,21 @@ impl OwnQemu {
                 self.context.shared.send(Event::GuestRuns { took, cpu });
                 self.keep_running();
             }
-            Err(event) => self.context.shared.send(event),
+            Err(event) => {
+                if matches!(event, Event::MayHaveRun(_)) {
+                    // QEMU serves one QMP client at a time, and recovery is the next.
+                    self.process = None;
+                }
+                self.context.shared.send(event);
+            }
         }
     }
 
-    /// Tries until the guest runs, or it is certain that it cannot and never did, or its QEMU has ended.
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
-        let end = Instant::now() + RUN_FOR;
-        // A command whose answer is lost with its connection may have been carried out: a later refusal does not prove
-        // that the guest never ran. An answer that is only late comes before the next one, with its events.
-        let mut may_have_run = false;
-        loop {
-            let Some((record, qemu)) = &mut self.process else {
-                return Err(Event::CannotRun(internal("no hypervisor holds the guest")));
-            };
-            let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
-                TakeOverResult::Done => return Ok(()),
-                TakeOverResult::Refused(error) if Instant::now() >= end && !may_have_run => {
-                    return Err(Event::CannotRun(here(Code::HypervisorFailed, Step::Commit, &error)));
-                }
-                TakeOverResult::Unknown(error) if !record.is_alive() => {
-                    return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
-                }
-                TakeOverResult::Unknown(error) => {
-                    if !error.is_late() {
-                        qemu.qmp().hang_up();
-                        if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                            let ran = self.context.record().vcpu_time.has_run(record.process.pid);
-                            may_have_run |= ran != Some(false);
-                            qemu.reconnect(qmp, ran == Some(true));
-                        }
-                    }
-                    error
-                }
-                TakeOverResult::Refused(error) => error,
-            };
-            tracing::error!(
-                error = chain(&error),
-                "the guest is committed to this host and cannot be run yet"
-            );
-            std::thread::sleep(RUN_AGAIN_AFTER);
+        let vcpu_time = self.context.record().vcpu_time.clone();
+        match &mut self.process {
+            Some((record, qemu)) => take_over(record, qemu, &vcpu_time, ran),
+            None => Err(Event::CannotRun(internal("no hypervisor holds the guest"))),
         }
     }
 
@@ -237,6 +212,53 @@ impl OwnQemu {
     }
 }
 
+/// Tries until the guest runs, or its QEMU has ended, or that has refused for long enough. `vcpu_time`: of the guest when
+/// it was committed.
+fn take_over(
+    record: &GuestRecord,
+    qemu: &mut DestinationQemu,
+    vcpu_time: &VcpuTime,
+    ran: bool,
+) -> Result<(), Event> {
+    let mut end = Instant::now() + RUN_FOR;
+    // A command whose answer is lost with its connection may have been carried out: a later refusal does not prove that
+    // the guest never ran. An answer that is only late comes before the next one, with its events.
+    let mut may_have_run = false;
+    loop {
+        let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
+            TakeOverResult::Done => return Ok(()),
+            TakeOverResult::Refused(error) if Instant::now() >= end => {
+                let refused = here(Code::HypervisorFailed, Step::Commit, &error);
+                return Err(if may_have_run {
+                    Event::MayHaveRun(refused)
+                } else {
+                    Event::CannotRun(refused)
+                });
+            }
+            TakeOverResult::Unknown(error) if !record.is_alive() => {
+                return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
+            }
+            TakeOverResult::Unknown(error) => {
+                if !error.is_late() {
+                    qemu.qmp().hang_up();
+                    if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
+                        let ran = vcpu_time.has_run(record.process.pid);
+                        if ran != Some(false) && !may_have_run {
+                            // The wait for the lost answer was no refusal.
+                            (may_have_run, end) = (true, Instant::now() + RUN_FOR);
+                        }
+                        qemu.reconnect(qmp, ran == Some(true));
+                    }
+                }
+                error
+            }
+            TakeOverResult::Refused(error) => error,
+        };
+        tracing::error!(error = chain(&error), "the guest is committed to this host and cannot be run yet");
+        std::thread::sleep(RUN_AGAIN_AFTER);
+    }
+}
+
 /// All that the guest's processor can must be there here too. Nothing is compared where a QEMU does not tell.
 pub(super) fn check_processor(offered: &GuestDescription, found: &GuestDescription) -> Done {
     let (Some(source), Some(here)) = (&offered.processor, &found.processor) else { return Ok(()) };
@@ -255,4 +277,50 @@ pub(super) fn check_processor(offered: &GuestDescription, found: &GuestDescripti
 
 fn no_hypervisor() -> Fault {
     internal("no hypervisor waits")
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_guest::procfs::holds_locks;
+    use linerate_guest::qmp::Qmp;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::TestQemu;
+
+    /// The answer to `cont` is lost with its connection, and another process has the guest's disk since.
+    #[test]
+    fn a_guest_that_may_have_run_is_not_tried_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let socket = path("g.qmp");
+        std::fs::File::create(path("disk")).unwrap().set_len(1 << 20).unwrap();
+        let disk = ["-drive".to_owned(), format!("file={},format=raw,if=virtio", path("disk").display())];
+        let disk = disk.each_ref().map(String::as_str);
+        let hand = TestQemu::start(&socket, &disk);
+        let pid = i32::try_from(hand.pid()).unwrap();
+        let soon = || Instant::now() + QMP_WAIT;
+        let mut qmp = Qmp::connect(&socket, soon()).unwrap();
+        // It gives its disk away as at the end of a migration.
+        qmp.execute("migrate", json!({ "uri": "exec:cat >/dev/null" }), soon()).unwrap();
+        loop {
+            let found = qmp.execute("query-migrate", json!({}), soon()).unwrap();
+            assert_ne!(found["status"], "failed", "{found}");
+            if found["status"] == "completed" {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let other = TestQemu::start(&path("other.qmp"), &disk);
+        while !holds_locks(i32::try_from(other.pid()).unwrap(), &path("disk")) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let record = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
+        let mut qemu = DestinationQemu::new(qmp);
+        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true).unwrap_err();
+        assert!(matches!(event, Event::CannotRun(_)), "no answer was lost: {event:?}");
+        qemu.qmp().hang_up();
+        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true).unwrap_err();
+        assert!(matches!(event, Event::MayHaveRun(_)), "{event:?}");
+    }
 }

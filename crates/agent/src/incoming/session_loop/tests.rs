@@ -1,17 +1,18 @@
 //! What the loop of a session does with its guest's QEMU.
 
 use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use linerate_core::destination::Action;
 use linerate_core::{Mode, ModeTag, SessionId, Token};
+use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
 use super::super::{ChannelTarget, streams};
 use super::*;
-use crate::journal::IncomingRecord;
 use crate::session::identity::Identity;
 use crate::session::paths::Door;
-use crate::testing::{Ending, agent, arrived};
+use crate::testing::{Ending, TestQemu, agent, arrived};
 
 /// A source must not wait for a QEMU that takes long to end: the message that the guest runs is held back at once.
 #[test]
@@ -36,6 +37,41 @@ fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
     assert!(is_gone(ending.pid()), "it runs no code any more, and the source would give its copy up");
     ending.end();
     assert!(session_loop.is_gone());
+}
+
+/// Nobody could decide about it as long as the live session tries it.
+#[test]
+fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let socket = dir.path().join("g.qmp");
+    let hand = TestQemu::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
+    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
+    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
+    *incoming.guest.lock() = "g".into();
+    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    session_loop.worker.set_record(IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() });
+    let fault = Fault::new(Code::HypervisorFailed, Step::Commit, Side::Destination, "no lock");
+    session_loop.execute(Action::LeaveToRecovery(fault));
+    assert!(session_loop.over);
+    session_loop.worker.finish();
+    let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));
+    assert_eq!((one.session, one.guest.as_str()), (session, "g"));
+    let end = Instant::now() + Duration::from_secs(60);
+    while !one.is_in_doubt() {
+        assert!(Instant::now() < end, "it is not held: {:?}", one.summary());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(agent.incoming.outcome(session), Outcome::Pending, "its source keeps its copy");
+    one.resolve(true).unwrap();
+    while !agent.unfinished().is_empty() {
+        assert!(Instant::now() < end, "it does not run: {:?}", one.summary());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(agent.incoming.outcome(session), Outcome::Committed);
 }
 
 #[test]

@@ -278,6 +278,37 @@ fn a_guest_whose_hypervisor_ended_after_commit_is_gone_and_not_returned() {
     }
 }
 
+/// The answer to the command was lost, and the hypervisor refuses since: nobody could decide about it here.
+#[test]
+fn a_guest_that_may_have_run_and_cannot_be_run_is_left_to_recovery() {
+    let lost = || Event::MayHaveRun(fault(Code::HypervisorFailed));
+    for state in ALL {
+        let mut driver = Driver::at(state);
+        let before = driver.machine.outcome();
+        let mut actions = driver.handle(lost());
+        if state != Resuming {
+            assert!(actions.is_empty(), "{state:?}: {actions:?}");
+            assert_eq!(driver.machine.outcome(), before, "{state:?}");
+            continue;
+        }
+        assert_eq!(actions, [Action::LeaveToRecovery(fault(Code::HypervisorFailed))]);
+        for event in [
+            Event::CommitAgain { copy: true },
+            Event::CannotRun(fault(Code::HypervisorFailed)),
+            lost(),
+            Event::RolledBackAtSource,
+            Event::Resolve(false),
+            Event::Cancel,
+            Event::Tick,
+        ] {
+            actions.extend(driver.handle(event));
+        }
+        assert_eq!(actions.len(), 1, "recovery has it: {actions:?}");
+        assert!(driver.machine.is_ended() && !driver.machine.is_held());
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "the source keeps its copy");
+    }
+}
+
 #[test]
 fn a_commit_that_cannot_be_journalled_returns_the_guest_only_to_a_source_with_a_copy() {
     let unwritten = || Event::Failed(fault(Code::JournalFailed));
