@@ -252,8 +252,10 @@ impl DestinationRecovery {
             }
             // It could not be run and waits for the next try: the source runs it, by its operator's decision.
             (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() && !self.may_have_run => {
-                self.enter(now, State::Returning);
+                self.give_back(now);
             }
+            // It may have run, and an operator wanted it to run on: not beside its source.
+            (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() => self.hold(now),
             (State::Committing, E::Written(true)) => {
                 self.operator_decision = None;
                 self.enter(now, State::Running { since: now });
@@ -299,6 +301,8 @@ impl DestinationRecovery {
     fn inspected(&mut self, now: Time, found: Inspection) {
         match found {
             Inspection::Runs => self.runs(now),
+            // Its source runs it.
+            Inspection::NeverRan if self.rolled_back => self.give_back(now),
             Inspection::NeverRan => self.enter(now, State::Running { since: now }),
             Inspection::MayHaveRun => self.hold(now),
             Inspection::Ended => self.ended(),
@@ -306,15 +310,22 @@ impl DestinationRecovery {
         }
     }
 
+    /// It never ran here, and its source has it: an operator's decision to run it here is not followed.
+    fn give_back(&mut self, now: Time) {
+        self.given_up |= self.operator_decision.take() == Some(true);
+        self.enter(now, State::Returning);
+    }
+
     fn ran(&mut self, now: Time, since: Time, result: RunResult) {
+        let for_long = now - since >= RUN_FOR;
         match result {
             RunResult::Runs => self.runs(now),
-            RunResult::Refused if now - since >= RUN_FOR && self.may_have_run => self.hold(now),
-            RunResult::Refused if now - since >= RUN_FOR && self.source_copy.is_there(now) => {
-                self.enter(now, State::Returning);
-            }
+            // The notice came while it was just being run: the next try could run it beside its source.
+            RunResult::Refused if self.may_have_run && (self.rolled_back || for_long) => self.hold(now),
+            RunResult::Refused if self.rolled_back => self.give_back(now),
+            RunResult::Refused if for_long && self.source_copy.is_there(now) => self.give_back(now),
             // No source has confirmed that it can resume: this copy may be the only one.
-            RunResult::Refused if now - since >= RUN_FOR => self.due = Some(now + RETRY_AFTER),
+            RunResult::Refused if for_long => self.due = Some(now + RETRY_AFTER),
             RunResult::Refused => self.due = Some(now + RUN_AGAIN_AFTER),
             RunResult::Ended => self.ended(),
             RunResult::Unknown => {

@@ -798,8 +798,23 @@ mod at_the_destination {
         driver.handle(Did::CommitAgain { copy: false });
         driver.handle(Did::Written(true));
         assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it is just being run");
+        assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
+        let mut driver = waiting();
+        driver.handle(Did::CommitAgain { copy: false });
+        driver.handle(Did::Written(true));
         driver.handle(Did::Ran(RunResult::Refused));
         assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Write(To::Returned)));
+    }
+
+    /// The notice arrives while its hypervisor does not answer.
+    #[test]
+    fn a_guest_that_never_ran_is_not_run_when_its_source_has_rolled_back_before_that_is_known() {
+        let mut driver = seeing();
+        driver.handle(Did::Inspected(Inspection::Unknown));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may run here");
+        driver.again(Do::Inspect);
+        assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Write(To::Returned)));
+        assert_eq!(driver.handle(Did::Written(true)), Some(Do::Discard));
     }
 
     #[test]
@@ -845,6 +860,25 @@ mod at_the_destination {
         assert!(driver.recovery.is_held() && driver.recovery.is_rolled_back_at_source());
         assert_ne!(driver.handle(Did::Resolve(true)), Some(Do::Run));
         assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
+    }
+
+    /// The notice arrives while it is tried: an operator lets it run on here, and another at the source.
+    #[test]
+    fn a_guest_that_may_have_run_is_not_tried_any_more_when_its_source_has_rolled_back() {
+        for in_flight in [true, false] {
+            let mut driver = held();
+            assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+            if in_flight {
+                assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it is just being run");
+                driver.handle(Did::Ran(RunResult::Refused));
+            } else {
+                driver.handle(Did::Ran(RunResult::Refused));
+                assert_eq!(driver.handle(Did::RolledBackAtSource), None);
+            }
+            assert!(driver.recovery.is_held(), "{in_flight}");
+            assert_ne!(driver.handle(Did::Resolve(true)), Some(Do::Run), "{in_flight}");
+            driver.again(Do::Inspect);
+        }
     }
 
     /// An earlier question may arrive late.
