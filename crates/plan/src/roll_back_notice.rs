@@ -1,8 +1,7 @@
 //! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
 //! what a destination that does not know the session answers.
 
-use linerate_core::recovery::{DestinationEvent, Process, process_fate};
-use linerate_core::recovery::{NoticeStep, notice_step};
+use linerate_core::recovery::{DestinationEvent, NoticeStep, Process, notice_step};
 use linerate_core::roll_back_notice::{Next, RollBackNotice};
 use linerate_core::{ModeTag, Outcome, Side, destination, source};
 

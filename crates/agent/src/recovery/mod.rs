@@ -199,8 +199,8 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 guest,
                 "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
             );
-            // The other copy may be the only one, whatever an earlier recovery meant to send. If the guest ran here after
-            // commit, that copy is older than its disks.
+            // The other copy may be the only one, whatever an earlier recovery meant to send. If the guest ran here
+            // after commit, that copy is older than its disks.
             let is_older = record.ran_here();
             set_notice_due(&mut record, is_older);
             record.set_phase(Phase::Source(SourcePhase::RolledBack));

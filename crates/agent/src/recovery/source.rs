@@ -95,8 +95,8 @@ impl Unfinished {
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
-            // What the destination has may be the only copy: it keeps that for its operator. If the guest ran here after
-            // commit, it is older than the guest's disks.
+            // What the destination has may be the only copy: it keeps that for its operator. If the guest ran here
+            // after commit, it is older than the guest's disks.
             let mut record = self.record.lock();
             let is_older = record.ran_here();
             set_notice_due(&mut record, is_older);

@@ -273,6 +273,11 @@ fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
     agent.journal.put(session, &record).unwrap();
     let mut step = super::notice_steps(&agent.journal, session, &record);
     assert_eq!(step(), NoticeStep::Send);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut qmp = linerate_guest::process::connect(&qemu, deadline).unwrap();
+    qmp.execute("cont", serde_json::json!({}), deadline).unwrap();
+    drop(qmp);
+    assert_eq!(step(), NoticeStep::Send);
     drop(hand);
     assert_eq!(step(), NoticeStep::Send, "it has run since");
     let later = agent.journal.get(session).unwrap().unwrap();

@@ -212,8 +212,8 @@ impl OwnQemu {
     }
 }
 
-/// Tries until the guest runs, or its QEMU has ended, or that has refused for long enough. `vcpu_time`: of the guest when
-/// it was committed.
+/// Tries until the guest runs, or its QEMU has ended, or that has refused for long enough. `vcpu_time`: of the guest
+/// when it was committed.
 fn take_over(
     record: &GuestRecord,
     qemu: &mut DestinationQemu,

@@ -286,6 +286,7 @@ fn a_guest_that_may_have_run_and_cannot_be_run_is_left_to_recovery() {
         let mut driver = Driver::at(state);
         let before = driver.machine.outcome();
         let mut actions = driver.handle(lost());
+        actions.retain(|action| !matches!(action, Action::Transmit(..)));
         if state != Resuming {
             assert!(actions.is_empty(), "{state:?}: {actions:?}");
             assert_eq!(driver.machine.outcome(), before, "{state:?}");
@@ -303,6 +304,7 @@ fn a_guest_that_may_have_run_and_cannot_be_run_is_left_to_recovery() {
         ] {
             actions.extend(driver.handle(event));
         }
+        actions.retain(|action| !matches!(action, Action::Transmit(..)));
         assert_eq!(actions.len(), 1, "recovery has it: {actions:?}");
         assert!(driver.machine.is_ended() && !driver.machine.is_held());
         assert_eq!(driver.machine.outcome(), Outcome::Pending, "the source keeps its copy");
