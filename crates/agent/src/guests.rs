@@ -86,13 +86,13 @@ fn busy(name: &str, why: &str, open: OpenSession) -> ErrorBody {
 
 /// Nothing else does anything with a guest of this name as long as that is held.
 fn claim(agent: &Agent, name: &str) -> Answer<NameClaim> {
-    agent.names.claim(name).ok_or_else(|| {
-        let text =
-            format!("{name}: a guest of this name is just being started, stopped, taken over or moved");
-        ErrorBody::new("guest_busy", text).with_hint(
-            "try again in some seconds, or in 40 if it is being stopped; `linerate vm list` shows it",
-        )
-    })
+    agent.names.claim(name).ok_or_else(|| claimed(name))
+}
+
+fn claimed(name: &str) -> ErrorBody {
+    let text = format!("{name}: a guest of this name is just being started, stopped, taken over or moved");
+    let hint = "try again in some seconds, or in 30 if it is being stopped; `linerate vm list` shows it";
+    ErrorBody::new("guest_busy", text).with_hint(hint)
 }
 
 /// A guest that a migration has may run on the other host, with the same disks, though its QEMU here has ended.
@@ -478,7 +478,7 @@ pub fn stop(agent: &Agent, name: &str, request: StopGuest) -> Answer<GuestSummar
 }
 
 fn stop_within(agent: &Agent, name: &str, request: StopGuest, wait: Duration) -> Answer<GuestSummary> {
-    let _claim = claim(agent, name)?;
+    let _claim = agent.names.claim_to_stop(name, request.force).ok_or_else(|| claimed(name))?;
     let record = agent.registry.get(name).map_err(|error| registry_error(&error))?;
     if let Some(open) = agent.open_session_of(&record) {
         return Err(busy(name, "it may be the only copy of the guest", open));

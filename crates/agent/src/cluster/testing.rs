@@ -56,6 +56,19 @@ impl Running {
         connect(&route, &hello(Role::Doctor), &options).map(drop)
     }
 
+    /// The other's list is on its disk a moment before its handshakes have it.
+    pub fn waits_until_refused_by(&self, other: &Running) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            match self.connect_to(other) {
+                Err(ConnectError::Tls { .. }) => return,
+                Err(error) => panic!("{error:?}"),
+                Ok(()) => assert!(Instant::now() < end, "a revoked host is taken"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Of the revocation list of the first authority.
     pub fn number(&self) -> u64 {
         operations::show(&self.site.config).unwrap().authorities[0].1

@@ -127,6 +127,31 @@ fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
 }
 
 #[test]
+fn a_forced_stop_does_not_wait_for_one_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
+    adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
+    let stopping = agent.clone();
+    let stopping = std::thread::spawn(move || {
+        loop {
+            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(600));
+            // A look of this test may have had the name just then.
+            if !stopped.as_ref().is_err_and(|error| error.code == "guest_busy") {
+                break stopped;
+            }
+        }
+    });
+    while agent.names.claim("web").is_some() {
+        assert!(!stopping.is_finished());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    stop(&agent, "web", StopGuest { force: true }).unwrap();
+    stopping.join().unwrap().unwrap();
+    assert!(agent.names.claim("web").is_some());
+}
+
+#[test]
 fn a_guest_whose_migration_is_not_over_is_not_called_stopped_though_its_qemu_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

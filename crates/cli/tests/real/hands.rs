@@ -41,7 +41,7 @@ fn a_guest_resumed_at_the_source_before_commit_runs_there_only() {
     stage.cut_all(false);
     let held = stage.until("it is reported", || {
         let shown = stage.only(0, "in_doubt");
-        shown["note"].as_str()?.contains("resumed here by another program").then_some(shown)
+        shown["note"].as_str()?.contains("as another program resumed it").then_some(shown)
     });
     stage.stays(0, "running");
     stage.only(1, "in_doubt");

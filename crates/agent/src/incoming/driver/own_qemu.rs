@@ -281,7 +281,6 @@ fn no_hypervisor() -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use linerate_guest::procfs::holds_locks;
     use linerate_guest::qmp::Qmp;
     use serde_json::json;
 
@@ -311,10 +310,10 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let other = TestQemu::start(&path("other.qmp"), &disk);
-        while !holds_locks(i32::try_from(other.pid()).unwrap(), &path("disk")) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let _other = TestQemu::start(&path("other.qmp"), &disk);
+        // It answers when its devices have their disks, with all locks.
+        let mut other = Qmp::connect(&path("other.qmp"), soon()).unwrap();
+        other.execute("query-status", json!({}), soon()).unwrap();
         let record = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
         let mut qemu = DestinationQemu::new(qmp);
         let event = take_over(&record, &mut qemu, &VcpuTime::default(), true).unwrap_err();

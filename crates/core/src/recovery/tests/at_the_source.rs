@@ -1,0 +1,249 @@
+//! The recovery of a source, step by step.
+
+use super::*;
+
+struct Driver {
+    recovery: SourceRecovery,
+    now: Time,
+}
+
+impl Driver {
+    fn new(recovery: SourceRecovery) -> Driver {
+        Driver { recovery, now: Time::ZERO }
+    }
+
+    fn action(&mut self) -> Option<SourceAction> {
+        let action = self.recovery.poll_action(self.now);
+        assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
+        action
+    }
+
+    fn handle(&mut self, event: SourceEvent) -> Option<SourceAction> {
+        self.recovery.handle(self.now, event);
+        self.action()
+    }
+
+    /// Nothing before it is due, then this.
+    #[track_caller]
+    fn again(&mut self, wanted: SourceAction) {
+        assert_eq!(self.action(), None, "it spins");
+        self.now = self.recovery.timeout().expect("it waits for ever");
+        assert_eq!(self.action(), Some(wanted));
+    }
+}
+
+fn resuming() -> Driver {
+    Driver::new(SourceRecovery::resume_here(Time::ZERO))
+}
+
+fn querying() -> Driver {
+    Driver::new(SourceRecovery::query(Time::ZERO))
+}
+
+#[test]
+fn resuming_and_writing_the_end_are_repeated_until_they_succeed() {
+    let mut driver = resuming();
+    assert!(driver.recovery.resumes_here());
+    assert_eq!(driver.action(), Some(SourceAction::ResumeHere));
+    for _ in 0..1000 {
+        assert_eq!(driver.handle(SourceEvent::ResumedHere(None)), None, "nothing is written for a failure");
+        driver.again(SourceAction::ResumeHere);
+    }
+    let writes = SourceAction::Write(From::RolledBack);
+    assert_eq!(driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource))), Some(writes));
+    for _ in 0..1000 {
+        assert_eq!(driver.handle(SourceEvent::Written(false)), None);
+        assert_eq!(driver.recovery.is_over(), None);
+        driver.again(writes);
+    }
+    assert_eq!(driver.handle(SourceEvent::Written(true)), None);
+    assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtSource));
+    assert_eq!(driver.recovery.timeout(), None);
+}
+
+#[test]
+fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
+    let mut driver = querying();
+    assert_eq!(driver.action(), Some(SourceAction::Query { gives_up: false }));
+    let gives_up = driver.handle(SourceEvent::Answered(Some(Outcome::Committed)));
+    assert_eq!(gives_up, Some(SourceAction::EndSource));
+    assert_eq!(driver.handle(SourceEvent::SourceEnded(false)), None);
+    driver.again(SourceAction::EndSource);
+    assert_eq!(driver.handle(SourceEvent::SourceEnded(true)), Some(SourceAction::Write(From::Finished)));
+    driver.handle(SourceEvent::Written(true));
+    assert_eq!(driver.recovery.is_over(), Some(GuestState::RunsAtDestination));
+}
+
+#[test]
+fn it_asks_until_the_answer_decides() {
+    let mut driver = querying();
+    driver.action();
+    let in_doubt = [None, Some(Outcome::Pending), Some(Outcome::Unknown), Some(Outcome::Gone), None];
+    for answer in in_doubt {
+        assert_eq!(driver.handle(SourceEvent::Answered(answer)), None, "{answer:?}");
+        assert!(driver.recovery.is_in_doubt());
+        driver.again(SourceAction::Query { gives_up: false });
+    }
+    assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");
+    for (answer, follows) in [
+        (Outcome::Committed, SourceAction::EndSource),
+        (Outcome::Aborted, SourceAction::ResumeHere),
+        (Outcome::Returned, SourceAction::ResumeHere),
+    ] {
+        let mut driver = querying();
+        driver.action();
+        assert_eq!(driver.handle(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
+    }
+}
+
+#[test]
+fn the_operator_decides_after_one_more_question_or_the_one_in_progress() {
+    let decided = SourceAction::Write(From::ResumingHere);
+    for (resume, follows) in [(true, decided), (false, SourceAction::EndSource)] {
+        let mut driver = querying();
+        driver.action();
+        assert_eq!(driver.handle(SourceEvent::Resolve(resume)), None, "one action at a time");
+        let mut next = driver.handle(SourceEvent::Answered(None));
+        if !resume {
+            // The destination may still return the guest to the copy that is to be ended.
+            assert_eq!(next, Some(SourceAction::Query { gives_up: true }));
+            next = driver.handle(SourceEvent::Answered(None));
+        }
+        assert_eq!(next, Some(follows));
+        let mut driver = querying();
+        driver.action();
+        driver.handle(SourceEvent::Answered(None));
+        let asks = SourceAction::Query { gives_up: !resume };
+        assert_eq!(driver.handle(SourceEvent::Resolve(resume)), Some(asks));
+        assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(follows));
+    }
+}
+
+/// Without the destination's word nobody knows that it runs there.
+#[test]
+fn what_the_operator_gave_up_is_not_reported_as_moved() {
+    for (answer, guest) in
+        [(None, GuestState::Unknown), (Some(Outcome::Committed), GuestState::RunsAtDestination)]
+    {
+        let mut driver = querying();
+        driver.handle(SourceEvent::Resolve(false));
+        driver.action();
+        assert_eq!(driver.handle(SourceEvent::Answered(answer)), Some(SourceAction::EndSource));
+        driver.handle(SourceEvent::SourceEnded(true));
+        driver.handle(SourceEvent::Written(true));
+        assert_eq!(driver.recovery.is_over(), Some(guest));
+    }
+}
+
+/// It takes the question for a commit.
+#[test]
+fn a_decision_to_resume_is_void_if_the_query_in_progress_finds_the_guest_over_there() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Resolve(true));
+    assert_eq!(driver.recovery.decided(), Decided::Waiting);
+    assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
+    assert_eq!(driver.recovery.decided(), Decided::Void, "it is not dropped without a word");
+    driver.again(SourceAction::Query { gives_up: false });
+    assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+}
+
+/// Two operators: each is told what became of the own decision.
+#[test]
+fn a_decision_that_waits_is_not_replaced_by_another() {
+    for first in [true, false] {
+        let mut driver = querying();
+        driver.action();
+        driver.handle(SourceEvent::Resolve(first));
+        assert!(driver.recovery.takes(first) && !driver.recovery.takes(!first), "{first}");
+        driver.handle(SourceEvent::Resolve(!first));
+        let mut next = driver.handle(SourceEvent::Answered(None));
+        if !first {
+            assert_eq!(next, Some(SourceAction::Query { gives_up: true }));
+            next = driver.handle(SourceEvent::Answered(None));
+        }
+        let writes = SourceAction::Write(From::ResumingHere);
+        assert_eq!(next, Some(if first { writes } else { SourceAction::EndSource }), "{first}");
+    }
+}
+
+#[test]
+fn a_decision_that_is_void_is_not_taken_for_the_one_that_follows() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(Some(Outcome::Pending)));
+    assert_eq!(driver.handle(SourceEvent::Resolve(false)), Some(SourceAction::Query { gives_up: true }));
+    let decided = |driver: &Driver| [true, false].map(|resume| driver.recovery.decided_for(resume));
+    assert_eq!(decided(&driver), [Decided::Void, Decided::Waiting]);
+    assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(SourceAction::EndSource));
+    assert_eq!(decided(&driver), [Decided::Void, Decided::Taken]);
+}
+
+/// A later agent asks again, which is a commit.
+#[test]
+fn a_decision_to_resume_waits_until_it_is_on_disk() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Written(false));
+    assert!(driver.recovery.is_in_doubt() && !driver.recovery.resumes_here());
+    assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+    assert!(!driver.recovery.takes(false));
+    driver.again(SourceAction::Write(From::ResumingHere));
+    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+    assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
+    assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
+}
+
+#[test]
+fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_questions() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Answered(None));
+    let writes = SourceAction::Write(From::ResumingHere);
+    assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Query { gives_up: false }));
+    assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
+    for _ in 0..100 {
+        assert_eq!(driver.handle(SourceEvent::Written(false)), None);
+        driver.again(writes);
+    }
+    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+}
+
+#[test]
+fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
+    for (answer, follows) in [
+        (Outcome::Committed, SourceAction::EndSource),
+        (Outcome::Aborted, SourceAction::ResumeHere),
+        (Outcome::Returned, SourceAction::ResumeHere),
+    ] {
+        for resume in [true, false] {
+            let mut driver = querying();
+            driver.action();
+            driver.handle(SourceEvent::Resolve(resume));
+            let next = driver.handle(SourceEvent::Answered(Some(answer)));
+            assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
+            let followed = resume == (follows == SourceAction::ResumeHere);
+            let decided = if followed { Decided::Taken } else { Decided::Overruled };
+            assert_eq!(driver.recovery.decided(), decided, "{answer:?}, {resume}");
+        }
+    }
+}
+
+#[test]
+fn what_is_decided_is_not_decided_again() {
+    let mut driver = resuming();
+    driver.action();
+    for event in [
+        SourceEvent::Resolve(false),
+        SourceEvent::Answered(Some(Outcome::Committed)),
+        SourceEvent::SourceEnded(true),
+        SourceEvent::Written(true),
+        SourceEvent::Tick,
+    ] {
+        assert_eq!(driver.handle(event), None, "{event:?}");
+        assert!(driver.recovery.resumes_here(), "{event:?}");
+    }
+}
