@@ -531,6 +531,12 @@ impl Destination {
             // It was said on a connection of its own before.
             (State::Journaling { .. } | State::Resuming { .. } | State::Running { .. }, Message::Commit) => {}
             (State::Running { .. }, Message::Finished) => self.finished(),
+            // Its operator has ended the copy there before the guest was confirmed: the one here is the only one.
+            (State::Loaded | State::Journaling { .. } | State::Resuming { .. }, Message::Finished)
+                if self.commits() =>
+            {
+                self.commit_aside(now, false);
+            }
             (_, message) => self.violation(now, &message),
         }
     }

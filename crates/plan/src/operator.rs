@@ -162,13 +162,16 @@ impl World {
     /// If it only waits for a decision, the operator may take either. While it is busy, an impatient one gives this
     /// copy up; to let this one run would be to run both.
     fn decision_at_source(&mut self, host: usize, session: u64) -> Option<bool> {
+        // Another program ran the guest here: nothing is asked any more, so somebody has to decide.
+        let ran_here = self.hosts[host].record(session).is_some_and(|record| record.ran_here)
+            || self.hosts[host].ran_here.contains(&session);
         if let Some(there) = self.process_of(1 - host, session) {
             if self.find(there).is_some_and(|guest| guest.running) {
                 return Some(false);
             }
             let view = self.sees(1 - host, session);
             let waits = view == Some(OperatorView::InDoubt);
-            self.check_needed(waits);
+            self.check_needed(waits && !ran_here);
             if self.check.given_up_there.contains(&session) {
                 return None;
             }
@@ -178,7 +181,7 @@ impl World {
                 _ => None,
             };
         }
-        self.check_needed(!self.check.given_up_there.contains(&session));
+        self.check_needed(!ran_here && !self.check.given_up_there.contains(&session));
         let here = self.process_of(host, session).and_then(|pid| self.find(pid));
         Some(here.is_some_and(|guest| guest.current))
     }

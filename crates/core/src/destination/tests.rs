@@ -190,7 +190,8 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (stopped(), vec![Receiving]),
         // Later: it was said on a connection of its own before.
         (Message::Commit, vec![Loaded, Journaling, Resuming, Running]),
-        (Message::Finished, vec![Running]),
+        // Before: the operator of the source has ended its copy.
+        (Message::Finished, vec![Loaded, Journaling, Resuming, Running]),
         (Message::Aborted, vec![]),
         (Message::Admitted { endpoints: vec![] }, vec![]),
         (Message::Prepared { regions: vec![], touched: vec![] }, vec![]),

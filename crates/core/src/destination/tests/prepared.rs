@@ -361,6 +361,23 @@ fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
     assert!(!commits(&driver.handle(Event::Tick)));
 }
 
+/// The source's operator has ended its copy before the guest was confirmed here.
+#[test]
+fn the_only_copy_is_not_given_up_when_the_source_says_that_it_has_finished() {
+    for state in [Loaded, Journaling, Resuming] {
+        let mut driver = Driver::at(state);
+        let actions = driver.receive(Message::Finished);
+        assert_eq!(commits(&actions), state == Loaded, "{state:?}: {actions:?}");
+        assert!(!aborts(&actions) && !actions.contains(&Action::Discard), "{state:?}: {actions:?}");
+        assert_eq!(driver.machine.outcome(), Outcome::Pending, "{state:?}");
+        if state != Resuming {
+            driver.handle(Event::Failed(fault(Code::JournalFailed)));
+            driver.now = driver.now + crate::recovery::RETRY_AFTER;
+            assert!(commits(&driver.handle(Event::Tick)), "{state:?}: it is tried until the disk takes it");
+        }
+    }
+}
+
 /// An agent that is restarted before finds the guest loaded, and knows of no decision.
 #[test]
 fn an_operators_decision_counts_when_it_is_on_disk_or_done() {
