@@ -564,34 +564,37 @@ impl Journal {
         Ok(())
     }
 
+    /// Changes the newest record of a session. `change`: false if there is nothing to write.
+    fn change(&self, session: SessionId, change: impl FnOnce(&mut Role) -> bool) -> Result<(), JournalError> {
+        let mut unwritten = self.unwritten.lock();
+        let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
+        if !change(&mut record.role) {
+            return Ok(());
+        }
+        self.put_newest(&mut unwritten, session, &record)
+    }
+
     /// A guest that was paused when it was to leave was seen to run here since.
     pub fn note_ran_since(&self, session: SessionId) {
-        let mut unwritten = self.unwritten.lock();
-        let done = self.newest(&unwritten, session).and_then(|found| match found {
-            Some(mut record) => {
-                if let Role::Source { ran, .. } = &mut record.role {
-                    *ran = true;
-                }
-                self.put_newest(&mut unwritten, session, &record)
-            }
-            None => Ok(()),
+        let done = self.change(session, |role| {
+            let Role::Source { ran, .. } = role else { return false };
+            !std::mem::replace(ran, true)
         });
         if let Err(error) = done {
-            tracing::warn!(%session, error = chain(&error), "a later agent takes the guest for one that was paused all the time");
+            tracing::warn!(%session, error = chain(&error), "the journal does not have that the guest ran here since: if its QEMU has ended by the next start of the agent, the destination is not notified");
         }
     }
 
     /// The guest was seen to run here after commit was sent. `record` says so from now on, whatever the disk does;
     /// called again it tries the disk again.
     pub fn note_ran_here(&self, session: SessionId, record: &mut Record) {
-        if let Role::Source { ran_here, .. } = &mut record.role {
-            *ran_here = true;
-        }
-        if self.get(session).is_ok_and(|found| found.is_some_and(|found| found.ran_here())) {
-            return;
-        }
-        if let Err(error) = self.put(session, record) {
-            tracing::warn!(%session, error = chain(&error), "if the guest's QEMU has ended by the next start of the agent, that asks the destination, which may run memory that is older than the disks");
+        let note = |role: &mut Role| {
+            let Role::Source { ran_here, .. } = role else { return false };
+            !std::mem::replace(ran_here, true)
+        };
+        note(&mut record.role);
+        if let Err(error) = self.change(session, note) {
+            tracing::warn!(%session, error = chain(&error), "the journal does not have that the guest ran here after commit: if its QEMU has ended by the next start of the agent, that asks the destination, which may run memory that is older than the disks");
         }
     }
 
@@ -604,15 +607,12 @@ impl Journal {
 
     /// The destination knows that the session was rolled back.
     pub fn record_notified(&self, session: SessionId) -> Result<(), JournalError> {
-        let mut unwritten = self.unwritten.lock();
-        let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
-        match &mut record.role {
-            Role::Source { phase: SourcePhase::RolledBack, notice_due, .. } if *notice_due => {
-                *notice_due = false
+        self.change(session, |role| match role {
+            Role::Source { phase: SourcePhase::RolledBack, notice_due, .. } => {
+                std::mem::replace(notice_due, false)
             }
-            _ => return Ok(()),
-        }
-        self.put_newest(&mut unwritten, session, &record)
+            _ => false,
+        })
     }
 
     fn insert(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {

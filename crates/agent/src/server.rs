@@ -397,7 +397,7 @@ async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Resu
             Some(GuestState::RunsAtSource),
         ),
         (Decided::GivenUp, _) => (
-            "the guest is given up here and does not run here: its source has rolled back, or another operator has decided so",
+            "the guest does not run here: its source has rolled back, another operator has given it up, or its QEMU on this host has ended",
             None,
         ),
     };

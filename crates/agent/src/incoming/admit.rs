@@ -209,7 +209,11 @@ fn reserve(sessions: &Sessions, guest: &str) -> Result<(NameClaim, PathBuf), Fau
             Ok(known) if known.is_alive() => Code::GuestExists,
             _ => Code::GuestBusy,
         };
-        let what = if code == Code::GuestExists { "has" } else { "is just starting or receiving" };
+        let what = if code == Code::GuestExists {
+            "has"
+        } else {
+            "is just starting, stopping, taking over, moving or receiving"
+        };
         return Err(refuse(code, format!("this host {what} another guest {guest}")));
     };
     let folder = sessions.registry.reserve(guest).map_err(|error| match error {

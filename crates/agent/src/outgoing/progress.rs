@@ -17,7 +17,7 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use super::streams::MigrationStreams;
 use crate::convert;
-use crate::recovery::{VOID, WAITS};
+use crate::recovery::{RAN_HERE, VOID, WAITS};
 
 pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -286,12 +286,15 @@ const IN_DOUBT: &str = "the guest is paused here until the destination answers w
 /// The same or what became of the operator's decision, and why the destination cannot be asked, or nothing can be
 /// decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
+    let not_asked = shared.not_asked.lock().clone();
+    let ran_here = not_asked.as_deref() == Some(RAN_HERE);
     let what = match shared.decided() {
+        _ if ran_here => RAN_HERE,
         Decided::Waiting => WAITS,
         Decided::Void => VOID,
         Decided::Taken | Decided::Overruled | Decided::GivenUp => IN_DOUBT,
     };
-    let not_asked = shared.not_asked.lock().as_ref().map(|why| format!("It could not be asked: {why}"));
+    let not_asked = not_asked.filter(|_| !ran_here).map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());
     troubles.fold(what.to_owned(), |text, trouble| format!("{text}. {trouble}"))
 }

@@ -19,7 +19,7 @@ use super::{Input, News, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
-use crate::recovery;
+use crate::recovery::{self, RAN_HERE};
 use crate::session::links::Links;
 use crate::session::paths::Paths;
 
@@ -244,10 +244,10 @@ impl SessionLoop {
             // A roll-back has begun meanwhile.
             _ if asks.is_none() => {}
             _ => {
-                tracing::error!(
-                    session = %self.shared.session,
-                    "the guest's migration is not decided, and it was resumed here by another program: the destination is not asked any more, which would let it run there too; `linerate resolve` decides"
-                );
+                if !self.record.ran_here() {
+                    tracing::error!(session = %self.shared.session, "{RAN_HERE}");
+                    *self.shared.not_asked.lock() = Some(RAN_HERE.to_owned());
+                }
                 self.sessions.journal.note_ran_here(self.shared.session, &mut self.record);
                 self.handle(Event::Unanswered);
             }

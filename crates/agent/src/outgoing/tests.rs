@@ -157,6 +157,7 @@ fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ende
     let qemu = GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap();
     let role = crate::recovery::tests::leaves(&qemu, linerate_core::journal::SourcePhase::CommitSent);
     let record = Record::new("g", 1, role);
+    agent.journal.put(outgoing.session, &record).unwrap();
     let mut session_loop =
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     session_loop.ask_destination(false);

@@ -41,7 +41,7 @@ use crate::session::roll_back_notice;
 
 pub(crate) use destination::describe_decision;
 pub use sessions::Sessions;
-pub(crate) use source::{VOID, WAITS, notice_steps};
+pub(crate) use source::{RAN_HERE, VOID, WAITS, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -53,6 +53,9 @@ pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and
 
 /// The same, of a guest that waits here.
 const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
+
+/// The same, of a guest that was to leave.
+const SOURCE_QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, so nothing can be resumed here. What the destination has may be the only copy. `linerate resolve ID --give-up` here has it run there; or decide at the destination";
 
 /// What a thread of recovery receives.
 enum Signal {
@@ -369,6 +372,10 @@ impl Unfinished {
                 if !machine.takes(resume_here) {
                     return Err(OTHER_DECISION);
                 }
+                // If the guest ran here after commit, the decision has the old copy over there given up.
+                if resume_here && !self.process_is_alive() && !self.record.lock().ran_here() {
+                    return Err(SOURCE_QEMU_HAS_ENDED);
+                }
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
             Machine::Destination(machine) if machine.is_in_doubt() && !machine.takes(resume_here) => {
@@ -490,14 +497,14 @@ impl Unfinished {
             step: Step::Commit,
             started_unix_ms: record.changed_unix_ms,
             sent_bytes: 0,
-            note: Some(self.note()),
+            note: Some(self.note(record.ran_here())),
         }
     }
 
     /// What is unfinished, what happens next, and what an operator can do.
-    fn note(&self) -> String {
+    fn note(&self, ran_here: bool) -> String {
         let what = match &*self.machine.lock() {
-            Machine::Source(machine) => source::describe(machine),
+            Machine::Source(machine) => source::describe(machine, ran_here),
             Machine::Destination(machine) => destination::describe(machine),
         };
         match &*self.trouble.lock() {

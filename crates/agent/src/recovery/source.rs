@@ -10,7 +10,7 @@ use linerate_core::recovery::{
 };
 use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::leftover_ram::LeftoverRam;
-use linerate_guest::migrate::{DestinationQemu, PauseMark, SourceQemu};
+use linerate_guest::migrate::{PauseMark, SourceQemu};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::GuestRecord;
 use linerate_guest::vcpu_time::VcpuTime;
@@ -33,13 +33,19 @@ pub(crate) const WAITS: &str = "your decision waits until the destination has be
 pub(crate) const VOID: &str = "the destination holds the guest, so it was not resumed here; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
-/// What is unfinished, and what follows.
-pub(super) fn describe(machine: &SourceRecovery) -> &'static str {
+/// What an operator reads of a guest that is not asked about any more.
+pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it. So the destination is not asked any more: it could run the guest too. Its copy is older than the guest's disks. Decide (`linerate resolve`)";
+
+/// What is unfinished, and what follows. `ran_here`: the guest was seen to run here after commit.
+pub(super) fn describe(machine: &SourceRecovery, ran_here: bool) -> &'static str {
     if machine.resumes_here() {
         return "the guest is being resumed here; it is tried until its QEMU answers";
     }
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
+    }
+    if ran_here {
+        return RAN_HERE;
     }
     match machine.decided() {
         Decided::Waiting => return WAITS,
@@ -205,16 +211,12 @@ impl Unfinished {
             return None;
         };
         // Seen once, it counts for good: when its QEMU has ended, nothing shows it any more.
-        let ran_here = self.record.lock().ran_here();
-        if ran_here || runs_here(&qemu, &vcpu_time) {
+        if self.record.lock().ran_here() || runs_here(&qemu, &vcpu_time) {
             let mut record = self.record.lock().clone();
             sessions.journal.note_ran_here(self.session, &mut record);
             if let Role::Source { ran_here, .. } = &mut self.record.lock().role {
                 *ran_here = true;
             }
-            self.failed(
-                "the guest ran here after commit, as another program resumed it: the destination is not asked any more, which would let it run there too. Its copy is older than the guest's disks. Decide (`linerate resolve`)".into(),
-            );
             return None;
         }
         let ask = if qemu.can_run() && !gives_up { ask_any } else { commit_any };
@@ -257,7 +259,7 @@ fn is_live(qemu: &GuestRecord) -> bool {
     let deadline = Instant::now() + CONNECT_WAIT;
     let seen = process::connect(qemu, deadline)
         .ok()
-        .and_then(|qmp| DestinationQemu::recovered(qmp, None).status(deadline).ok());
+        .and_then(|qmp| SourceQemu::recovered(qmp, true, None, false).status(deadline).ok());
     seen.is_some_and(|status| status.is_live())
 }
 

@@ -260,6 +260,22 @@ fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
     peer.is_notified();
 }
 
+/// Nothing can be resumed, and exit code 0 would say that the guest runs here.
+#[test]
+fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::new());
+    let mut ending = Ending::start(&dir);
+    let qemu = arrived(&agent, ending.pid());
+    ending.end();
+    let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+    recover(&agent.recovery).unwrap();
+    let refused = agent.unfinished()[0].resolve(true).unwrap_err();
+    assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
+    assert!(agent.unfinished()[0].is_in_doubt());
+    assert_eq!(written(&agent, session).0, SourcePhase::CommitSent);
+}
+
 /// Its operator resumed it at the source since: what the destination has is old.
 #[test]
 fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {

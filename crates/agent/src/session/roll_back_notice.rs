@@ -1,6 +1,7 @@
 //! The roll-back notice: sent where no abort could reach the destination, on a connection of its own, in a thread of
-//! its own. Nothing waits for it. A destination that does not answer costs a connection attempt now and then for a
-//! minute. `linerate-core` decides when to try (`roll_back_notice`).
+//! its own. Nothing waits for it. A destination that does not answer costs a connection attempt now and then: for a
+//! minute, or until it answers if it may hold the guest complete. `linerate-core` decides when to try
+//! (`roll_back_notice`).
 
 use std::net::SocketAddr;
 
@@ -34,7 +35,13 @@ pub(crate) fn send_by(
     let session = identity.session;
     let sending = move || run(&peers, &identity, held, step, done);
     if let Err(error) = std::thread::Builder::new().name("roll-back-notice".into()).spawn(sending) {
-        tracing::warn!(%session, %error, "no thread to notify the destination of the roll-back; it gives up by itself");
+        let then = match held {
+            true => {
+                "if it holds the guest complete, it keeps it paused until the next start of this agent notifies it"
+            }
+            false => "it gives up by itself",
+        };
+        tracing::warn!(%session, %error, then, "no thread to notify the destination of the roll-back");
     }
 }
 
@@ -54,7 +61,7 @@ fn run(
             NoticeStep::Wait => None,
             NoticeStep::Withdraw => {
                 done();
-                return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold");
+                return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold: see `linerate migration list` there");
             }
         };
         let now = clock.now();

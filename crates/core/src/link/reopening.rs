@@ -60,10 +60,4 @@ mod tests {
         reopening.lost(false);
         assert_eq!(reopening.port_is_up(true), None);
     }
-
-    #[test]
-    fn a_link_is_tried_often_and_not_without_a_pause() {
-        let pause = Reopening::default().pause();
-        assert!((Duration::from_millis(100)..=Duration::from_secs(1)).contains(&pause), "{pause:?}");
-    }
 }

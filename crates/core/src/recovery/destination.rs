@@ -357,7 +357,8 @@ impl DestinationRecovery {
 
     /// The record stays: as its process has ended, it says that the guest was committed and has ended.
     fn ended(&mut self) {
-        self.operator_decision = None;
+        // An operator who wanted it to run here reads that it does not.
+        self.given_up |= self.operator_decision.take() == Some(true);
         (self.state, self.due) = (State::Over(DestinationPhase::Committed), None);
     }
 

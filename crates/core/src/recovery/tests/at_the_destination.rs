@@ -218,6 +218,15 @@ fn held() -> Driver {
 
 /// An agent that is restarted before finds the guest as it was, and knows of no decision.
 #[test]
+fn an_operator_reads_that_a_guest_that_was_to_run_here_has_ended() {
+    let mut driver = held();
+    assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+    driver.handle(Did::Ran(RunResult::Ended));
+    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert!(driver.recovery.is_over().is_some() && !driver.recovery.is_in_doubt());
+}
+
+#[test]
 fn a_decision_counts_when_it_is_on_disk_or_done() {
     let mut driver = waiting();
     assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
