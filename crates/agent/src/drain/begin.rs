@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use linerate_api::{DrainRequest, ErrorBody};
+use linerate_core::drain::Asking;
 use linerate_store::StoreError;
 use linerate_store::fleet::records::{Cordon, DrainRecord, DrainState as Stored, HostRecord};
 use linerate_store::fleet::{Fleet, FleetError};
@@ -12,14 +13,11 @@ use linerate_store::fleet::{Fleet, FleetError};
 use super::member::Member;
 use super::owner::{self, Begin};
 use super::{
-    Answer, Drains, Kept, RESUME_AGAIN, Ready, SHOWN, drain_id, is_of_cordon, leaving, look, of_fleet, order,
-    own, place, refused, take_up,
+    Answer, Drains, Kept, Ready, SHOWN, drain_id, is_of_cordon, leaving, look, of_fleet, order, own, place,
+    refused, take_up,
 };
 use crate::agent::Agent;
 use crate::clock::unix_ms;
-
-/// A drain that may have begun is looked for so often: what the store was asked may arrive there late.
-const ABSENT_LOOKS: u32 = 30;
 
 /// Begins a drain. `by`: the operator. Returns its name.
 pub(crate) async fn begin(
@@ -157,11 +155,12 @@ pub(super) fn look_again(
 ) {
     let (agent, drains, id) = (agent.clone(), drains.clone(), id.to_owned());
     let run = move || {
-        let mut absent = 0;
-        while absent < ABSENT_LOOKS {
-            std::thread::sleep(RESUME_AGAIN);
+        let mut asking = Asking::begun();
+        loop {
+            std::thread::sleep(asking.pause());
             match agent.fleet.fleet().and_then(|fleet| fleet.drain(&id)) {
-                Ok(None) => absent += 1,
+                Ok(None) if asking.not_yet() => {}
+                Ok(None) => return,
                 Ok(Some(record)) if record.state == Stored::Ended => return,
                 Ok(Some(_)) => match take_up(&agent, &drains, runtime.clone(), &id) {
                     Ok(()) => return,

@@ -17,7 +17,7 @@ use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainGuest, DrainGuestState, DrainOrder,
     DrainRequest, DrainState,
 };
-use linerate_core::drain::{Controller, Event, Order, Outcome, Settings, Settling, Start, State};
+use linerate_core::drain::{Asking, Controller, Event, Order, Outcome, Settings, Settling, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Side, Time};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
@@ -45,9 +45,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const SHOW: Duration = Duration::from_millis(100);
 /// The store is asked again after so long.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
-/// So often, and with this pause, a destination is asked whether it lists a guest that has moved there.
-const ARRIVAL_ASKS: u32 = 50;
-const ARRIVAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a drain begins with.
 pub(super) struct Begin {
@@ -502,14 +499,15 @@ impl Owner {
         // In a fleet that shares a store its host says there that it has come.
         let mut destinations = agent.fleet.shared().is_none().then(|| self.destinations.clone());
         std::thread::spawn(move || {
-            for _ in 0..ARRIVAL_ASKS {
+            let mut asking = Asking::arrival();
+            loop {
                 let asked = destinations.as_deref_mut().map_or(Ok(()), |destinations| {
                     hosts::renew(&agent, destinations, Some(ownership.drain()))?;
                     register(&agent, &fleet, &source, destinations)
                 });
                 let done = asked.and_then(|()| fleet.arrived(&ownership, &key));
                 match done {
-                    Err(FleetError::Place { .. }) => std::thread::sleep(ARRIVAL_PAUSE),
+                    Err(FleetError::Place { .. }) if asking.not_yet() => std::thread::sleep(asking.pause()),
                     Err(error) => {
                         tracing::warn!(%error, guest = key, "its reservation stays for now");
                         break;

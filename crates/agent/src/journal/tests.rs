@@ -112,6 +112,22 @@ fn an_end_that_waits_for_the_disk_never_overwrites_a_newer_record() {
     assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::Finished)));
 }
 
+/// The same of a record that is put on a condition, which the waiting end meets.
+#[test]
+fn a_record_that_is_put_on_a_condition_replaces_an_end_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = SessionId([7; 16]);
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    journal.break_disk();
+    assert!(journal.put_end(session, &source(SourcePhase::RolledBack)).is_err());
+    journal.mend_disk();
+    let is_waiting = |now: &Record| *now == source(SourcePhase::RolledBack);
+    assert!(!journal.put_unless(session, &source(SourcePhase::Finished), is_waiting).unwrap());
+    assert!(journal.put_unless(session, &source(SourcePhase::Finished), |now| !is_waiting(now)).unwrap());
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::Finished)));
+    assert_eq!(journal.unwritten_ends(), 0);
+}
+
 #[test]
 fn a_destination_is_notified_of_a_roll_back_until_it_knows() {
     let dir = tempfile::tempdir().unwrap();

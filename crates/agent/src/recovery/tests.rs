@@ -105,6 +105,14 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_answered_to_ask_a
     assert_eq!(asked(), [Outcome::Committed; 2], "it ran here, and moved on");
 }
 
+/// A guest whose process has ended.
+fn ended(agent: &Agent, dir: &TempDir) -> GuestRecord {
+    let mut ending = Ending::start(dir);
+    let qemu = arrived(agent, ending.pid());
+    ending.end();
+    qemu
+}
+
 /// A guest with a QEMU of its own, which ends with the first of the two.
 fn runs(dir: &TempDir) -> (TestQemu, GuestRecord) {
     let socket = dir.path().join("g.qmp");
@@ -141,6 +149,16 @@ impl Peer {
         let session = SessionId([u8::try_from(order).unwrap(); 16]);
         agent.journal.put(session, &Record::new("g", order, role)).unwrap();
         session
+    }
+
+    /// One that was rolled back and whose notice is due. `ran`: the guest was not paused when it was to leave.
+    fn rolled_back(&self, agent: &Agent, qemu: &GuestRecord, ran: bool) -> (SessionId, Record) {
+        let session = self.session(agent, qemu, SourcePhase::RolledBack, true);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        let Role::Source { ran: ran_before, .. } = &mut record.role else { panic!("{record:?}") };
+        *ran_before = ran;
+        agent.journal.put(session, &record).unwrap();
+        (session, record)
     }
 }
 
@@ -207,9 +225,7 @@ fn a_destination_is_not_notified_if_the_guest_is_not_resumed_here() {
 fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let mut ending = Ending::start(&dir);
-    let qemu = arrived(&agent, ending.pid());
-    ending.end();
+    let qemu = ended(&agent, &dir);
     let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
     for _ in 0..2 {
         recover(&agent.recovery).unwrap();
@@ -223,14 +239,8 @@ fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
 fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_since() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let mut ending = Ending::start(&dir);
-    let qemu = arrived(&agent, ending.pid());
-    ending.end();
-    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
-    let mut record = agent.journal.get(session).unwrap().unwrap();
-    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
-    *ran = false;
-    agent.journal.put(session, &record).unwrap();
+    let qemu = ended(&agent, &dir);
+    let (session, _) = peer.rolled_back(&agent, &qemu, false);
     recover(&agent.recovery).unwrap();
     wait_written(&agent, session, (SourcePhase::RolledBack, false));
     assert!(peer.0.accept().is_err(), "the only copy is given up");
@@ -241,14 +251,8 @@ fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_sinc
 fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
-    let mut ending = Ending::start(&dir);
-    let qemu = arrived(&agent, ending.pid());
-    ending.end();
-    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
-    let mut record = agent.journal.get(session).unwrap().unwrap();
-    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
-    *ran = false;
-    agent.journal.put(session, &record).unwrap();
+    let qemu = ended(&agent, &dir);
+    let (session, _) = peer.rolled_back(&agent, &qemu, false);
     let newer = third.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
     std::thread::sleep(Duration::from_secs(1));
@@ -265,9 +269,7 @@ fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
 fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let mut ending = Ending::start(&dir);
-    let qemu = arrived(&agent, ending.pid());
-    ending.end();
+    let qemu = ended(&agent, &dir);
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
     let refused = agent.unfinished()[0].resolve(true).unwrap_err();
@@ -282,11 +284,7 @@ fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
     let (hand, qemu) = runs(&dir);
-    let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
-    let mut record = agent.journal.get(session).unwrap().unwrap();
-    let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
-    *ran = false;
-    agent.journal.put(session, &record).unwrap();
+    let (session, record) = peer.rolled_back(&agent, &qemu, false);
     let mut step = super::notice_steps(&agent.journal, session, &record);
     assert_eq!(step(), NoticeStep::Send);
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -306,20 +304,13 @@ fn a_destination_is_notified_of_a_roll_back_if_a_guest_that_ended_since_had_run_
     for ran_on in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
-        let mut ending = Ending::start(&dir);
-        let qemu = arrived(&agent, ending.pid());
-        ending.end();
-        let session = peer.session(&agent, &qemu, SourcePhase::RolledBack, true);
-        let mut record = agent.journal.get(session).unwrap().unwrap();
-        let Role::Source { ran, .. } = &mut record.role else { panic!("{record:?}") };
-        *ran = ran_on;
-        agent.journal.put(session, &record).unwrap();
+        let qemu = ended(&agent, &dir);
+        peer.rolled_back(&agent, &qemu, ran_on);
         if !ran_on {
             third.session(&agent, &qemu, SourcePhase::Finished, false);
         }
         recover(&agent.recovery).unwrap();
         peer.is_notified();
-        assert_eq!(written(&agent, session), (SourcePhase::RolledBack, true));
     }
 }
 
@@ -377,9 +368,7 @@ fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed()
 fn a_destination_gives_its_copy_up_if_the_guest_ran_here_and_an_operator_keeps_it() {
     let dir = tempfile::tempdir().unwrap();
     let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let mut ending = Ending::start(&dir);
-    let qemu = arrived(&agent, ending.pid());
-    ending.end();
+    let qemu = ended(&agent, &dir);
     let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
     let mut record = agent.journal.get(session).unwrap().unwrap();
     agent.journal.note_ran_here(session, &mut record);
@@ -613,39 +602,66 @@ fn the_answer_of_the_sessions_host_decides_and_of_an_old_record_that_of_any_host
     }
 }
 
+/// A guest that left with a copied image for host `one`, which answers that it runs there.
+fn left_with_an_image(cluster: &Cluster, agent: &Agent) -> (SessionId, std::path::PathBuf) {
+    let image = cluster.dir.path().join("g.img");
+    std::fs::write(&image, "x").unwrap();
+    let mut role = leaves(&ended(agent, &cluster.dir), SourcePhase::CommitSent);
+    let Role::Source { peers, peer, copied, .. } = &mut role else { panic!("{role:?}") };
+    *peers = cluster.one.addresses().to_vec();
+    *peer = Some("one".parse().unwrap());
+    *copied = vec![image.clone()];
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+    (session, image)
+}
+
+/// The session of a guest that comes with this image.
+fn comes_with(agent: &Agent, image: &std::path::Path, phase: DestinationPhase) {
+    let incoming = IncomingRecord { copied: vec![image.into()], ..IncomingRecord::default() };
+    let record = Record::new("g", agent.journal.next_order(), incoming.role(phase));
+    agent.journal.put(SessionId([8; 16]), &record).unwrap();
+}
+
 /// The answer arrives late: the guest has come back, and runs with the image or has ended.
 #[test]
 fn an_answer_about_a_guest_that_came_back_leaves_its_image_alone() {
     for came_back in [None, Some("runs"), Some("has ended")] {
         let cluster = Cluster::new();
         let agent = secured(&cluster.dir, &[], cluster.security.clone());
-        let mut ending = Ending::start(&cluster.dir);
-        let qemu = arrived(&agent, ending.pid());
-        ending.end();
-        let image = cluster.dir.path().join("g.img");
-        std::fs::write(&image, "x").unwrap();
-        let mut role = leaves(&qemu, SourcePhase::CommitSent);
-        let Role::Source { peers, peer, copied, .. } = &mut role else { panic!("{role:?}") };
-        *peers = cluster.one.addresses().to_vec();
-        *peer = Some("one".parse().unwrap());
-        *copied = vec![image.clone()];
-        let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
-        agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+        let (session, image) = left_with_an_image(&cluster, &agent);
         let own = i32::try_from(std::process::id()).unwrap();
         match came_back {
             None => {}
             Some("runs") => agent.registry.put(&arrived(&agent, own)).unwrap(),
-            Some(_) => {
-                let incoming = IncomingRecord { copied: vec![image.clone()], ..IncomingRecord::default() };
-                let role = incoming.role(DestinationPhase::Running);
-                let record = Record::new("g", agent.journal.next_order(), role);
-                agent.journal.put(SessionId([8; 16]), &record).unwrap();
-            }
+            Some(_) => comes_with(&agent, &image, DestinationPhase::Running),
         }
         recover(&agent.recovery).unwrap();
         wait_written(&agent, session, (SourcePhase::Finished, false));
         assert_eq!(stale::of(&image).is_some(), came_back.is_none(), "{came_back:?}");
         assert_eq!(agent.registry.has("g"), came_back == Some("runs"));
+    }
+}
+
+/// Whether the image belongs to the guest that arrives is known when it has arrived, or has not.
+#[test]
+fn an_answer_about_a_guest_that_is_on_its_way_back_waits_for_its_arrival() {
+    for phase in [DestinationPhase::Started, DestinationPhase::Loaded] {
+        let cluster = Cluster::new();
+        let agent = secured(&cluster.dir, &[], cluster.security.clone());
+        let (session, image) = left_with_an_image(&cluster, &agent);
+        comes_with(&agent, &image, phase);
+        let record = agent.journal.get(session).unwrap().unwrap();
+        continue_session(&agent.recovery, session, record, GuestState::InDoubt);
+        let (one, wait) = the_one(&agent);
+        while !one.summary().note.unwrap().contains("is arriving here") {
+            wait("it does not wait");
+        }
+        assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
+        assert_eq!(stale::of(&image), None, "the guest that arrives writes to it");
+        comes_with(&agent, &image, DestinationPhase::Aborted);
+        wait_written(&agent, session, (SourcePhase::Finished, false));
+        assert!(stale::of(&image).is_some());
     }
 }
 

@@ -30,9 +30,10 @@
 //! * every guest ends: moved, kept, aborted, gone, or failed with a reason. Every wait has a limit.
 //!
 //! Beside the controller are waits for guests that it does not have or cannot judge: [`Settling`], [`Judging`] and
-//! [`ComingBack`].
+//! [`ComingBack`]; and [`Asking`], for questions that are asked more than once.
 
 mod admission;
+mod asking;
 pub mod bound;
 mod coming_back;
 mod controller;
@@ -52,11 +53,12 @@ use crate::fleet::placement::Nowhere;
 use crate::fleet::{GuestId, HostId};
 use crate::{Fault, Time};
 
+pub use asking::Asking;
 pub use coming_back::ComingBack;
 pub use controller::Controller;
 pub use judging::Judging;
 pub use reason::{Reason, Stage};
-pub use settling::{Look, Seen, Settling, Whereabouts};
+pub use settling::{Answers, DomainHere, Look, Seen, Settling, Whereabouts};
 
 /// Limits of a drain.
 #[derive(Clone, Debug)]

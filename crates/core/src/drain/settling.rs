@@ -51,6 +51,67 @@ pub enum Look {
     Settled(Whereabouts),
 }
 
+/// A domain, by what this host's libvirt answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainHere {
+    /// It runs.
+    Running,
+    /// libvirt does not have it, or it is shut off.
+    Off,
+    /// Paused, or in another state.
+    Paused,
+    /// libvirt did not answer.
+    Unknown,
+}
+
+/// What libvirt and the destinations answer about a guest that is not seen here.
+#[derive(Clone, Copy, Debug)]
+pub struct Answers {
+    /// Of this host's libvirt, if the guest is a domain.
+    pub domain: Option<DomainHere>,
+    /// A migration of the drain began and its end is not known.
+    pub began: bool,
+    /// One began at some time.
+    pub was_tried: bool,
+    /// The agent moves the domain now.
+    pub is_held: bool,
+    /// A destination that lists the guest, or to which its migration completed.
+    pub at: Option<HostId>,
+    /// All destinations answered.
+    pub all_answered: bool,
+}
+
+impl Answers {
+    /// Where the guest is by all answers.
+    pub fn whereabouts(&self) -> Whereabouts {
+        let is_here = self.domain.and_then(|domain| self.is_domain_here(domain));
+        match self.at {
+            _ if is_here == Some(true) => Whereabouts::Here,
+            Some(host) => Whereabouts::At(host),
+            None if self.domain.is_some() => {
+                if is_here == Some(false) && !self.is_held {
+                    Whereabouts::Gone
+                } else {
+                    Whereabouts::Unknown
+                }
+            }
+            None if self.all_answered => Whereabouts::Gone,
+            None => Whereabouts::Unknown,
+        }
+    }
+
+    /// Whether the domain is here; `None` if nobody knows. libvirt leaves a domain paused here if it got no answer that
+    /// it runs at the destination. One that never began to move and does not run any more was stopped.
+    fn is_domain_here(&self, domain: DomainHere) -> Option<bool> {
+        match domain {
+            DomainHere::Running => Some(true),
+            DomainHere::Off => (!self.began).then_some(false),
+            DomainHere::Paused => (!self.began && !self.was_tried).then_some(true),
+            DomainHere::Unknown => None,
+        }
+    }
+}
+
 /// A guest of which it is not known whether it is here.
 #[derive(Clone, Debug)]
 pub struct Settling {
@@ -145,6 +206,56 @@ mod tests {
         }
         let mut settling = Settling::new(s(0), None);
         assert_eq!(settling.looked(s(500), Seen::Here, false), Look::Settled(Whereabouts::Here));
+    }
+
+    /// A domain about which libvirt answers so, and no destination has it.
+    fn of_domain(domain: DomainHere, began: bool, was_tried: bool) -> Answers {
+        Answers { domain: Some(domain), began, was_tried, is_held: false, at: None, all_answered: true }
+    }
+
+    #[test]
+    fn a_paused_domain_whose_migration_has_begun_may_run_elsewhere() {
+        for (domain, began, was_tried, at) in [
+            (DomainHere::Running, true, true, Whereabouts::Here),
+            (DomainHere::Paused, false, false, Whereabouts::Here),
+            (DomainHere::Paused, false, true, Whereabouts::Unknown),
+            (DomainHere::Paused, true, false, Whereabouts::Unknown),
+        ] {
+            let answers = of_domain(domain, began, was_tried);
+            assert_eq!(answers.whereabouts(), at, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_that_does_not_run_was_stopped_if_no_migration_of_it_is_open() {
+        for was_tried in [false, true] {
+            let off = of_domain(DomainHere::Off, false, was_tried);
+            assert_eq!(off.whereabouts(), Whereabouts::Gone, "{off:?}");
+            let held = Answers { is_held: true, ..off };
+            assert_eq!(held.whereabouts(), Whereabouts::Unknown, "the agent moves it");
+        }
+        for domain in [DomainHere::Off, DomainHere::Unknown] {
+            let answers = of_domain(domain, true, true);
+            assert_eq!(answers.whereabouts(), Whereabouts::Unknown, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_is_where_it_is_listed_unless_libvirt_runs_it_here() {
+        let at = Some(HostId(2));
+        let there = Answers { at, ..of_domain(DomainHere::Paused, true, true) };
+        assert_eq!(there.whereabouts(), Whereabouts::At(HostId(2)));
+        let here = Answers { at, ..of_domain(DomainHere::Running, true, true) };
+        assert_eq!(here.whereabouts(), Whereabouts::Here);
+        let own = Answers { domain: None, all_answered: false, ..there };
+        assert_eq!(own.whereabouts(), Whereabouts::At(HostId(2)));
+    }
+
+    #[test]
+    fn a_guest_that_no_host_lists_is_gone_if_all_have_answered() {
+        let own = Answers { domain: None, ..of_domain(DomainHere::Unknown, true, true) };
+        assert_eq!(own.whereabouts(), Whereabouts::Gone);
+        assert_eq!(Answers { all_answered: false, ..own }.whereabouts(), Whereabouts::Unknown);
     }
 
     #[test]

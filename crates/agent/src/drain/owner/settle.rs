@@ -1,7 +1,7 @@
 //! Guests of which it is not known whether they are here: what moved them before, recovery and the other hosts say.
 
 use linerate_api::{DrainGuestState, EventKind, MigrationOutcome};
-use linerate_core::drain::{Event, Look, Seen, Settling, Whereabouts};
+use linerate_core::drain::{Answers, DomainHere, Event, Look, Seen, Settling, Whereabouts};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Side, Step};
 
@@ -48,11 +48,11 @@ impl Owner {
         let is_held = domain && self.agent.moves.has(&key);
         let runtime = self.runtime.clone();
         std::thread::spawn(move || {
-            let found = domain.then(|| runtime.block_on(domains::look_up(&key)));
-            let is_here = match found {
-                Some(Ok(state)) => is_here(state.as_deref(), began, was_tried),
-                Some(Err(_)) | None => None,
-            };
+            let domain = domain.then(|| {
+                runtime
+                    .block_on(domains::look_up(&key))
+                    .map_or(DomainHere::Unknown, |state| here(state.as_deref()))
+            });
             let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
             // What the store has of a host may be older than the guest's arrival.
             let own = own.and_then(|host| to.get_mut(hosts::index(host)));
@@ -63,15 +63,10 @@ impl Owner {
                 one.record.as_ref().is_some_and(|record| record.guests.contains_key(&key))
             };
             let there = to.iter().zip(1..).find(|(one, _)| lists(one)).map(|(_, host)| HostId(host));
-            let all_answer = is_known && to.iter().all(|one| one.lost.is_none());
-            let at = match there.or(came) {
-                _ if is_here == Some(true) => Whereabouts::Here,
-                Some(host) => Whereabouts::At(host),
-                None if domain && is_here == Some(false) && !is_held => Whereabouts::Gone,
-                None if domain || !all_answer => Whereabouts::Unknown,
-                None => Whereabouts::Gone,
-            };
-            let _ = to_self.send(Input::Found(id, at));
+            let all_answered = is_known && to.iter().all(|one| one.lost.is_none());
+            let at = there.or(came);
+            let answers = Answers { domain, began, was_tried, is_held, at, all_answered };
+            let _ = to_self.send(Input::Found(id, answers.whereabouts()));
         });
     }
 
@@ -163,39 +158,11 @@ fn came(agent: &Agent, member: &Member) -> Option<HostId> {
     }
 }
 
-/// Whether a domain that libvirt has in this state is here; `None` if nobody knows. `began`: a migration of the drain
-/// began and its end is not known. `was_tried`: one began at some time. libvirt leaves a domain paused here if it got
-/// no answer that it runs at the destination. One that never began to move and does not run any more was stopped.
-fn is_here(state: Option<&str>, began: bool, was_tried: bool) -> Option<bool> {
+/// A domain that libvirt has in this state, or does not have.
+fn here(state: Option<&str>) -> DomainHere {
     match state {
-        Some("running") => Some(true),
-        Some("shut off") | None => (!began).then_some(false),
-        Some(_) => (!began && !was_tried).then_some(true),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_paused_domain_whose_migration_has_begun_may_run_elsewhere() {
-        for (state, began, was_tried, here) in [
-            (Some("running"), true, true, Some(true)),
-            (Some("paused"), false, false, Some(true)),
-            (Some("paused"), false, true, None),
-            (Some("paused"), true, false, None),
-        ] {
-            assert_eq!(is_here(state, began, was_tried), here, "{state:?} {began} {was_tried}");
-        }
-    }
-
-    #[test]
-    fn a_domain_that_never_began_to_move_and_does_not_run_was_stopped() {
-        for state in [Some("shut off"), None] {
-            assert_eq!(is_here(state, false, false), Some(false), "{state:?}");
-            assert_eq!(is_here(state, false, true), Some(false), "{state:?}: its last try is over");
-            assert_eq!(is_here(state, true, true), None, "{state:?}: it may be at the destination");
-        }
+        Some("running") => DomainHere::Running,
+        Some("shut off") | None => DomainHere::Off,
+        Some(_) => DomainHere::Paused,
     }
 }
