@@ -4,7 +4,6 @@
 mod parts;
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,9 +16,7 @@ use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
-use linerate_net::rdma::error::RdmaError;
 use linerate_net::rdma::listen::Accepted as RdmaAccepted;
-use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
@@ -36,13 +33,13 @@ use crate::incoming::Incoming;
 use crate::journal::{Journal, process};
 use crate::libvirt::Moves;
 use crate::name_claims::{NameClaim, NameClaims};
+use crate::not_taken::{NotTaken, refuse};
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
-use crate::seats::Seats;
+use crate::seats::{NO_SEAT, Seats};
 use crate::security::{Caller, PeerName, Security};
 use crate::send_back::SentGuests;
 use crate::session::offer::RdmaPorts;
-use crate::session::probe::OpenError;
 use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
@@ -310,14 +307,16 @@ impl Agent {
         });
         let mut asked = None;
         let handled = match hello.role {
-            _ if permitted.is_err() => refuse(accepted, permitted),
+            _ if permitted.is_err() => {
+                permitted.map_err(|fault| refuse(fault, |fault| accepted.refuse(fault)))
+            }
             Purpose::Query => self.committed_again(accepted, &name, true),
             Purpose::RolledBack => self.roll_back_notice(accepted, &name),
             Purpose::CommitAgain => self.committed_again(accepted, &name, false),
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
-                bench::accept(&self.bench, accepted, terms).map(|one| asked = one).map_err(NotTaken::from)
+                bench::accept(&self.bench, accepted, terms).map(|one| asked = one)
             }
             Purpose::Doctor => {
                 let doing = doctor::serve::Doing {
@@ -356,8 +355,8 @@ impl Agent {
     /// A question about the cluster.
     fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
         let Some(_seat) = self.members.take(name, accepted.peer) else {
-            let detail = "this host already answers as many questions at a time as it takes; ask again in some seconds";
-            return refuse(accepted, Err(refusal(Code::GuestBusy, detail)));
+            let fault = refusal(Code::GuestBusy, NO_SEAT);
+            return Err(refuse(fault, |fault| accepted.refuse(fault)));
         };
         cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
             .map_err(NotTaken::Member)
@@ -472,7 +471,7 @@ impl Agent {
         let hello = accepted.hello.clone();
         match self.tunnels.accept(&hello, accepted.peer, name.clone()) {
             Ok(tunnel) => join_tunnel(&tunnel, accepted, &name),
-            Err(fault) => refuse(accepted, Err(fault)),
+            Err(fault) => Err(refuse(fault, |fault| accepted.refuse(fault))),
         }
     }
 
@@ -550,7 +549,7 @@ impl Agent {
         let hello = accepted.hello.clone();
         let (session, version) = match self.agreed(&hello, accepted.peer, Caller::Tcp(name)) {
             Ok(joined) => joined,
-            Err(fault) => return refuse(accepted, Err(fault)),
+            Err(fault) => return Err(refuse(fault, |fault| accepted.refuse(fault))),
         };
         let welcome = Welcome { version, control_received: session.received_through() };
         let stream = accepted.welcome(welcome)?;
@@ -575,17 +574,14 @@ impl Agent {
     fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), NotTaken> {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if self.bench.answers(hello.session) {
-            return Ok(bench::accept_rdma(&self.bench, accepted)?);
+            return bench::accept_rdma(&self.bench, accepted);
         }
         match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
                 Ok(session.attach_rdma(accepted, welcome)?)
             }
-            Err(fault) => {
-                accepted.refuse(fault.clone())?;
-                Err(NotTaken::Refused(fault))
-            }
+            Err(fault) => Err(refuse(fault, |fault| accepted.refuse(fault))),
         }
     }
 
@@ -596,42 +592,6 @@ impl Agent {
             .ok_or_else(|| refusal(Code::VersionMismatch, "update the older agent"))?;
         Ok((session, version))
     }
-}
-
-/// Why a connection from another agent was not taken.
-#[derive(Debug, thiserror::Error)]
-enum NotTaken {
-    /// The other agent has this answer.
-    #[error(transparent)]
-    Refused(Fault),
-    /// The same, for a source that sent commit again.
-    #[error("commit was sent again: {}", .0.detail)]
-    CommitAgain(Fault),
-    /// The same, for a source that sent a roll-back notice.
-    #[error("a roll-back notice: {}", .0.detail)]
-    RollBackNotice(Fault),
-    /// The answer could not be sent.
-    #[error(transparent)]
-    Answer(#[from] ExchangeError),
-    /// The same over RDMA.
-    #[error(transparent)]
-    RdmaAnswer(#[from] RdmaError),
-    #[error(transparent)]
-    Bench(#[from] bench::NotTaken),
-    #[error(transparent)]
-    Doctor(#[from] doctor::serve::NotTaken),
-    /// A question about the cluster.
-    #[error(transparent)]
-    Member(#[from] cluster::renewal::ServeError),
-    /// A connection of a migration was welcomed, and this host could not put it to use.
-    #[error(transparent)]
-    Attach(#[from] incoming::AttachError),
-    /// The same: no guest is admitted yet, or there is no thread or socket for it.
-    #[error(transparent)]
-    Serve(#[from] io::Error),
-    /// A connection of a tunnel was welcomed, and this host could not put it to use.
-    #[error(transparent)]
-    Tunnel(#[from] OpenError),
 }
 
 /// A session that must end before anything else may be done with its guest.
@@ -649,17 +609,12 @@ impl fmt::Display for OpenSession {
     }
 }
 
-fn refuse(accepted: Accepted, refused: Result<(), Fault>) -> Result<(), NotTaken> {
-    let Err(fault) = refused else { return Ok(()) };
-    accepted.refuse(fault.clone())?;
-    Err(NotTaken::Refused(fault))
-}
-
 /// The answer is that there is one.
 fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
     let Hello { version_min, version_max, .. } = accepted.hello;
     let Some(version) = negotiate(version_min, version_max) else {
-        return refuse(accepted, Err(refusal(Code::VersionMismatch, "update the older agent")));
+        let fault = refusal(Code::VersionMismatch, "update the older agent");
+        return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
     let welcome = Welcome { version, control_received: 0 };
     accepted.welcome(welcome)?;
@@ -680,7 +635,7 @@ fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(
         Some(_) => None,
     };
     if let Some(fault) = refused {
-        return refuse(accepted, Err(fault));
+        return Err(refuse(fault, |fault| accepted.refuse(fault)));
     }
     let welcome = Welcome { version: version.unwrap_or_default(), control_received: 0 };
     let stream = accepted.welcome(welcome)?;

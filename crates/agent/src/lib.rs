@@ -25,6 +25,7 @@
 //! | `send_back` | guests that another host wants back, from which they came |
 //! | `drain` | all guests of this host leave it |
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
+//! | `not_taken` | why a connection from another agent is not taken |
 //! | `name_claims` | names of guests that something is just about to take |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
@@ -53,6 +54,7 @@ pub mod libvirt;
 mod local;
 mod local_users;
 mod name_claims;
+mod not_taken;
 mod outgoing;
 mod own_addresses;
 mod permission;

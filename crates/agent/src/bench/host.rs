@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
 use linerate_lock::Mutex;
-use linerate_net::bench::TestError;
 use linerate_net::bench::document_channel::DocumentChannel;
-use linerate_net::rdma::{self, error::RdmaError, listen::Accepted as RdmaAccepted};
+use linerate_net::rdma::{self, listen::Accepted as RdmaAccepted};
 use linerate_net::round_trip::RoundTrip;
-use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Hello, Role, Welcome};
@@ -22,6 +20,7 @@ use super::stop::{Reason, Stop};
 use super::{BenchError, answer};
 use crate::audit::Asked;
 use crate::faults::chain;
+use crate::not_taken::{NotTaken, refuse};
 use crate::security::Security;
 use crate::session::offer::RdmaPorts;
 
@@ -173,26 +172,6 @@ pub struct Terms {
     pub may_force: bool,
 }
 
-/// Why a connection of a measurement was not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum NotTaken {
-    /// Conversations at a time are capped. The peer gets no answer.
-    #[error("too many peers ask for measurements")]
-    Conversations,
-    /// The peer has this answer.
-    #[error(transparent)]
-    Refused(Fault),
-    /// The answer could not be sent.
-    #[error(transparent)]
-    Answer(#[from] ExchangeError),
-    /// The same over RDMA.
-    #[error(transparent)]
-    RdmaAnswer(#[from] RdmaError),
-    /// It was welcomed, and is of no use for a test.
-    #[error(transparent)]
-    TestConnection(#[from] TestError),
-}
-
 /// Takes a connection with a role of a measurement, and serves it until it is over. The measurement that it asked for.
 pub fn accept(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Option<Asked>, NotTaken> {
     let (peer, role) = (accepted.peer, accepted.hello.role);
@@ -239,11 +218,6 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, No
         only_looks: !(force && terms.may_force),
         reason: served.err().map(|error| chain(&error)),
     })
-}
-
-/// Refuses the other side a place; returns the error for the log.
-fn refuse<E: Into<NotTaken>>(fault: Fault, send: impl FnOnce(Fault) -> Result<(), E>) -> NotTaken {
-    send(fault.clone()).map_or_else(Into::into, |()| NotTaken::Refused(fault))
 }
 
 fn attach(host: &Host, accepted: Accepted) -> Result<(), NotTaken> {

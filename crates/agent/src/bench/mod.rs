@@ -41,7 +41,7 @@ use crate::security::Security;
 
 pub use error::BenchError;
 pub use host::Host;
-pub(crate) use host::{NotTaken, Terms, accept, accept_rdma};
+pub(crate) use host::{Terms, accept, accept_rdma};
 pub use stop::{Reason, Stop};
 
 /// How long nothing may move on a connection that is measured.

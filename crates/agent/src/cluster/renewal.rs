@@ -21,7 +21,7 @@ use linerate_trust::request::Request;
 use linerate_trust::revocation::REVOCATION_BYTES_MAX;
 use linerate_trust::tls;
 use linerate_wire::frame::{Role, Welcome};
-use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
+use linerate_wire::negotiate;
 use rustls_pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,7 @@ use super::operations::{lock_identity, new_key, open_authority, open_identity, r
 use super::{ClusterError, Membership, has_own_authority, read_addresses, rotation};
 use crate::config::Config;
 use crate::faults::chain;
+use crate::not_taken::no_common_version;
 use crate::session::address;
 
 /// A request, or the lists that a member may offer, in base64.
@@ -256,7 +257,7 @@ fn ask(
 /// Why a member got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
-    #[error("no common version in {VERSION_MIN} to {VERSION_MAX}")]
+    #[error("{}", no_common_version())]
     Version,
     #[error("a question about the cluster came, and this host has no identity")]
     NoIdentity,

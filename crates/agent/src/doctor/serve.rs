@@ -19,13 +19,14 @@ use linerate_net::tcp::exchange::ExchangeError;
 use linerate_net::tcp::listen::Accepted;
 use linerate_trust::roles::Permission;
 use linerate_wire::frame::Welcome;
-use linerate_wire::{VERSION_MAX, VERSION_MIN, negotiate};
+use linerate_wire::negotiate;
 
 use super::{Doctor, inventory_here, rdma};
 use crate::audit::Asked;
 use crate::faults::chain;
+use crate::not_taken::no_common_version;
 use crate::permission;
-use crate::seats::Seat;
+use crate::seats::{NO_SEAT, Seat};
 use crate::security::PeerName;
 
 /// Targets of one question.
@@ -52,10 +53,10 @@ pub struct Doing<C, S> {
 #[derive(Debug, thiserror::Error)]
 pub enum NotTaken {
     /// The peer gets no answer.
-    #[error("no common version in {VERSION_MIN} to {VERSION_MAX}")]
+    #[error("{}", no_common_version())]
     Version,
     /// Questions at a time are capped, for each host and in total. The peer has this answer.
-    #[error("this host already answers as many questions at a time as it takes; ask again in some seconds")]
+    #[error("{NO_SEAT}")]
     Questions,
     /// The answer to HELLO could not be sent.
     #[error(transparent)]

@@ -34,7 +34,7 @@ pub(super) struct ListenError {
 
 /// Why a local connection did not become a stream.
 #[derive(Debug, thiserror::Error)]
-enum NotTaken {
+enum SocketNotTaken {
     #[error(transparent)]
     Socket(#[from] io::Error),
     #[error(transparent)]
@@ -213,7 +213,7 @@ impl Tunnel {
     }
 
     /// If it cannot be opened, the socket is reset.
-    fn open(&self, to: &TunnelAddress, socket: impl Into<OwnedFd>) -> Result<(), NotTaken> {
+    fn open(&self, to: &TunnelAddress, socket: impl Into<OwnedFd>) -> Result<(), SocketNotTaken> {
         self.stream_transport.streams.open(&to.to_string(), Socket::new(socket)?)?;
         Ok(())
     }
