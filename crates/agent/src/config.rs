@@ -304,8 +304,8 @@ pub enum AddressesError {
         "listen_auto = true needs security = \"tls\": in plain text anybody who reaches an address may send guests; name the addresses in `listen`"
     )]
     Insecure,
-    /// The kernel gave none.
-    #[error("listen_auto: the kernel does not say its addresses: {0}")]
+    /// The kernel did not list them.
+    #[error("listen_auto: this host's addresses cannot be read from the kernel: {0}")]
     Kernel(#[from] NetlinkError),
 }
 

@@ -10,7 +10,7 @@ use crate::security::PeerName;
 
 /// The refusal of a question for which there is no seat.
 pub(crate) const NO_SEAT: &str =
-    "this host already answers as many questions at a time as it takes; ask again in some seconds";
+    "this host has reached its limit of questions at a time; ask again in some seconds";
 
 /// Seats for what other hosts ask. Each has a share, so that none takes those of the others.
 #[derive(Debug)]

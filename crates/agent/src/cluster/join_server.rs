@@ -1,7 +1,7 @@
 //! The port that hosts join at, on the authority's host. It is open only while a token can be used.
 //!
 //! A stranger costs one of [`AT_ONCE`] slots for at most [`LIMIT`], and [`REQUEST_BYTES_MAX`] of memory. When all are
-//! taken, a connection that has asked nothing yet gives way to a new one.
+//! taken, a new connection closes one that has sent no request yet.
 
 use std::cmp::Reverse;
 use std::io;
@@ -192,7 +192,8 @@ impl Serving {
         Some(Serving { shared: shared.clone(), number })
     }
 
-    /// False if it had to give way meanwhile: the answer would not arrive, and a token would be spent for nothing.
+    /// False if the connection was closed meanwhile to make room for a newer one. The answer would not arrive, and a
+    /// token would be spent for nothing.
     fn note_request(&self) -> bool {
         let mut slots = self.shared.slots.lock();
         let own = slots.iter_mut().find(|slot| slot.number == self.number);
@@ -219,7 +220,9 @@ fn serve(serving: &Serving, connection: TcpStream, peer: SocketAddr) -> io::Resu
     let mut stream = StreamOwned::new(tls, Deadline::new(connection, LIMIT)?);
     let request: JoinRequest = message::receive(&mut stream, REQUEST_BYTES_MAX)?;
     if !serving.note_request() {
-        return Err(io::Error::other("it had to give way to another host"));
+        return Err(io::Error::other(
+            "the connection was closed to make room for a newer one, before its request had arrived",
+        ));
     }
     let signed = shared.sign(&request, peer);
     let joined = signed.as_ref().map(|(_, name)| name.as_str());

@@ -359,7 +359,7 @@ fn strangers_who_say_nothing_or_too_much_keep_nobody_from_joining() {
         assert!(std::time::Instant::now() < end, "more are served than there are slots");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // The silent ones give way, the oldest first.
+    // To make room, silent connections are closed, the oldest first.
     join_at(&two, &server, &token).unwrap();
 }
 

@@ -84,12 +84,14 @@ fn check_room<'a>(
     opener: &PeerName,
 ) -> Result<(), &'static str> {
     if openers.clone().count() >= TUNNELS_MAX {
-        return Err("this host has as many tunnels already as it takes; try again when one has ended");
+        return Err(
+            "this host has reached its limit of tunnels from other hosts; try again when one of them has ended",
+        );
     }
     let of_host = openers.filter(|one| opener.is_some() && *one == opener).count();
     if of_host >= TUNNELS_OF_ONE_HOST {
         return Err(
-            "this host has as many tunnels from that host already as it takes; try again when one has ended",
+            "this host has reached its limit of tunnels from a single host; try again when one of them has ended",
         );
     }
     Ok(())
