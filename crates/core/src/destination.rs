@@ -46,6 +46,7 @@ use std::time::Duration;
 
 use crate::control::{Control, Outgoing};
 use crate::journal::{Decided, DestinationPhase};
+use crate::operator_decision::OperatorDecision;
 use crate::source_copy::SourceCopy;
 use crate::{
     ChannelId, Code, Endpoint, Extent, Fault, Message, Mode, ModeTag, Outcome, PathId, RegionInfo, Side,
@@ -292,10 +293,8 @@ pub struct Destination {
     gone: bool,
     /// Committed, and recovery has it.
     left_to_recovery: bool,
-    /// The operator's decision while a later agent would not know of it: it is neither on disk nor carried out.
-    operator_decision: Option<bool>,
-    /// It is ended here, and never runs.
-    given_up: bool,
+    /// The operator's decision; it waits while a later agent would not know of it: neither on disk nor carried out.
+    operator_decision: OperatorDecision,
     /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
     disks_checked: bool,
@@ -327,8 +326,7 @@ impl Destination {
             returned: false,
             gone: false,
             left_to_recovery: false,
-            operator_decision: None,
-            given_up: false,
+            operator_decision: OperatorDecision::default(),
             was_running: None,
             disks_checked: false,
             state_loaded: false,
@@ -403,26 +401,22 @@ impl Destination {
 
     /// An operator may decide, or has decided and that does not count yet.
     pub fn is_in_doubt(&self) -> bool {
-        self.is_held() || self.operator_decision.is_some()
+        self.is_held() || self.operator_decision.waiting().is_some()
     }
 
     /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
     pub fn waiting_decision(&self) -> Option<bool> {
-        self.operator_decision
+        self.operator_decision.waiting()
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, run: bool) -> bool {
-        self.is_in_doubt() && self.operator_decision.is_none_or(|waiting| waiting == run)
+        self.is_in_doubt() && self.operator_decision.takes(run)
     }
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        match self.given_up && run {
-            true => Decided::GivenUp,
-            false if self.is_in_doubt() => Decided::Waiting,
-            false => Decided::Taken,
-        }
+        self.operator_decision.decided_at_destination_for(run, self.is_in_doubt())
     }
 
     /// The guest is complete here, and this copy may be the only one: it is too late to cancel.
@@ -674,7 +668,7 @@ impl Destination {
             }
             (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
                 self.committed = true;
-                self.operator_decision = None;
+                self.operator_decision.stop_waiting();
                 self.state = State::Resuming { retry_at: None };
                 self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
             }
@@ -687,11 +681,11 @@ impl Destination {
             (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
             (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();
-                self.operator_decision = None;
+                self.operator_decision.stop_waiting();
                 self.close(now, fault);
             }
             (State::Discarding { .. }, Event::Journaled(DestinationPhase::Aborted)) => {
-                self.operator_decision = None;
+                self.operator_decision.stop_waiting();
             }
             (_, Event::Journaled(_)) => {}
             (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}

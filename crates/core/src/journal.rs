@@ -94,24 +94,6 @@ pub enum Decided {
     GivenUp,
 }
 
-impl Decided {
-    /// `is_void`: the last decision was not followed. `is_open`: only the destination or an operator decides.
-    pub(crate) fn of(pending: Option<bool>, is_void: bool, is_open: bool) -> Decided {
-        match (pending, is_void) {
-            (Some(_), _) => Decided::Waiting,
-            (None, false) => Decided::Taken,
-            (None, true) if is_open => Decided::Void,
-            (None, true) => Decided::Overruled,
-        }
-    }
-
-    /// For the operator who decided `ours`, if `last` was decided last. Another decision is taken only once the one
-    /// before is void.
-    pub(crate) fn for_one(self, ours: bool, last: Option<bool>) -> Decided {
-        if last.is_some_and(|last| last != ours) { Decided::Void } else { self }
-    }
-}
-
 /// What a source that asked does with the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {

@@ -23,6 +23,7 @@ pub mod extent;
 pub mod fleet;
 pub mod journal;
 pub mod link;
+mod operator_decision;
 pub mod policy;
 pub mod rate;
 pub mod recovery;

@@ -54,7 +54,7 @@ use linerate_wire::frame::Welcome;
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::journal::JournalTrouble;
-use crate::recovery::{NOT_IN_DOUBT, OTHER_DECISION, describe_decision};
+use crate::recovery::{check_decision, describe_decision};
 use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
@@ -271,12 +271,7 @@ impl Incoming {
     /// Why it is not decided so, as the end of a sentence about the migration.
     pub fn resolve(&self, run: bool) -> Result<(), &'static str> {
         let mut machine = self.machine();
-        if !machine.is_in_doubt() {
-            return Err(NOT_IN_DOUBT);
-        }
-        if !machine.takes(run) {
-            return Err(OTHER_DECISION);
-        }
+        check_decision(machine.is_in_doubt(), machine.takes(run))?;
         machine.handle(self.clock.now(), Event::Resolve(run));
         drop(machine);
         // What follows is done by the session's loop.

@@ -60,7 +60,7 @@ use crate::clock::Clock;
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
-use crate::recovery::{NOT_IN_DOUBT, OTHER_DECISION};
+use crate::recovery::check_decision;
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -240,17 +240,10 @@ impl Outgoing {
     /// # Errors
     /// Why it is not decided so, as the end of a sentence about the migration.
     pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
-        if self.is_over() {
-            return Err(NOT_IN_DOUBT);
-        }
+        let is_over = self.is_over();
         let mut machine = self.machine();
-        if !machine.is_in_doubt() {
-            return Err(NOT_IN_DOUBT);
-        }
         // Two operators may decide at once.
-        if !machine.takes(resume_here) {
-            return Err(OTHER_DECISION);
-        }
+        check_decision(!is_over && machine.is_in_doubt(), machine.takes(resume_here))?;
         machine.handle(self.clock.now(), Event::Resolve(resume_here));
         drop(machine);
         self.wake();

@@ -47,15 +47,28 @@ pub(crate) use source::{RAN_HERE, VOID, WAITS, notice_steps};
 const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// Why nothing is decided, as the end of a sentence about the migration.
-pub(crate) const NOT_IN_DOUBT: &str = "is not in doubt";
+const NOT_IN_DOUBT: &str = "is not in doubt";
 /// The same.
-pub(crate) const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
+const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
 /// The same, of a guest that waits here.
 const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
 
 /// The same, of a guest that was to leave.
 const SOURCE_QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, so nothing can be resumed here. What the destination has may be the only copy. `linerate resolve ID --give-up` here has it run there; or decide at the destination";
+
+/// Whether an operator's decision may be given to the state machine of a session: a live one, or one of recovery.
+/// `takes`: no other decision waits there.
+///
+/// # Errors
+/// Why nothing is decided, as the end of a sentence about the migration.
+pub(crate) fn check_decision(is_in_doubt: bool, takes: bool) -> Result<(), &'static str> {
+    match (is_in_doubt, takes) {
+        (false, _) => Err(NOT_IN_DOUBT),
+        (true, false) => Err(OTHER_DECISION),
+        (true, true) => Ok(()),
+    }
+}
 
 /// What a thread of recovery receives.
 enum Signal {
@@ -368,43 +381,32 @@ impl Unfinished {
     pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
         let now = self.clock.now();
         match &mut *self.machine.lock() {
-            Machine::Source(machine) if machine.is_in_doubt() => {
-                if !machine.takes(resume_here) {
-                    return Err(OTHER_DECISION);
-                }
+            Machine::Source(machine) => {
+                check_decision(machine.is_in_doubt(), machine.takes(resume_here))?;
                 // If the guest ran here after commit, the decision has the old copy over there given up.
                 if resume_here && !self.process_is_alive() && !self.record.lock().ran_here() {
                     return Err(SOURCE_QEMU_HAS_ENDED);
                 }
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
-            Machine::Destination(machine) if machine.is_in_doubt() && !machine.takes(resume_here) => {
-                return Err(OTHER_DECISION);
-            }
-            Machine::Destination(machine)
-                if resume_here && machine.is_held() && machine.is_rolled_back_at_source() =>
-            {
-                return Err(
-                    "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
-                );
-            }
-            // It never ran, and cannot run any more: its source gets it back.
-            Machine::Destination(machine)
-                if resume_here && machine.is_waiting() && !self.process_is_alive() =>
-            {
-                machine.handle(now, DestinationEvent::RolledBackAtSource);
-                self.signal(Signal::Wake);
-                return Err(QEMU_HAS_ENDED);
-            }
-            Machine::Destination(machine)
-                if !resume_here && machine.is_held() && !machine.may_be_given_up(now) =>
-            {
-                return Err(destination::MAY_BE_ONLY_COPY);
-            }
-            Machine::Destination(machine) if machine.is_in_doubt() => {
+            Machine::Destination(machine) => {
+                check_decision(machine.is_in_doubt(), machine.takes(resume_here))?;
+                if resume_here && machine.is_held() && machine.is_rolled_back_at_source() {
+                    return Err(
+                        "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
+                    );
+                }
+                // It never ran, and cannot run any more: its source gets it back.
+                if resume_here && machine.is_waiting() && !self.process_is_alive() {
+                    machine.handle(now, DestinationEvent::RolledBackAtSource);
+                    self.signal(Signal::Wake);
+                    return Err(QEMU_HAS_ENDED);
+                }
+                if !resume_here && machine.is_held() && !machine.may_be_given_up(now) {
+                    return Err(destination::MAY_BE_ONLY_COPY);
+                }
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
             }
-            _ => return Err(NOT_IN_DOUBT),
         }
         self.signal(Signal::Wake);
         Ok(())

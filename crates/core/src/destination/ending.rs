@@ -49,7 +49,7 @@ impl Destination {
         if !self.is_held() {
             return;
         }
-        self.operator_decision = Some(run);
+        self.operator_decision.note(run);
         if run {
             self.commit();
         } else {
@@ -83,9 +83,7 @@ impl Destination {
     /// First the journal, then the end of the guest, and only then the message to the source (which may resume on it).
     /// What was not begun is not begun any more, a commit not yet written least of all.
     pub(super) fn give_up(&mut self, fault: Fault) {
-        // An operator's decision to run it is not followed.
-        self.operator_decision = self.operator_decision.filter(|run| !run);
-        self.given_up = true;
+        self.operator_decision.give_up();
         self.end_guest(DestinationPhase::Aborted, fault);
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::RETRY_AFTER;
 use crate::journal::{Decided, DestinationPhase};
+use crate::operator_decision::OperatorDecision;
 use crate::source_copy::SourceCopy;
 use crate::{Outcome, Time};
 
@@ -108,10 +109,8 @@ pub struct DestinationRecovery {
     may_have_run: bool,
     /// The source has said that it has its guest back.
     rolled_back: bool,
-    /// The operator's decision while a later agent would not know of it: it is neither on disk nor carried out.
-    operator_decision: Option<bool>,
-    /// The guest is given up here although it was complete: by an operator, or against an operator's decision.
-    given_up: bool,
+    /// The operator's decision; it waits while a later agent would not know of it: neither on disk nor carried out.
+    operator_decision: OperatorDecision,
 }
 
 impl DestinationRecovery {
@@ -141,8 +140,7 @@ impl DestinationRecovery {
             source_copy: SourceCopy::default(),
             may_have_run: false,
             rolled_back: false,
-            operator_decision: None,
-            given_up: false,
+            operator_decision: OperatorDecision::default(),
         }
     }
 
@@ -163,26 +161,22 @@ impl DestinationRecovery {
 
     /// An operator may decide, or has decided and that does not count yet.
     pub fn is_in_doubt(&self) -> bool {
-        self.is_waiting() || self.is_held() || self.operator_decision.is_some()
+        self.is_waiting() || self.is_held() || self.operator_decision.waiting().is_some()
     }
 
     /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
     pub fn waiting_decision(&self) -> Option<bool> {
-        self.operator_decision
+        self.operator_decision.waiting()
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, run: bool) -> bool {
-        self.is_in_doubt() && self.operator_decision.is_none_or(|waiting| waiting == run)
+        self.is_in_doubt() && self.operator_decision.takes(run)
     }
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        match self.given_up && run {
-            true => Decided::GivenUp,
-            false if self.is_in_doubt() => Decided::Waiting,
-            false => Decided::Taken,
-        }
+        self.operator_decision.decided_at_destination_for(run, self.is_in_doubt())
     }
 
     /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
@@ -247,7 +241,7 @@ impl DestinationRecovery {
             (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
             // It is not on disk, and the source that sent commit revokes it.
             (State::Committing, E::RolledBackAtSource) if self.due.is_some() => {
-                self.given_up = self.operator_decision.take() == Some(true);
+                self.operator_decision.settle(false);
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             // It could not be run and waits for the next try: the source runs it, by its operator's decision.
@@ -257,7 +251,7 @@ impl DestinationRecovery {
             // It may have run, and an operator wanted it to run on: not beside its source.
             (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() => self.hold(now),
             (State::Committing, E::Written(true)) => {
-                self.operator_decision = None;
+                self.operator_decision.stop_waiting();
                 self.enter(now, State::Running { since: now });
             }
             (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
@@ -268,7 +262,7 @@ impl DestinationRecovery {
             }
             // A later agent finds that its process has ended, and writes the same.
             (State::Discarding(end), E::Discarded(true)) => {
-                self.operator_decision = None;
+                self.operator_decision.stop_waiting();
                 self.enter(now, State::Writing(end));
             }
             (State::Writing(end), E::Written(true)) => (self.state, self.due) = (State::Over(end), None),
@@ -281,10 +275,10 @@ impl DestinationRecovery {
     /// While one decision waits, no other is taken.
     fn resolve(&mut self, now: Time, run: bool) {
         let next = match (self.state, run) {
-            _ if self.operator_decision.is_some() => return,
+            _ if self.operator_decision.waiting().is_some() => return,
             (State::Waiting, true) => State::Committing,
             (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
-            // It is not on disk.
+            // The source's commit is not on disk. A driver that asks `takes` first does not decide here.
             (State::Committing, false) if self.due.is_some() => State::Discarding(DestinationPhase::Aborted),
             (State::Holding, true) if !self.rolled_back => State::Running { since: now },
             // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
@@ -293,8 +287,7 @@ impl DestinationRecovery {
             }
             _ => return,
         };
-        self.operator_decision = Some(run);
-        self.given_up = !run;
+        self.operator_decision.note(run);
         self.enter(now, next);
     }
 
@@ -312,7 +305,7 @@ impl DestinationRecovery {
 
     /// It never ran here, and its source has it: an operator's decision to run it here is not followed.
     fn give_back(&mut self, now: Time) {
-        self.given_up |= self.operator_decision.take() == Some(true);
+        self.operator_decision.settle(false);
         self.enter(now, State::Returning);
     }
 
@@ -336,14 +329,14 @@ impl DestinationRecovery {
 
     /// A later agent finds that too.
     fn runs(&mut self, now: Time) {
-        self.operator_decision = None;
+        self.operator_decision.stop_waiting();
         self.enter(now, State::Writing(DestinationPhase::Running));
     }
 
     /// An operator decides, here or by letting the guest run himself: it is looked at now and then.
     fn hold(&mut self, now: Time) {
         self.may_have_run = true;
-        self.operator_decision = None;
+        self.operator_decision.stop_waiting();
         (self.state, self.due) = (State::Holding, Some(now + LOOK_EVERY));
     }
 
@@ -358,7 +351,7 @@ impl DestinationRecovery {
     /// The record stays: as its process has ended, it says that the guest was committed and has ended.
     fn ended(&mut self) {
         // An operator who wanted it to run here reads that it does not.
-        self.given_up |= self.operator_decision.take() == Some(true);
+        self.operator_decision.settle(false);
         (self.state, self.due) = (State::Over(DestinationPhase::Committed), None);
     }
 

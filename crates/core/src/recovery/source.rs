@@ -2,6 +2,7 @@
 
 use super::RETRY_AFTER;
 use crate::journal::{Decided, SourcePhase, Verdict, verdict};
+use crate::operator_decision::OperatorDecision;
 use crate::{GuestState, Outcome, Time};
 
 /// What the driver reports to `SourceRecovery::handle`.
@@ -58,12 +59,8 @@ pub struct SourceRecovery {
     /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's decision, while a question is in flight.
-    operator_decision: Option<bool>,
-    /// The operator's last decision, whatever became of it.
-    last_decision: Option<bool>,
-    /// The operator's last decision was not followed.
-    decision_void: bool,
+    /// The operator's decision; it waits while a question is in flight.
+    operator_decision: OperatorDecision,
     /// The last question said that there is no copy here any more.
     query_gives_up: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -86,9 +83,7 @@ impl SourceRecovery {
             state,
             due: Some(now),
             answer: None,
-            operator_decision: None,
-            last_decision: None,
-            decision_void: false,
+            operator_decision: OperatorDecision::default(),
             query_gives_up: false,
             given_up: false,
         }
@@ -105,24 +100,24 @@ impl SourceRecovery {
         matches!(self.state, State::Querying | State::Deciding)
     }
 
-    /// The operator's decision that waits for an answer or for the disk.
-    fn waiting_decision(&self) -> Option<bool> {
-        if self.state == State::Deciding { Some(true) } else { self.operator_decision }
+    /// The operator's decision; it waits for an answer or for the disk.
+    fn decision(&self) -> OperatorDecision {
+        self.operator_decision.while_writing(self.state == State::Deciding)
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, resume: bool) -> bool {
-        self.is_in_doubt() && self.waiting_decision().is_none_or(|waiting| waiting == resume)
+        self.is_in_doubt() && self.decision().takes(resume)
     }
 
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
-        Decided::of(self.waiting_decision(), self.decision_void, self.is_in_doubt())
+        self.decision().decided_at_source(self.is_in_doubt())
     }
 
     /// What became of the operator's decision for `resume`.
     pub fn decided_for(&self, resume: bool) -> Decided {
-        self.decided().for_one(resume, self.last_decision)
+        self.decision().decided_at_source_for(resume, self.is_in_doubt())
     }
 
     /// The guest is being resumed here.
@@ -145,7 +140,7 @@ impl SourceRecovery {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
             State::Querying => {
-                self.query_gives_up = self.operator_decision == Some(false);
+                self.query_gives_up = self.operator_decision.waiting() == Some(false);
                 Some(SourceAction::Query { gives_up: self.query_gives_up })
             }
             State::Deciding => Some(SourceAction::Write(SourcePhase::ResumingHere)),
@@ -188,23 +183,20 @@ impl SourceRecovery {
     /// that the decision that the guest runs here is void.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
-        let operator_decision = self.operator_decision.take();
-        match (answer.map(verdict), operator_decision) {
-            (Some(Verdict::EndSource), decision) => {
-                self.decision_void |= decision == Some(true);
+        match (answer.map(verdict), self.operator_decision.waiting()) {
+            (Some(Verdict::EndSource), _) => {
+                self.operator_decision.settle(false);
                 self.enter(now, State::EndingSource);
             }
-            (Some(Verdict::Resume), decision) => {
-                self.decision_void |= decision == Some(false);
+            (Some(Verdict::Resume), _) => {
+                self.operator_decision.settle(true);
                 self.enter(now, State::ResumingHere);
             }
             // The destination may still return the guest to the copy that is to be ended.
-            (_, Some(false)) if !self.query_gives_up => {
-                (self.operator_decision, self.due) = (Some(false), Some(now));
-            }
+            (_, Some(false)) if !self.query_gives_up => self.due = Some(now),
             (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
-            (Some(Verdict::QueryAgain) | None, decision) => {
-                self.decision_void |= decision.is_some();
+            (Some(Verdict::QueryAgain) | None, _) => {
+                self.operator_decision.void();
                 self.due = Some(now + RETRY_AFTER);
             }
         }
@@ -212,12 +204,12 @@ impl SourceRecovery {
 
     /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
-        (self.operator_decision, self.decision_void) = (Some(resume), false);
-        self.last_decision = Some(resume);
+        self.operator_decision.note(resume);
         self.due = self.due.map(|due| due.min(now));
     }
 
     fn decide(&mut self, now: Time, resume: bool) {
+        self.operator_decision.stop_waiting();
         self.given_up = !resume;
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }

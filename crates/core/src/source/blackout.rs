@@ -192,8 +192,9 @@ impl Source {
     pub(super) fn running(&mut self, now: Time) {
         // An operator's decision to resume here that is not on disk yet is void: a later agent would carry it out.
         self.actions.retain(|action| *action != Action::Journal(SourcePhase::ResumingHere));
-        self.decision_void |= self.resuming || self.operator_decision.take() == Some(true);
-        self.resuming = false;
+        let is_writing = std::mem::take(&mut self.resuming);
+        self.operator_decision = self.operator_decision.while_writing(is_writing);
+        self.operator_decision.settle(false);
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
         self.enter_step(now, Step::CleanUp, self.config.step_timeout);

@@ -121,7 +121,7 @@ impl Source {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
-        self.decision_void |= self.operator_decision.take() == Some(false);
+        self.operator_decision.settle(true);
         // A destination that has the guest complete keeps it for its operator: there is no other copy.
         let notify_peer = notify_peer && !self.source_copy_lost;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
@@ -298,22 +298,17 @@ impl Source {
     /// void.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.querying = false;
-        let operator_decision = self.operator_decision.take();
-        if !matches!(self.state, State::Committing { .. }) {
+        if !self.is_open() {
             self.given_up &= answer != Some(Outcome::Committed);
             return;
         }
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
         let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
-        match (answer, operator_decision) {
+        match (answer, self.operator_decision.waiting()) {
             // The destination may still return the guest to the copy that is to be ended.
-            (_, Some(false)) if !decides && !self.query_gives_up => self.resolve(now, false),
+            (_, Some(false)) if !decides && !self.query_gives_up => self.ask(now),
             (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
-            (Some(outcome), decision) => {
-                let followed = decision.is_none_or(|here| here == (verdict(outcome) == Verdict::Resume));
-                self.decision_void |= !followed;
-                self.decided_by_peer(now, outcome);
-            }
+            (Some(outcome), _) => self.decided_by_peer(now, outcome),
             (None, _) => {}
         }
     }
@@ -328,7 +323,10 @@ impl Source {
                 };
                 self.roll_back(now, Fault::new(code, Step::Commit, Side::Destination, detail), false);
             }
-            Verdict::QueryAgain => self.only_the_operator_decides(now, outcome),
+            Verdict::QueryAgain => {
+                self.operator_decision.void();
+                self.only_the_operator_decides(now, outcome);
+            }
         }
     }
 
@@ -357,12 +355,12 @@ impl Source {
         if !self.takes(resume_here) || self.resuming {
             return;
         }
-        (self.operator_decision, self.decision_void) = (Some(resume_here), false);
-        self.last_decision = Some(resume_here);
+        self.operator_decision.note(resume_here);
         self.ask(now);
     }
 
     fn decide(&mut self, now: Time, resume_here: bool) {
+        self.operator_decision.stop_waiting();
         if resume_here {
             // Nor is the message itself repeated over a link that comes back.
             self.control.replace_unacknowledged(now, &Message::Commit);

@@ -76,6 +76,7 @@ use std::time::Duration;
 
 use crate::control::Control;
 use crate::journal::{Decided, SourcePhase};
+use crate::operator_decision::OperatorDecision;
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
@@ -135,12 +136,8 @@ pub struct Source {
     query_gives_up: bool,
     /// An [`Action::Query`] is in progress.
     querying: bool,
-    /// The operator's decision, while a question is in progress.
-    operator_decision: Option<bool>,
-    /// The operator's last decision, whatever became of it.
-    last_decision: Option<bool>,
-    /// The operator's last decision was not followed.
-    decision_void: bool,
+    /// The operator's decision; it waits while a question is in progress.
+    operator_decision: OperatorDecision,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
     /// What has to be done is not, and is left to recovery.
@@ -181,9 +178,7 @@ impl Source {
             resuming: false,
             querying: false,
             query_gives_up: false,
-            operator_decision: None,
-            last_decision: None,
-            decision_void: false,
+            operator_decision: OperatorDecision::default(),
             given_up: false,
             unfinished: false,
             config,
@@ -451,27 +446,29 @@ impl Source {
         matches!(self.state, State::Committing { in_doubt: true, .. })
     }
 
-    /// The operator's decision that waits for an answer or for the disk.
-    fn waiting_decision(&self) -> Option<bool> {
-        let is_open = matches!(self.state, State::Committing { .. });
-        if is_open && self.resuming { Some(true) } else { self.operator_decision }
+    /// Commit was sent: only the destination or an operator decides.
+    fn is_open(&self) -> bool {
+        matches!(self.state, State::Committing { .. })
+    }
+
+    /// The operator's decision; it waits for an answer or for the disk.
+    fn decision(&self) -> OperatorDecision {
+        self.operator_decision.while_writing(self.is_open() && self.resuming)
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, resume_here: bool) -> bool {
-        let is_open = matches!(self.state, State::Committing { .. });
-        is_open && self.waiting_decision().is_none_or(|waiting| waiting == resume_here)
+        self.is_open() && self.decision().takes(resume_here)
     }
 
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
-        let is_open = matches!(self.state, State::Committing { .. });
-        Decided::of(self.waiting_decision(), self.decision_void, is_open)
+        self.decision().decided_at_source(self.is_open())
     }
 
     /// What became of the operator's decision for `resume_here`.
     pub fn decided_for(&self, resume_here: bool) -> Decided {
-        self.decided().for_one(resume_here, self.last_decision)
+        self.decision().decided_at_source_for(resume_here, self.is_open())
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

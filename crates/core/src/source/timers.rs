@@ -190,7 +190,7 @@ impl Source {
             true => self.actions.push_back(Action::Journal(SourcePhase::ResumingHere)),
             false if self.querying => {}
             false => {
-                let gives_up = self.operator_decision == Some(false);
+                let gives_up = self.operator_decision.waiting() == Some(false);
                 (self.querying, self.query_gives_up) = (true, gives_up);
                 self.actions.push_back(Action::Query { gives_up });
             }
