@@ -25,6 +25,8 @@ const REFUSED: i64 = 4;
 const ATTRIBUTE: &str = "system.posix_acl_access";
 const STREAM: [&str; 4] = ["--mode", "stream", "--max-blackout", "5s"];
 const COPY: [&str; 4] = ["--copy-storage", "all", "--max-blackout", "5s"];
+/// For a migration that is to end early: its memory alone takes over ten seconds.
+const SLOWLY: [&str; 2] = ["--bandwidth", "40M"];
 
 fn busy() -> GuestParameters {
     GuestParameters {
@@ -185,7 +187,7 @@ fn a_hostile_qemu_opens_nothing_of_the_hosts_and_nothing_of_the_agents() {
 fn a_migration_that_ends_early_leaves_the_disk_open_to_the_source_and_closed_in_the_end() {
     let mut stage = stage();
     for arguments in [&[][..], &STREAM] {
-        let mut migration = stage.migrate(arguments);
+        let mut migration = stage.migrate(&[arguments, &SLOWLY[..]].concat());
         migration.wait(LONG, round_began);
         stage.destination_agent().kill().unwrap();
         let failure = ended(&migration.finish());
@@ -196,7 +198,7 @@ fn a_migration_that_ends_early_leaves_the_disk_open_to_the_source_and_closed_in_
         assert!(is_open(&image(&stage)));
         has_no_record(&stage, 1 - stage.source);
     }
-    let mut migration = stage.migrate(&[]);
+    let mut migration = stage.migrate(&SLOWLY);
     migration.wait(LONG, round_began);
     stage.source_agent().kill().unwrap();
     drop(migration);
