@@ -6,7 +6,6 @@
 mod stage;
 
 use std::process::Output;
-use std::time::Duration;
 
 use linerate_lab::LibvirtVersion;
 use linerate_lab::libvirt::IMAGES;
@@ -17,16 +16,16 @@ use stage::Stage;
 #[test]
 fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     let mut stage = Stage::new(LibvirtVersion::Eleven);
-    let moving = stage.start(0, &[]);
+    // Long enough to be met on the way, and more than the guest writes.
+    let moving = stage.start(0, &["--bandwidth", "160M", "--max-blackout", "1s"]);
     moving.moves(&stage, 0);
     stage.lab.cut(0).unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    moving.wait("the loss of the link", |line| line["event"] == "link_lost");
     stage.lab.restore(0).unwrap();
     let ended = moving.end();
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     assert_eq!(ended.last()["event"], "completed", "{ended:#?}");
     assert_eq!(ended.last()["state"], "running");
-    assert!(ended.lines.iter().any(|line| line["event"] == "link_lost"), "{ended:#?}");
     stage.arrived(1);
     stage.is_whole_at(1);
     stage.nothing_is_left();
