@@ -9,7 +9,7 @@ use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{BlockDevice, DiskMode, GuestParameters, GuestSpec, QemuVersion, make_disk};
 use tempfile::TempDir;
 
-use super::{ARRIVE, CONTENT, COPY, DISK, LONG, MIB, REFUSED, disk_began, fill, parameters, quick};
+use super::{ARRIVE, CONTENT, COPY, DISK, LONG, MIB, REFUSED, content, disk_began, fill, parameters, quick};
 use crate::stage::{Stage, ended};
 
 const BUSY_MB: u64 = 16;
@@ -54,6 +54,10 @@ impl Devices {
         let file = |name: &str| folder.path().join(name);
         make_disk(&file("here-busy"), BUSY_MB).unwrap();
         fill(&file("here-idle"));
+        // So much that its copy goes on for seconds after an event has shown that it began.
+        let idle = File::options().write(true).open(file("here-idle")).unwrap();
+        [56, 80, 104_u64].into_iter().for_each(|at| idle.write_all_at(&content(), at * MIB).unwrap());
+        idle.sync_all().unwrap();
         // What is in a device stays where nothing is copied over it: holes and zeros must be.
         for (name, bytes) in [("there-busy", BUSY_MB * MIB), ("there-idle", DISK), ("small", MIB)] {
             let disk = File::create(file(name)).unwrap();
@@ -108,14 +112,15 @@ fn is_refused(stage: &Stage, message: &str, untouched: &Path) {
 /// copy.
 fn opened_directly(stage: &Stage, path: &Path) -> bool {
     let folder = PathBuf::from(format!("/proc/{}", stage.qemu_pid(true)));
+    // What was closed since the folder was read is not open.
     let flags = |number: &std::ffi::OsStr| {
-        let text = std::fs::read_to_string(folder.join("fdinfo").join(number)).unwrap();
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
-        u32::from_str_radix(&flags, 8).unwrap()
+        let text = std::fs::read_to_string(folder.join("fdinfo").join(number)).ok()?;
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        Some(u32::from_str_radix(flags.unwrap().trim(), 8).unwrap())
     };
     let open = std::fs::read_dir(folder.join("fd")).unwrap().flatten();
     let of_path = open.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == path));
-    let flags: Vec<u32> = of_path.map(|entry| flags(&entry.file_name())).collect();
+    let flags: Vec<u32> = of_path.filter_map(|entry| flags(&entry.file_name())).collect();
     assert!(!flags.is_empty(), "{} is not open", path.display());
     flags.iter().all(|flags| flags & O_DIRECT != 0)
 }

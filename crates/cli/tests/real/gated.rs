@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{
-    Agent, AgentOptions, DiskMode, Gate, GuestSpec, Lab, LinkSpec, QemuOptions, Qmp, make_disk,
+    Agent, AgentOptions, Console, DiskMode, Gate, GuestSpec, Lab, LinkSpec, QemuOptions, Qmp, make_disk,
 };
 use serde_json::{Value, json};
 
@@ -12,8 +12,8 @@ use super::{Hosts, ONE, Stage, options, plain_disk_mbps};
 
 /// The guest goes over all of it within some seconds.
 const SMALL_DISK_MB: u64 = 4;
-/// Recovery tries every second.
-const SOON: Duration = Duration::from_secs(40);
+/// Recovery tries every second; only a hang meets it.
+const SOON: Duration = Duration::from_secs(120);
 
 fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {
     configured_hosts(links_mbps, "")
@@ -184,6 +184,13 @@ impl Stage {
             let found = self.unfinished(host);
             (found.len() == 1 && found[0]["state"] == state).then(|| found[0].clone())
         })
+    }
+
+    /// How many slots of its disk the guest has read or written, as it said last where it is.
+    pub fn disk_operations(&self) -> u64 {
+        let console = Console::new(self.consoles.last().cloned());
+        console.wait_for("DISK ops=", SOON).unwrap();
+        console.values("DISK ", "ops").last().copied().unwrap()
     }
 
     /// The ends of both agents' logs.

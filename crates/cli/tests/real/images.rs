@@ -132,7 +132,7 @@ fn changed_during(stage: &Stage, folder: &Path, migration: Migration, began: Han
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     assert!(failure["message"].as_str().unwrap().contains("changed during the migration"), "{failure}");
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_guests_at_destination(0, LONG);
 }
 
 fn refused_before(stage: &Stage, arguments: &[&str], message: &str) {
@@ -150,7 +150,8 @@ fn a_guest_arrives_with_the_images_that_it_uses_or_stays() {
     let mut stage = Stage::shared(&[100, 100], guest(), several);
     let folder = stage.lab.directory().to_owned();
     let during = |hands| {
-        let mut migration = stage.migrate(&ROOMY);
+        // Ten seconds are left for the hands, and the guest could arrive.
+        let mut migration = stage.migrate(&["--bandwidth", "20M", "--max-blackout", "10s"]);
         migration.wait(LONG, round_began);
         changed_during(&stage, &folder, migration, |_, _| {}, hands);
     };
@@ -193,7 +194,8 @@ fn a_guest_whose_medium_is_changed_while_its_disks_are_copied_stays() {
     // By the job, for nothing reports a disk's copy before its first second is over.
     let copies: Hands = |qmp, _| wait_job(qmp, "linerate-disk-1");
     let change: Hands = |qmp, folder| insert(qmp, &folder.join("other.iso"));
-    changed_during(&stage, &folder, stage.migrate(&ARRIVE), copies, change);
+    let migration = stage.migrate(&[&ARRIVE[..], &UNHURRIED].concat());
+    changed_during(&stage, &folder, migration, copies, change);
     hands_on(&folder, |qmp, folder| insert(qmp, &folder.join("cd.iso")));
     ended(&stage.migrate(&ARRIVE).finish()).completed();
     stage.arrived();
