@@ -118,7 +118,7 @@ fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_
     ];
     for (begin, end, named) in undo {
         let mut hands = Qmp::connect(&monitor).unwrap();
-        let mut migration = stage.migrate(&["--max-blackout", "5s"]);
+        let mut migration = stage.migrate(&["--bandwidth", "40M", "--max-blackout", "5s"]);
         migration.wait(LONG, round_began);
         begin(&mut hands, &folder);
         let failure = ended(&migration.finish()).failed(4);
@@ -135,7 +135,8 @@ fn a_job_or_snapshot_that_an_operator_begins_during_the_copy_keeps_the_guest_at_
     // What is undone before the guest stops is no change.
     let mut hands = Qmp::connect(&monitor).unwrap();
     merge(&mut hands);
-    let mut migration = stage.migrate(&["--max-blackout", "5s"]);
+    // Ten seconds are left for it.
+    let mut migration = stage.migrate(&["--bandwidth", "20M", "--max-blackout", "5s"]);
     migration.wait(LONG, round_began);
     std::fs::remove_file(folder.join("above.qcow2")).unwrap();
     snapshot(&mut hands, &folder);
