@@ -13,11 +13,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stage::Stage;
 
+/// Long enough to be met on the way, and more than the guest writes.
+const UNHURRIED: [&str; 4] = ["--bandwidth", "160M", "--max-blackout", "1s"];
+
 #[test]
 fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     let mut stage = Stage::new(LibvirtVersion::Eleven);
-    // Long enough to be met on the way, and more than the guest writes.
-    let moving = stage.start(0, &["--bandwidth", "160M", "--max-blackout", "1s"]);
+    let moving = stage.start(0, &UNHURRIED);
     moving.moves(&stage, 0);
     stage.lab.cut(0).unwrap();
     moving.wait("the loss of the link", |line| line["event"] == "link_lost");
@@ -175,7 +177,7 @@ fn a_migration_is_listed_and_outlives_its_command() {
     stage.nothing_is_left();
 
     // The command is killed; another one watches from the first event to the last.
-    let moving = stage.start(0, &[]);
+    let moving = stage.start(0, &UNHURRIED);
     moving.moves(&stage, 0);
     moving.signal(Signal::KILL);
     drop(moving.end());

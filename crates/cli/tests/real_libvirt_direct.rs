@@ -253,7 +253,7 @@ fn whatever_ends_leaves_it_at_the_source(version: LibvirtVersion) {
     }
 
     // After all of that it moves, suspended on the way: libvirt lets it run there.
-    let moving = stage.start_bare(0, &["--mode", "direct", "--bandwidth", "200M"]);
+    let moving = stage.start_bare(0, &["--mode", "direct", "--bandwidth", "80M"]);
     suspends(&stage, &moving);
     let ended = moving.end();
     assert_eq!(ended.code, Some(0), "after all of that: {ended:#?}");
