@@ -168,12 +168,17 @@ impl Describer {
 
     /// The guests that are here, by UUID, or by name where a guest has none. One that is arriving is not here yet.
     fn guests(&self) -> BTreeMap<String, GuestRecord> {
+        self.guests_within(QMP_WAIT, SILENT_FOR)
+    }
+
+    /// The same with other waits.
+    fn guests_within(&self, qmp_wait: Duration, silent_for: Duration) -> BTreeMap<String, GuestRecord> {
         let alive: Vec<Known> =
             self.registry.list().unwrap_or_default().into_iter().filter(Known::is_alive).collect();
         let key = |guest: &Known| (guest.process.pid, guest.process.start_ticks);
         let here: BTreeSet<_> = alive.iter().map(key).collect();
         self.known.lock().retain(|process, _| here.contains(process));
-        self.silent.lock().retain(|process, since| here.contains(process) && since.elapsed() < SILENT_FOR);
+        self.silent.lock().retain(|process, since| here.contains(process) && since.elapsed() < silent_for);
         let guests = alive.iter().filter(|guest| !self.is_arriving(&guest.name));
         let (mut found, mut unknown) = (BTreeMap::new(), Vec::new());
         for guest in guests {
@@ -183,7 +188,7 @@ impl Describer {
             }
         }
         // One that hangs must not have the others, or this host, taken for lost.
-        let deadline = Instant::now() + QMP_WAIT;
+        let deadline = Instant::now() + qmp_wait;
         for some in unknown.chunks(ASKED_AT_ONCE) {
             std::thread::scope(|scope| {
                 let looks: Vec<_> =
@@ -336,6 +341,9 @@ fn ports(interfaces: &[Interface], listens_at: &[std::net::SocketAddr]) -> Vec<P
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use linerate_net::interfaces::InterfaceAddress;
 
@@ -361,29 +369,71 @@ mod tests {
         assert!(anonymous(i32::try_from(std::process::id()).unwrap()) > 0);
     }
 
+    /// Only a hang meets it.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Guests of this process, and their sockets. Nobody takes connections there yet.
+    fn silent_guests(agent: &crate::agent::Agent, names: &[&str]) -> Vec<UnixListener> {
+        let add = |name: &&str| {
+            let socket = agent.registry.reserve(name).unwrap().join("q");
+            let listener = UnixListener::bind(&socket).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            // A socket of another process than the guest's is not asked anything.
+            let guest = crate::testing::arrived(agent, i32::try_from(std::process::id()).unwrap());
+            agent.registry.put(&Known { name: (*name).to_owned(), qmp: socket, ..guest }).unwrap();
+            listener
+        };
+        names.iter().map(add).collect()
+    }
+
+    /// Takes a connection, and says nothing until `all` are there. Whether they were all there.
+    fn hangs_until_all_are_asked(listener: &UnixListener, asked: &AtomicUsize, all: usize) -> bool {
+        let end = Instant::now() + LONG;
+        let mut connection = None;
+        while Instant::now() < end && asked.load(Ordering::SeqCst) < all {
+            if connection.is_none() {
+                connection = listener.accept().ok();
+                asked.fetch_add(usize::from(connection.is_some()), Ordering::SeqCst);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        asked.load(Ordering::SeqCst) == all
+    }
+
     #[test]
     fn guests_that_hang_do_not_hold_the_record_up_for_long() {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
-        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let mut sockets = Vec::new();
-        for name in ["g1", "g2", "g3"] {
-            let socket = agent.registry.reserve(name).unwrap().join("q");
-            // It takes a connection and says nothing.
-            sockets.push(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-            let pid = i32::try_from(child.id()).unwrap();
-            let guest = crate::testing::arrived(&agent, pid);
-            agent.registry.put(&Known { name: name.into(), qmp: socket, ..guest }).unwrap();
+        let sockets = silent_guests(&agent, &["g1", "g2", "g3"]);
+        let count = AtomicUsize::new(0);
+        let (asked, describer) = (&count, &agent.describer);
+        std::thread::scope(|scope| {
+            let hang = |socket| scope.spawn(move || hangs_until_all_are_asked(socket, asked, 3));
+            let hanging: Vec<_> = sockets.iter().map(hang).collect();
+            // This wait is longer than theirs: it ends none of them.
+            assert_eq!(describer.guests_within(10 * LONG, 10 * LONG).len(), 3);
+            assert!(hanging.into_iter().all(|one| one.join().unwrap()), "they are asked together");
+        });
+        assert_eq!(describer.guests_within(10 * LONG, 10 * LONG).len(), 3);
+        for socket in &sockets {
+            assert!(socket.accept().is_err(), "it is remembered that it did not answer");
         }
-        let begun = Instant::now();
-        assert_eq!(agent.describer.guests().len(), 3);
-        let first = begun.elapsed();
-        assert_eq!(agent.describer.guests().len(), 3);
-        let second = begun.elapsed() - first;
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(first < 2 * QMP_WAIT, "they are asked together: {first:?}");
-        assert!(second < QMP_WAIT / 2, "it is remembered: {second:?}");
+    }
+
+    #[test]
+    fn a_guest_that_never_answers_is_given_up_when_the_time_is_over() {
+        let (ends, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let dir = tempfile::tempdir().unwrap();
+            let agent = crate::testing::agent(&dir, &[]);
+            let sockets = silent_guests(&agent, &["g1"]);
+            // A busy machine may use the time up before the guest is asked.
+            while sockets[0].accept().is_err() {
+                assert_eq!(agent.describer.guests_within(Duration::from_millis(50), Duration::ZERO).len(), 1);
+            }
+            ends.send(()).unwrap();
+        });
+        ended.recv_timeout(LONG).expect("it is given up");
     }
 
     #[test]
