@@ -63,6 +63,9 @@ fn is_generic_scsi(path: &std::path::Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     fn disk(protocol: &str, direct: bool) -> Disk {
@@ -108,10 +111,12 @@ mod tests {
 
     #[test]
     fn a_file_on_a_file_system_that_may_pin_is_found_among_open_files() {
-        let mut command = std::process::Command::new("sleep");
-        let null = std::process::Stdio::null;
-        let mut reader = command.arg("600").stdin(null()).stdout(null()).stderr(null()).spawn().unwrap();
-        assert!(!on_other_file_systems(reader.id() as i32), "it has only /dev/null open");
+        let (piped, null) = (Stdio::piped, Stdio::null());
+        let mut reader = Command::new("cat").stdin(piped()).stdout(piped()).stderr(null).spawn().unwrap();
+        // Once it copies, its libraries have been opened and closed.
+        reader.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        reader.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        assert!(!on_other_file_systems(reader.id() as i32), "it has only pipes and /dev/null open");
         reader.kill().unwrap();
         reader.wait().unwrap();
         // /proc is not a file system that is known to copy.
