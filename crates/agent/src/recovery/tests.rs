@@ -578,14 +578,16 @@ fn the_answer_of_another_host_of_the_cluster_decides_nothing() {
     let end = Instant::now() + Duration::from_secs(60);
     let why = loop {
         let note = agent.unfinished()[0].summary().note.unwrap();
-        if note.contains("last try") {
+        assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false), "{note}");
+        // On a busy machine a try may get no answer in time.
+        if note.contains("other answered instead of one") {
             break note;
         }
         assert!(Instant::now() < end, "{note}");
         std::thread::sleep(Duration::from_millis(5));
     };
     assert!(why.contains("the guest is paused here until the destination answers"), "{why}");
-    assert!(why.contains("other answered instead of one"), "{why}");
+    assert!(why.contains("last try"), "{why}");
     assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
     assert!(agent.unfinished()[0].is_in_doubt());
 }
