@@ -44,11 +44,15 @@ fn a_guest_that_does_not_shut_down_runs_on_until_it_is_ended_by_force() {
     let socket = dir.path().join("a.qmp");
     let hand = TestQemu::start(&socket, &["-name", "web"]);
     adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
-    let asked = || stop_within(&agent, "web", StopGuest::default(), Duration::from_secs(1)).unwrap_err();
-    let deaf = asked();
-    assert!(deaf.code == "hypervisor_failed" && deaf.message.contains("and still runs"), "{deaf:?}");
+    let asked = |wait| stop_within(&agent, "web", StopGuest::default(), wait).unwrap_err();
+    // On a busy machine the first second may go by before QEMU is asked.
+    let waits = [1, 4, 16, 60].map(Duration::from_secs);
+    let deaf = waits.into_iter().map(asked).find(|deaf| deaf.message.contains("and still runs"));
+    let deaf = deaf.expect("it is asked");
+    assert_eq!(deaf.code, "hypervisor_failed", "{deaf:?}");
     assert!(deaf.hint.contains("vm stop web --force"), "{deaf:?}");
     assert!(agent.registry.get("web").unwrap().is_alive());
+    assert!(agent.names.claim("web").is_some(), "its name is free again");
     // Nobody asks it while another program has its monitor.
     let holder = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     let record = agent.registry.get("web").unwrap();
@@ -103,7 +107,7 @@ fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
     let stopping = agent.clone();
     let stopping = std::thread::spawn(move || {
         loop {
-            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(5));
+            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(600));
             // A look of this test may have had the name just then.
             if !stopped.as_ref().is_err_and(|error| error.code == "guest_busy") {
                 break stopped;
@@ -121,8 +125,9 @@ fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
     let spec_toml = Some("name = 'web'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
     let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
     assert!(started.code == "guest_busy" && started.message.contains("stopped"), "{started:?}");
-    let deaf = stopping.join().unwrap().unwrap_err();
-    assert!(deaf.message.contains("and still runs"), "{deaf:?}");
+    assert!(!stopping.is_finished(), "it was not being stopped any more");
+    drop(hand);
+    stopping.join().unwrap().unwrap();
     assert_eq!(moved(), Code::Internal);
 }
 
