@@ -1,5 +1,6 @@
 //! What tests of several modules need.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use linerate_guest::access::Access;
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use crate::agent::Agent;
@@ -50,6 +52,28 @@ fn made(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>, has_acces
         registry = registry.with_access(Access::new(config.state_dir.join("access"))).unwrap();
     }
     Arc::new(Agent::new(config, journal, registry, security, Audit::open(&path("state")).unwrap()))
+}
+
+/// An address that refuses connections. Nobody else gets its port while the socket is held.
+pub(crate) fn closed_port() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// A program that is a script. Another process writes it: a process that this one forks just then would have the file
+/// open until it runs its own program, and nothing executes a file that is open for writing.
+pub(crate) fn script(file: &Path, text: &str) {
+    let mut writer = Command::new("sh")
+        .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+        .arg(file)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(writer.wait().unwrap().success());
 }
 
 /// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.

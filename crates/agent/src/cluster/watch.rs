@@ -370,8 +370,6 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use linerate_trust::authority::RENEWAL_AGE;
 
     use super::super::tests::{agent, first, join_at, site};
@@ -388,7 +386,7 @@ mod tests {
         let (serial, clock, mut due) = (identity.serial(), Instant::now(), Due::default());
         let folder = two.config.identity_folder();
         // Nobody answers there.
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_closed, nobody) = crate::testing::closed_port();
         write_addresses(&folder, &[nobody]).unwrap();
         watch.attend(&identity, &mut due, UnixTime::now(), clock);
         assert!(due.renewal.is_none(), "too early");

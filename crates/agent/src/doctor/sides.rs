@@ -17,6 +17,20 @@ use crate::session::address::resolve as resolve_host;
 /// A host that does not answer within this is not there.
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
+/// How long another host is waited for.
+#[derive(Clone, Copy)]
+struct Waits {
+    /// For the connection, at each of its addresses.
+    connect: Duration,
+    answer: Duration,
+}
+
+impl Waits {
+    fn with_answer(answer: Duration) -> Waits {
+        Waits { connect: CONNECT_WAIT, answer }
+    }
+}
+
 /// How a host is asked.
 pub enum Side {
     Here(Arc<Doctor>),
@@ -32,7 +46,9 @@ impl Side {
                 Answer::Refused { why } => Err(NotAnswered::Refused { why }),
                 answer => Ok(answer),
             },
-            Side::There(address, security) => Ok(over(*address, &question, wait, security)?),
+            Side::There(address, security) => {
+                Ok(over(*address, &question, Waits::with_answer(wait), security)?)
+            }
         }
     }
 }
@@ -85,20 +101,21 @@ pub fn find(
     wait: Duration,
     security: &Arc<Security>,
 ) -> Result<(Side, Answer), FindError> {
-    first(&resolve_host(name).map_err(FindError::Name)?, question, wait, security)
+    let addresses = resolve_host(name).map_err(FindError::Name)?;
+    first(&addresses, question, Waits::with_answer(wait), security)
 }
 
 fn first(
     addresses: &[SocketAddr],
     question: &Question,
-    wait: Duration,
+    waits: Waits,
     security: &Arc<Security>,
 ) -> Result<(Side, Answer), FindError> {
     // What changes something is not asked twice: the host that was connected to may have done it.
     let once = matches!(question, Question::Change { .. });
     let mut last = FindError::NoAddress;
     for address in addresses {
-        match over(*address, question, wait, security) {
+        match over(*address, question, waits, security) {
             Ok(answer) => return Ok((Side::There(*address, security.clone()), answer)),
             Err(error) if once && !matches!(error, AskError::Connect(_)) => return Err(error.into()),
             Err(error) => last = error.into(),
@@ -110,11 +127,11 @@ fn first(
 fn over(
     address: SocketAddr,
     question: &Question,
-    wait: Duration,
+    waits: Waits,
     security: &Security,
 ) -> Result<Answer, AskError> {
     let route = Route { local: None, device: None, remote: address };
-    ask(&route, question, CONNECT_WAIT, wait, security.tls())
+    ask(&route, question, waits.connect, waits.answer, security.tls())
 }
 
 #[cfg(test)]
@@ -131,36 +148,39 @@ mod tests {
 
     use super::*;
 
+    /// Only a hang meets it.
+    const LONG: Duration = Duration::from_secs(60);
+
     /// An agent that takes questions and dies over them; how many it took.
     fn dying() -> (Listener, Arc<AtomicUsize>) {
         let taken = Arc::new(AtomicUsize::new(0));
         let counted = taken.clone();
-        let listener =
-            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), move |one| {
-                let peer = one.peer;
-                let stream = one.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap();
-                receive::<Question>(&stream, peer, Instant::now() + Duration::from_secs(20)).unwrap();
-                counted.fetch_add(1, Ordering::SeqCst);
-            });
+        let options = ListenOptions { handshake_wait: LONG, ..ListenOptions::default() };
+        let listener = Listener::start(&["127.0.0.1:0".parse().unwrap()], options, move |one| {
+            let peer = one.peer;
+            let stream = one.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap();
+            receive::<Question>(&stream, peer, Instant::now() + LONG).unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
         (listener.unwrap(), taken)
     }
 
     #[test]
     fn a_change_is_asked_for_once_and_an_inventory_at_every_address() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_socket, closed) = crate::testing::closed_port();
         let ((one, first_took), (other, other_took)) = (dying(), dying());
         let addresses = [closed, one.addresses()[0], other.addresses()[0]];
-        let (wait, security) = (Duration::from_secs(20), Security::insecure());
+        let (waits, security) = (Waits { connect: LONG, answer: LONG }, Security::insecure());
         let change = Change::Confirm(LinkConfirm { port: "l0".into(), host: None });
-        let asked = first(&addresses, &Question::Change { change: Box::new(change) }, wait, &security);
+        let asked = first(&addresses, &Question::Change { change: Box::new(change) }, waits, &security);
         let error = asked.err().expect("an answer");
         assert!(!error.nothing_done(), "{error}");
         let took = || (first_took.load(Ordering::SeqCst), other_took.load(Ordering::SeqCst));
         assert_eq!(took(), (1, 0), "not connected: the next one; asked: no other");
-        assert!(first(&addresses, &Question::Echo { for_ms: 1 }, wait, &security).is_err());
+        assert!(first(&addresses, &Question::Echo { for_ms: 1 }, waits, &security).is_err());
         assert_eq!(took(), (2, 1));
         assert!(
-            first(&[closed], &Question::Echo { for_ms: 1 }, wait, &security)
+            first(&[closed], &Question::Echo { for_ms: 1 }, waits, &security)
                 .err()
                 .expect("an answer")
                 .nothing_done()

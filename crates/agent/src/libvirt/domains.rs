@@ -228,8 +228,7 @@ mod tests {
     fn program(text: &str) -> (tempfile::TempDir, String) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("virsh");
-        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        crate::testing::script(&file, &format!("#!/bin/sh\n{text}\n"));
         let name = file.to_str().unwrap().to_owned();
         (folder, name)
     }

@@ -1,6 +1,5 @@
 //! What tests of this module need: a domain, and a libvirt that answers what the test sets.
 
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,9 +87,7 @@ impl FakeLibvirt {
     /// It has the domain in this state; none if it does not know it.
     pub fn new(state: Option<&str>) -> FakeLibvirt {
         let fake = FakeLibvirt(tempfile::tempdir().unwrap());
-        fake.set("virsh", &SCRIPT.replace("UUID", &target().uuid));
-        let program = fake.0.path().join("virsh");
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        crate::testing::script(&fake.0.path().join("virsh"), &SCRIPT.replace("UUID", &target().uuid));
         state.iter().for_each(|state| fake.set("state", state));
         fake
     }

@@ -54,11 +54,9 @@ async fn nothing_is_begun_to_a_host_that_does_not_say_that_it_takes_guests() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (_closed, address) = crate::testing::closed_port();
     let (request, libvirt) = request();
-    let to = silent.local_addr().unwrap().to_string();
-    drop(silent);
-    let request = MigrateRequest { to, ..request };
+    let request = MigrateRequest { to: address.to_string(), ..request };
     let refused = prepare(needs.clone(), request, libvirt, here.virsh()).await.unwrap_err();
     assert_eq!(refused.code, "no_link", "{refused:?}");
     assert!(agent.journal.all().unwrap().is_empty() && here.asked("migrate") == 0);
