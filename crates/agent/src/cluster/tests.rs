@@ -502,14 +502,9 @@ fn a_list_that_cannot_be_put_in_force_is_not_made() {
 
 #[test]
 fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     // An address of this machine that is not loopback's is not certain: so loopback and a foreign one are
-    // distinguished.
-    let (local, join_port) = (free(), free());
-    let one = site(
-        "one",
-        &format!("listen = [{:?}]\njoin_listen = [{:?}]\n", local.to_string(), join_port.to_string()),
-    );
+    // distinguished. The system chooses the ports, so that nobody else has them.
+    let one = site("one", "listen = [\"127.0.0.1:0\"]\njoin_listen = [\"127.0.0.1:0\"]\n");
     let security = Security::open(&one.config).unwrap();
     let watch = Arc::new(Watch::new(one.config.clone(), security.clone()));
     watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), one.audit()).unwrap();
@@ -520,13 +515,15 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     operations::init(&one.config, None, None).unwrap();
     watch.look();
     assert!(security.is_ready() && watch.status().advice.is_none());
-    assert_eq!(watch.listens_at(), [local]);
+    let at = watch.listens_at();
+    assert!(at.len() == 1 && TcpStream::connect(at[0]).is_ok(), "{at:?}");
     assert!(watch.joins_at().is_empty(), "no token can be used");
     let token = one.token();
     watch.look();
-    assert_eq!(watch.joins_at(), [join_port]);
+    let joins_at = watch.joins_at();
+    assert!(joins_at.len() == 1 && joins_at != at, "{joins_at:?}");
     let two = site("two", "");
-    join::join(&two.config, &join_port.to_string(), &token.line, None, false).unwrap();
+    join::join(&two.config, &joins_at[0].to_string(), &token.line, None, false).unwrap();
     watch.look();
     assert!(watch.joins_at().is_empty(), "the only token was used");
     // A damaged file changes nothing, and is reported.
@@ -547,7 +544,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
 
 #[test]
 fn without_an_identity_no_address_but_loopback_is_listened_at() {
-    // A documentation address cannot be bound: it would be an error.
+    // Only a host that may bind any address can bind one for documentation. Elsewhere it is an error.
     let one = site("one", "listen = [\"192.0.2.77:7979\"]\n");
     let watch = Arc::new(Watch::new(one.config.clone(), Security::open(&one.config).unwrap()));
     watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), one.audit()).unwrap();
@@ -555,9 +552,7 @@ fn without_an_identity_no_address_but_loopback_is_listened_at() {
     watch.stop();
     let insecure = site("one", "listen = [\"192.0.2.77:7979\"]\nsecurity = \"insecure\"\n");
     let watch = Arc::new(Watch::new(insecure.config.clone(), Security::open(&insecure.config).unwrap()));
-    assert!(
-        watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), insecure.audit()).is_err(),
-        "it is listened at"
-    );
+    let started = watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), insecure.audit());
+    assert!(started.is_err() || !watch.listens_at().is_empty(), "no identity is needed here");
     assert!(watch.status().advice.is_some_and(|advice| advice.contains("plain text")));
 }
