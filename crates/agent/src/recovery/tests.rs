@@ -1,8 +1,8 @@
 //! What recovery does to real processes.
 
-use std::net::TcpListener;
-use std::sync::Arc;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linerate_api::{GuestRunState, MigrationState, StartGuest, StopGuest};
@@ -24,7 +24,13 @@ use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
 use crate::security::Security;
 use crate::security::tests::member;
-use crate::testing::{Ending, TestQemu, agent, arrived, secured};
+use crate::testing::{Ending, TestQemu, agent, arrived, closed_port, secured};
+
+/// An address at which no host answers, as long as these tests run.
+fn nobody() -> SocketAddr {
+    static CLOSED: OnceLock<(socket2::Socket, SocketAddr)> = OnceLock::new();
+    CLOSED.get_or_init(closed_port).1
+}
 
 /// Of a guest that leaves for a host that does not answer.
 pub(crate) fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
@@ -32,7 +38,7 @@ pub(crate) fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         mode: ModeTag::Direct,
         phase,
         qemu: qemu.clone(),
-        peers: vec!["127.0.0.1:9".parse().unwrap()],
+        peers: vec![nobody()],
         ran: true,
         run_state_before: None,
         token: "00".repeat(32),

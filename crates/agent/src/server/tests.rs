@@ -21,6 +21,11 @@ use crate::security::Security;
 const DAEMON: u32 = 1;
 const BIN: u32 = 2;
 
+/// The folder for temporary files of whoever runs the tests may be closed to other users.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/tmp").unwrap()
+}
+
 fn agent(dir: &TempDir, local: &str) -> Arc<Agent> {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -79,7 +84,7 @@ fn a_user_does_what_its_role_allows_and_each_try_is_written_down() {
         eprintln!("not run: a_user_does_what_its_role_allows: needs root");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\n");
     let socket = agent.config.socket.clone();
     let _serving = serving(&agent);
@@ -147,7 +152,7 @@ fn an_operator_does_not_say_what_the_other_hosts_libvirt_opens() {
         eprintln!("not run: an_operator_does_not_say_what_libvirt_opens: needs root");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "[local.users]\ndaemon = \"operator\"\nbin = \"administrator\"\n");
     let socket = agent.config.socket.clone();
     let _serving = serving(&agent);
@@ -179,7 +184,7 @@ fn a_viewer_does_not_take_the_links_of_guests_that_move() {
         eprintln!("not run: a_viewer_does_not_take_the_links: needs root");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\nbin = \"operator\"\n");
     let socket = agent.config.socket.clone();
     let _serving = serving(&agent);
@@ -201,7 +206,7 @@ fn a_user_without_a_role_cannot_use_up_the_agents_descriptors() {
         eprintln!("not run: a_user_without_a_role_cannot_use_up_descriptors: needs root");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\n");
     let socket = agent.config.socket.clone();
     let _serving = serving(&agent);
@@ -239,7 +244,7 @@ fn without_roles_the_socket_is_for_root_alone() {
         eprintln!("not run: without_roles_the_socket_is_for_root_alone: needs root");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "");
     let socket = agent.config.socket.clone();
     let _serving = serving(&agent);
@@ -251,7 +256,7 @@ fn without_roles_the_socket_is_for_root_alone() {
 /// The request waits for another host's agent when its client goes.
 #[test]
 fn what_a_client_began_is_written_down_although_it_hangs_up() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "");
     let _serving = serving(&agent);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -280,7 +285,7 @@ fn what_a_client_began_is_written_down_although_it_hangs_up() {
 /// A guest that is paused in doubt must not be reported as a migration that there is not.
 #[test]
 fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let agent = agent(&dir, "");
     crate::recovery::tests::commit_sent(&agent);
     crate::recovery::recover(&agent.recovery).unwrap();
