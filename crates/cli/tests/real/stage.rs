@@ -23,6 +23,8 @@ mod unshared;
 
 const LONG: Duration = Duration::from_secs(180);
 const DISK_MB: u64 = 16;
+/// At this rate of each link a copy takes far longer than any pause of a test on a busy machine.
+const SLOW_MBPS: u64 = 25;
 
 /// One stage at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -305,6 +307,28 @@ impl Stage {
         Migration::start(&self.agents[self.source], &all, logs)
     }
 
+    /// The same over links that are slow until [`Stage::speed_up`]. Both hosts and every link are at work when it
+    /// returns, and most of the guest is still to come: a link that is not open yet cannot be lost.
+    pub fn migrate_slowly(&self, arguments: &[&str]) -> Migration {
+        let links = self.lab.topology().links.len();
+        (0..links).for_each(|link| self.lab.slow(link, SLOW_MBPS).unwrap());
+        let mut migration = self.migrate(arguments);
+        migration.wait(LONG, |event| carries_over(event, links));
+        migration
+    }
+
+    /// The links are whole, and as fast as they were at first.
+    pub fn speed_up(&self) {
+        (0..self.lab.topology().links.len()).for_each(|link| self.lab.restore(link).unwrap());
+    }
+
+    /// Moves the guest, and hurries only once every link carries: each has its part, however late it was open.
+    pub fn migrate_over_all_links(&self, arguments: &[&str]) -> Vec<Value> {
+        let migration = self.migrate_slowly(arguments);
+        self.speed_up();
+        migration.finish()
+    }
+
     /// The guest is at the other host now.
     pub fn arrived(&mut self) {
         self.source = 1 - self.source;
@@ -505,6 +529,13 @@ impl End {
 /// Bytes are in flight.
 pub fn round_began(event: &Value) -> bool {
     event["kind"] == "progress" && event["sent_bytes"].as_u64().is_some_and(|bytes| bytes > 8 << 20)
+}
+
+/// So many links carry, each more than what only opening it takes.
+fn carries_over(event: &Value, links: usize) -> bool {
+    let carries = |link: &Value| link["sent_bytes"].as_u64() > Some(1 << 20);
+    event["kind"] == "progress"
+        && event["links"].as_array().is_some_and(|all| all.len() == links && all.iter().all(carries))
 }
 
 /// A link was lost.
