@@ -199,12 +199,28 @@ fn all_links_gone_for_a_while_is_waited_for() {
     // How long the guest takes below does not matter.
     let mut migration = stage.migrate_slowly(&["--verify", "--link-timeout", "600s"]);
     (0..2).for_each(|link| stage.lab.cut(link).unwrap());
-    (0..2).for_each(|link| migration.wait(LONG, |event| lost(event) && event["link"] == link));
+    for link in 0..2_u64 {
+        migration.wait(LONG, |event| lost(event) && event["link"] == link);
+    }
     stage.guest_goes_on();
     stage.speed_up();
     assert_eq!(ended(&migration.finish()).completed()["verified"], true);
     stage.arrived();
     stage.guest_goes_on();
+}
+
+/// No side took a link for lost before it was silent for five round trips (docs of `RoundTrip::silence`).
+fn far_links_were_kept(stage: &Stage, events: &[serde_json::Value], round_trip_ms: u64) {
+    let logs = stage.whole_logs();
+    // Losses of control connections and of channels say how long they were silent.
+    let said = ["nothing was received from the peer for ", "nothing moved for "];
+    let waited = said.iter().flat_map(|words| logs.split(words).skip(1));
+    let waited = waited.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    let early: Vec<u64> = waited.filter(|&waited| waited < 5 * round_trip_ms).collect();
+    assert_eq!(early, Vec::<u64>::new(), "ms of silence\n{logs}");
+    // A busy machine may lose a link once or twice. What is too far for a limit is lost again and again.
+    let lost = events.iter().filter(|event| lost(event)).count();
+    assert!(lost <= 10, "{events:#?}");
 }
 
 /// To open a link takes longer here than a control connection may be silent.
@@ -216,9 +232,7 @@ fn links_of_hosts_that_are_far_from_each_other_are_kept() {
     let _far = [0, 1].map(|link| stage.lab.forward(link, [0, 1], [way, way]).unwrap());
     let events = stage.migrate(&["--max-blackout", "3s"]).finish();
     ended(&events).completed();
-    // A busy machine may lose a link once, for another reason.
-    let lost = events.iter().filter(|event| lost(event)).count();
-    assert!(lost <= 2, "{events:#?}");
+    far_links_were_kept(&stage, &events, 260);
     stage.arrived();
     stage.guest_goes_on();
 }
@@ -238,9 +252,7 @@ fn a_guest_moves_over_a_single_link_with_a_round_trip_of_800_ms() {
     for mode in ["direct", "stream"] {
         let events = stage.migrate(&["--mode", mode, "--max-blackout", "3s"]).finish();
         ended(&events).completed();
-        // A busy machine may lose it once, for another reason.
-        let lost = events.iter().filter(|event| lost(event)).count();
-        assert!(lost <= 1, "{mode}: {events:#?}");
+        far_links_were_kept(&stage, &events, 800);
         stage.arrived();
         stage.guest_goes_on();
     }
@@ -274,7 +286,6 @@ fn all_links_gone_for_too_long_fails_cleanly_and_the_retry_succeeds() {
 #[test]
 fn the_sources_agent_is_killed_in_the_middle() {
     let mut stage = Stage::new(&[300, 300], steady());
-    // Kept until the end: its client loses its agent.
     let _migration = stage.migrate_slowly(&[]);
     stage.source_agent().kill().unwrap();
     stage.speed_up();
@@ -282,8 +293,8 @@ fn the_sources_agent_is_killed_in_the_middle() {
     stage.is_unprotected();
     stage.source_agent().restart().unwrap();
     stage.guest_goes_on();
-    // Long before the destination would have given up by itself (60 s).
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    // It does not depend on the destination's own limit of 60 s.
+    stage.wait_told_at_destination();
     stage.retry();
 }
 

@@ -29,13 +29,19 @@ impl Lock {
         let mut command = Command::new("qemu-io");
         command.args(["-f", "raw", "-c", "sleep 600000"]).arg(stage.image());
         let child = command.stdout(Stdio::null()).spawn().unwrap();
-        let folder = format!("/proc/{}/fd", child.id());
+        let folder = format!("/proc/{}", child.id());
+        // Of the image's descriptors: the kernel names the locks that are held by each.
         stage.until("the lock is taken", || {
-            let open = std::fs::read_dir(&folder).ok()?.flatten();
-            let mut open = open.filter_map(|file| std::fs::read_link(file.path()).ok());
-            open.any(|file| file == stage.image()).then_some(())
+            let open = std::fs::read_dir(format!("{folder}/fd")).ok()?.flatten();
+            let mut of_image = open
+                .filter(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == stage.image()));
+            let holds = |file: std::fs::DirEntry| {
+                let facts = format!("{folder}/fdinfo/{}", file.file_name().to_string_lossy());
+                let facts = std::fs::read_to_string(facts).unwrap_or_default();
+                facts.lines().any(|line| line.starts_with("lock:"))
+            };
+            of_image.any(holds).then_some(())
         });
-        std::thread::sleep(Duration::from_millis(300));
         Lock(child)
     }
 }
@@ -449,26 +455,39 @@ fn a_guest_with_an_i_o_error_arrives_with_it_or_keeps_it() {
     }
 }
 
-fn paused_while(stage: &mut Stage, migration: &mut Migration, gates: &[linerate_lab::Gate; 2]) {
+/// Links over which the rest of a copy still takes longer than QEMU needs to stop.
+const MODERATE: [u64; 2] = [100, 100];
+
+/// Larger, so that over slow links most of it is still to come when its disk fills up.
+fn larger(mut guest: GuestSpec) -> GuestSpec {
+    guest.memory_mb += 64 - guest.parameters.mem_mb;
+    guest.parameters.mem_mb = 64;
+    guest
+}
+
+/// Begins a migration in whose copy the guest's disk fills up. The links stay slow.
+fn paused_while(stage: &Stage, arguments: &[&str], gates: &[linerate_lab::Gate; 2]) -> Migration {
     let from = stage.source;
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(arguments);
     gates[from].fill("disk", true).unwrap();
     gates[from].wait_refused(LONG).unwrap();
+    migration
 }
 
 #[test]
 fn an_i_o_error_during_the_copy_goes_along_or_stays() {
     const STREAM: [&str; 2] = ["--mode", "stream"];
-    let (mut stage, gates) = Stage::gated(&[40, 40], streamed());
+    let (mut stage, gates) = Stage::gated(&MODERATE, larger(streamed()));
     for (arguments, cancels) in [(&[][..], false), (&STREAM, false), (&[][..], true), (&STREAM, true)] {
         let [from, to] = [stage.source, 1 - stage.source];
-        let mut migration = stage.migrate(arguments);
-        paused_while(&mut stage, &mut migration, &gates);
+        let migration = paused_while(&stage, arguments, &gates);
         if cancels {
             migration.interrupt();
             let end = ended(&migration.finish());
             assert!(matches!(end.exit, Some(5 | 9)), "{:?}", end.exit);
+            stage.speed_up();
         } else {
+            stage.speed_up();
             ended(&migration.finish()).completed();
         }
         let place = if cancels { from } else { to };
@@ -482,10 +501,10 @@ fn an_i_o_error_during_the_copy_goes_along_or_stays() {
 /// Only its operator lets it run again, though it ran when the migration began.
 #[test]
 fn a_guest_that_stopped_during_the_copy_is_not_run_by_the_next_agent() {
-    let (mut stage, gates) = Stage::gated(&[40, 40], guest(QemuVersion::Ten));
+    let (mut stage, gates) = Stage::gated(&MODERATE, larger(guest(QemuVersion::Ten)));
     let loaded = gates[1].hold_before("destination.loaded").unwrap();
-    let mut migration = stage.migrate(&[]);
-    paused_while(&mut stage, &mut migration, &gates);
+    let migration = paused_while(&stage, &[], &gates);
+    stage.speed_up();
     loaded.wait(LONG).unwrap();
     stage.agent(0).kill().unwrap();
     gates[0].fill("disk", false).unwrap();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
 use serde_json::Value;
-use stage::{Stage, ended, lost, round_began};
+use stage::{Stage, ended, lost};
 
 /// Long enough for a slow machine; only a hang meets it.
 const LONG: Duration = Duration::from_secs(120);
@@ -78,11 +78,10 @@ fn warned_of_emulation(events: &[Value]) -> bool {
 fn there_and_back(guest: GuestSpec, disk: Option<DiskMode>) {
     let version = guest.qemu;
     let mut stage = Stage::plain(&SLOW, guest, disk);
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let mut migration = stage.migrate_slowly(&[]);
     stage.lab.cut(1).unwrap();
-    migration.wait(LONG, lost);
-    stage.lab.restore(1).unwrap();
+    migration.wait(LONG, |event| lost(event) && event["link"] == 1);
+    stage.speed_up();
     let events = migration.finish();
     assert!(!warned_of_emulation(&events));
     let report = ended(&events).completed();
@@ -94,7 +93,7 @@ fn there_and_back(guest: GuestSpec, disk: Option<DiskMode>) {
     assert!(reason.contains("direct: no, because"), "{reason}");
     stage.arrived();
     stage.guest_goes_on();
-    let report = ended(&stage.migrate(&["--mode", "stream"]).finish()).completed();
+    let report = ended(&stage.migrate_over_all_links(&["--mode", "stream"])).completed();
     by_streams(&report);
     assert_eq!(report["mode_reason"], Value::Null, "it was asked for");
     stage.arrived();
@@ -127,7 +126,7 @@ fn qemu_10_with_private_ram_and_a_direct_disk() {
 #[test]
 fn an_emulated_guest_of_qemu_7_arrives_and_a_warning_was_given() {
     let mut stage = Stage::plain(&[1000, 1000], emulated(QemuVersion::System), None);
-    let events = stage.migrate(&[]).finish();
+    let events = stage.migrate_over_all_links(&[]);
     assert!(warned_of_emulation(&events), "{events:?}");
     let report = ended(&events).completed();
     by_streams(&report);
@@ -139,7 +138,7 @@ fn an_emulated_guest_of_qemu_7_arrives_and_a_warning_was_given() {
 #[test]
 fn a_guest_that_direct_mode_could_move_goes_by_streams_where_that_is_asked_for() {
     let mut stage = Stage::with_guest(&[1000, 1000], guest());
-    let report = ended(&stage.migrate(&["--mode", "stream"]).finish()).completed();
+    let report = ended(&stage.migrate_over_all_links(&["--mode", "stream"])).completed();
     by_streams(&report);
     stage.arrived();
     stage.guest_goes_on();
@@ -153,12 +152,14 @@ fn a_guest_that_direct_mode_could_move_goes_by_streams_where_that_is_asked_for()
 #[test]
 fn all_links_gone_for_a_while_is_waited_for() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    // How long the guest takes below does not matter.
+    let mut migration = stage.migrate_slowly(&["--link-timeout", "600s"]);
     (0..2).for_each(|link| stage.lab.cut(link).unwrap());
-    migration.wait(LONG, lost);
+    for link in 0..2_u64 {
+        migration.wait(LONG, |event| lost(event) && event["link"] == link);
+    }
     stage.guest_goes_on();
-    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    stage.speed_up();
     by_streams(&ended(&migration.finish()).completed());
     stage.arrived();
     stage.guest_goes_on();
@@ -177,40 +178,39 @@ fn all_links_gone_for_too_long_fails_cleanly_with_parallel_channels() {
 
 fn all_links_gone_for_too_long(guest: GuestSpec) {
     let mut stage = Stage::plain(&SLOW, guest, None);
-    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&["--link-timeout", "5s"]);
     (0..2).for_each(|link| stage.lab.drop_silently(link).unwrap());
     let failure = ended(&migration.finish()).failed(1);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
-    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+    stage.speed_up();
     retry(&mut stage);
 }
 
 #[test]
 fn the_sources_agent_is_killed_in_the_middle() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let _migration = stage.migrate_slowly(&[]);
     stage.source_agent().kill().unwrap();
+    stage.speed_up();
     stage.guest_goes_on();
     stage.source_agent().restart().unwrap();
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_told_at_destination();
     retry(&mut stage);
 }
 
 #[test]
 fn the_destinations_agent_is_killed_in_the_middle() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&["--link-timeout", "5s"]);
     stage.destination_agent().kill().unwrap();
+    stage.speed_up();
     let failure = ended(&migration.finish()).failed(1);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
     stage.destination_agent().restart().unwrap();
-    assert_eq!(stage.guests_at_destination(), 0, "what waited there has been removed");
+    stage.wait_guests_at_destination(0, LONG);
     retry(&mut stage);
 }
 
@@ -223,15 +223,17 @@ fn signal(pid: u64, signal: &str) {
 fn the_waiting_qemu_dies(guest: GuestSpec) {
     let mut stage = Stage::plain(&SLOW, guest, None);
     let before = stage.descriptors();
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&[]);
     signal(stage.qemu_pid(true), "-KILL");
     let failure = ended(&migration.finish()).failed(1);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
-    let cause = (&failure["code"], &failure["side"]);
-    assert_eq!(cause, (&"hypervisor_failed".into(), &"destination".into()), "{failure}");
+    // The source waits a second for what the destination knows. A busy one may be late, and then the source names its
+    // own QEMU's broken connection. Which is which, crates/core/src/source/stream_tests.rs shows.
+    assert_eq!(failure["code"], "hypervisor_failed", "{failure}");
+    assert!(matches!(failure["side"].as_str(), Some("destination" | "source")), "{failure}");
+    stage.speed_up();
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_guests_at_destination(0, LONG);
     nothing_is_left_open(&stage, before);
     retry(&mut stage);
 }
@@ -259,14 +261,14 @@ fn the_waiting_qemu_10_dies_in_the_middle() {
 #[test]
 fn a_waiting_qemu_that_reads_no_more_is_given_up_after_the_limit() {
     let mut stage = plain();
-    let mut migration = stage.migrate(&["--link-timeout", "5s"]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&["--link-timeout", "5s"]);
     signal(stage.qemu_pid(true), "-STOP");
     let failure = ended(&migration.finish()).failed(1);
+    stage.speed_up();
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     assert_eq!(failure["code"], "peer_lost", "{failure}");
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_guests_at_destination(0, LONG);
     retry(&mut stage);
 }
 
@@ -274,13 +276,13 @@ fn a_waiting_qemu_that_reads_no_more_is_given_up_after_the_limit() {
 fn a_cancelled_migration_leaves_the_guest_as_it_was() {
     let mut stage = plain();
     let before = stage.descriptors();
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&[]);
     migration.interrupt();
     let events = migration.finish();
+    stage.speed_up();
     assert_eq!(ended(&events).exit, Some(5), "{events:?}");
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_guests_at_destination(0, LONG);
     nothing_is_left_open(&stage, before);
     retry(&mut stage);
 }
@@ -308,7 +310,7 @@ fn what_streams_cannot_do_is_refused_and_touches_nothing() {
         assert!(text.contains("not_migratable") && text.contains(message), "{text}");
     }
     stage.guest_goes_on();
-    assert_eq!(stage.guests_at_destination(), 0);
+    stage.wait_guests_at_destination(0, LONG);
 }
 
 /// How the guest's QEMU is set for migrations, as it says itself: every capability and every parameter.
@@ -324,20 +326,19 @@ fn qemu_settings(stage: &Stage) -> [Value; 2] {
 fn what_was_set_in_qemu_is_put_back_after_a_cancel_by_the_restarted_agent_and_at_the_destination() {
     let mut stage = plain();
     let before = qemu_settings(&stage);
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let migration = stage.migrate_slowly(&[]);
     migration.interrupt();
     assert_eq!(ended(&migration.finish()).exit, Some(5));
     stage.guest_goes_on();
     assert_eq!(qemu_settings(&stage), before, "after a cancel");
 
-    let mut migration = stage.migrate(&[]);
-    migration.wait(LONG, round_began);
+    let _migration = stage.migrate_slowly(&[]);
     stage.source_agent().kill().unwrap();
+    stage.speed_up();
     stage.source_agent().restart().unwrap();
     stage.guest_goes_on();
     assert_eq!(qemu_settings(&stage), before, "after the agent's restart");
-    stage.wait_guests_at_destination(0, Duration::from_secs(30));
+    stage.wait_guests_at_destination(0, LONG);
 
     retry(&mut stage);
     assert_eq!(qemu_settings(&stage), before, "at the destination, of a QEMU of the same version");

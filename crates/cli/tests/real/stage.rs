@@ -238,6 +238,17 @@ impl Stage {
         }
     }
 
+    /// The source's agent has told the destination to give a migration up, and nothing of it is left there.
+    pub fn wait_told_at_destination(&self) {
+        let end = Instant::now() + LONG;
+        let log = || std::fs::read_to_string(self.agents[1 - self.source].log()).unwrap();
+        while !log().contains("rolled back at its source") {
+            assert!(Instant::now() < end, "the destination is not told\n{}", log());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.wait_guests_at_destination(0, LONG);
+    }
+
     pub fn guests_at_destination(&self) -> usize {
         self.guests_at(1 - self.source).len()
     }
@@ -297,6 +308,11 @@ impl Stage {
     #[allow(dead_code, reason = "not every test file asks")]
     pub fn source_log(&self) -> String {
         std::fs::read_to_string(self.agents[self.source].log()).unwrap()
+    }
+
+    /// All that both agents have logged.
+    pub fn whole_logs(&self) -> String {
+        self.agents.iter().map(|agent| std::fs::read_to_string(agent.log()).unwrap()).collect()
     }
 
     pub fn migrate(&self, arguments: &[&str]) -> Migration {
