@@ -323,8 +323,8 @@ impl Stage {
         Migration::start(&self.agents[self.source], &all, logs)
     }
 
-    /// The same over links that are slow until [`Stage::speed_up`]. Both hosts and every link are at work when it
-    /// returns, and most of the guest is still to come: a link that is not open yet cannot be lost.
+    /// Begins to move the guest over links that are slow until [`Stage::speed_up`]. When it returns, every link carries
+    /// and most of the guest is still to come. A link that is not open yet could not be lost.
     pub fn migrate_slowly(&self, arguments: &[&str]) -> Migration {
         let links = self.lab.topology().links.len();
         (0..links).for_each(|link| self.lab.slow(link, SLOW_MBPS).unwrap());
