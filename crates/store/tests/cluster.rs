@@ -6,41 +6,15 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{GIB, PATIENCE, check, drain, etcd, fleet, host, wait};
+use common::{End, GIB, answer, check, drain, etcd, fleet, host, is_transient, wait};
 use linerate_lab::etcd::Cluster;
+use linerate_store::Store;
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
-use linerate_store::{Store, StoreError};
 
-/// Shorter than etcd is away in these tests.
-const LEASE: Duration = Duration::from_secs(5);
-
-fn is_transient(error: &FleetError) -> bool {
-    matches!(error, FleetError::Store(StoreError::Away(_) | StoreError::Unknown(_)) | FleetError::Contended)
-}
-
-/// What the store says once it answers. A cluster that has lost members may fail a while longer.
-fn answer<T>(mut ask: impl FnMut() -> Result<T, FleetError>) -> Result<T, FleetError> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match ask() {
-            Err(error) if is_transient(&error) && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Ends the owners' threads, also when the test fails.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
+/// The tests of its end wait for that; longer than a busy machine holds etcd up.
+const LEASE: Duration = Duration::from_secs(12);
 
 /// Owns a drain and reserves and releases at two hosts, until that is over. How often the store had no answer.
 fn own_until(over: &AtomicBool, fleet: &Fleet, source: &str, answers: &AtomicU64) -> (Ownership, u64) {
@@ -90,7 +64,7 @@ fn a_leader_that_is_killed_or_frozen_overfills_nothing_and_loses_no_drain() {
     let client = |name: &str| fleet(Arc::new(etcd(cluster.endpoints(), Duration::from_secs(60))), name);
     let fleets: Vec<Fleet> = ["s0", "s1"].iter().map(|name| client(name)).collect();
     for (number, name) in [(0, "s0"), (1, "s1"), (0, "t0"), (0, "t1")] {
-        fleets[number].register(&host(name, 40)).unwrap();
+        answer(|| fleets[number].register(&host(name, 40))).unwrap();
     }
     let over = AtomicBool::new(false);
     let answers = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -127,10 +101,10 @@ fn a_cluster_that_was_away_as_a_whole_has_all_but_what_was_leased() {
     let mut cluster = Cluster::start(folder.path(), 3).unwrap();
     let store = Arc::new(etcd(cluster.endpoints(), LEASE));
     let fleet = fleet(store.clone(), "a");
-    fleet.register(&host("a", 8)).unwrap();
-    fleet.register(&host("b", 8)).unwrap();
-    let owner = fleet.begin(&drain("d1", "a")).unwrap();
-    fleet.reserve(&owner, "g1", "g1", GIB, "b", None).unwrap();
+    answer(|| fleet.register(&host("a", 8))).unwrap();
+    answer(|| fleet.register(&host("b", 8))).unwrap();
+    let owner = answer(|| fleet.begin(&drain("d1", "a"))).unwrap();
+    answer(|| fleet.reserve(&owner, "g1", "g1", GIB, "b", None)).unwrap();
     let lease = store.lease().unwrap();
 
     (0..3).try_for_each(|number| cluster.kill(number)).unwrap();
@@ -170,9 +144,9 @@ fn a_member_that_is_cut_off_with_its_client_loses_the_drain_to_the_majority() {
     let one = fleet(store.clone(), "a");
     // It asks the member that hangs, too, and keeps its lease meanwhile.
     let two = fleet(Arc::new(etcd(cluster.endpoints(), Duration::from_secs(120))), "b");
-    one.register(&host("a", 8)).unwrap();
-    two.register(&host("b", 8)).unwrap();
-    let owner = one.begin(&drain("d1", "a")).unwrap();
+    answer(|| one.register(&host("a", 8))).unwrap();
+    answer(|| two.register(&host("b", 8))).unwrap();
+    let owner = answer(|| one.begin(&drain("d1", "a"))).unwrap();
     cluster.freeze(minority).unwrap();
     wait("the end of its lease", || !one.owns(&owner));
     wait("the drain at the other", || two.take_over("d1").is_ok());

@@ -6,8 +6,9 @@ mod common;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use common::{Kind, PATIENCE, wait};
+use common::{End, Kind, PATIENCE, wait};
 use linerate_store::local::Local;
 use linerate_store::{Condition, Outcome, Store, StoreError, Transaction, Write};
 
@@ -96,14 +97,20 @@ fn a_list_of_many_pages_is_of_one_moment() {
                     done(&*writer.store(), &when(&[], &both));
                 }
             });
+            let _end = End(&over);
             let store = reader.store();
-            let lists = (0..40).map(|_| store.list("host/")).collect::<Result<Vec<_>, _>>();
-            over.store(true, Ordering::Relaxed);
-            let lists = lists.unwrap();
-            for list in &lists {
+            let (mut lists, mut changes, mut before) = (0, 0, None);
+            let until = Instant::now() + PATIENCE;
+            // Until it was written between two lists, however long the writer's disk takes.
+            while lists < 40 || changes < 2 {
+                assert!(Instant::now() < until, "{lists} lists, with {changes} changes between them");
+                let list = store.list("host/").unwrap();
+                assert_eq!(list.len(), keys.len());
                 assert_eq!(list[0].value, list[1202].value, "the first and the last page differ");
+                let now = Some(list[0].value.clone());
+                changes += usize::from(before.is_some() && before != now);
+                (lists, before) = (lists + 1, now);
             }
-            assert_ne!(lists[0][0].value, lists[39][0].value, "nothing was written meanwhile");
         });
     }
 }

@@ -47,10 +47,18 @@ fn open(cluster: &Cluster, authority: &Authority, identity: Option<(Vec<u8>, Vec
         endpoints: cluster.endpoints(),
         prefix: "/linerate/".into(),
         tls: Some(Tls { authorities: authority.pem().into_bytes(), identity }),
-        lease: Duration::from_secs(10),
+        lease: Duration::from_secs(60),
         ..Options::default()
     };
     Etcd::open(&options).unwrap()
+}
+
+fn wait(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "{what} was waited for");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
@@ -59,14 +67,13 @@ fn only_members_of_the_right_authority_speak_with_each_other() {
     let (right, wrong) = (authority(), authority());
     let cluster = start(folder.path(), &right);
     let own = open(&cluster, &right, Some(identity(&right, "host")));
-    let end = Instant::now() + PATIENCE;
-    while own.lease().is_none() {
-        assert!(Instant::now() < end, "no lease");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait("a lease", || own.lease().is_some());
     let put = Write::Put { key: "a".into(), value: b"1".to_vec(), leased: true };
-    own.commit(&Transaction { conditions: Vec::new(), writes: vec![put] }).unwrap();
-    assert_eq!(own.get("a").unwrap().unwrap().value, b"1");
+    let transaction = Transaction { conditions: Vec::new(), writes: vec![put] };
+    wait("an answer to a write", || own.commit(&transaction).is_ok());
+    wait("what was written", || {
+        own.get("a").is_ok_and(|entry| entry.is_some_and(|entry| entry.value == b"1"))
+    });
     // It runs, so whoever gets no answer was refused.
     let strangers = [
         open(&cluster, &right, None),

@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::etcd::Cluster;
 use linerate_store::etcd::{Etcd, Options};
-use linerate_store::fleet::Fleet;
 use linerate_store::fleet::records::{DrainRecord, DrainState, GuestRecord, HostRecord};
+use linerate_store::fleet::{Fleet, FleetError};
 use linerate_store::local::Local;
-use linerate_store::{Entry, Lease, Outcome, Store, StoreError, Transaction};
+use linerate_store::{Entry, Lease, Outcome, Store, StoreError, Transaction, Write};
 use tempfile::TempDir;
 
 pub const GIB: u64 = 1 << 30;
 /// Time for what a busy machine does late.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// A store that clients open, one after another or several at a time.
 pub enum Kind {
@@ -72,7 +74,7 @@ impl Client {
     pub fn store(&self) -> Arc<dyn Store> {
         match self {
             Client::Local(local) => local.clone(),
-            Client::Etcd(etcd) => etcd.clone(),
+            Client::Etcd(etcd) => Arc::new(Patient(etcd.clone())),
         }
     }
 
@@ -99,7 +101,31 @@ pub fn wait(what: &str, mut is: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is() {
         assert!(Instant::now() < until, "{what} was waited for");
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(AGAIN);
+    }
+}
+
+pub fn is_transient(error: &FleetError) -> bool {
+    matches!(error, FleetError::Store(StoreError::Away(_) | StoreError::Unknown(_)) | FleetError::Contended)
+}
+
+/// What the store says once it answers. A cluster that has lost members may fail a while longer.
+pub fn answer<T>(mut ask: impl FnMut() -> Result<T, FleetError>) -> Result<T, FleetError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask() {
+            Err(error) if is_transient(&error) && Instant::now() < until => std::thread::sleep(AGAIN),
+            other => return other,
+        }
+    }
+}
+
+/// Ends other threads, also when the test fails.
+pub struct End<'a>(pub &'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -131,7 +157,7 @@ pub fn drain(id: &str, host: &str) -> DrainRecord {
 
 /// No host is overfilled, and sums are those of the reservations.
 pub fn check(fleet: &Fleet) {
-    let view = fleet.view().unwrap();
+    let view = answer(|| fleet.view()).unwrap();
     for (name, host) in &view.hosts {
         let there: Vec<_> = view.reservations.iter().filter(|(_, reserved)| reserved.host == *name).collect();
         assert_eq!(
@@ -143,6 +169,70 @@ pub fn check(fleet: &Fleet) {
         let on_way: u64 = on_way.map(|(_, reserved)| reserved.bytes).sum();
         let taken = host.record.used_bytes() + host.record.reserve_bytes + on_way;
         assert!(taken <= host.record.memory_bytes, "{name} is overfilled: {host:?}");
+    }
+}
+
+/// An etcd that is asked again while it does not answer: a busy machine's disk may hold it up for longer than a client
+/// waits.
+struct Patient(Arc<Etcd>);
+
+impl Patient {
+    fn read<T>(&self, ask: impl Fn(&Etcd) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match ask(&self.0) {
+                Err(StoreError::Away(_)) if Instant::now() < until => std::thread::sleep(AGAIN),
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether all writes of a transaction are there.
+    fn holds(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
+        let mut revision = 0;
+        for write in &transaction.writes {
+            let (key, wanted) = match write {
+                Write::Put { key, value, .. } => (key, Some(value)),
+                Write::Delete(key) => (key, None),
+            };
+            let found = self.get(key)?;
+            if found.as_ref().map(|entry| &entry.value) != wanted {
+                return Ok(Outcome::Refused);
+            }
+            revision = found.map_or(revision, |entry| entry.revision);
+        }
+        Ok(Outcome::Done(revision))
+    }
+}
+
+impl Store for Patient {
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.read(|etcd| etcd.get(key))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+        self.read(|etcd| etcd.list(prefix))
+    }
+
+    fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
+        let until = Instant::now() + PATIENCE;
+        let mut is_unsure = false;
+        loop {
+            // Without a lease it answers, and says so.
+            let again = self.0.lease().is_some() && Instant::now() < until;
+            match self.0.commit(transaction) {
+                Err(StoreError::Away(_)) if again => {}
+                Err(StoreError::Unknown(_)) if again => is_unsure = true,
+                // Perhaps by what an earlier try has written.
+                Ok(Outcome::Refused) if is_unsure => return self.holds(transaction),
+                other => return other,
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        self.0.lease()
     }
 }
 
