@@ -152,6 +152,16 @@ impl Hall {
         (output.status.code().unwrap_or(-1), lines)
     }
 
+    /// Gives all links this rate, so that a copy lasts as long as the test needs it to.
+    pub fn slow(&self, mbps: u64) {
+        (0..self.lab.topology().links.len()).for_each(|link| self.lab.slow(link, mbps).unwrap());
+    }
+
+    /// Gives all links the rate that they began with.
+    pub fn fast(&self) {
+        (0..self.lab.topology().links.len()).for_each(|link| self.lab.restore(link).unwrap());
+    }
+
     /// A command that goes on while the test does something else.
     pub fn begin(&self, host: usize, arguments: &[&str]) -> Going {
         let mut command = self.agents[host].client();
