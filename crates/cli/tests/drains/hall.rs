@@ -64,12 +64,17 @@ impl Hall {
 
     /// With more lines for the configuration of all agents.
     pub fn with(hosts: usize, links_mbps: &[u64], configuration: &str) -> Hall {
-        Hall::built(hosts, links_mbps, configuration, 0)
+        Hall::built(hosts, links_mbps, configuration, None)
     }
 
     /// Hosts that share an etcd cluster of so many members, and know each other when this returns.
     pub fn fleet(hosts: usize, links_mbps: &[u64], members: u8) -> Hall {
-        let hall = Hall::built(hosts, links_mbps, "", members);
+        Hall::fleet_with(hosts, links_mbps, members, LEASE_S)
+    }
+
+    /// The same with another lease.
+    pub fn fleet_with(hosts: usize, links_mbps: &[u64], members: u8, lease_s: u64) -> Hall {
+        let hall = Hall::built(hosts, links_mbps, "", Some((members, lease_s)));
         hall.until("all hosts are in the fleet", || {
             let (exit, status) = hall.json(0, &["fleet", "status"]);
             exit == 0 && status["hosts"]["answer"] == hosts
@@ -77,17 +82,18 @@ impl Hall {
         hall
     }
 
-    fn built(hosts: usize, links_mbps: &[u64], configuration: &str, members: u8) -> Hall {
+    /// `shared`: members of an etcd cluster, and the lease in it.
+    fn built(hosts: usize, links_mbps: &[u64], configuration: &str, shared: Option<(u8, u64)>) -> Hall {
         let builder = links_mbps
             .iter()
             .fold(Lab::builder().hosts(hosts), |lab, &mbps| lab.link(LinkSpec::shaped(mbps).mtu(9000)));
         let lab = builder.build().unwrap();
-        let etcd = (members > 0).then(|| lab.start_etcd(members).unwrap());
-        let shared = etcd.as_ref().map(|etcd| {
-            let endpoints = etcd.endpoints();
-            format!("[fleet]\nendpoints = {endpoints:?}\ninsecure = true\nlease_s = {LEASE_S}\nlost_s = {LOST_S}\n")
+        let etcd = shared.map(|(members, _)| lab.start_etcd(members).unwrap());
+        let fleet = etcd.as_ref().zip(shared).map(|(etcd, (_, lease_s))| {
+            let (endpoints, lost_s) = (etcd.endpoints(), lease_s * LOST_S / LEASE_S);
+            format!("[fleet]\nendpoints = {endpoints:?}\ninsecure = true\nlease_s = {lease_s}\nlost_s = {lost_s}\n")
         });
-        let configuration = configuration.to_owned() + &shared.unwrap_or_default();
+        let configuration = configuration.to_owned() + &fleet.unwrap_or_default();
         let hosts: Vec<_> = lab.hosts().iter().take(hosts).cloned().collect();
         let gates: Vec<Gate> = hosts.iter().map(|host| Gate::new(host).unwrap()).collect();
         let start = |(host, gate): (&linerate_lab::Host, &Gate)| {
