@@ -58,6 +58,24 @@ impl Stage {
         (output.status.code().unwrap(), value)
     }
 
+    /// Bytes that the first host's kernel has sent and got on a link, with all headers.
+    fn counted(&self, link: usize) -> [u64; 2] {
+        ["tx_bytes", "rx_bytes"].map(|name| {
+            let mut command = self.lab.hosts()[0].command("cat");
+            let output = command.arg(format!("/sys/class/net/l{link}/statistics/{name}")).output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+        })
+    }
+
+    /// As [`Stage::report`], with what the kernel counted of each link meanwhile.
+    fn counted_report(&self, line: &str) -> (Value, [[u64; 2]; 2]) {
+        let before = [0, 1].map(|link| self.counted(link));
+        let report = self.report(line);
+        let after = [0, 1].map(|link| self.counted(link));
+        let of = |link: usize| [0, 1].map(|way: usize| after[link][way] - before[link][way]);
+        (report, [0, 1].map(of))
+    }
+
     fn report(&self, line: &str) -> Value {
         let (code, report) = self.run(line);
         assert_eq!(code, 0, "{report:#}");
@@ -123,7 +141,7 @@ fn a_ping_pong_over_two_links_counts_every_byte_and_names_both_mtus() {
         "pingpong --sizes 0,4,65536,1MiB --repetitions 12 --channels 2 --speed 1G --out {}",
         out.display()
     );
-    let report = stage.report(&line);
+    let (report, counted) = stage.counted_report(&line);
     assert_eq!((&report["from"], &report["to"]), (&"a".into(), &"b".into()));
     let mtus = |link: usize| {
         let mtu = |side: &str| report["links"][link][side]["mtu"].as_u64().unwrap();
@@ -132,16 +150,21 @@ fn a_ping_pong_over_two_links_counts_every_byte_and_names_both_mtus() {
     assert_eq!([mtus(0), mtus(1)], [(9000, 9000), (1500, 1500)]);
     let tables = report["pingpong"].as_array().unwrap();
     assert_eq!(tables.len(), 2);
-    for table in tables {
+    for (table, counted) in tables.iter().zip(counted) {
         let rows = table["rows"].as_array().unwrap();
         for (row, (bytes, carried)) in rows.iter().zip([(0, 1), (4, 4), (65_536, 65_536), (1 << 20, 1 << 20)])
         {
             assert_eq!((row["bytes"].as_u64(), row["repetitions"].as_u64()), (Some(bytes), Some(12)));
             assert_eq!(row["moved_bytes"].as_u64(), Some(2 * 12 * carried), "{row}");
-            assert!(row["latency_us"].as_f64().unwrap() > 0.0);
+            let (latency_us, mbps) = (row["latency_us"].as_f64().unwrap(), row["mbps"].as_f64().unwrap());
+            assert!(latency_us > 0.0, "{row}");
+            // One message on each of both channels in that time.
+            let wanted = 2.0 * 8.0 * bytes as f64 / latency_us;
+            assert!((mbps - wanted).abs() <= 1e-6 * wanted, "{row}");
         }
-        // What the shaper passes, with room for its burst: 2.5 MB at most against 25 MB there and back.
-        assert!(rows[3]["mbps"].as_f64().unwrap() < 4000.0, "{table}");
+        // It did go over this link, there and back.
+        let moved: u64 = rows.iter().map(|row| row["moved_bytes"].as_u64().unwrap()).sum();
+        assert!(counted.iter().all(|bytes| *bytes >= moved), "{counted:?} bytes: {table}");
     }
     for file in
         ["pingpong-curve.svg", "pingpong-latency.svg", "pingpong-bandwidth.svg", "pingpong-latency-curve.svg"]
@@ -160,27 +183,35 @@ fn links_are_narrowed_and_streams_go_over_all_of_them_at_once() {
     let one = stage.report(&format!("pingpong --sizes 4 --repetitions 3 --links {network}"));
     assert_eq!(one["links"].as_array().unwrap().len(), 1);
     assert_eq!(one["links"][0]["source"]["interface"], "l1");
-    let report = stage.report("bandwidth --time 2s --channels 2");
+    let began = Instant::now();
+    let (report, counted) = stage.counted_report("bandwidth --time 2s --channels 2");
+    let took_s = began.elapsed().as_secs_f64();
     let phases = report["bandwidth"].as_array().unwrap();
     let rate =
         |phase: usize, link: usize, way: &str| phases[phase]["links"][link]["rates"][way].as_f64().unwrap();
-    // Wire rates with headers are 1.0 and 0.4 Gb/s. The shapers' 5 ms of burst are within the 5 %.
-    for (phase, way) in [(0, "out_mbps"), (1, "in_mbps")] {
-        assert!(rate(phase, 0, way) < 1050.0 && rate(phase, 1, way) < 420.0, "{report:#}");
-        // Both at once, or the slower one would have the rate of both.
-        assert!(rate(phase, 0, way) > rate(phase, 1, way), "{report:#}");
+    // Each link has carried what is said of it, and no more than its shaper lets through with a burst of 5 ms.
+    for (link, mbps) in [(0, 1000.0), (1, 400.0)] {
+        for (way, name) in ["out_bytes", "in_bytes"].into_iter().enumerate() {
+            let said: u64 = phases.iter().map(|phase| phase["links"][link][name].as_u64().unwrap()).sum();
+            assert!(counted[link][way] >= said, "{counted:?}: {report:#}");
+            assert!(said as f64 <= mbps * 1e6 / 8.0 * (took_s + 0.005), "in {took_s} s: {report:#}");
+        }
+    }
+    for (phase, way, name) in [(0, "out_mbps", "out_bytes"), (1, "in_mbps", "in_bytes")] {
+        // No stream has lasted longer than the command. The clock starts with the first block of each.
+        for link in [0, 1] {
+            let bytes = phases[phase]["links"][link][name].as_u64().unwrap();
+            let timed = bytes.saturating_sub(2 * (256 << 10)) as f64;
+            assert!(rate(phase, link, way) * took_s * 1.000_001 >= timed * 8.0 / 1e6, "{report:#}");
+        }
         let sum = phases[phase]["sum"][way].as_f64().unwrap();
         assert!((sum - rate(phase, 0, way) - rate(phase, 1, way)).abs() < 1e-6);
     }
     assert!(phases[0]["links"].as_array().unwrap().iter().all(|link| link["in_bytes"] == 0));
     let both = &phases[2]["links"];
-    assert!(
-        both.as_array()
-            .unwrap()
-            .iter()
-            .all(|link| link["out_bytes"].as_u64() > Some(1 << 20)
-                && link["in_bytes"].as_u64() > Some(1 << 20))
-    );
+    assert!(both.as_array().unwrap().iter().all(
+        |link| link["out_bytes"].as_u64() >= Some(1 << 20) && link["in_bytes"].as_u64() >= Some(1 << 20)
+    ));
     assert!(phases[2]["cpu_s_per_gbit"].as_f64().unwrap() > 0.0);
 }
 
@@ -192,7 +223,9 @@ fn a_peer_that_dies_on_the_way_is_a_clear_error_and_the_next_try_succeeds() {
     stage.agents[1].kill().unwrap();
     let (code, text) = running.end();
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("error:") && text.contains("closed the connection"), "{text}");
+    // Which of the two is seen depends on what of the dead process arrives first.
+    let said = ["closed the connection", "the connection failed"];
+    assert!(text.contains("error:") && said.iter().any(|words| text.contains(words)), "{text}");
     let (code, value) = stage.run("pingpong --sizes 4");
     assert_eq!((code, &value["error"]["code"]), (1, &"no_link".into()), "{value:#}");
     stage.agents[1].restart().unwrap();
