@@ -11,19 +11,28 @@ use linerate_lab::LibvirtVersion;
 use linerate_lab::libvirt::IMAGES;
 use rustix::process::Signal;
 use serde_json::Value;
-use stage::Stage;
+use stage::{Moving, Stage};
 
-/// Long enough to be met on the way, and more than the guest writes.
-const UNHURRIED: [&str; 4] = ["--bandwidth", "160M", "--max-blackout", "1s"];
+/// A migration that libvirt has begun to move, over links so slow that it is met on the way. It cannot end before
+/// [`speed_up`].
+fn moves_slowly(stage: &mut Stage) -> Moving {
+    (0..2).for_each(|link| stage.lab.slow(link, 80).unwrap());
+    let moving = stage.start(0, &[]);
+    moving.moves(stage, 0);
+    moving
+}
+
+fn speed_up(stage: &Stage) {
+    (0..2).for_each(|link| stage.lab.restore(link).unwrap());
+}
 
 #[test]
 fn a_domain_with_its_disk_moves_there_and_back_and_a_cut_link_is_survived() {
     let mut stage = Stage::new(LibvirtVersion::Eleven);
-    let moving = stage.start(0, &UNHURRIED);
-    moving.moves(&stage, 0);
+    let moving = moves_slowly(&mut stage);
     stage.lab.cut(0).unwrap();
     moving.wait("the loss of the link", |line| line["event"] == "link_lost");
-    stage.lab.restore(0).unwrap();
+    speed_up(&stage);
     let ended = moving.end();
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     assert_eq!(ended.last()["event"], "completed", "{ended:#?}");
@@ -177,12 +186,13 @@ fn a_migration_is_listed_and_outlives_its_command() {
     stage.nothing_is_left();
 
     // The command is killed; another one watches from the first event to the last.
-    let moving = stage.start(0, &UNHURRIED);
-    moving.moves(&stage, 0);
+    let moving = moves_slowly(&mut stage);
     moving.signal(Signal::KILL);
     drop(moving.end());
     let id = stage.listed(0)["id"].as_str().unwrap().to_owned();
-    let watched = stage.attach(0, &id).end();
+    let watching = stage.attach(0, &id);
+    speed_up(&stage);
+    let watched = watching.end();
     assert_eq!(watched.code, Some(0), "{watched:#?}");
     assert_eq!(watched.lines.first().unwrap()["event"], "mode", "{watched:#?}");
     assert_eq!(
