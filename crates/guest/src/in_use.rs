@@ -101,9 +101,14 @@ fn own_processes(guest: &GuestDescription) -> Vec<i32> {
 /// none. One whose owner is not known must last: this look claims the device for a moment as well, and so does a child
 /// that is begun in that moment.
 pub(crate) fn held_by(device: &Path) -> Option<String> {
+    held_for(CLAIM_LASTS, device)
+}
+
+/// The same, of a claim that lasts so long.
+fn held_for(lasts: Duration, device: &Path) -> Option<String> {
     let facts = fs::metadata(device).ok().filter(|facts| facts.file_type().is_block_device())?;
     let number = format!("{}:{}", rustix::fs::major(facts.rdev()), rustix::fs::minor(facts.rdev()));
-    let end = Instant::now() + CLAIM_LASTS;
+    let end = Instant::now() + lasts;
     while is_claimed(device) {
         let mut by = mounts_of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &number);
         let holders =
@@ -258,7 +263,9 @@ mod tests {
         let device = String::from_utf8(made.stdout).unwrap();
         let device = Path::new(device.trim());
         let open = fs::File::open(device).unwrap();
-        let merely_open = held_by(device);
+        // What others claim for a moment, and what is let go, may take long on a busy host.
+        let long = Duration::from_secs(60);
+        let merely_open = held_for(long, device);
         drop(open);
         let exclusive = OFlags::EXCL.bits().cast_signed();
         let claimed = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device).unwrap();
@@ -267,7 +274,7 @@ mod tests {
             std::thread::sleep(CLAIM_LASTS / 4);
             drop(claimed);
         });
-        let released = held_by(device);
+        let released = held_for(long, device);
         let_go.join().unwrap();
         Command::new("losetup").arg("--detach").arg(device).status().unwrap();
         assert_eq!((merely_open, released), (None, None));

@@ -240,7 +240,7 @@ fn a_qemu_that_sends_events_without_end_is_not_listened_to_without_end() {
     let begun = Instant::now();
     // A pause of the other thread looks like an end.
     assert!(matches!(qmp.clear_events(), Ok(()) | Err(QmpError::TimedOut { .. })));
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
 }
 
 /// QEMU answers what it is asked while it stops the guest: the answer may come before anybody has looked at the events.

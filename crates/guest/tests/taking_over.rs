@@ -4,6 +4,7 @@
 mod common;
 
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::*;
 use linerate_guest::incoming_qemu::{QemuBinary, build_incoming};
@@ -94,14 +95,26 @@ impl Drop for Holder {
     }
 }
 
+/// Whether all of these threads wait for something. One that gets no CPU on a busy host does not.
+fn all_wait(pid: i32, threads: &[i32]) -> bool {
+    threads.iter().all(|thread| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+    })
+}
+
 /// The time that the guest's CPUs have used, once it rests: their threads still do a little when the state is loaded.
-fn rested(loaded: &Loaded) -> u64 {
-    let now = || run_time_ns(loaded.waiting.record.process.pid, &loaded.threads).unwrap();
-    let (mut before, mut since) = (now(), std::time::Instant::now());
-    while since.elapsed() < std::time::Duration::from_millis(300) {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        if now() != before {
-            (before, since) = (now(), std::time::Instant::now());
+/// The thread that gives them this to do answers in between: it has got as far.
+fn rested(loaded: &mut Loaded) -> u64 {
+    let (pid, threads) = (loaded.waiting.record.process.pid, loaded.threads.clone());
+    let now = || run_time_ns(pid, &threads).unwrap();
+    let (mut before, mut since, end) = (now(), Instant::now(), soon());
+    while since.elapsed() < Duration::from_millis(300) {
+        std::thread::sleep(Duration::from_millis(10));
+        assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
+        if !all_wait(pid, &threads) || now() != before {
+            assert!(Instant::now() < end, "its CPUs do not come to rest");
+            (before, since) = (now(), Instant::now());
         }
     }
     before
@@ -114,7 +127,7 @@ fn a_guest_that_ran_runs_and_its_cpus_show_whether_it_ever_did() {
         let mut loaded = load(&place, &qemu, Pause::Never);
         assert!(loaded.ran);
         let pid = loaded.waiting.record.process.pid;
-        let before = rested(&loaded);
+        let before = rested(&mut loaded);
         for _ in 0..20 {
             assert_ne!(loaded.to.status(soon()).unwrap(), RunState::Running);
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -139,7 +152,7 @@ fn a_guest_whose_disk_is_locked_is_refused_has_not_run_and_the_source_has_it_bac
         let place = Place::new();
         let mut loaded = load(&place, &qemu, Pause::Never);
         let pid = loaded.waiting.record.process.pid;
-        let before = Some(rested(&loaded));
+        let before = Some(rested(&mut loaded));
         let holder = Holder::of(&place.path("disks/d.img"));
         let refused = loaded.to.take_over(true, soon());
         assert!(matches!(refused, TakeOverResult::Refused(_)), "{refused:?}");
@@ -212,7 +225,7 @@ enum Lost {
 /// QEMU gets the command to run the guest, and its answer is lost. Then an operator pauses the guest.
 fn paused_behind_a_lost_answer(place: &Place, qemu: &QemuBinary, lost: Lost) -> Loaded {
     let mut loaded = load(place, qemu, Pause::Never);
-    let before = rested(&loaded);
+    let before = rested(&mut loaded);
     let process = loaded.waiting.record.process;
     if lost != Lost::Command {
         process.signal(rustix::process::Signal::STOP).unwrap();
