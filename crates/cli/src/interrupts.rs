@@ -94,25 +94,29 @@ mod tests {
     use super::*;
 
     const NOTHING: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Raises one. All that listen in this process have it when the witness has it.
+    async fn interrupt(witness: &mut Interrupts) {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT).unwrap();
+        tokio::time::timeout(LONG, witness.next()).await.unwrap();
+    }
 
     /// One at a time, since a signal reaches the whole process.
     #[tokio::test]
     async fn an_interrupt_is_kept_until_something_acts_on_it() {
         let context = Context::from_environment(None, true);
-        let interrupt = || {
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT).unwrap()
-        };
         let mut interrupts = Interrupts::listen().unwrap();
+        let mut witness = Interrupts::listen().unwrap();
 
         // Between two calls.
-        interrupt();
-        tokio::time::timeout(Duration::from_secs(60), interrupts.next()).await.unwrap();
+        interrupt(&mut witness).await;
+        tokio::time::timeout(LONG, interrupts.next()).await.unwrap();
         assert!(tokio::time::timeout(NOTHING, interrupts.next()).await.is_err(), "one counts once");
 
         // While an answer is waited for: the answer comes, and the wish is still there.
         let answers = async {
-            interrupt();
-            tokio::time::sleep(NOTHING).await;
+            interrupt(&mut witness).await;
             Ok::<_, Failure>(7)
         };
         assert_eq!(interrupts.answer(answers, "", &context).await.unwrap(), 7);
@@ -122,9 +126,8 @@ mod tests {
 
         // Twice: no answer is waited for any more.
         let never = async {
-            interrupt();
-            tokio::time::sleep(NOTHING).await;
-            interrupt();
+            interrupt(&mut witness).await;
+            interrupt(&mut witness).await;
             std::future::pending::<Result<(), Failure>>().await
         };
         let failure = interrupts.answer(never, "look", &context).await.unwrap_err();

@@ -167,14 +167,35 @@ mod tests {
         Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status().unwrap().success()
     }
 
+    /// A program that is this script. Another process writes it: a child that another thread begins meanwhile would have
+    /// it open for writing, and the kernel runs no such file.
+    fn script(program: &Path, text: &str) {
+        let written = program.with_extension("text");
+        std::fs::write(&written, text).unwrap();
+        let made = Command::new("install").args(["-m", "755"]).arg(&written).arg(program).status().unwrap();
+        assert!(made.success());
+    }
+
+    /// Whether a child of the process ignores both of SIGHUP and SIGTERM, as the guard does.
+    fn has_guard(parent: u32) -> bool {
+        // Signal N is bit N - 1.
+        const BOTH: u64 = 1 | (1 << 14);
+        std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+            let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let ignored = field("SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+            let is_child = field("PPid:").and_then(|pid| pid.parse::<u32>().ok()) == Some(parent);
+            is_child && ignored.is_some_and(|mask| mask & BOTH == BOTH)
+        })
+    }
+
     #[test]
     fn ssh_outlives_ctrl_c_and_ends_with_the_command() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let program = folder.path().join("ssh");
         let text = format!("#!/bin/sh\necho $$ > {0}.new; mv {0}.new {0}; exec sleep 1000\n", file.display());
-        std::fs::write(&program, text).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        script(&program, &text);
         let for_socket = folder.path().join("socket");
         std::fs::create_dir(&for_socket).unwrap();
         let here = for_socket.join(LOCAL);
@@ -205,16 +226,19 @@ mod tests {
             std::fs::write(for_socket.join(ERRORS), "").unwrap();
             let begun = folder.path().join("begun");
             let program = folder.path().join("ssh");
-            std::fs::write(&program, format!("#!/bin/sh\n> {}; exec sleep 1000\n", begun.display())).unwrap();
-            std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            script(&program, &format!("#!/bin/sh\n> {}; exec sleep 1000\n", begun.display()));
             let mut ssh = command(program.as_ref(), "x", &for_socket.join(LOCAL), Path::new("/b"));
             std::os::unix::process::CommandExt::process_group(&mut ssh, 0);
             let mut guard = ssh.spawn().unwrap();
-            while !begun.exists() {
+            let end = std::time::Instant::now() + Duration::from_secs(60);
+            // The guard begins behind ssh.
+            while !begun.exists() || !has_guard(guard.id()) {
+                assert!(
+                    std::time::Instant::now() < end,
+                    "{signal:?}: neither of ssh and its guard may be missing"
+                );
                 std::thread::sleep(LOOK);
             }
-            // The guard begins behind ssh.
-            std::thread::sleep(10 * LOOK);
             kill_process_group(Pid::from_child(&guard), signal).unwrap();
             assert!(!guard.wait().unwrap().success());
             drop(guard.stdin.take());
