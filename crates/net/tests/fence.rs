@@ -16,7 +16,6 @@ use linerate_net::channel::{AckReader, ChannelEnd, ChannelError, Sender, WriteOr
 use linerate_net::region::Region;
 use linerate_net::region::heap::HeapRegion;
 use linerate_net::tcp::Stream;
-use linerate_net::tcp::options::TcpOptions;
 use linerate_net::tcp::send::{StreamAcks, StreamSender};
 
 /// Lets time pass between the moment that a receive was called and the moment that it writes, as a page fault does.
@@ -84,9 +83,7 @@ fn no_byte_changes_after_the_fence_closed() {
 fn no_byte_changes_after_the_seal() {
     let region = SlowRegion::new((PAGES * PAGE) as usize);
     let regions = table(Arc::clone(&region) as Arc<dyn Region>);
-    // A region this slow opens its window again after a second or more, and the seal waits for a write on a busy host.
-    let patient = TcpOptions { user_timeout: WAIT, ..TcpOptions::default() };
-    let (source_end, destination_end) = tcp_pair_with(&patient);
+    let (source_end, destination_end) = tcp_pair();
     let destination = Destination::serve(destination_end, Arc::clone(&regions));
     let stop = Arc::new(AtomicBool::new(false));
     // Its end stays open here: closed with unread acknowledgements, it would reset the connection.

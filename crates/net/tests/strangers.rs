@@ -10,13 +10,23 @@ use std::time::{Duration, Instant};
 use common::*;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::listen::ListenOptions;
-use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::frame::{Frame, Role};
 use socket2::{Domain, Socket, Type};
 
 /// No connection ends by itself in a test.
-fn patient() -> ListenOptions {
-    ListenOptions { handshake_wait: Duration::from_secs(120), ..ListenOptions::default() }
+fn no_end() -> ListenOptions {
+    ListenOptions { handshake_wait: 4 * WAIT, ..ListenOptions::default() }
+}
+
+/// Both ends of many connections are in this process.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const WANTED: u64 = 16_384;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_some_and(|current| current < WANTED) {
+        let raised = Some(maximum.map_or(WANTED, |most| most.min(WANTED)));
+        setrlimit(Resource::Nofile, Rlimit { current: raised, maximum }).unwrap();
+    }
 }
 
 /// A connection from an address of loopback.
@@ -30,8 +40,7 @@ fn from(host: u8, to: SocketAddr) -> TcpStream {
 /// A host at that address opens a session.
 fn opens(host: u8, to: SocketAddr) -> Result<(), ConnectError> {
     let route = Route { local: Some(IpAddr::from([127, 0, 0, host])), device: None, remote: to };
-    let options = TcpOptions { connect_wait: WAIT, ..TcpOptions::default() };
-    connect(&route, &hello(Role::ControlNew), &options).map(drop)
+    connect(&route, &hello(Role::ControlNew), &patient()).map(drop)
 }
 
 /// Whether the connection was closed by the other end.
@@ -58,8 +67,9 @@ fn until_left(streams: &[TcpStream], left: usize) {
 
 #[test]
 fn ten_thousand_silent_connections_of_one_address_cost_its_share_and_keep_nobody_out() {
-    let (listener, _taken) = listener_with(patient());
-    let (address, share) = (listener.addresses()[0], patient().silent_per_address);
+    allow_descriptors();
+    let (listener, _taken) = listener_with(no_end());
+    let (address, share) = (listener.addresses()[0], no_end().silent_per_address);
     let mut open: Vec<TcpStream> = Vec::new();
     for count in 1..=10_000 {
         open.push(from(2, address));
@@ -75,7 +85,8 @@ fn ten_thousand_silent_connections_of_one_address_cost_its_share_and_keep_nobody
 
 #[test]
 fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_give_way() {
-    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..patient() });
+    allow_descriptors();
+    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..no_end() });
     let address = listener.addresses()[0];
     // Of ten hosts a hundred each, in turn.
     let open: Vec<TcpStream> = (0..1000).map(|count| from(10 + (count % 10) as u8, address)).collect();
@@ -86,7 +97,7 @@ fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_give_way() {
 
 #[test]
 fn a_lone_silent_connection_does_not_give_way_to_a_flood() {
-    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..patient() });
+    let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..no_end() });
     let address = listener.addresses()[0];
     let lone = from(3, address);
     let flood: Vec<TcpStream> = (0..200).map(|count| from(10 + count % 2, address)).collect();
@@ -97,7 +108,7 @@ fn a_lone_silent_connection_does_not_give_way_to_a_flood() {
 #[test]
 fn a_known_host_is_not_kept_out_by_as_many_addresses_as_there_is_room() {
     // As many strangers as may be, each alone at its address: no one of them gives way before another.
-    let options = ListenOptions { silent_max: 8, handshakes_max: 2, ..patient() };
+    let options = ListenOptions { silent_max: 8, handshakes_max: 2, ..no_end() };
     let (listener, taken) = listener_with(options);
     let address = listener.addresses()[0];
     opens(3, address).unwrap();
@@ -118,7 +129,7 @@ fn a_known_host_is_not_kept_out_by_as_many_addresses_as_there_is_room() {
 
 #[test]
 fn a_slow_handshake_keeps_its_slot_until_another_host_needs_it() {
-    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 4, ..patient() });
+    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 4, ..no_end() });
     let address = listener.addresses()[0];
     let mut slow: Vec<TcpStream> = (0..4).map(|_| from(2, address)).collect();
     slow.iter_mut().for_each(|stream| stream.write_all(&[1]).unwrap());
@@ -136,7 +147,7 @@ fn a_slow_handshake_keeps_its_slot_until_another_host_needs_it() {
 
 #[test]
 fn a_line_of_those_that_let_bytes_trickle_is_not_waited_for() {
-    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 2, ..patient() });
+    let (listener, _taken) = listener_with(ListenOptions { handshakes_max: 2, ..no_end() });
     let address = listener.addresses()[0];
     let slow: Vec<TcpStream> = (0..100).map(|count| from(10 + count % 4, address)).collect();
     slow.iter().for_each(|mut stream| stream.write_all(&[1]).unwrap());

@@ -16,19 +16,28 @@ static COUNTED: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// An endpoint takes 24 bytes on the wire and 80 in memory, and lists double as they grow.
 const PER_BYTE: usize = 8;
-/// For the test harness's own thread.
+/// For what does not grow with the bytes.
 const ASIDE: usize = 4096;
 
-/// Bytes allocated while `work` runs; freed ones count too.
-fn allocated(work: impl FnOnce()) -> usize {
-    let region = Region::new(COUNTED);
-    work();
-    region.change().bytes_allocated
+/// Bytes allocated while `work` runs; freed ones count too. More than `limit` only if that was so each time: the test
+/// harness's own thread allocates now and then, and what `work` takes it takes again.
+fn allocated(limit: usize, work: impl Fn()) -> usize {
+    let mut taken = usize::MAX;
+    for _ in 0..100 {
+        let region = Region::new(COUNTED);
+        work();
+        taken = taken.min(region.change().bytes_allocated);
+        if taken <= limit {
+            break;
+        }
+    }
+    taken
 }
 
 fn check_message(bytes: &[u8]) {
-    let taken = allocated(|| drop(Message::decode(bytes)));
-    assert!(taken <= bytes.len() * PER_BYTE + ASIDE, "{taken} bytes for {} of {bytes:02x?}", bytes.len());
+    let limit = bytes.len() * PER_BYTE + ASIDE;
+    let taken = allocated(limit, || drop(Message::decode(bytes)));
+    assert!(taken <= limit, "{taken} bytes for {} of {bytes:02x?}", bytes.len());
 }
 
 fn check_body(tag: Tag, body: &[u8]) {
@@ -40,8 +49,9 @@ fn check_body(tag: Tag, body: &[u8]) {
         body_checksum: linerate_wire::payload_checksum(body),
         sequence: 1,
     };
-    let taken = allocated(|| drop(Frame::decode(&header, body)));
-    assert!(taken <= body.len() * PER_BYTE + ASIDE, "{taken} bytes for {tag} of {}", body.len());
+    let limit = body.len() * PER_BYTE + ASIDE;
+    let taken = allocated(limit, || drop(Frame::decode(&header, body)));
+    assert!(taken <= limit, "{taken} bytes for {tag} of {}", body.len());
 }
 
 #[test]
@@ -50,7 +60,7 @@ fn memory_is_taken_for_bytes_that_came_only() {
     for (_, sample) in common::samples::all() {
         let bytes = sample.encode();
         let head: &[u8; HEADER_BYTES] = bytes.first_chunk().unwrap();
-        assert_eq!(allocated(|| drop(Header::decode(head))), 0);
+        assert_eq!(allocated(0, || drop(Header::decode(head))), 0);
     }
     // Counts and lengths at their largest with nothing behind them.
     for tag in MessageTag::ALL {

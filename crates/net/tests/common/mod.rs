@@ -23,7 +23,7 @@ use linerate_net::tcp::receive::StreamReceiver;
 use linerate_wire::frame::{Hello, Role, Welcome};
 
 pub const PAGE: u64 = 4096;
-pub const WAIT: Duration = Duration::from_secs(20);
+pub const WAIT: Duration = Duration::from_secs(60);
 
 pub fn run(offset: u64, length: u64) -> Run {
     Run { offset, length }
@@ -66,9 +66,14 @@ pub fn welcome() -> Welcome {
     Welcome { version: 1, control_received: 0 }
 }
 
+/// No wait of these ends before a test does: the host may be busy, and some regions are slow.
+pub fn patient() -> TcpOptions {
+    TcpOptions { connect_wait: WAIT, user_timeout: WAIT, ..TcpOptions::default() }
+}
+
 /// Listens on loopback and hands out what was taken.
 pub fn listener() -> (Listener, mpsc::Receiver<Stream>) {
-    listener_with(ListenOptions::default())
+    listener_with(ListenOptions { tcp: patient(), handshake_wait: WAIT, ..ListenOptions::default() })
 }
 
 /// As [`listener`], with these options.
@@ -86,13 +91,8 @@ pub fn listener_with(options: ListenOptions) -> (Listener, mpsc::Receiver<Stream
 
 /// Both ends of a TCP connection that has shaken hands.
 pub fn tcp_pair() -> (Stream, Stream) {
-    tcp_pair_with(&TcpOptions::default())
-}
-
-/// As [`tcp_pair`], with these options of the source's end.
-pub fn tcp_pair_with(options: &TcpOptions) -> (Stream, Stream) {
     let (listener, streams) = listener();
-    let (source, _) = connect(&route(listener.addresses()[0]), &hello(Role::Data), options).unwrap();
+    let (source, _) = connect(&route(listener.addresses()[0]), &hello(Role::Data), &patient()).unwrap();
     (source, streams.recv_timeout(WAIT).unwrap())
 }
 
