@@ -203,7 +203,7 @@ fn a_killed_agent_harms_no_guest() {
         assert!(guest.is_alive(), "iteration {iteration}");
     }
     // A helper that outlived its agent ends by itself; then nothing is left.
-    let settled = (0..200).any(|_| {
+    let settled = (0..1200).any(|_| {
         std::thread::sleep(Duration::from_millis(50));
         !guest.is_watched()
     });

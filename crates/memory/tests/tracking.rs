@@ -26,7 +26,7 @@ fn scan(tracker: &Tracker) -> Vec<(u64, u64)> {
 
 /// A thread that waits for work is preferred to the main one; on a busy machine it may not wait yet.
 fn attach_to_a_waiting_thread(guest: &Guest) -> Tracker {
-    for _ in 0..200 {
+    for _ in 0..1200 {
         let (tracker, report) = Tracker::attach(guest.pid(), &[guest.block()], &[]).unwrap();
         if report.thread != guest.pid() {
             return tracker;
