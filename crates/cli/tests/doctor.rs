@@ -102,7 +102,9 @@ const LOAD_BYTES_MIN: u64 = 2_000_000;
 /// What the two hosts sent by each of two links, as the kernel counts it.
 fn sent_bytes(stage: &Stage) -> Vec<(String, u64)> {
     let places = [(0, "l0"), (0, "l1"), (1, "l0"), (1, "l1")];
-    let sent = |(host, port)| of_port(stage, host, port, "statistics/tx_bytes").parse().unwrap();
+    let sent = |(host, port): (usize, &str)| {
+        of_port(stage, host, port, "statistics/tx_bytes").parse::<u64>().unwrap()
+    };
     places.map(|place| (format!("{place:?}"), sent(place))).to_vec()
 }
 

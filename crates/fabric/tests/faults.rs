@@ -363,8 +363,13 @@ fn lossy(survey: &mut Survey, percent: u32, ways: [bool; 2]) {
 
 /// The clocks' difference shows the direction.
 fn late(survey: &mut Survey, ms: i64, there: bool) {
-    slow(survey, 1, ms as u64 * 1000);
-    let ahead = if there { ms * 500 } else { -ms * 500 };
+    far(survey, if there { [ms, 0] } else { [0, ms] });
+}
+
+/// The same with milliseconds for each direction.
+fn far(survey: &mut Survey, [there, back]: [i64; 2]) {
+    slow(survey, 1, (there + back) as u64 * 1000);
+    let ahead = (there - back) * 500;
     for (number, sign) in [(2, 1), (3, -1)] {
         survey.matrix.probes[number].clock_ahead_us = Some(80 + ahead * sign);
         // One window of TCP in each round trip.
@@ -420,6 +425,11 @@ const LINK_FAULTS: &[LinkFault] = &[
     ("10 ms back", |survey| late(survey, 10, false), "round-trip-long", BOTH),
     ("50 ms there", |survey| late(survey, 50, true), "round-trip-long", BOTH),
     ("50 ms back", |survey| late(survey, 50, false), "round-trip-long", BOTH),
+    ("200 ms there and back", |survey| far(survey, [100, 100]), "round-trip-long", BOTH),
+    ("400 ms there and back", |survey| far(survey, [200, 200]), "round-trip-long", BOTH),
+    ("600 ms there and back", |survey| far(survey, [300, 300]), "round-trip-long", BOTH),
+    ("1000 ms there and back", |survey| far(survey, [500, 500]), "round-trip-long", BOTH),
+    ("600 ms there", |survey| late(survey, 600, true), "round-trip-long", BOTH),
     (
         "half there",
         |survey| survey.matrix.probes[2].throughput_mbps = Some(11_000),
@@ -593,4 +603,43 @@ fn faults_of_links_are_named_exactly_with_two_links_and_with_four() {
     }
     assert!(LINK_FAULTS.len() >= 30);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_far_link_that_loses_packets_has_both_findings_and_no_other() {
+    let mut survey = measured();
+    far(&mut survey, [300, 300]);
+    losing(&mut survey, 2, 100, 100);
+    let mut found = ids(&survey);
+    found.sort_unstable();
+    assert_eq!(found, ["packet-loss", "round-trip-long"]);
+}
+
+/// Rates, least round trips in microseconds, and replies of 2000 that were too late, as close to a finding as they may
+/// be.
+const BUSY: [(u64, u64, u32); 8] = [
+    (1000, 60, 0),
+    (720, 300, 3),
+    (810, 420, 1),
+    (930, 430, 0),
+    (760, 190, 2),
+    (990, 200, 3),
+    (700, 410, 0),
+    (880, 405, 3),
+];
+
+#[test]
+fn what_a_busy_machine_measures_between_healthy_hosts_is_no_finding() {
+    for healthy in [with_two_links as fn() -> Survey, measured] {
+        let mut survey = healthy();
+        virtual_ports(&mut survey, [1000, 1000]);
+        for (probe, (rate, least_us, late)) in survey.matrix.probes.iter_mut().zip(BUSY) {
+            let latency = Latency { min_ns: least_us * 1000, median_ns: 30_000_000, max_ns: 340_000_000 };
+            (probe.latency, probe.latency_loaded) = (Some(latency), Some(latency));
+            probe.throughput_mbps = Some(rate);
+            probe.loss = Some(Loss { sent: 2000, lost_there: Some(0), lost_back: Some(late), lost: late });
+            (probe.loss_permille, probe.clock_ahead_us) = (Some(300), Some(90_000));
+        }
+        assert_eq!(run_all(&survey), Vec::new());
+    }
 }
