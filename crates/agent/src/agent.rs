@@ -327,7 +327,7 @@ impl Agent {
                     },
                 };
                 let served = doctor::serve::serve(&self.doctor, accepted, &name, doing);
-                served.map(|one| asked = Some(one)).map_err(NotTaken::from)
+                served.map(|one| asked = Some(one)).map_err(NotTaken::by_module)
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
@@ -359,7 +359,7 @@ impl Agent {
             return Err(refuse(fault, |fault| accepted.refuse(fault)));
         };
         cluster::renewal::serve(&self.config, self.security.identity(), accepted, UnixTime::now())
-            .map_err(NotTaken::Member)
+            .map_err(NotTaken::by_module)
     }
 
     /// Moves a guest back to the host that asks for it, or says how far that is. `domain` is a domain's UUID.
@@ -555,7 +555,9 @@ impl Agent {
         let stream = accepted.welcome(welcome)?;
         match hello.role {
             Purpose::Data => session.attach_channel(hello.channel, stream)?,
-            Purpose::ReverseData => session.attach_back(hello.channel, hello.link, &stream)?,
+            Purpose::ReverseData => {
+                session.attach_back(hello.channel, hello.link, &stream).map_err(NotTaken::by_module)?;
+            }
             _ => session.attach_path(hello.link, stream)?,
         }
         Ok(())
@@ -579,7 +581,7 @@ impl Agent {
         match self.agreed(&hello, peer, Caller::Rdma) {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
-                Ok(session.attach_rdma(accepted, welcome)?)
+                session.attach_rdma(accepted, welcome).map_err(NotTaken::by_module)
             }
             Err(fault) => Err(refuse(fault, |fault| accepted.refuse(fault))),
         }

@@ -1,5 +1,6 @@
 //! Why a connection from another agent is not taken, and the refusal that the other agent gets.
 
+use std::error::Error;
 use std::io;
 
 use linerate_core::Fault;
@@ -9,7 +10,6 @@ use linerate_net::tcp::exchange::ExchangeError;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 
 use crate::session::probe::OpenError;
-use crate::{cluster, doctor, incoming};
 
 /// Why a connection from another agent was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -35,21 +35,22 @@ pub(crate) enum NotTaken {
     /// A connection of a measurement was welcomed, and is of no use for a test.
     #[error(transparent)]
     TestConnection(#[from] TestError),
-    /// A question to the doctor.
+    /// The module that serves it says why: the doctor, the cluster, or a migration that was welcomed.
     #[error(transparent)]
-    Doctor(#[from] doctor::serve::NotTaken),
-    /// A question about the cluster.
-    #[error(transparent)]
-    Member(#[from] cluster::renewal::ServeError),
-    /// A connection of a migration was welcomed, and this host could not put it to use.
-    #[error(transparent)]
-    Attach(#[from] incoming::AttachError),
-    /// The same: no guest is admitted yet, or there is no thread or socket for it.
+    Module(Box<dyn Error + Send + Sync>),
+    /// A connection of a migration was welcomed, and no guest is admitted yet, or there is no thread or socket for it.
     #[error(transparent)]
     Serve(#[from] io::Error),
     /// A connection of a tunnel was welcomed, and this host could not put it to use.
     #[error(transparent)]
     Tunnel(#[from] OpenError),
+}
+
+impl NotTaken {
+    /// The module that serves the connection says why.
+    pub(crate) fn by_module(error: impl Error + Send + Sync + 'static) -> NotTaken {
+        NotTaken::Module(Box::new(error))
+    }
 }
 
 /// Answers the other agent with `fault`, which `send` sends. Returns why the connection is not taken, for the log.

@@ -1,6 +1,5 @@
 //! What tests of several modules need.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -61,19 +60,6 @@ pub(crate) fn closed_port() -> (Socket, SocketAddr) {
     socket.bind(&any.into()).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
     (socket, address)
-}
-
-/// A program that is a script. Another process writes it: a process that this one forks just then would have the file
-/// open until it runs its own program, and nothing executes a file that is open for writing.
-pub(crate) fn script(file: &Path, text: &str) {
-    let mut writer = Command::new("sh")
-        .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
-        .arg(file)
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert!(writer.wait().unwrap().success());
 }
 
 /// A process that is ending: its first thread has ended and another has not, as it is with a QEMU that was killed.

@@ -167,8 +167,8 @@ mod tests {
         Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status().unwrap().success()
     }
 
-    /// A program that is this script. Another process writes it: a child that another thread begins meanwhile would have
-    /// it open for writing, and the kernel runs no such file.
+    /// A program that is this script. Another process writes it. A child that another thread begins meanwhile would
+    /// have it open for writing, and the kernel does not execute such a file.
     fn script(program: &Path, text: &str) {
         let written = program.with_extension("text");
         std::fs::write(&written, text).unwrap();

@@ -120,7 +120,7 @@ fn the_rest_is_copied_while_the_guest_is_paused_and_no_job_remains() {
 }
 
 /// Whether the other image has what the guest wrote when the write is done for the guest. The QEMU that has that image
-/// does nothing until the guest has begun to write, or until the image was read if no write waits for it.
+/// does nothing until the guest has begun to write. If no write waits for it, it does nothing until the image was read.
 fn is_there_when_it_is_written(qemu: &QemuBinary, writes: Writes) -> bool {
     let mut pair = mirrored_by(qemu, writes);
     let waiting = rustix::process::Pid::from_raw(pair.waiting.record.process.pid).unwrap();

@@ -228,7 +228,7 @@ mod tests {
     fn program(text: &str) -> (tempfile::TempDir, String) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("virsh");
-        crate::testing::script(&file, &format!("#!/bin/sh\n{text}\n"));
+        crate::libvirt::testing::script(&file, &format!("#!/bin/sh\n{text}\n"));
         let name = file.to_str().unwrap().to_owned();
         (folder, name)
     }

@@ -1,5 +1,8 @@
 //! What tests of this module need: a domain, and a libvirt that answers what the test sets.
 
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,7 +90,7 @@ impl FakeLibvirt {
     /// It has the domain in this state; none if it does not know it.
     pub fn new(state: Option<&str>) -> FakeLibvirt {
         let fake = FakeLibvirt(tempfile::tempdir().unwrap());
-        crate::testing::script(&fake.0.path().join("virsh"), &SCRIPT.replace("UUID", &target().uuid));
+        script(&fake.0.path().join("virsh"), &SCRIPT.replace("UUID", &target().uuid));
         state.iter().for_each(|state| fake.set("state", state));
         fake
     }
@@ -161,4 +164,17 @@ pub fn warnings(of: &Move) -> Vec<String> {
         _ => None,
     });
     texts.collect()
+}
+
+/// A program that is a script. Another process writes it. A child that this process forks just then would have the file
+/// open for writing, and the kernel does not execute such a file.
+pub fn script(file: &Path, text: &str) {
+    let mut writer = Command::new("sh")
+        .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+        .arg(file)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(writer.wait().unwrap().success());
 }
