@@ -293,6 +293,8 @@ pub struct Destination {
     gone: bool,
     /// Committed, and recovery has it.
     left_to_recovery: bool,
+    /// The source's roll-back notice came while commit was being written, or while the guest was just being run.
+    rolled_back: bool,
     /// The operator's decision; it waits while a later agent would not know of it: neither on disk nor carried out.
     operator_decision: OperatorDecision,
     /// The source's message that its guest has stopped; whether it ran until then.
@@ -326,6 +328,7 @@ impl Destination {
             returned: false,
             gone: false,
             left_to_recovery: false,
+            rolled_back: false,
             operator_decision: OperatorDecision::default(),
             was_running: None,
             disks_checked: false,
@@ -667,10 +670,7 @@ impl Destination {
                 self.control.send(now, Message::Loaded);
             }
             (State::Journaling { .. }, Event::Journaled(DestinationPhase::Committed)) => {
-                self.committed = true;
-                self.operator_decision.stop_waiting();
-                self.state = State::Resuming { retry_at: None };
-                self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
+                self.commit_written();
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
                 self.state = State::Running { until: now + self.config.finish_timeout };

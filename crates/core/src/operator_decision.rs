@@ -1,7 +1,14 @@
 //! An operator's decision over a session in doubt. Four state machines keep one: the live one of each side, and the
 //! recovery of each side. Each machine says itself when an operator may decide, and when a decision counts.
 
+use std::time::Duration;
+
 use crate::journal::Decided;
+use crate::{Outcome, Time};
+
+/// A destination that answers *Pending* has the guest, and may still return it or give it up. So a decision to give it
+/// up at the source waits so long for what the destination decides. An agent's API answers after 15 s.
+const PENDING_MAX: Duration = Duration::from_secs(10);
 
 /// The last decision and what became of it. `true`: the guest runs on this host. `false`: it is given up here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +97,46 @@ impl OperatorDecision {
     }
 }
 
+/// At a source: when a decision to give the guest up counts although the destination decides nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivingUp {
+    decided: Option<Time>,
+    /// The destination's last answer *Pending*.
+    pending: Option<Time>,
+}
+
+/// What an answer that decides nothing means for a decision to give the guest up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Undecided {
+    /// The decision counts.
+    Counts,
+    /// The destination is asked again.
+    AsksAgain,
+    /// The decision is not followed: the destination has the guest, and its operator decides.
+    Void,
+}
+
+impl GivingUp {
+    /// The operator decides so now.
+    pub fn begin(&mut self, now: Time) {
+        self.decided = Some(now);
+    }
+
+    /// Takes each answer that decides nothing, whether an operator has decided or not.
+    pub fn answered(&mut self, now: Time, answer: Option<Outcome>) -> Undecided {
+        let is_recent = |at: Option<Time>| at.is_some_and(|at| now - at < PENDING_MAX);
+        let was_there = is_recent(self.pending);
+        match answer {
+            Some(Outcome::Pending) => {
+                self.pending = Some(now);
+                if is_recent(self.decided) { Undecided::AsksAgain } else { Undecided::Void }
+            }
+            None if was_there => Undecided::AsksAgain,
+            _ => Undecided::Counts,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +182,27 @@ mod tests {
             decision.settle(!here);
             assert_eq!(decision.decided_at_source(true), Decided::Void, "{here}");
             assert_eq!(decision.decided_at_source(false), Decided::Overruled, "{here}");
+        }
+    }
+
+    #[test]
+    fn the_copy_of_a_guest_that_the_destination_has_is_given_up_only_after_a_silence() {
+        let s = |seconds: u64| Time(seconds * 1_000_000_000);
+        let pending = Some(Outcome::Pending);
+        let mut giving_up = GivingUp::default();
+        giving_up.begin(s(0));
+        assert_eq!(giving_up.answered(s(1), None), Undecided::Counts, "nobody has answered before");
+        giving_up.answered(s(2), pending);
+        giving_up.begin(s(3));
+        assert_eq!(giving_up.answered(s(4), None), Undecided::AsksAgain, "it has just answered");
+        assert_eq!(giving_up.answered(s(11), None), Undecided::AsksAgain);
+        assert_eq!(giving_up.answered(s(12), None), Undecided::Counts);
+        giving_up.begin(s(20));
+        assert_eq!(giving_up.answered(s(21), pending), Undecided::AsksAgain);
+        assert_eq!(giving_up.answered(s(29), pending), Undecided::AsksAgain);
+        assert_eq!(giving_up.answered(s(30), pending), Undecided::Void);
+        for answer in [Outcome::Gone, Outcome::Unknown] {
+            assert_eq!(giving_up.answered(s(31), Some(answer)), Undecided::Counts, "{answer:?}");
         }
     }
 

@@ -368,6 +368,7 @@ impl World {
                 self.set_notice_due(host, session, true);
                 SourceRecovery::resume_here(now)
             }
+            _ if guest == GuestState::Unknown => SourceRecovery::give_up(now),
             _ => SourceRecovery::query(now),
         };
         self.add_case(host, session, Machine::Source(machine));

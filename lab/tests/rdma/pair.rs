@@ -379,12 +379,15 @@ fn host_b() {
     signal("b-is-ready");
     wait_for("a-has-moved-it");
     runs_unharmed(&arrived(&host));
+    // In a machine that gets next to no CPU, RDMA may fail by itself before: the link has to go on just the same.
+    let mut is_cut = false;
     let moved = migrate(&agent, "10.9.0.1:7979", "auto", || {
         // A routing rule would not do: the kernel sends by a named port whatever it says.
         let lines = "add table ip adapter
             add chain ip adapter out { type filter hook output priority 0; }
             add rule ip adapter out oifname l1 meta l4proto 17 drop";
         tool(&["nft", lines]);
+        is_cut = true;
     });
     keep(&agent, Side::B, "back", &moved);
     let report = moved.report(&agent);
@@ -399,7 +402,9 @@ fn host_b() {
             .any(|event| event["text"].as_str().is_some_and(|text| text.contains("RDMA failed")))
     );
     println!("fallen back: {report:#}");
-    tool(&["nft", "delete table ip adapter"]);
+    if is_cut {
+        tool(&["nft", "delete table ip adapter"]);
+    }
     signal("b-has-moved-it");
     wait_for("a-is-done");
     qmp_command(&host, "cont");

@@ -47,7 +47,7 @@ impl SessionLoop {
             while let Ok(input) = inbox.try_recv() {
                 self.take(input);
             }
-            self.act();
+            self.act(inbox);
         }
         if let Some(stream_transport) = self.shared.stream_transport() {
             stream_transport.end(self.shared.session);
@@ -105,11 +105,16 @@ impl SessionLoop {
         self.shared.machine().handle(now, event);
     }
 
-    fn act(&mut self) {
+    fn act(&mut self, inbox: &Receiver<Input>) {
         loop {
             let now = self.shared.clock.now();
             let Some(action) = self.shared.machine().poll_action(now) else { return };
+            let commits = action == Action::Journal(DestinationPhase::Committed);
             self.execute(action);
+            // Its source may have rolled back while the disk was slow: then it is not run.
+            while commits && let Ok(input) = inbox.try_recv() {
+                self.take(input);
+            }
         }
     }
 

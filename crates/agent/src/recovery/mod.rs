@@ -276,6 +276,7 @@ pub fn continue_session(sessions: &Arc<Sessions>, session: SessionId, mut record
             set_notice_due(&mut record, true);
             SourceRecovery::resume_here(now)
         }
+        GuestState::Unknown => SourceRecovery::give_up(now),
         _ => SourceRecovery::query(now),
     };
     start(sessions, session, record, Machine::Source(machine));
@@ -314,6 +315,10 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
 impl Unfinished {
     fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Signal>) {
         loop {
+            // What came while an action was executed may change the next one.
+            while let Ok(signal) = inbox.try_recv() {
+                self.receive(&signal);
+            }
             let done = match &*self.machine.lock() {
                 Machine::Source(machine) => machine.is_over().is_some(),
                 Machine::Destination(machine) => machine.is_over().is_some(),

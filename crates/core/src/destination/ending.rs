@@ -9,13 +9,30 @@ impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
     /// [`Destination::give_up`]. If the source does not answer, the guest cannot return: then it is tried again.
     pub(super) fn cannot_run(&mut self, now: Time, fault: Fault) {
-        let has_copy = self.source_has_copy(now);
+        let has_copy = self.has_copy_at_source(now);
         let State::Resuming { retry_at } = &mut self.state else { return };
         if !has_copy {
             *retry_at = Some(now + RETRY_AFTER);
         } else {
             self.give_back(fault);
         }
+    }
+
+    /// It is run, unless its source has rolled back meanwhile, and lets its own copy run.
+    pub(super) fn commit_written(&mut self) {
+        self.committed = true;
+        self.state = State::Resuming { retry_at: None };
+        if self.rolled_back {
+            self.operator_decision.settle(false);
+            self.give_back(self.source_rolled_back());
+        } else {
+            self.operator_decision.stop_waiting();
+            self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
+        }
+    }
+
+    fn source_rolled_back(&self) -> Fault {
+        Fault::new(Code::Cancelled, self.state.step(), Side::Source, "the source has rolled back")
     }
 
     /// It could not be run here, and never will be.
@@ -73,7 +90,9 @@ impl Destination {
                 if !matches!(fault.code, Code::JournalFailed | Code::GuestGone)
                     && !self.actions.contains(&Action::Journal(DestinationPhase::Committed)) => {}
             // A source that answers has its copy, and resumes on our message. Otherwise this one may be the only one.
-            State::Journaling { .. } if fault.code == Code::JournalFailed && !self.source_has_copy(now) => {
+            State::Journaling { .. }
+                if fault.code == Code::JournalFailed && !self.has_copy_at_source(now) =>
+            {
                 self.state = State::Journaling { retry_at: Some(now + RETRY_AFTER) };
             }
             _ => self.give_up(fault),
@@ -105,20 +124,36 @@ impl Destination {
                 self.message_after_abort(now, Message::Aborted)
             }
             State::Loaded => self.give_up(fault),
-            State::Resuming { retry_at: Some(_) } => self.give_back(fault),
-            _ => self.fail(now, fault),
+            _ => self.revoked(now, fault),
         }
     }
 
     /// As good as an abort: the source will not send commit any more, and if it has, the journal decides.
     pub(super) fn rolled_back_at_source(&mut self, now: Time) {
-        let fault =
-            Fault::new(Code::Cancelled, self.state.step(), Side::Source, "the source has rolled back");
+        self.revoked(now, self.source_rolled_back());
+    }
+
+    /// The source lets its own copy run.
+    fn revoked(&mut self, now: Time, fault: Fault) {
+        let is_ordered = |action: &Action| matches!(action, Action::Run { .. });
         match self.state {
-            // It waits for the next try, which would run it although its source does.
-            State::Resuming { retry_at: Some(_) } => self.give_back(fault),
-            _ => self.fail(now, fault),
+            // It waits for the next try, which would run it although its source does. Or the driver has not begun.
+            State::Resuming { retry_at } if retry_at.is_some() || self.actions.iter().any(is_ordered) => {
+                self.operator_decision.settle(false);
+                self.give_back(fault);
+            }
+            _ => {
+                // What the driver does now cannot be stopped; nothing follows from it that runs the guest.
+                self.rolled_back |=
+                    matches!(self.state, State::Journaling { retry_at: None } | State::Resuming { .. });
+                self.fail(now, fault);
+            }
         }
+    }
+
+    /// The source has said so within the last seconds, or lets its copy run.
+    fn has_copy_at_source(&self, now: Time) -> bool {
+        self.rolled_back || self.source_has_copy(now)
     }
 
     pub(super) fn finished(&mut self) {

@@ -362,6 +362,34 @@ fn a_commit_not_yet_in_the_journal_can_be_revoked_and_is_never_written() {
     assert!(actions.contains(&Action::Journal(DestinationPhase::Aborted)), "{actions:?}");
 }
 
+/// The notice comes once, while the disk or QEMU is slow: the source lets its own copy run.
+#[test]
+fn a_roll_back_notice_is_remembered_while_commit_is_written_or_the_guest_is_tried() {
+    let returned = Action::Journal(DestinationPhase::Returned);
+    let mut driver = Driver::at(Journaling);
+    driver.handle(Event::RolledBackAtSource);
+    let actions = driver.handle(Event::Journaled(DestinationPhase::Committed));
+    assert!(actions.contains(&returned) && actions.contains(&Action::Discard), "{actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::Run { .. })), "{actions:?}");
+
+    let mut driver = Driver::at(Resuming);
+    driver.handle(Event::PathLost(PATH));
+    driver.now = driver.now + Duration::from_secs(3600);
+    driver.handle(Event::RolledBackAtSource);
+    let actions = driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
+    assert!(actions.contains(&returned), "{actions:?}");
+}
+
+/// The driver has not begun to run it.
+#[test]
+fn a_roll_back_notice_right_behind_the_write_of_commit_keeps_the_guest_from_running() {
+    let mut driver = Driver::at(Journaling);
+    driver.machine.handle(driver.now, Event::Journaled(DestinationPhase::Committed));
+    let actions = driver.handle(Event::RolledBackAtSource);
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::Run { .. })), "{actions:?}");
+}
+
 #[test]
 fn an_orphan_gives_up_unless_the_source_may_have_committed() {
     for state in ALL {

@@ -250,6 +250,8 @@ impl DestinationRecovery {
             }
             // It may have run, and an operator wanted it to run on: not beside its source.
             (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() => self.hold(now),
+            // The notice came while it was being written: its source runs it.
+            (State::Committing, E::Written(true)) if self.rolled_back => self.give_back(now),
             (State::Committing, E::Written(true)) => {
                 self.operator_decision.stop_waiting();
                 self.enter(now, State::Running { since: now });

@@ -2,7 +2,7 @@
 
 use super::RETRY_AFTER;
 use crate::journal::{Decided, SourcePhase, Verdict, verdict};
-use crate::operator_decision::OperatorDecision;
+use crate::operator_decision::{GivingUp, OperatorDecision, Undecided};
 use crate::{GuestState, Outcome, Time};
 
 /// What the driver reports to `SourceRecovery::handle`.
@@ -59,8 +59,9 @@ pub struct SourceRecovery {
     /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's decision; it waits while a question is in flight.
+    /// The operator's decision; it waits while a question is in flight, and until a copy that is given up has ended.
     operator_decision: OperatorDecision,
+    giving_up: GivingUp,
     /// The last question said that there is no copy here any more.
     query_gives_up: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -78,12 +79,21 @@ impl SourceRecovery {
         SourceRecovery::new(now, State::Querying)
     }
 
+    /// The operator of a live session has given the copy here up, and it has not ended: the destination is asked once
+    /// more before it is.
+    pub fn give_up(now: Time) -> SourceRecovery {
+        let mut recovery = SourceRecovery::query(now);
+        recovery.resolve(now, false);
+        recovery
+    }
+
     fn new(now: Time, state: State) -> SourceRecovery {
         SourceRecovery {
             state,
             due: Some(now),
             answer: None,
             operator_decision: OperatorDecision::default(),
+            giving_up: GivingUp::default(),
             query_gives_up: false,
             given_up: false,
         }
@@ -160,6 +170,7 @@ impl SourceRecovery {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
             (State::EndingSource, SourceEvent::SourceEnded(true)) => {
+                self.operator_decision.settle(false);
                 let guest = if self.given_up { GuestState::Unknown } else { GuestState::RunsAtDestination };
                 self.enter(now, State::Writing(SourcePhase::Finished, guest));
             }
@@ -180,9 +191,11 @@ impl SourceRecovery {
 
     /// An answer that decides weighs more than an operator's decision that came while the question was in flight: the
     /// destination knows what an operator may only guess. One that holds the guest takes the question for a commit, so
-    /// that the decision that the guest runs here is void.
+    /// that the decision that the guest runs here is void. It may also return the guest or give it up, so that the copy
+    /// here is not ended either.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.answer = answer.or(self.answer);
+        let undecided = self.giving_up.answered(now, answer);
         match (answer.map(verdict), self.operator_decision.waiting()) {
             (Some(Verdict::EndSource), _) => {
                 self.operator_decision.settle(false);
@@ -194,7 +207,9 @@ impl SourceRecovery {
             }
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !self.query_gives_up => self.due = Some(now),
-            (_, Some(resume)) if !resume || answer != Some(Outcome::Pending) => self.decide(now, resume),
+            (_, Some(false)) if undecided == Undecided::AsksAgain => self.due = Some(now + RETRY_AFTER),
+            (_, Some(false)) if undecided == Undecided::Counts => self.decide(now, false),
+            (_, Some(true)) if answer != Some(Outcome::Pending) => self.decide(now, true),
             (Some(Verdict::QueryAgain) | None, _) => {
                 self.operator_decision.void();
                 self.due = Some(now + RETRY_AFTER);
@@ -205,11 +220,15 @@ impl SourceRecovery {
     /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
         self.operator_decision.note(resume);
+        self.giving_up.begin(now);
         self.due = self.due.map(|due| due.min(now));
     }
 
     fn decide(&mut self, now: Time, resume: bool) {
-        self.operator_decision.stop_waiting();
+        if resume {
+            // From here on the state says that it waits.
+            self.operator_decision.stop_waiting();
+        }
         self.given_up = !resume;
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }

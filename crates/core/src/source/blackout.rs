@@ -194,7 +194,10 @@ impl Source {
         self.actions.retain(|action| *action != Action::Journal(SourcePhase::ResumingHere));
         let is_writing = std::mem::take(&mut self.resuming);
         self.operator_decision = self.operator_decision.while_writing(is_writing);
-        self.operator_decision.settle(false);
+        // One to give the copy up counts when it has ended.
+        if !self.given_up {
+            self.operator_decision.settle(false);
+        }
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
         self.enter_step(now, Step::CleanUp, self.config.step_timeout);
@@ -204,6 +207,7 @@ impl Source {
 
     pub(super) fn cleaned_up(&mut self, now: Time) {
         self.statistics.end(now, Step::CleanUp);
+        self.operator_decision.settle(false);
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
         self.control.send(now, Message::Finished);
         self.step_deadline = None;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Action, Ending, Source, State};
 use crate::journal::{SourcePhase, Verdict, verdict};
+use crate::operator_decision::Undecided;
 use crate::{Code, Fault, GuestState, Message, Outcome, Side, Step, Time};
 
 /// The destination's confirmation that it gave up too is waited for this long.
@@ -295,7 +296,7 @@ impl Source {
 
     /// An answer that decides weighs more than an operator's decision that came while the question was in flight. A
     /// destination that holds the guest takes the question for a commit, so that the decision to run the guest here is
-    /// void.
+    /// void. It may also return the guest or give it up, so that the copy here is not ended either.
     pub(super) fn answered(&mut self, now: Time, answer: Option<Outcome>) {
         self.querying = false;
         if !self.is_open() {
@@ -303,11 +304,14 @@ impl Source {
             return;
         }
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
-        let void = |resume_here| resume_here && answer == Some(Outcome::Pending);
+        let undecided = self.giving_up.answered(now, answer);
         match (answer, self.operator_decision.waiting()) {
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !decides && !self.query_gives_up => self.ask(now),
-            (_, Some(resume_here)) if !decides && !void(resume_here) => self.decide(now, resume_here),
+            // The next question is asked when it is due.
+            (_, Some(false)) if !decides && undecided == Undecided::AsksAgain => {}
+            (_, Some(false)) if !decides && undecided == Undecided::Counts => self.decide(now, false),
+            (_, Some(true)) if !decides && answer != Some(Outcome::Pending) => self.decide(now, true),
             (Some(outcome), _) => self.decided_by_peer(now, outcome),
             (None, _) => {}
         }
@@ -356,12 +360,13 @@ impl Source {
             return;
         }
         self.operator_decision.note(resume_here);
+        self.giving_up.begin(now);
         self.ask(now);
     }
 
     fn decide(&mut self, now: Time, resume_here: bool) {
-        self.operator_decision.stop_waiting();
         if resume_here {
+            self.operator_decision.stop_waiting();
             // Nor is the message itself repeated over a link that comes back.
             self.control.replace_unacknowledged(now, &Message::Commit);
             // On disk first: a question that a later agent asks is a commit to a destination that holds the guest.

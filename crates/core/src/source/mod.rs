@@ -76,7 +76,7 @@ use std::time::Duration;
 
 use crate::control::Control;
 use crate::journal::{Decided, SourcePhase};
-use crate::operator_decision::OperatorDecision;
+use crate::operator_decision::{GivingUp, OperatorDecision};
 use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
@@ -136,8 +136,9 @@ pub struct Source {
     query_gives_up: bool,
     /// An [`Action::Query`] is in progress.
     querying: bool,
-    /// The operator's decision; it waits while a question is in progress.
+    /// The operator's decision; it waits while a question is in progress, and until a copy that is given up has ended.
     operator_decision: OperatorDecision,
+    giving_up: GivingUp,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
     /// What has to be done is not, and is left to recovery.
@@ -179,6 +180,7 @@ impl Source {
             querying: false,
             query_gives_up: false,
             operator_decision: OperatorDecision::default(),
+            giving_up: GivingUp::default(),
             given_up: false,
             unfinished: false,
             config,

@@ -101,13 +101,38 @@ fn a_guest_that_was_waited_for_runs_only_when_the_journal_has_it() {
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
         driver.again(Do::Write(To::Committed));
     }
-    assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
     assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
     assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
     assert_eq!(driver.handle(Did::Ran(RunResult::Runs)), Some(Do::Write(To::Running)));
     assert_eq!(driver.recovery.outcome(), Some(Outcome::Committed), "it runs");
     driver.handle(Did::Written(true));
     assert_eq!(driver.recovery.is_over(), Some(To::Running));
+}
+
+/// It lets its own copy run: this one must not run beside it.
+#[test]
+fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
+    for decided in [false, true] {
+        let mut driver = waiting();
+        driver.handle(if decided { Did::Resolve(true) } else { Did::CommitAgain { copy: false } });
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
+        assert_eq!(driver.handle(Did::Written(true)), Some(Do::Write(To::Returned)), "{decided}");
+        assert_eq!(driver.handle(Did::Written(true)), Some(Do::Discard));
+        let told = if decided { Decided::GivenUp } else { Decided::Taken };
+        assert_eq!(driver.recovery.decided_for(true), told);
+    }
+}
+
+/// The process answered nothing, so it is looked at, and never ran.
+#[test]
+fn a_decision_over_a_guest_that_is_returned_is_not_followed() {
+    let mut driver = held();
+    assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+    driver.handle(Did::Ran(RunResult::Unknown));
+    driver.handle(Did::RolledBackAtSource);
+    driver.again(Do::Inspect);
+    assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Write(To::Returned)));
+    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
 }
 
 #[test]

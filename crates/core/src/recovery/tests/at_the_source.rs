@@ -176,8 +176,45 @@ fn a_decision_that_is_void_is_not_taken_for_the_one_that_follows() {
     assert_eq!(driver.handle(SourceEvent::Resolve(false)), Some(SourceAction::Query { gives_up: true }));
     let decided = |driver: &Driver| [true, false].map(|resume| driver.recovery.decided_for(resume));
     assert_eq!(decided(&driver), [Decided::Void, Decided::Waiting]);
-    assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(SourceAction::EndSource));
+    let mut next = driver.handle(SourceEvent::Answered(None));
+    // The destination has just answered that it has the guest: it may return it.
+    let mut seconds = 0;
+    while next != Some(SourceAction::EndSource) {
+        seconds += 1;
+        assert!(seconds < 30, "it waits for ever");
+        driver.again(SourceAction::Query { gives_up: true });
+        next = driver.handle(SourceEvent::Answered(None));
+    }
+    assert!(seconds > 5, "{seconds} s");
+    assert_eq!(decided(&driver), [Decided::Void, Decided::Waiting]);
+    driver.handle(SourceEvent::SourceEnded(true));
     assert_eq!(decided(&driver), [Decided::Void, Decided::Taken]);
+}
+
+/// It may return the guest or give it up, and then this is the only copy.
+#[test]
+fn the_copy_of_a_guest_that_the_destination_has_is_not_given_up() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Resolve(false));
+    loop {
+        assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
+        if driver.recovery.decided_for(false) != Decided::Waiting {
+            break;
+        }
+        driver.again(SourceAction::Query { gives_up: true });
+    }
+    assert_eq!(driver.recovery.decided_for(false), Decided::Void);
+    assert!(driver.recovery.is_in_doubt());
+}
+
+/// The operator of a live session gave it up, and its QEMU did not end in time.
+#[test]
+fn a_copy_that_was_given_up_and_has_not_ended_is_asked_about_once_more() {
+    let mut driver = Driver::new(SourceRecovery::give_up(Time::ZERO));
+    assert_eq!(driver.action(), Some(SourceAction::Query { gives_up: true }));
+    assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(SourceAction::EndSource));
 }
 
 /// A later agent asks again, which is a commit.

@@ -240,9 +240,71 @@ fn a_destination_learns_that_the_copy_is_given_up_before_it_is_ended() {
         let asks = driver.handle(event(first));
         assert_eq!(asks, [Action::Query { gives_up: true }], "{first:?}");
         let ends = driver.handle(event(second));
-        let returned = second == Some(Outcome::Returned);
-        let wanted = if returned { Action::RollBack } else { Action::CleanUp };
-        assert!(ends.contains(&wanted), "{first:?}, {second:?}: {ends:?}");
+        // It has answered that it has the guest: it may return it, or give it up.
+        let has_it = second == Some(Outcome::Pending) || first == Some(Outcome::Pending) && second.is_none();
+        let wanted = if second == Some(Outcome::Returned) { Action::RollBack } else { Action::CleanUp };
+        assert_eq!(ends.contains(&wanted), !has_it, "{first:?}, {second:?}: {ends:?}");
+    }
+}
+
+/// What a source decides, second by second, whose operator gives the guest up.
+fn gives_up(answers: &[Option<Outcome>]) -> (Driver, Vec<Action>) {
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::PathLost(PATH));
+    let mut actions = driver.handle(Event::Resolve(false));
+    for answer in answers {
+        assert!(actions.contains(&Action::Query { gives_up: true }), "{actions:?}");
+        assert_eq!(driver.machine.decided_for(false), Decided::Waiting);
+        actions = driver.handle(answer.map_or(Event::Unanswered, Event::Answered));
+        if driver.machine.decided_for(false) != Decided::Waiting || actions.contains(&Action::CleanUp) {
+            return (driver, actions);
+        }
+        driver.now = driver.now + Duration::from_secs(1);
+        actions.extend(driver.handle(Event::Tick));
+    }
+    (driver, actions)
+}
+
+/// A destination that has the guest may return it or give it up a moment later, and then this is the only copy.
+#[test]
+fn the_copy_of_a_guest_that_the_destination_has_is_not_ended_by_an_operator() {
+    let pending = Some(Outcome::Pending);
+    for last in [Outcome::Aborted, Outcome::Returned] {
+        let (driver, actions) = gives_up(&[pending, pending, None, Some(last)]);
+        assert!(actions.contains(&Action::RollBack), "{last:?}: {actions:?}");
+        assert_eq!(driver.machine.decided_for(false), Decided::Overruled);
+    }
+    let (driver, actions) = gives_up(&[pending; 15]);
+    assert_eq!(driver.machine.decided_for(false), Decided::Void);
+    assert!(!actions.contains(&Action::CleanUp), "{actions:?}");
+    // It is lost for good.
+    let mut silent = [None; 15];
+    silent[0] = pending;
+    let (_, actions) = gives_up(&silent);
+    assert!(actions.contains(&Action::CleanUp), "{actions:?}");
+}
+
+/// An agent that is restarted before asks the destination again, and may get the guest back.
+#[test]
+fn a_decision_to_give_the_guest_up_counts_when_its_process_has_ended() {
+    let (mut driver, actions) = gives_up(&[None]);
+    assert!(actions.contains(&Action::CleanUp), "{actions:?}");
+    assert_eq!(driver.machine.decided_for(false), Decided::Waiting);
+    driver.handle(Event::CleanedUp);
+    assert_eq!(driver.machine.decided_for(false), Decided::Taken);
+}
+
+#[test]
+fn an_operator_is_told_that_the_destination_decided_otherwise() {
+    for (resume, event) in [
+        (true, Event::Answered(Outcome::Committed)),
+        (false, Event::Answered(Outcome::Returned)),
+        (false, Event::Answered(Outcome::Aborted)),
+    ] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::Resolve(resume));
+        driver.handle(event.clone());
+        assert_eq!(driver.machine.decided_for(resume), Decided::Overruled, "{event:?}");
     }
 }
 
@@ -285,7 +347,10 @@ fn a_decision_that_waits_is_not_replaced_by_another() {
     driver.handle(Event::Resolve(false));
     assert_eq!(driver.machine.decided_for(true), Decided::Void);
     assert_eq!(driver.machine.decided_for(false), Decided::Waiting);
+    driver.now = driver.now + Duration::from_secs(11);
     assert!(driver.handle(Event::Unanswered).contains(&Action::CleanUp));
+    assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "it has not ended");
+    driver.handle(Event::CleanedUp);
     assert_eq!(driver.machine.decided_for(true), Decided::Void, "the guest is not run here");
     assert_eq!(driver.machine.decided_for(false), Decided::Taken);
 }
