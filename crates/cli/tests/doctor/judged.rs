@@ -1,5 +1,6 @@
-//! What is measured on the way between hosts, and what hosts need, is judged. A busy machine measures what it likes:
-//! that measured values alone are named exactly is shown by written surveys, in crates/fabric/tests/faults.rs.
+//! What is measured on the way between hosts, and what hosts need, is judged. A busy machine delays and loses packets:
+//! what values just below and above the limits are called is shown by written surveys, in
+//! crates/fabric/tests/faults.rs.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,12 @@ impl Stage {
         stage
     }
 
-    /// Looks until a look has this finding and it fits. No look has others, but those that a busy machine can bring.
+    /// Looks until a look has each of these findings once and no others, and the first of them fits. `ids` are sorted.
+    /// Until then looks may have others, but only those that a busy machine can bring.
     fn names(
         &self,
         more: &[&str],
-        id: &str,
+        ids: &[&str],
         about: &str,
         fits: impl Fn(&Value, &str, &[String]) -> bool,
     ) -> Value {
@@ -29,12 +31,17 @@ impl Stage {
         loop {
             let (_, document) = self.doctor(more);
             let found = wrong(&document);
-            nothing_but(&found, id, about);
-            if found.iter().any(|(one, title, places)| one == id && fits(&document, title, places)) {
+            nothing_but(&found, ids, about);
+            let mut names: Vec<&str> = found.iter().map(|(id, ..)| id.as_str()).collect();
+            names.sort_unstable();
+            let fitting = |(id, title, places): &Wrong| id == ids[0] && fits(&document, title, places);
+            // Asked in each look: some of what it asserts holds in all of them.
+            let is_fitting = found.iter().any(fitting);
+            if is_fitting && names == ids {
                 return document;
             }
             let matrix = &document["survey"]["matrix"];
-            assert!(Instant::now() < deadline, "{about}: no {id} that fits: {found:#?}\n{matrix}");
+            assert!(Instant::now() < deadline, "{about}: not {ids:?}, or unfit: {found:#?}\n{matrix}");
         }
     }
 
@@ -43,7 +50,7 @@ impl Stage {
         let deadline = Instant::now() + LIMIT;
         loop {
             let found = wrong(&self.doctor(more).1);
-            nothing_but(&found, "", about);
+            nothing_but(&found, &[], about);
             if found.is_empty() {
                 return;
             }
@@ -53,7 +60,7 @@ impl Stage {
 }
 
 /// A look at a stalled machine is followed by others for this long.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// What rests on measured rates, round trips, counts, or on waits of less than a second.
 const MEASURED: &[&str] = &[
@@ -80,10 +87,11 @@ fn wrong(document: &Value) -> Vec<Wrong> {
     grave.map(|one| (text(&one["id"]), text(&one["title"]), places(one))).collect()
 }
 
-/// Nothing else is wrong, but what a busy machine can bring.
-fn nothing_but(found: &[Wrong], id: &str, about: &str) {
-    let is_expected = |one: &str| one == id || MEASURED.contains(&one);
-    assert!(found.iter().all(|(one, ..)| is_expected(one.as_str())), "{about}: {found:#?}");
+/// Nothing else is wrong, but what a busy machine can bring. What needs no measurement is there once at most.
+fn nothing_but(found: &[Wrong], ids: &[&str], about: &str) {
+    let times = |id: &str| found.iter().filter(|(other, ..)| other == id).count();
+    let is_expected = |id: &str| MEASURED.contains(&id) || (ids.contains(&id) && times(id) == 1);
+    assert!(found.iter().all(|(id, ..)| is_expected(id.as_str())), "{about}: {found:#?}");
 }
 
 /// These are the places, in whatever order.
@@ -107,7 +115,7 @@ fn loss_in_each_direction_is_named_and_nothing_else() {
             stage.lab.lose(1, 1, back).unwrap();
             let one_way = if there == 0 { "to a l1" } else { "to b l1" };
             let way = if there == back { "of those back" } else { one_way };
-            stage.names(&["--quick"], "packet-loss", &about, |_, title, places| {
+            stage.names(&["--quick"], &["packet-loss"], &about, |_, title, places| {
                 at(places, SECOND) && title.contains(way)
             });
         }
@@ -117,7 +125,7 @@ fn loss_in_each_direction_is_named_and_nothing_else() {
     stage.silent(&["--quick"], "after");
 }
 
-/// What a busy machine adds to a round trip must not hide the direction: 25 ms do not let it.
+/// The slow direction must be seen beside what a busy machine adds to a round trip. 25 ms are far more than that.
 #[test]
 fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
     let stage = Stage::through_switches(&[1000, 1000]);
@@ -127,7 +135,7 @@ fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
         let slow =
             [("b", there > back), ("a", back > there)].iter().find(|(_, slow)| *slow).map(|(host, _)| *host);
         let end = slow.map_or_else(String::new, |host| format!("the way to {host} is the slow one"));
-        stage.names(&["--quick"], "round-trip-long", &about, |_, title, places| {
+        stage.names(&["--quick"], &["round-trip-long"], &about, |_, title, places| {
             at(places, SECOND) && title.contains("over l0") && title.ends_with(&end)
         });
     }
@@ -173,7 +181,7 @@ fn a_far_link_is_reachable_and_only_its_round_trip_is_named() {
         let _forwarder = stage.lab.forward(1, [0, 1], far(there, back, 0)).unwrap();
         // As after a pause: ARP takes one round trip more.
         (0..2).for_each(|host| stage.on(host, &["ip", "neighbour", "flush", "dev", "l1"]));
-        stage.names(&["--quick"], "round-trip-long", &about, |document, title, places| {
+        stage.names(&["--quick"], &["round-trip-long"], &about, |document, title, places| {
             let slow = there == back || title.ends_with("the way to b is the slow one");
             only_far(document, there + back, title) && at(places, SECOND) && slow
         });
@@ -184,7 +192,7 @@ fn a_far_link_is_reachable_and_only_its_round_trip_is_named() {
             && probe["latency_loaded"]["min_us"].as_f64().is_some_and(|least| least >= 400_000.0)
             && probe["loss_permille"].as_u64().is_some_and(|lost| lost < 500)
     };
-    stage.names(&[], "round-trip-long", "in full", |document, title, _| {
+    stage.names(&[], &["round-trip-long"], "in full", |document, title, _| {
         only_far(document, 400, title) && second_link(document).into_iter().all(late_is_not_lost)
     });
 }
@@ -193,7 +201,7 @@ fn a_far_link_is_reachable_and_only_its_round_trip_is_named() {
 fn the_only_link_may_be_far() {
     let stage = Stage::through_switches(&[1000]);
     let _forwarder = stage.lab.forward(0, [0, 1], far(300, 300, 0)).unwrap();
-    stage.names(&["--quick"], "round-trip-long", "the only link", |document, title, _| {
+    stage.names(&["--quick"], &["round-trip-long"], "the only link", |document, title, _| {
         let least = least_ns(crate::probe(document, "a", "l0", "b"), 600);
         least.is_some() && title.starts_with("the round trip to b over the only link is ")
     });
@@ -209,7 +217,7 @@ fn a_far_link_that_loses_packets_has_both_findings_and_its_loss_is_measured_righ
         let is_right = |lost: &Value| permille(lost).is_some_and(|lost| (40..=60).contains(&lost));
         is_right(&loss["lost_there"]) && is_right(&loss["lost_back"])
     };
-    stage.names(&["--quick"], "packet-loss", "far and lossy", |document, _, places| {
+    stage.names(&["--quick"], &["packet-loss", "round-trip-long"], "far and lossy", |document, _, places| {
         let is_far = |(id, _, places): &Wrong| id == "round-trip-long" && at(places, SECOND);
         at(places, SECOND)
             && wrong(document).iter().any(is_far)
@@ -233,12 +241,12 @@ fn what_a_firewall_takes_is_named_at_its_host_and_one_cause_is_one_finding() {
                              add rule inet t in {rule}"
         );
         stage.on(1, &["nft", &rules]);
-        stage.names(&["--quick"], id, rule, |_, _, places| at(places, &["b l1"]));
+        stage.names(&["--quick"], &[id], rule, |_, _, places| at(places, &["b l1"]));
         stage.on(1, &["nft", "delete table inet t"]);
     }
     let away = format!("{}/32", stage.agents[1].address(0).ip());
     stage.on(0, &["ip", "route", "add", &away, "dev", "l1"]);
-    stage.names(&["--quick"], "asymmetric-routing", "a route", |_, _, places| at(places, &["a l0"]));
+    stage.names(&["--quick"], &["asymmetric-routing"], "a route", |_, _, places| at(places, &["a l0"]));
     stage.on(0, &["ip", "route", "del", &away, "dev", "l1"]);
     stage.silent(&["--quick"], "without a route and a firewall");
 }
@@ -249,7 +257,7 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
     // The third machine is no host of the survey.
     let address = stage.agents[1].address(1).ip();
     stage.on(2, &["ip", "address", "add", &format!("{address}/24"), "dev", "l1"]);
-    stage.names(&["--quick"], "address-taken", "a third machine", |_, title, places| {
+    stage.names(&["--quick"], &["address-taken"], "a third machine", |_, title, places| {
         at(places, &["b l1"]) && title.contains(&address.to_string())
     });
     stage.on(2, &["ip", "address", "del", &format!("{address}/24"), "dev", "l1"]);
@@ -258,7 +266,7 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
 
     stage.on(1, &["ip", "route", "add", "default", "via", &unused_address(&stage), "dev", "l0"]);
     let about = "a route to an unused address";
-    stage.names(&["--quick"], "gateway-dead", about, |_, _, places| at(places, &["b l0"]));
+    stage.names(&["--quick"], &["gateway-dead"], about, |_, _, places| at(places, &["b l0"]));
     stage.on(1, &["ip", "route", "del", "default"]);
 
     let file = stage.lab.hosts()[1].directory().join("agent.toml");
@@ -267,7 +275,7 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
     std::fs::write(&file, text.replace("name = \"b\"", "name = \"a\"")).unwrap();
     stage.agents[1].kill().unwrap();
     stage.agents[1].restart().unwrap();
-    let document = stage.names(&["--quick"], "equal-names", "two hosts of one name", |_, title, _| {
+    let document = stage.names(&["--quick"], &["equal-names"], "two hosts of one name", |_, title, _| {
         title == "2 hosts call themselves a"
     });
     assert_eq!(document["survey"]["hosts"].as_array().unwrap().len(), 2, "both are there");
@@ -277,7 +285,7 @@ fn names_and_addresses_that_are_there_twice_are_named_and_no_host_vanishes() {
     std::fs::write(&file, text.replace(&old, &format!("ram_dir = \"{}\"", ram.display()))).unwrap();
     stage.agents[1].kill().unwrap();
     stage.agents[1].restart().unwrap();
-    stage.names(&["--quick"], "ram-folder-unfit", "a folder on a disk", |_, title, _| {
+    stage.names(&["--quick"], &["ram-folder-unfit"], "a folder on a disk", |_, title, _| {
         title.ends_with("not on tmpfs")
     });
 }
@@ -294,9 +302,9 @@ pub(crate) fn unused_address(stage: &Stage) -> String {
 fn a_healthy_survey_is_silent_about_all_that_is_not_measured_every_time_and_about_all_in_the_end() {
     let stage = Stage::through_switches(&[1000, 1000, 1000, 1000]);
     for time in 0..20 {
-        nothing_but(&wrong(&stage.doctor(&["--quick"]).1), "", &format!("look {time}"));
+        nothing_but(&wrong(&stage.doctor(&["--quick"]).1), &[], &format!("look {time}"));
     }
-    nothing_but(&wrong(&stage.doctor(&[]).1), "", "a full look");
+    nothing_but(&wrong(&stage.doctor(&[]).1), &[], "a full look");
     stage.silent(&["--quick"], "one look of many");
 }
 
@@ -308,8 +316,9 @@ fn a_direction_and_a_link_that_move_less_than_what_is_beside_them_are_named() {
         Stage::of(lab, "")
     };
     let one_way = build(LinkSpec { reverse_rate_mbps: Some(50), ..LinkSpec::shaped(500) });
-    one_way.names(&[], "throughput-one-way", "a tenth of it back", |_, _, places| places == ["b l1", "a l1"]);
+    one_way
+        .names(&[], &["throughput-one-way"], "a tenth of it back", |_, _, places| places == ["b l1", "a l1"]);
     drop(one_way);
     let slow = build(LinkSpec::shaped(50));
-    slow.names(&[], "throughput-below-sibling", "a slow link", |_, _, places| at(places, SECOND));
+    slow.names(&[], &["throughput-below-sibling"], "a slow link", |_, _, places| at(places, SECOND));
 }
