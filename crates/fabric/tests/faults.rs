@@ -629,7 +629,7 @@ const BUSY: [(u64, u64, u32); 8] = [
 ];
 
 #[test]
-fn what_a_busy_machine_measures_between_healthy_hosts_is_no_finding() {
+fn values_just_below_the_limits_are_no_finding() {
     for healthy in [with_two_links as fn() -> Survey, measured] {
         let mut survey = healthy();
         virtual_ports(&mut survey, [1000, 1000]);

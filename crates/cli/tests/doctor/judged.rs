@@ -125,7 +125,7 @@ fn loss_in_each_direction_is_named_and_nothing_else() {
     stage.silent(&["--quick"], "after");
 }
 
-/// The slow direction must be seen beside what a busy machine adds to a round trip. 25 ms are far more than that.
+/// The slow direction must be seen beside what a busy machine adds to a round trip. With 25 ms it is, in some look.
 #[test]
 fn a_slow_link_is_named_beside_a_fast_one_and_its_slow_direction() {
     let stage = Stage::through_switches(&[1000, 1000]);
@@ -317,7 +317,7 @@ pub(crate) fn unused_address(stage: &Stage) -> String {
     format!("{network}.250")
 }
 
-/// What a busy machine measures between healthy hosts is judged by written surveys, which are always the same.
+/// Values just below the limits are judged by written surveys, which are always the same.
 #[test]
 fn a_healthy_survey_is_silent_about_all_that_is_not_measured_every_time_and_about_all_in_the_end() {
     let stage = Stage::through_switches(&[1000, 1000, 1000, 1000]);
