@@ -96,7 +96,7 @@ fn probe<'a>(document: &'a Value, from: &str, port: &str, to: &str) -> &'a Value
     probes.iter().find(wanted).unwrap_or_else(|| panic!("no probe from {from} {port} to {to} in {probes:#?}"))
 }
 
-/// A load of half a second on a link of 200 Mb/s moves 12 MB, and more than this on every machine.
+/// A load of half a second on a link of 200 Mb/s moves 12 MB. Without one a link carries some 100 kB of small packets.
 const LOAD_BYTES_MIN: u64 = 2_000_000;
 
 /// What the two hosts sent by each of two links, as the kernel counts it.
@@ -108,16 +108,27 @@ fn sent_bytes(stage: &Stage) -> Vec<(String, u64)> {
     places.map(|place| (format!("{place:?}"), sent(place))).to_vec()
 }
 
+/// A full look in which the load of each link left by it. A stalled machine may need a second or third look.
+fn loaded_look(stage: &Stage) -> Value {
+    let mut looks = Vec::new();
+    for _ in 0..3 {
+        let before = sent_bytes(stage);
+        let (_, document) = stage.doctor(&[]);
+        let both = before.into_iter().zip(sent_bytes(stage));
+        let sent: Vec<(String, u64)> =
+            both.map(|((place, before), (_, after))| (place, after - before)).collect();
+        if sent.iter().all(|(_, bytes)| *bytes > LOAD_BYTES_MIN) {
+            return document;
+        }
+        looks.push(sent);
+    }
+    panic!("the load of a link did not leave by it: {looks:?} bytes");
+}
+
 #[test]
 fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
     let stage = Stage::new(2, &[1000, 200]);
-    let before = sent_bytes(&stage);
-    let (_, healthy) = stage.doctor(&[]);
-    let after = sent_bytes(&stage);
-    for ((place, before), (_, after)) in before.iter().zip(&after) {
-        // Without a load a link carries some 100 kB of small packets.
-        assert!(after - before > LOAD_BYTES_MIN, "the load of {place} left by it: {} bytes", after - before);
-    }
+    let healthy = loaded_look(&stage);
     assert!(!ids(&healthy).contains(&"mtu-between-hosts"), "{:?}", ids(&healthy));
     for (from, to) in [("a", "b"), ("b", "a")] {
         for port in ["l0", "l1"] {
@@ -125,11 +136,13 @@ fn two_healthy_hosts_and_then_one_port_with_another_mtu() {
             assert_eq!(probe["reachable"], true, "{probe}");
             assert_eq!(probe["path_mtu"]["passed"], 9000, "{probe}");
             assert_eq!(probe["path_mtu"]["black_hole"], false, "{probe}");
-            assert!(probe["latency"]["min_us"].as_f64().unwrap() > 0.0, "{probe}");
+            let least_us = probe["latency"]["min_us"].as_f64().unwrap();
+            assert!(least_us > 0.0, "{probe}");
             assert_eq!(probe["leaves_by"], Value::Null, "{probe}");
             assert_eq!(probe["arrives_at"], Value::Null, "{probe}");
-            // Both hosts have one clock here.
-            assert!(probe["clock_ahead_us"].as_i64().unwrap().abs() < 60_000_000, "{probe}");
+            // Both hosts have one clock here, which the other host reads within the round trip.
+            let ahead_us = probe["clock_ahead_us"].as_f64().unwrap().abs();
+            assert!(ahead_us <= 1e6 + least_us / 2.0, "{probe}");
             assert!(probe["throughput_mbps"].as_u64().unwrap() > 0, "{probe}");
         }
     }
