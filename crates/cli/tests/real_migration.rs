@@ -290,7 +290,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
     let _migration = stage.migrate_slowly(&[]);
     stage.source_agent().kill().unwrap();
     stage.speed_up();
-    stage.guest_goes_on();
+    stage.guest_runs();
     stage.is_unprotected();
     stage.source_agent().restart().unwrap();
     stage.guest_goes_on();
@@ -302,7 +302,7 @@ fn the_sources_agent_is_killed_in_the_middle() {
 #[test]
 fn a_restarted_destination_that_forgot_the_migration_ends_it() {
     let mut stage = Stage::new(&[300, 300], steady());
-    // The time-out is longer than the test's patience: only the destination's own message can end it.
+    // The time-out is longer than `finish` waits: within that, only the destination's own message can end it.
     let migration = stage.migrate_slowly(&["--link-timeout", "3600s"]);
     stage.destination_agent().kill().unwrap();
     stage.speed_up();
@@ -357,7 +357,7 @@ fn a_cancelled_migration_leaves_the_guest_as_it_was() {
     assert_eq!(ended(&events).exit, Some(5), "{events:?}");
     stage.guest_goes_on();
     stage.is_unprotected();
-    stage.wait_guests_at_destination(0, LONG);
+    stage.wait_freed_at_destination();
     stage.retry();
 }
 
@@ -390,7 +390,7 @@ fn a_destination_without_room_for_ram_refuses_and_one_that_fills_up_fails() {
     assert_eq!(failure["code"], "memory_short", "{failure}");
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, LONG);
+    stage.wait_freed_at_destination();
     leave_room_for_ram(&stage, 1 << 30);
     stage.retry();
 }

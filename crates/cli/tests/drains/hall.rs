@@ -288,6 +288,10 @@ impl Going {
         while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             self.seen.push(line);
         }
+        // One that never ends must show what it said, and not hang.
+        if Instant::now() >= end {
+            let _ = self.child.kill();
+        }
         let status = self.child.wait().unwrap();
         (status.code().unwrap_or(-1), std::mem::take(&mut self.seen))
     }

@@ -20,6 +20,8 @@ use serde_json::Value;
 
 /// Long enough for a slow machine; only a hang meets it.
 pub const LONG: Duration = Duration::from_secs(240);
+/// The same for a whole migration.
+const ENDS: Duration = Duration::from_secs(600);
 const DISK_MB: u64 = 24;
 
 /// One stage at a time.
@@ -400,7 +402,17 @@ impl Moving {
     }
 
     pub fn end(mut self) -> Ended {
-        let status = self.child.wait().unwrap();
+        let end = Instant::now() + ENDS;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            // One that never ends must show what it said, and not hang.
+            if Instant::now() >= end {
+                let _ = self.child.kill();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
         let errors = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
         Ended { code: status.code(), lines: std::mem::take(&mut *self.lines.lock()), errors }
     }

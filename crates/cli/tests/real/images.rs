@@ -132,7 +132,7 @@ fn changed_during(stage: &Stage, folder: &Path, migration: Migration, began: Han
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     assert!(failure["message"].as_str().unwrap().contains("changed during the migration"), "{failure}");
     stage.guest_goes_on();
-    stage.wait_guests_at_destination(0, LONG);
+    stage.wait_freed_at_destination();
 }
 
 fn refused_before(stage: &Stage, arguments: &[&str], message: &str) {
