@@ -142,7 +142,11 @@ fn soft_roce_moves_bytes(kernel: MachineKernel) {
         after=$(cat /sys/class/net/l0b/statistics/rx_bytes)
         echo crossed=$((after - before))
         rping -s -a 10.9.1.2 -C 2 & server=$!
-        for step in $(seq 100); do rping -c -a 10.9.1.2 -C 2 -v && break; sleep 1; done
+        for step in $(seq 100); do
+            rping -c -a 10.9.1.2 -C 2 -v && break
+            test $step -lt 100 || exit 1
+            sleep 1
+        done
         wait $server
         ip link set l0a down
         for step in $(seq 600); do
@@ -424,7 +428,13 @@ fn the_transport(kernel: MachineKernel, cpus: u32) {
     // The kernel resolves a neighbour for rdma_cm only slowly if it was not asked for it before; agents have, by TCP. A
     // link that was cut has forgotten it; and privileges must not change in a process that has the device open.
     let script = format!(
-        "for to in 10.9.0.2 10.9.1.2; do until ping -c 1 -W 5 $to; do sleep 1; done; done
+        "for to in 10.9.0.2 10.9.1.2; do
+            for step in $(seq 100); do
+                ping -c 1 -W 5 $to && break
+                test $step -lt 100 || exit 1
+                sleep 1
+            done
+        done
         run='{} --ignored --test-threads=1'
         $run rdma::tests --skip measure --skip in_the_middle --skip registration_that
         setpriv --bounding-set -ipc_lock $run registration_that
@@ -451,7 +461,13 @@ fn the_rdma_transport_under_valgrind() {
     // Left out: what measures, what changes privileges, what moves much, and what cuts a link or waits at an instant
     // that is long past by then.
     let script = format!(
-        "for to in 10.9.0.2 10.9.1.2; do until ping -c 1 -W 5 $to >/dev/null; do sleep 1; done; done
+        "for to in 10.9.0.2 10.9.1.2; do
+            for step in $(seq 100); do
+                ping -c 1 -W 5 $to >/dev/null && break
+                test $step -lt 100 || exit 1
+                sleep 1
+            done
+        done
         checked() {{
             valgrind --fair-sched=yes --error-exitcode=99 --num-callers=25 --gen-suppressions=all --leak-check=full \
                 --errors-for-leak-kinds=definite '{}' --ignored --test-threads=1 \"$@\"
@@ -502,7 +518,11 @@ fn a_ping_pong_goes_over_rdma() {
     let _places = places(1);
     let program = linerate_lab::agent::binary().unwrap();
     let script = format!(
-        "until ping -c 1 -W 5 10.9.0.2 >/dev/null; do sleep 1; done
+        "for step in $(seq 100); do
+            ping -c 1 -W 5 10.9.0.2 >/dev/null && break
+            test $step -lt 100 || exit 1
+            sleep 1
+        done
         for test in 'pingpong --sizes 4,64KiB --repetitions 50' 'bandwidth --time 2s'; do
             {} bench $test --local 10.9.0.2 --transport rdma --json
             echo ====

@@ -164,7 +164,9 @@ fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
     hall.slow(100);
     assert_eq!(hall.json(0, &["drain", "resume"]).1["state"], "running");
     let before = hall::count(&now, "moved");
-    hall.wait(0, "one more moves", |now| hall::count(now, "moved") > before);
+    hall.wait(0, "one more moves, and another is on its way", |now| {
+        hall::count(now, "moved") > before && hall::count(now, "copying") > 0
+    });
     let (exit, lines) = hall.lines(0, &["drain", "abort"]);
     hall.fast();
     let last = lines.last().unwrap();

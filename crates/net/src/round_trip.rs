@@ -71,11 +71,14 @@ mod tests {
     #[test]
     fn both_ends_of_a_connection_know_its_round_trip() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let began = std::time::Instant::now();
         let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let other = listener.accept().unwrap().0;
+        let took = began.elapsed();
         for end in [one, other] {
             let end = Stream::new(end).unwrap();
             let measured = tcp_info(&end).unwrap().rtt_min.expect("they know it from the handshake on");
+            assert!(measured <= took, "a handshake of {took:?} had a round trip of {measured:?}");
             assert_eq!(RoundTrip::of(&end), RoundTrip::new(measured));
         }
     }
