@@ -369,7 +369,7 @@ mod tests {
         assert!(anonymous(i32::try_from(std::process::id()).unwrap()) > 0);
     }
 
-    /// Only a hang meets it.
+    /// Only a hang reaches it.
     const LONG: Duration = Duration::from_secs(60);
 
     /// Guests of this process, and their sockets. Nobody takes connections there yet.

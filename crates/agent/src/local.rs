@@ -66,7 +66,7 @@ pub(crate) fn listen_for(path: &Path, pid: i32) -> io::Result<UnixListener> {
 mod tests {
     use super::*;
 
-    /// Only a hang meets it.
+    /// Only a hang reaches it.
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]

@@ -54,8 +54,8 @@ impl Lab {
         Run::of(tokio::time::timeout(DEADLINE, self.command(line).output()).await.unwrap().unwrap())
     }
 
-    /// Runs it again while what it says on standard error does not fit: how long it waits for an answer is fixed, and a
-    /// busy host may give none within that.
+    /// Runs it again while standard error does not fit. The time that it waits for an answer is fixed, and a busy host
+    /// may exceed it.
     async fn run_until(&self, line: &str, fits: impl Fn(&str) -> bool) -> Run {
         let end = std::time::Instant::now() + DEADLINE;
         loop {

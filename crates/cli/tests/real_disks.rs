@@ -26,7 +26,7 @@ use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
 use serde_json::{Value, json};
 use stage::{Migration, Stage, ended, lost, round_began};
 
-/// Long enough for a slow machine; only a hang meets it.
+/// Long enough for a slow machine; only a hang reaches it.
 const LONG: Duration = Duration::from_secs(120);
 const SLOW: [u64; 2] = [300, 300];
 /// Long enough for slow links.

@@ -13,7 +13,7 @@ use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
 use serde_json::{Value, json};
 use stage::{Stage, ended, round_began};
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(120);
 /// Exit code where a host cannot take the guest.
 const REFUSED: i32 = 4;

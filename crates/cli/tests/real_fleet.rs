@@ -83,7 +83,8 @@ fn a_drain_outlives_its_agents_and_etcds_ends() {
     let mut hall = Hall::fleet(2, &[150, 150], 3);
     let guests: Vec<_> = (0..8).map(|n| calm(&format!("a{n}"))).collect();
     hall.start(0, &guests);
-    // Ten seconds for a guest: some are left whenever something ends. The links are fast only while a test waits for one more to arrive.
+    // Ten seconds for a guest: some are left whenever something ends.
+    // The links are fast only while one more is waited for.
     hall.slow(40);
     let going = hall.begin(0, &["drain"]);
     hall.wait(0, "it copies", |now| hall::count(now, "copying") > 0);
@@ -156,7 +157,7 @@ fn the_drain_of_a_lost_host_is_ended_by_another_one() {
         exit == 0 && status["drains"][0]["owner"].is_null() && status["hosts"]["answer"] == 1
     });
     hall.until("another host ends it", || ended_state(&of(&hall)));
-    // What was seen late was not early.
+    // A look that comes late sees the end late: only an early end fails.
     assert!(killed.elapsed() >= Duration::from_secs(LOST_S), "before {LOST_S} s");
     let ended = of(&hall);
     assert!(hall::count(&ended, "failed") >= 1, "{ended:#}");

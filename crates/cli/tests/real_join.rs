@@ -14,7 +14,7 @@ use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, GuestSpec, Host, 
 use serde_json::Value;
 use stage::{Stage, ended, round_began};
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(180);
 
 /// Nothing is said about `security = `: the lab writes nothing of its own.

@@ -20,7 +20,7 @@ use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Way, wait};
 use stage::{Stage, ended, lost, round_began};
 
-/// Long enough for a slow machine; only a hang meets it.
+/// Long enough for a slow machine; only a hang reaches it.
 const LONG: Duration = Duration::from_secs(120);
 
 fn busy() -> GuestParameters {

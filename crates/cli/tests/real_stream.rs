@@ -14,7 +14,7 @@ use linerate_lab::{DiskMode, GuestParameters, GuestSpec, QemuVersion, Qmp};
 use serde_json::Value;
 use stage::{Stage, ended, lost};
 
-/// Long enough for a slow machine; only a hang meets it.
+/// Long enough for a slow machine; only a hang reaches it.
 const LONG: Duration = Duration::from_secs(120);
 /// Slow enough that a migration takes some seconds.
 const SLOW: [u64; 2] = [300, 300];
@@ -228,7 +228,9 @@ fn the_waiting_qemu_dies(guest: GuestSpec) {
     let failure = ended(&migration.finish()).failed(1);
     assert_eq!(failure["guest_state"], "runs_at_source", "{failure}");
     // The source waits a second for what the destination knows. A busy one may be late, and then the source names its
-    // own QEMU's broken connection. Which is which, crates/core/src/source/stream_tests.rs shows.
+    // own QEMU's broken connection. Two unit tests show the side of each:
+    // `crates/core/src/source/stream_tests.rs::a_destination_that_closed_the_connection_sends_the_cause` and
+    // `crates/core/src/source/stream_tests.rs::a_destination_that_sends_no_cause_gets_an_abort`.
     assert_eq!(failure["code"], "hypervisor_failed", "{failure}");
     assert!(matches!(failure["side"].as_str(), Some("destination" | "source")), "{failure}");
     stage.speed_up();

@@ -18,7 +18,7 @@ use linerate_lab::{Agent, GuestParameters};
 use serde_json::Value;
 use stage::{Stage, ended, lost};
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(180);
 /// What strangers may cost an agent, KiB.
 const STRANGERS_KIB: u64 = 64 << 10;
@@ -206,7 +206,7 @@ impl Drop for Ends<'_> {
 /// Connections that are made before the first look, and before each further one: many more than may wait.
 const STRANGERS: usize = 11_000;
 const MORE: usize = 1_100;
-/// Only a hang meets it, however slow the machine is.
+/// Only a hang reaches it, however slow the machine is.
 const FLOOD: Duration = Duration::from_secs(600);
 
 /// Lets more strangers come, and has those that are there stay.

@@ -17,7 +17,7 @@ use linerate_lab::{DiskMode, GuestParameters, GuestSpec, Lab, QemuVersion, Qmp, 
 use serde_json::{Value, json};
 use stage::{Stage, ended, round_began};
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(120);
 const USER: &str = "linerate-qemu";
 /// Exit code where a host cannot take the guest.

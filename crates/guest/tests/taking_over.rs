@@ -104,7 +104,7 @@ fn all_wait(pid: i32, threads: &[i32]) -> bool {
 }
 
 /// The time that the guest's CPUs have used, once it rests: their threads still do a little when the state is loaded.
-/// The thread that gives them this to do answers in between: it has got as far.
+/// QEMU's main thread answers in between, so it has given the vCPU threads all that loading needs.
 fn rested(loaded: &mut Loaded) -> u64 {
     let (pid, threads) = (loaded.waiting.record.process.pid, loaded.threads.clone());
     let now = || run_time_ns(pid, &threads).unwrap();

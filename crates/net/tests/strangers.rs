@@ -133,7 +133,7 @@ fn a_slow_handshake_keeps_its_slot_until_another_host_needs_it() {
     let address = listener.addresses()[0];
     let mut slow: Vec<TcpStream> = (0..4).map(|_| from(2, address)).collect();
     slow.iter_mut().for_each(|stream| stream.write_all(&[1]).unwrap());
-    // They have two minutes of time, and all turns as soon as their bytes were seen.
+    // They have four times `WAIT`, and all turns as soon as their bytes were seen.
     let end = Instant::now() + WAIT;
     // Each host is a stranger.
     for host in 3.. {

@@ -10,7 +10,7 @@ use linerate_store::etcd::{Etcd, Options, Tls};
 use linerate_store::{Store, Transaction, Write};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Authority = CertifiedIssuer<'static, KeyPair>;

@@ -19,7 +19,7 @@ const PER_BYTE: usize = 8;
 /// For what does not grow with the bytes.
 const ASIDE: usize = 4096;
 
-/// Bytes allocated while `work` runs; freed ones count too. More than `limit` only if that was so each time: the test
+/// Bytes allocated while `work` runs; freed ones count too. More than `limit` only if that was so each time. The test
 /// harness's own thread allocates now and then, and what `work` takes it takes again.
 fn allocated(limit: usize, work: impl Fn()) -> usize {
     let mut taken = usize::MAX;

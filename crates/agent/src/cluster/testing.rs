@@ -17,7 +17,7 @@ use super::tests::Site;
 use super::{operations, renewal};
 use crate::security::Security;
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Of connections that a busy machine does not end.

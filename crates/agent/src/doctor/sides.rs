@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Only a hang meets it.
+    /// Only a hang reaches it.
     const LONG: Duration = Duration::from_secs(60);
 
     /// An agent that takes questions and dies over them; how many it took.

@@ -18,7 +18,7 @@ use super::xml::Changes;
 use super::{Job, Needs};
 use crate::journal::MovedDomain;
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// A job that moves a domain away, as virsh prints it.

@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// Only a hang meets it.
+    /// Only a hang reaches it.
     const LONG: Duration = Duration::from_secs(60);
 
     struct Losses(Mutex<Sender<ChannelId>>);

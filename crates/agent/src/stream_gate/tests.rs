@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
 /// Long enough for what is not held back to arrive.
 const SHORT: Duration = Duration::from_millis(200);

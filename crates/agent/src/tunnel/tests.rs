@@ -14,7 +14,7 @@ use super::*;
 use crate::agent::Agent;
 use crate::testing::agent;
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A tunnel from one agent to the other, whose connections the test forwards.

@@ -12,7 +12,7 @@ use linerate_lab::etcd::Cluster;
 use linerate_lab::{Agent, AgentOptions, Console, Gate, GuestParameters, GuestSpec, Lab, LinkSpec};
 use serde_json::Value;
 
-/// Only a hang meets it.
+/// Only a hang reaches it.
 pub const LONG: Duration = Duration::from_secs(240);
 
 /// A host of a fleet counts as not answering after this, and as lost after that.

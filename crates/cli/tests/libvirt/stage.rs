@@ -18,7 +18,7 @@ use linerate_lock::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Long enough for a slow machine; only a hang meets it.
+/// Long enough for a slow machine; only a hang reaches it.
 pub const LONG: Duration = Duration::from_secs(240);
 /// The same for a whole migration.
 const ENDS: Duration = Duration::from_secs(600);

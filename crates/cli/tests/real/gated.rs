@@ -12,7 +12,7 @@ use super::{Hosts, ONE, Stage, options, plain_disk_mbps};
 
 /// The guest goes over all of it within some seconds.
 const SMALL_DISK_MB: u64 = 4;
-/// Recovery tries every second; only a hang meets it.
+/// Recovery tries every second; only a hang reaches it.
 const SOON: Duration = Duration::from_secs(120);
 
 fn gated_hosts(links_mbps: &[u64]) -> (Hosts, [Gate; 2]) {

@@ -6,7 +6,7 @@ use linerate_lab::{GuestParameters, GuestSpec, QemuVersion};
 
 use crate::stage::{Stage, ended};
 
-/// Long enough for a slow machine; only a hang meets it.
+/// Long enough for a slow machine; only a hang reaches it.
 pub const LONG: Duration = Duration::from_secs(120);
 pub const FAST: [u64; 2] = [1000, 1000];
 
