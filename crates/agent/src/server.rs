@@ -356,18 +356,28 @@ async fn resolve(
     let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(resume_here).map_err(refused)?;
-        until_decided(|| unfinished.decided(resume_here), resume_here).await?;
-        return Ok(Json(unfinished.summary()));
+        let counts = until_decided(|| unfinished.decided(resume_here), resume_here).await?;
+        return Ok(Json(decided(unfinished.summary(), counts)));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
         incoming.resolve(resume_here).map_err(refused)?;
-        until_decided(|| incoming.decided_for(resume_here), resume_here).await?;
-        return Ok(Json(incoming.summary()));
+        let counts = until_decided(|| incoming.decided_for(resume_here), resume_here).await?;
+        return Ok(Json(decided(incoming.summary(), counts)));
     }
     let outgoing = find(&agent, &id)?;
     outgoing.resolve(resume_here).map_err(refused)?;
-    until_decided(|| outgoing.decided_for(resume_here), resume_here).await?;
-    Ok(Json(outgoing.summary()))
+    let counts = until_decided(|| outgoing.decided_for(resume_here), resume_here).await?;
+    Ok(Json(decided(outgoing.summary(), counts)))
+}
+
+/// The answer to an operator. A session whose decision does not count yet is in doubt, whatever it does meanwhile.
+fn decided(summary: MigrationSummary, counts: bool) -> MigrationSummary {
+    if counts {
+        return summary;
+    }
+    let waits = "the decision waits for the other host, for the disk, or for QEMU to end";
+    let note = summary.note.clone().unwrap_or_else(|| waits.to_owned());
+    MigrationSummary { state: MigrationState::InDoubt, note: Some(note), ..summary }
 }
 
 /// A source asks the other host once more before a decision counts, a destination writes it or ends QEMU: that takes a
@@ -376,16 +386,21 @@ const DECISION_WAIT: Duration = Duration::from_secs(15);
 const DECISION_LOOK: Duration = Duration::from_millis(50);
 
 /// Waits until the decision counts. An operator who is not told that it was not would act as if it were.
-/// One that still waits is in the session's note.
-async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<(), Refusal> {
+/// Returns whether it counts; one that still waits is in the session's note.
+async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<bool, Refusal> {
     let end = tokio::time::Instant::now() + DECISION_WAIT;
     while decided() == Decided::Waiting && tokio::time::Instant::now() < end {
         tokio::time::sleep(DECISION_LOOK).await;
     }
     let (text, guest) = match (decided(), resume_here) {
-        (Decided::Waiting | Decided::Taken, _) => return Ok(()),
-        (Decided::Void, _) => (
+        (Decided::Waiting, _) => return Ok(false),
+        (Decided::Taken, _) => return Ok(true),
+        (Decided::Void, true) => (
             "the destination holds the guest, so it was not resumed here; decide there",
+            Some(GuestState::InDoubt),
+        ),
+        (Decided::Void, false) => (
+            "the destination has the guest and has not confirmed that it runs, so the copy here is kept; decide there",
             Some(GuestState::InDoubt),
         ),
         (Decided::Overruled, true) => (

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use linerate_core::control::Outgoing as Frame;
-use linerate_core::destination::Event;
+use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 

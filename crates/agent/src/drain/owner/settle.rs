@@ -166,3 +166,20 @@ fn here(state: Option<&str>) -> DomainHere {
         Some(_) => DomainHere::Paused,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_states_that_libvirt_names_are_read() {
+        for (state, is) in [
+            (Some("running"), DomainHere::Running),
+            (Some("paused"), DomainHere::Paused),
+            (Some("shut off"), DomainHere::Off),
+            (None, DomainHere::Off),
+        ] {
+            assert_eq!(here(state), is, "{state:?}");
+        }
+    }
+}

@@ -99,12 +99,13 @@ fn first_record_names_the_mode_that_was_offered() {
     let agent = agent(&dir, &[]);
     let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
     let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
+    let (inputs, inbox) = channel();
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs, Door::closed()));
     let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     let mode = Ok(Mode::Handover { regions: Vec::new() });
     let message = Message::Offer { guest: "g".into(), description: "{}".into(), mode };
     session_loop.handle(Event::Received { path: 0, sequence: 1, message });
-    session_loop.act();
+    session_loop.act(&inbox);
     let record = agent.journal.get(session).unwrap().unwrap();
     assert_eq!((record.guest.as_str(), record.mode()), ("g", Some(ModeTag::Handover)));
     session_loop.worker.finish();
