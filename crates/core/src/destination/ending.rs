@@ -23,7 +23,7 @@ impl Destination {
         self.committed = true;
         self.state = State::Resuming { retry_at: None };
         if self.rolled_back {
-            self.operator_decision.settle(false);
+            self.operator_decision.give_up();
             self.give_back(self.source_rolled_back());
         } else {
             self.operator_decision.stop_waiting();
@@ -139,7 +139,7 @@ impl Destination {
         match self.state {
             // It waits for the next try, which would run it although its source does. Or the driver has not begun.
             State::Resuming { retry_at } if retry_at.is_some() || self.actions.iter().any(is_ordered) => {
-                self.operator_decision.settle(false);
+                self.operator_decision.give_up();
                 self.give_back(fault);
             }
             _ => {

@@ -390,6 +390,22 @@ fn a_roll_back_notice_right_behind_the_write_of_commit_keeps_the_guest_from_runn
     assert!(!actions.iter().any(|action| matches!(action, Action::Run { .. })), "{actions:?}");
 }
 
+/// An operator wanted it to run here.
+#[test]
+fn a_decision_to_run_a_guest_whose_source_rolls_back_is_not_followed() {
+    for notice_first in [true, false] {
+        let mut driver = Driver::at(Loaded);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(true));
+        let events = [Event::RolledBackAtSource, Event::Journaled(DestinationPhase::Committed)];
+        let order = if notice_first { [0, 1] } else { [1, 0] };
+        order.map(|at| driver.machine.handle(driver.now, events[at].clone()));
+        assert_eq!(driver.machine.decided_for(true), Decided::GivenUp, "{notice_first}");
+        let actions = driver.handle(Event::Tick);
+        assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
+    }
+}
+
 #[test]
 fn an_orphan_gives_up_unless_the_source_may_have_committed() {
     for state in ALL {
