@@ -306,6 +306,12 @@ fn an_operator_is_told_that_the_destination_decided_otherwise() {
         driver.handle(event.clone());
         assert_eq!(driver.machine.decided_for(resume), Decided::Overruled, "{event:?}");
     }
+    // The decision is being written.
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Unanswered);
+    driver.handle(Event::Answered(Outcome::Committed));
+    assert_eq!(driver.machine.decided_for(true), Decided::Overruled);
 }
 
 /// Between two questions too: the last answer may be a second old.
