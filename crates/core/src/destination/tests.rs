@@ -399,7 +399,9 @@ fn a_decision_to_run_a_guest_whose_source_rolls_back_is_not_followed() {
         driver.handle(Event::Resolve(true));
         let events = [Event::RolledBackAtSource, Event::Journaled(DestinationPhase::Committed)];
         let order = if notice_first { [0, 1] } else { [1, 0] };
-        order.map(|at| driver.machine.handle(driver.now, events[at].clone()));
+        for at in order {
+            driver.machine.handle(driver.now, events[at].clone());
+        }
         assert_eq!(driver.machine.decided_for(true), Decided::GivenUp, "{notice_first}");
         let actions = driver.handle(Event::Tick);
         assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
