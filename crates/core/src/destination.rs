@@ -215,7 +215,12 @@ pub enum Action {
     Discard,
     /// The session is over, and its guest is committed, paused, and may have run: recovery inspects it and holds it for
     /// an operator ([`crate::recovery::DestinationRecovery::inspect`]). Nothing of it is removed.
-    LeaveToRecovery(Fault),
+    LeaveToRecovery {
+        /// Why it could not be run.
+        fault: Fault,
+        /// Its source has rolled back meanwhile, and lets its own copy run.
+        rolled_back: bool,
+    },
     /// It is over: `None` means that the guest is ours.
     End(Option<Fault>),
 }

@@ -203,7 +203,7 @@ impl World {
             Action::LoadDeviceState(_) => self.load_piece(),
             Action::FinishDeviceState => self.destination_will(500, 15_000, DestinationWork::Loads),
             Action::Journal(phase) => self.destination_journal(phase),
-            Action::LeaveToRecovery(_) => self.leave_arrival_to_recovery(),
+            Action::LeaveToRecovery { rolled_back, .. } => self.leave_arrival_to_recovery(rolled_back),
             Action::CheckDisks(disks) => self.check_disks(&disks),
             Action::Run { was_running: ran } => self.runs_over_here(ran),
             Action::Discard => {

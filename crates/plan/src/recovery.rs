@@ -348,12 +348,16 @@ impl World {
 
     /// The destination's session ended, and whether its guest has run is not known: its connections are closed, and
     /// recovery goes on.
-    pub fn leave_arrival_to_recovery(&mut self) {
+    pub fn leave_arrival_to_recovery(&mut self, rolled_back: bool) {
         let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
         self.hang_up(Side::Destination, false);
         self.destination.machine = None;
         self.destination.operations += 1;
-        self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)));
+        let mut machine = DestinationRecovery::inspect(now);
+        if rolled_back {
+            machine.handle(now, DestinationEvent::RolledBackAtSource);
+        }
+        self.add_case(host, session, Machine::Destination(machine));
         self.poll_cases(host);
     }
 

@@ -138,10 +138,11 @@ impl SessionLoop {
     }
 
     /// Recovery has the guest before this session is over: at every moment it is known to one of them.
-    pub(super) fn leave_to_recovery(&mut self, fault: &Fault) {
+    pub(super) fn leave_to_recovery(&mut self, fault: &Fault, rolled_back: bool) {
         let (session, guest) = (self.shared.session, self.shared.guest());
         let role = self.incoming_record().role(DestinationPhase::Committed);
-        self.sessions.leave_to_recovery(session, Record::new(&guest, self.shared.order, role));
+        let record = Record::new(&guest, self.shared.order, role);
+        self.sessions.leave_to_recovery(session, record, rolled_back);
         self.audit_end(Some(fault));
         tracing::error!(
             %session,

@@ -118,8 +118,8 @@ impl Sessions {
     }
 
     /// Recovery goes on with a session whose guest was committed.
-    pub(super) fn leave_to_recovery(&self, session: SessionId, record: Record) {
-        recovery::continue_arrival(&self.recovery, session, record);
+    pub(super) fn leave_to_recovery(&self, session: SessionId, record: Record, rolled_back: bool) {
+        recovery::continue_arrival(&self.recovery, session, record, rolled_back);
     }
 
     /// An incoming migration has ended. One that recovery goes on with is shown there.

@@ -40,7 +40,7 @@ impl SessionLoop {
             }
             // 10 clean up, or instead of 9: nothing of the guest stays here
             Action::Discard => self.discard(),
-            Action::LeaveToRecovery(fault) => self.leave_to_recovery(&fault),
+            Action::LeaveToRecovery { fault, rolled_back } => self.leave_to_recovery(&fault, rolled_back),
             Action::End(fault) => self.end(fault),
         }
     }

@@ -283,8 +283,13 @@ pub fn continue_session(sessions: &Arc<Sessions>, session: SessionId, mut record
 }
 
 /// A live session could not find out whether its committed guest, which its QEMU refuses to run, has run here.
-pub fn continue_arrival(sessions: &Arc<Sessions>, session: SessionId, record: Record) {
-    let machine = DestinationRecovery::inspect(Clock::start().now());
+/// `rolled_back`: its source lets its own copy run.
+pub fn continue_arrival(sessions: &Arc<Sessions>, session: SessionId, record: Record, rolled_back: bool) {
+    let now = Clock::start().now();
+    let mut machine = DestinationRecovery::inspect(now);
+    if rolled_back {
+        machine.handle(now, DestinationEvent::RolledBackAtSource);
+    }
     start(sessions, session, record, Machine::Destination(machine));
 }
 

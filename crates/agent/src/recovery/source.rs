@@ -28,9 +28,9 @@ use crate::session::identity::{Identity, parse_token};
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What an operator reads whose decision does not count yet.
-pub(crate) const WAITS: &str = "your decision waits until the destination has been asked once more and the decision is on disk; the guest is paused here until then";
+pub(crate) const WAITS: &str = "your decision waits: the destination is asked once more, for up to 10 s if it has the guest. Then the decision is written to disk, or QEMU is ended. The guest is paused here until then";
 /// And one whose decision was not followed.
-pub(crate) const VOID: &str = "the destination holds the guest, so it was not resumed here; decide there \
+pub(crate) const VOID: &str = "the destination holds the guest, so your decision was not followed; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
 /// What an operator reads of a guest that is not asked about any more.

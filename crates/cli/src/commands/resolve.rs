@@ -21,7 +21,7 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
     if summary.state == MigrationState::InDoubt {
         context.programs(&summary)?;
         let note = summary.note.as_deref().unwrap_or_default();
-        let text = format!("nothing is decided yet about {guest}: {}", clean(note));
+        let text = format!("the decision about {guest} does not count yet: {}", clean(note));
         let hint = "the agent goes on by itself: see `linerate migration list`";
         return Err(Failure::new(Exit::NotWatched, text, hint));
     }

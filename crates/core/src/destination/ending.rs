@@ -47,7 +47,8 @@ impl Destination {
         if matches!(self.state, State::Resuming { .. }) {
             self.left_to_recovery = true;
             self.state = State::Ended;
-            self.actions.push_back(Action::LeaveToRecovery(fault));
+            let rolled_back = self.rolled_back;
+            self.actions.push_back(Action::LeaveToRecovery { fault, rolled_back });
         }
     }
 

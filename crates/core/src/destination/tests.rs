@@ -380,6 +380,20 @@ fn a_roll_back_notice_is_remembered_while_commit_is_written_or_the_guest_is_trie
     assert!(actions.contains(&returned), "{actions:?}");
 }
 
+/// It may have run: recovery has to know that its source lets its own copy run.
+#[test]
+fn a_guest_that_is_left_to_recovery_is_left_with_the_roll_back_notice() {
+    for has_notice in [false, true] {
+        let mut driver = Driver::at(Resuming);
+        if has_notice {
+            driver.handle(Event::RolledBackAtSource);
+        }
+        let actions = driver.handle(Event::MayHaveRun(fault(Code::HypervisorFailed)));
+        let left = Action::LeaveToRecovery { fault: fault(Code::HypervisorFailed), rolled_back: has_notice };
+        assert!(actions.contains(&left), "{actions:?}");
+    }
+}
+
 /// The driver has not begun to run it.
 #[test]
 fn a_roll_back_notice_right_behind_the_write_of_commit_keeps_the_guest_from_running() {

@@ -307,7 +307,7 @@ impl DestinationRecovery {
 
     /// It never ran here, and its source has it: an operator's decision to run it here is not followed.
     fn give_back(&mut self, now: Time) {
-        self.operator_decision.settle(false);
+        self.operator_decision.give_up();
         self.enter(now, State::Returning);
     }
 

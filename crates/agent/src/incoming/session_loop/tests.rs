@@ -55,7 +55,7 @@ fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
     let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
     session_loop.worker.set_record(IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() });
     let fault = Fault::new(Code::HypervisorFailed, Step::Commit, Side::Destination, "no lock");
-    session_loop.execute(Action::LeaveToRecovery(fault));
+    session_loop.execute(Action::LeaveToRecovery { fault, rolled_back: false });
     assert!(session_loop.over);
     session_loop.worker.finish();
     let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));

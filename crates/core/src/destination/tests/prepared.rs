@@ -292,7 +292,8 @@ fn a_guest_that_may_have_run_and_cannot_be_run_is_left_to_recovery() {
             assert_eq!(driver.machine.outcome(), before, "{state:?}");
             continue;
         }
-        assert_eq!(actions, [Action::LeaveToRecovery(fault(Code::HypervisorFailed))]);
+        let left = Action::LeaveToRecovery { fault: fault(Code::HypervisorFailed), rolled_back: false };
+        assert_eq!(actions, [left]);
         for event in [
             Event::CommitAgain { copy: true },
             Event::CannotRun(fault(Code::HypervisorFailed)),

@@ -118,9 +118,27 @@ fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
         assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Write(To::Returned)), "{decided}");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Discard));
-        let told = if decided { Decided::GivenUp } else { Decided::Taken };
-        assert_eq!(driver.recovery.decided_for(true), told);
+        assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
     }
+}
+
+/// The notice waited behind the write, so that the decision had counted.
+#[test]
+fn a_decision_is_not_followed_if_the_source_rolls_back_before_the_guest_is_run() {
+    let mut driver = waiting();
+    driver.handle(Did::Resolve(true));
+    driver.recovery.handle(driver.now, Did::Written(true));
+    assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Write(To::Returned)));
+    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+}
+
+/// The live session had the notice.
+#[test]
+fn a_guest_that_was_left_to_recovery_is_not_run_if_its_source_has_rolled_back() {
+    let mut driver = Driver::new(DestinationRecovery::inspect(Time::ZERO));
+    driver.recovery.handle(driver.now, Did::RolledBackAtSource);
+    assert_eq!(driver.action(), Some(Do::Inspect));
+    assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Write(To::Returned)));
 }
 
 /// The process answered nothing, so it is looked at, and never ran.
