@@ -50,6 +50,7 @@ use linerate_core::drain::Sample;
 use linerate_core::journal::Decided;
 use linerate_core::source::{Ending, Event, Source};
 use linerate_core::{ChannelId, LinkId, ModeTag, PathId, SessionId, Time};
+use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::run_state::RunState;
 use linerate_lock::{Condvar, Mutex};
 use linerate_net::channel::ChannelError;
@@ -60,7 +61,7 @@ use crate::clock::Clock;
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
-use crate::recovery::check_decision;
+use crate::recovery::{RAN_HERE, check_decision, check_resumable};
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -141,6 +142,8 @@ pub struct Outgoing {
     losses: Losses,
     pacer: Option<Arc<Pacer>>,
     pub event_log: EventLog,
+    /// The guest's QEMU; none if libvirt decides about it.
+    qemu: Option<ProcessIdentity>,
     mode: ModeTag,
     /// Where the mode was not the operator's choice.
     mode_reason: Option<String>,
@@ -244,6 +247,9 @@ impl Outgoing {
         let mut machine = self.machine();
         // Two operators may decide at once.
         check_decision(!is_over && machine.is_in_doubt(), machine.takes(resume_here))?;
+        let is_alive = self.qemu.is_none_or(ProcessIdentity::is_alive);
+        let ran_here = self.not_asked.lock().as_deref() == Some(RAN_HERE);
+        check_resumable(resume_here, is_alive, ran_here)?;
         machine.handle(self.clock.now(), Event::Resolve(resume_here));
         drop(machine);
         self.wake();

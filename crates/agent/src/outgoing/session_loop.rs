@@ -8,7 +8,7 @@ use linerate_api::CpuTime;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Ending, Event};
-use linerate_core::{Code, Fault, Message, PathId, Side, Step};
+use linerate_core::{Code, Fault, GuestState, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
 
 use super::links;
@@ -135,6 +135,13 @@ impl SessionLoop {
                 if self.links.is_none() {
                     rejoin(&self.shared, links::peers(&self.shared, &self.record));
                 }
+            }
+            // What it did here after commit makes the destination's copy an old one: that is to be given up.
+            Input::Event(event @ Event::RolledBack { guest: GuestState::Gone, .. })
+                if self.record.ran_here() =>
+            {
+                self.notice_due(true);
+                self.handle(event);
             }
             Input::Event(event) => self.handle(event),
             Input::PriorRunState(state) => self.note_prior_run_state(state),
@@ -320,6 +327,8 @@ impl SessionLoop {
                 self.record.clone(),
                 ending.guest,
             );
+        } else if ending.guest == GuestState::Gone && self.record.ran_here() {
+            links::send_roll_back_notice(&self.shared, &self.sessions.journal, &self.record, true);
         }
         self.paths.clear();
         let downtime_ms = self.worker.finish();

@@ -149,6 +149,10 @@ pub(super) fn outgoing(
         losses: Losses::default(),
         pacer: links::pacer(request.bandwidth_bytes_per_s),
         event_log: EventLog::default(),
+        qemu: match &found.mode {
+            ModeParts::Direct { .. } | ModeParts::Streams { .. } => Some(found.record.process),
+            ModeParts::Handover { .. } => None,
+        },
         mode: found.mode.tag(),
         mode_reason: found.mode_reason.clone(),
         channel_source: Mutex::default(),

@@ -4,19 +4,23 @@ pub(super) mod domain;
 mod own;
 
 use std::io::Read;
+use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
 
 use linerate_api::Transport;
+use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, Message, Mode, Side, StreamNote, Token};
+use linerate_core::{Code, Fault, GuestState, Message, Mode, Side, StreamNote, StreamSettings, Token};
+use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
 use super::streams::{Accepting, MigrationStreams, Service};
 use super::worker::Worker;
 use super::*;
-use crate::journal::{IncomingRecord, Record};
+use crate::journal::{IncomingRecord, Record, Role};
 use crate::session::identity::Identity;
 
 /// Only a hang meets it.
@@ -51,6 +55,7 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         losses: Losses::default(),
         pacer: None,
         event_log: EventLog::default(),
+        qemu: None,
         mode,
         mode_reason: None,
         channel_source: Mutex::default(),
@@ -147,8 +152,6 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
 /// A question would be a commit, and what the destination has is older than the guest's disks.
 #[test]
 fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ended() {
-    use linerate_guest::registry::{GuestRecord, Origin};
-
     let dir = tempfile::tempdir().unwrap();
     let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
     let (worker, _jobs) = Worker::for_test();
@@ -182,4 +185,98 @@ fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss(
     });
     assert_eq!(gone, [0, 2]);
     assert_eq!(machine.lock().scheduler().active_channels(), 1);
+}
+
+/// A migration by streams whose commit was sent and not answered for so long that an operator may decide.
+fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
+    let mut outgoing = Arc::into_inner(outgoing).unwrap();
+    outgoing.qemu = Some(qemu.process);
+    let received = |sequence, message| Event::Received { path: 0, sequence, message };
+    let settings = StreamSettings { channels: 2, return_path: true, zero_pages_in_channels: false };
+    let events = [
+        Event::PathUp(0),
+        Event::Start,
+        received(1, Message::Admitted { endpoints: vec![] }),
+        received(2, Message::StreamsPrepared(settings)),
+        Event::ChannelUp { channel: 0, link: 0 },
+        Event::GuestStopped,
+        Event::PreSwitchover { was_running: true, disks: "[]".into() },
+        Event::DeviceStateDone,
+        received(3, Message::Loaded),
+        Event::Journaled(SourcePhase::CommitSent),
+    ];
+    let mut machine = outgoing.machine();
+    for event in events {
+        machine.handle(Time::ZERO, event);
+    }
+    // The question is asked each second.
+    for second in 1..=10 {
+        machine.handle(Time(second * 1_000_000_000), Event::Tick);
+        while machine.poll_action(Time(second * 1_000_000_000)).is_some() {}
+        machine.handle(Time(second * 1_000_000_000), Event::Unanswered);
+    }
+    drop(machine);
+    assert!(outgoing.is_in_doubt());
+    Arc::new(outgoing)
+}
+
+/// Nothing can be resumed, and exit code 0 would say that the guest runs here.
+#[test]
+fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let qemu = crate::recovery::tests::ended(&agent, &dir);
+    let outgoing = in_doubt(&qemu);
+    let refused = outgoing.resolve(true).unwrap_err();
+    assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
+    assert!(outgoing.is_in_doubt());
+    // What it did here has made the destination's copy an old one.
+    *outgoing.not_asked.lock() = Some(crate::recovery::RAN_HERE.to_owned());
+    outgoing.resolve(true).unwrap();
+    let own = GuestRecord {
+        process: crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap()).process,
+        ..qemu
+    };
+    in_doubt(&own).resolve(true).unwrap();
+}
+
+/// It ran here after commit, and has ended: what the destination has is older than its disks.
+#[test]
+fn a_destination_gives_its_copy_up_if_the_guest_of_a_live_session_ran_here_and_has_ended() {
+    for ran_here in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
+        let (worker, _jobs) = Worker::for_test();
+        let agent = crate::testing::agent(&dir, &[]);
+        let qemu = crate::recovery::tests::ended(&agent, &dir);
+        let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::RolledBack);
+        let Role::Source { peers, ran_here: ran, .. } = &mut role else { panic!("{role:?}") };
+        (*peers, *ran) = (vec![peer.local_addr().unwrap()], ran_here);
+        let record = Record::new("g", 1, role);
+        agent.journal.put(outgoing.session, &record).unwrap();
+        let mut session_loop =
+            session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+        session_loop.take(Input::Event(Event::RolledBack { guest: GuestState::Gone, complete: true }));
+        session_loop.write_journal(SourcePhase::RolledBack);
+        let is_due = match agent.journal.get(outgoing.session).unwrap().unwrap().role {
+            Role::Source { notice_due, .. } => notice_due,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(is_due, ran_here, "a later agent");
+        let ending = Ending { fault: None, guest: GuestState::Gone, unfinished: false };
+        session_loop.execute(Action::End(ending));
+        session_loop.run(&channel().1);
+        let end = Instant::now() + if ran_here { LONG } else { Duration::from_secs(1) };
+        let is_notified = loop {
+            match peer.accept() {
+                Ok(_) => break true,
+                Err(_) if Instant::now() >= end => break false,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        assert_eq!(is_notified, ran_here);
+    }
 }

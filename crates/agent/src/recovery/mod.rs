@@ -70,6 +70,15 @@ pub(crate) fn check_decision(is_in_doubt: bool, takes: bool) -> Result<(), &'sta
     }
 }
 
+/// Whether an operator's decision at a source can be carried out. `is_alive`: the guest's QEMU. `ran_here`: another
+/// program ran the guest here after commit. Then the decision has the destination give its old copy up.
+///
+/// # Errors
+/// Why it is not decided so, as the end of a sentence about the migration.
+pub(crate) fn check_resumable(resume_here: bool, is_alive: bool, ran_here: bool) -> Result<(), &'static str> {
+    if resume_here && !is_alive && !ran_here { Err(SOURCE_QEMU_HAS_ENDED) } else { Ok(()) }
+}
+
 /// What a thread of recovery receives.
 enum Signal {
     /// Something was decided meanwhile.
@@ -393,10 +402,7 @@ impl Unfinished {
         match &mut *self.machine.lock() {
             Machine::Source(machine) => {
                 check_decision(machine.is_in_doubt(), machine.takes(resume_here))?;
-                // If the guest ran here after commit, the decision has the old copy over there given up.
-                if resume_here && !self.process_is_alive() && !self.record.lock().ran_here() {
-                    return Err(SOURCE_QEMU_HAS_ENDED);
-                }
+                check_resumable(resume_here, self.process_is_alive(), self.record.lock().ran_here())?;
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
             Machine::Destination(machine) => {

@@ -112,7 +112,7 @@ fn a_source_that_asks_while_the_destinations_qemu_is_ending_is_answered_to_ask_a
 }
 
 /// A guest whose process has ended.
-fn ended(agent: &Agent, dir: &TempDir) -> GuestRecord {
+pub(crate) fn ended(agent: &Agent, dir: &TempDir) -> GuestRecord {
     let mut ending = Ending::start(dir);
     let qemu = arrived(agent, ending.pid());
     ending.end();
