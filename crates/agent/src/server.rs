@@ -357,6 +357,7 @@ async fn resolve(
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(resume_here).map_err(refused)?;
         let counts = until_decided(|| unfinished.decided(resume_here), resume_here).await?;
+        may_run(counts && resume_here, unfinished.process_is_alive())?;
         return Ok(Json(decided(unfinished.summary(), counts)));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
@@ -367,7 +368,19 @@ async fn resolve(
     let outgoing = find(&agent, &id)?;
     outgoing.resolve(resume_here).map_err(refused)?;
     let counts = until_decided(|| outgoing.decided_for(resume_here), resume_here).await?;
+    may_run(counts && resume_here, outgoing.qemu_is_alive())?;
     Ok(Json(decided(outgoing.summary(), counts)))
+}
+
+/// A guest that is to run here needs a QEMU here. It may have ended before the decision or since.
+fn may_run(is_to_run: bool, is_alive: bool) -> Result<(), Refusal> {
+    if !is_to_run || is_alive {
+        return Ok(());
+    }
+    let text = "it is decided, but the guest's QEMU on this host has ended: the guest does not run here";
+    let hint = "`linerate migration list` on both hosts shows whether another copy is left";
+    let body = ErrorBody::new("guest_gone", text).with_hint(hint);
+    Err(Refusal(ErrorBody { guest_state: Some(GuestState::Gone), ..body }))
 }
 
 /// The answer to an operator. A session whose decision does not count yet is in doubt, whatever it does meanwhile.

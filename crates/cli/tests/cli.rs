@@ -325,10 +325,7 @@ async fn lists_and_decisions() {
     let status = lab.run("status").await;
     assert!(status.out.contains("26 h 03 min"), "{}", status.out);
     let resolved = lab.run(&format!("resolve {ID}-web --resume-here")).await;
-    assert_eq!(
-        resolved.out,
-        "web is to run here, if its QEMU has not ended; `linerate migration list` says when it does\n"
-    );
+    assert_eq!(resolved.out, "web is to run here; `linerate migration list` says when it does\n");
     let listed = lab.run("migration list --json").await;
     assert_eq!(serde_json::from_str::<Value>(&listed.out).unwrap()[0]["state"], "running");
 }

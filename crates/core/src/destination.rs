@@ -15,7 +15,7 @@
 //!   JournalingLoaded --> Loaded: Journaled / Loaded
 //!   Loading --> RestoringHypervisor: Finished, in mode Handover / put the capability back
 //!   RestoringHypervisor --> [*]: HypervisorRestored
-//!   Loaded --> Journaling: Commit / journal Committed
+//!   Loaded --> Journaling: Commit, or Finished / journal Committed
 //!   Journaling --> Resuming: Journaled / run
 //!   Resuming --> Running: the guest runs / journal Running, Running
 //!   Resuming --> Discarding: it cannot be run and never ran, and the source has its copy / journal Returned, end it

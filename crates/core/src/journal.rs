@@ -80,17 +80,17 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
 /// What became of an operator's decision over a session in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// It does not count yet. A source asks the destination once more. A destination has it neither on disk nor carried
-    /// out, so that a later agent would not know of it.
+    /// It does not count yet. A source asks the destination once more, or has not ended the copy yet. A destination has
+    /// it neither on disk nor carried out, so that a later agent would not know of it.
     Waiting,
     /// It is carried out, or nothing was decided.
     Taken,
-    /// The destination holds the guest and took the question for a commit: it must not be resumed here.
+    /// The destination holds the guest: it is neither resumed nor ended here.
     Void,
     /// The destination has answered otherwise, and knows better.
     Overruled,
-    /// At the destination: the guest was to run here, and is given up here instead. Its source has rolled back, or
-    /// another operator has decided so since.
+    /// At the destination: the guest was to run here, and is given up here instead. Its source has rolled back,
+    /// another operator has decided so since, or its process has ended.
     GivenUp,
 }
 

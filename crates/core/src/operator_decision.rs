@@ -17,7 +17,7 @@ pub(crate) struct OperatorDecision {
     waiting: Option<bool>,
     /// The last decision, whatever became of it.
     last: Option<bool>,
-    /// The last decision was not followed.
+    /// The last decision was not followed. At a destination also: the guest is given up.
     is_void: bool,
 }
 
@@ -35,11 +35,6 @@ impl OperatorDecision {
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, here: bool) -> bool {
         self.waiting.is_none_or(|waiting| waiting == here)
-    }
-
-    /// The same decision. If `is_writing`, a source is writing to disk that the guest runs here: it still waits then.
-    pub fn while_writing(self, is_writing: bool) -> OperatorDecision {
-        if is_writing { OperatorDecision { waiting: Some(true), ..self } } else { self }
     }
 
     /// It waits no longer: it counts, or another may be taken.
@@ -158,17 +153,6 @@ mod tests {
             decision.stop_waiting();
             assert!(decision.takes(!here), "{here}");
         }
-    }
-
-    #[test]
-    fn a_decision_that_the_guest_runs_here_waits_while_it_is_written() {
-        let mut decision = noted(true);
-        decision.stop_waiting();
-        assert_eq!(decision.decided_at_source(true), Decided::Taken);
-        let written = decision.while_writing(true);
-        assert_eq!(written.decided_at_source(true), Decided::Waiting);
-        assert!(written.takes(true) && !written.takes(false));
-        assert_eq!(decision.while_writing(false), decision);
     }
 
     #[test]

@@ -61,7 +61,7 @@ use crate::clock::Clock;
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
-use crate::recovery::{RAN_HERE, check_decision, check_resumable};
+use crate::recovery::{check_decision, check_resumable};
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -157,6 +157,8 @@ pub struct Outgoing {
     observer: Option<Observer>,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
+    /// Another program ran the guest here after commit: the destination is not asked any more.
+    ran_here: AtomicBool,
     journal_trouble: JournalTrouble,
 }
 
@@ -247,13 +249,16 @@ impl Outgoing {
         let mut machine = self.machine();
         // Two operators may decide at once.
         check_decision(!is_over && machine.is_in_doubt(), machine.takes(resume_here))?;
-        let is_alive = self.qemu.is_none_or(ProcessIdentity::is_alive);
-        let ran_here = self.not_asked.lock().as_deref() == Some(RAN_HERE);
-        check_resumable(resume_here, is_alive, ran_here)?;
+        check_resumable(resume_here, self.qemu_is_alive(), self.ran_here.load(Ordering::SeqCst))?;
         machine.handle(self.clock.now(), Event::Resolve(resume_here));
         drop(machine);
         self.wake();
         Ok(())
+    }
+
+    /// Whether the guest's QEMU is here, as far as it is known: of a domain libvirt knows.
+    pub fn qemu_is_alive(&self) -> bool {
+        self.qemu.is_none_or(ProcessIdentity::is_alive)
     }
 
     /// What became of the operator's last decision.

@@ -17,7 +17,7 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use super::streams::MigrationStreams;
 use crate::convert;
-use crate::recovery::{RAN_HERE, VOID, WAITS};
+use crate::recovery::{RAN_HERE, RAN_HERE_WAITS, VOID, WAITS};
 
 pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -287,10 +287,11 @@ const IN_DOUBT: &str = "the guest is paused here until the destination answers w
 /// decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let not_asked = shared.not_asked.lock().clone();
-    let ran_here = not_asked.as_deref() == Some(RAN_HERE);
+    let ran_here = shared.ran_here.load(Ordering::SeqCst);
     let what = match shared.decided() {
-        _ if ran_here => RAN_HERE,
+        Decided::Waiting if ran_here => RAN_HERE_WAITS,
         Decided::Waiting => WAITS,
+        _ if ran_here => RAN_HERE,
         Decided::Void => VOID,
         Decided::Taken | Decided::Overruled | Decided::GivenUp => IN_DOUBT,
     };

@@ -1,6 +1,7 @@
 //! The loop of a migration: gives events to the core and has its actions executed.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -253,10 +254,10 @@ impl SessionLoop {
             _ => {
                 if !self.record.ran_here() {
                     tracing::error!(session = %self.shared.session, "{RAN_HERE}");
-                    *self.shared.not_asked.lock() = Some(RAN_HERE.to_owned());
+                    self.shared.ran_here.store(true, Ordering::SeqCst);
                 }
                 self.sessions.journal.note_ran_here(self.shared.session, &mut self.record);
-                self.handle(Event::Unanswered);
+                self.handle(Event::RanHere);
             }
         }
     }

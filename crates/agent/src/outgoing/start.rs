@@ -161,6 +161,7 @@ pub(super) fn outgoing(
         was_ready: AtomicBool::new(false),
         observer,
         not_asked: Mutex::default(),
+        ran_here: AtomicBool::new(false),
         journal_trouble: Default::default(),
         request,
     })

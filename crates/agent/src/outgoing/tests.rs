@@ -64,6 +64,7 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         was_ready: AtomicBool::new(false),
         observer: None,
         not_asked: Mutex::default(),
+        ran_here: AtomicBool::new(false),
         journal_trouble: Default::default(),
     };
     (Arc::new(outgoing), inputs)
@@ -232,7 +233,7 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
     assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
     assert!(outgoing.is_in_doubt());
     // What it did here has made the destination's copy an old one.
-    *outgoing.not_asked.lock() = Some(crate::recovery::RAN_HERE.to_owned());
+    outgoing.ran_here.store(true, Ordering::SeqCst);
     outgoing.resolve(true).unwrap();
     let own = GuestRecord {
         process: crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap()).process,

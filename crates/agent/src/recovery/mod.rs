@@ -41,7 +41,7 @@ use crate::session::roll_back_notice;
 
 pub(crate) use destination::describe_decision;
 pub use sessions::Sessions;
-pub(crate) use source::{RAN_HERE, VOID, WAITS, notice_steps};
+pub(crate) use source::{RAN_HERE, RAN_HERE_WAITS, VOID, WAITS, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ const OTHER_DECISION: &str = "has been decided otherwise already, and this decis
 const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
 
 /// The same, of a guest that was to leave.
-const SOURCE_QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, so nothing can be resumed here. What the destination has may be the only copy. `linerate resolve ID --give-up` here has it run there; or decide at the destination";
+const SOURCE_QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, so nothing can be resumed here. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more";
 
 /// Whether an operator's decision may be given to the state machine of a session: a live one, or one of recovery.
 /// `takes`: no other decision waits there.
@@ -385,7 +385,8 @@ impl Unfinished {
         }
     }
 
-    fn process_is_alive(&self) -> bool {
+    /// Whether the guest has a process here.
+    pub fn process_is_alive(&self) -> bool {
         self.process.as_ref().is_some_and(is_alive)
     }
 
@@ -399,10 +400,12 @@ impl Unfinished {
     /// Why it is not decided so, as the end of a sentence about the migration.
     pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
         let now = self.clock.now();
+        // Before the machine's lock: a summary takes the two in this order.
+        let (is_alive, ran_here) = (self.process_is_alive(), self.record.lock().ran_here());
         match &mut *self.machine.lock() {
             Machine::Source(machine) => {
                 check_decision(machine.is_in_doubt(), machine.takes(resume_here))?;
-                check_resumable(resume_here, self.process_is_alive(), self.record.lock().ran_here())?;
+                check_resumable(resume_here, is_alive, ran_here)?;
                 machine.handle(now, SourceEvent::Resolve(resume_here));
             }
             Machine::Destination(machine) => {
@@ -413,7 +416,7 @@ impl Unfinished {
                     );
                 }
                 // It never ran, and cannot run any more: its source gets it back.
-                if resume_here && machine.is_waiting() && !self.process_is_alive() {
+                if resume_here && machine.is_waiting() && !is_alive {
                     machine.handle(now, DestinationEvent::RolledBackAtSource);
                     self.signal(Signal::Wake);
                     return Err(QEMU_HAS_ENDED);

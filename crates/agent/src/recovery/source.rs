@@ -34,7 +34,9 @@ pub(crate) const VOID: &str = "the destination holds the guest, so your decision
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
 /// What an operator reads of a guest that is not asked about any more.
-pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it. So the destination is not asked any more: it could run the guest too. Its copy is older than the guest's disks. Decide (`linerate resolve`)";
+pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here: `linerate resolve ID --resume-here` keeps this guest and has that copy given up; `--give-up` ends this one, and that one may run then";
+/// The same, of one whose decision does not count yet.
+pub(crate) const RAN_HERE_WAITS: &str = "your decision waits until it is on disk, or until QEMU has ended; the destination is not asked, as the guest ran on this host after commit";
 
 /// What is unfinished, and what follows. `ran_here`: the guest was seen to run here after commit.
 pub(super) fn describe(machine: &SourceRecovery, ran_here: bool) -> &'static str {
@@ -44,11 +46,10 @@ pub(super) fn describe(machine: &SourceRecovery, ran_here: bool) -> &'static str
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
     }
-    if ran_here {
-        return RAN_HERE;
-    }
     match machine.decided() {
+        Decided::Waiting if ran_here => return RAN_HERE_WAITS,
         Decided::Waiting => return WAITS,
+        _ if ran_here => return RAN_HERE,
         Decided::Void => return VOID,
         Decided::Taken | Decided::Overruled | Decided::GivenUp => {}
     }
@@ -213,6 +214,10 @@ impl Unfinished {
         // Seen once, it counts for good: when its QEMU has ended, nothing shows it any more.
         if self.record.lock().ran_here() || runs_here(&qemu, &vcpu_time) {
             let mut record = self.record.lock().clone();
+            if !record.ran_here() {
+                tracing::error!(session = %self.session, guest = self.guest, "{RAN_HERE}");
+            }
+            self.worked();
             sessions.journal.note_ran_here(self.session, &mut record);
             if let Role::Source { ran_here, .. } = &mut self.record.lock().role {
                 *ran_here = true;

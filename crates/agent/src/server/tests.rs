@@ -8,13 +8,15 @@ use std::sync::Arc;
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, Client, ClientError, StopGuest,
 };
+use linerate_core::SessionId;
+use linerate_core::journal::SourcePhase;
 use linerate_guest::registry::Registry;
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
 use super::*;
 use crate::audit::Audit;
-use crate::journal::Journal;
+use crate::journal::{Journal, Record, Role};
 use crate::security::Security;
 
 /// Users that every Debian has.
@@ -321,4 +323,23 @@ async fn resolve_reports_a_decision_that_was_not_followed() {
     assert_eq!(fate(Decided::Overruled, false).await, Some(GuestState::RunsAtSource));
     let given_up = until_decided(|| Decided::GivenUp, true).await.unwrap_err();
     assert!(given_up.0.message.contains("does not run here"), "{:?}", given_up.0);
+}
+
+/// It ran here after commit, by another program, and has ended: the decision has the destination give its copy up.
+#[tokio::test]
+async fn a_guest_whose_qemu_has_ended_is_not_reported_as_one_that_is_to_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let qemu = crate::recovery::tests::ended(&agent, &dir);
+    let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent);
+    let Role::Source { ran_here, .. } = &mut role else { panic!("{role:?}") };
+    *ran_here = true;
+    let session = SessionId([7; 16]);
+    agent.journal.put(session, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    crate::recovery::recover(&agent.recovery).unwrap();
+    let decision = Bytes::from_static(br#"{"decision":"resume_here"}"#);
+    let answer = resolve(State(agent.clone()), Path(session.to_string()), decision).await;
+    let Err(Refusal(body)) = answer else { panic!("the guest runs nowhere") };
+    assert_eq!((body.code.as_str(), body.guest_state), ("guest_gone", Some(GuestState::Gone)), "{body:?}");
+    assert!(body.message.contains("has ended"), "{body:?}");
 }

@@ -27,7 +27,7 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
     }
     context.answer(&summary, || match decision {
         Decision::ResumeHere => {
-            format!("{guest} is to run here, if its QEMU has not ended; `linerate migration list` says when it does\n")
+            format!("{guest} is to run here; `linerate migration list` says when it does\n")
         }
         Decision::GiveUp => {
             format!("{guest} is to be ended here; `linerate migration list` says when it is\n")

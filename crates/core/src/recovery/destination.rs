@@ -268,6 +268,10 @@ impl DestinationRecovery {
                 self.enter(now, State::Writing(end));
             }
             (State::Writing(end), E::Written(true)) => (self.state, self.due) = (State::Over(end), None),
+            (State::Committing, E::Written(false)) if self.rolled_back => {
+                self.operator_decision.settle(false);
+                self.enter(now, State::Discarding(DestinationPhase::Aborted));
+            }
             (State::Committing | State::Writing(_), E::Written(false))
             | (State::Discarding(_), E::Discarded(false)) => self.due = Some(now + RETRY_AFTER),
             _ => {}

@@ -59,7 +59,8 @@ pub struct SourceRecovery {
     /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's decision; it waits while a question is in flight, and until a copy that is given up has ended.
+    /// The operator's decision. It waits while a question is in flight, and until it is on disk, or the copy that is
+    /// given up has ended.
     operator_decision: OperatorDecision,
     giving_up: GivingUp,
     /// The last question said that there is no copy here any more.
@@ -110,24 +111,19 @@ impl SourceRecovery {
         matches!(self.state, State::Querying | State::Deciding)
     }
 
-    /// The operator's decision; it waits for an answer or for the disk.
-    fn decision(&self) -> OperatorDecision {
-        self.operator_decision.while_writing(self.state == State::Deciding)
-    }
-
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, resume: bool) -> bool {
-        self.is_in_doubt() && self.decision().takes(resume)
+        self.is_in_doubt() && self.operator_decision.takes(resume)
     }
 
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
-        self.decision().decided_at_source(self.is_in_doubt())
+        self.operator_decision.decided_at_source(self.is_in_doubt())
     }
 
     /// What became of the operator's decision for `resume`.
     pub fn decided_for(&self, resume: bool) -> Decided {
-        self.decision().decided_at_source_for(resume, self.is_in_doubt())
+        self.operator_decision.decided_at_source_for(resume, self.is_in_doubt())
     }
 
     /// The guest is being resumed here.
@@ -165,7 +161,10 @@ impl SourceRecovery {
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
-            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::ResumingHere),
+            (State::Deciding, SourceEvent::Written(true)) => {
+                self.operator_decision.settle(true);
+                self.enter(now, State::ResumingHere);
+            }
             (State::ResumingHere, SourceEvent::ResumedHere(Some(guest))) => {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
@@ -225,10 +224,6 @@ impl SourceRecovery {
     }
 
     fn decide(&mut self, now: Time, resume: bool) {
-        if resume {
-            // From here on the state says that it waits.
-            self.operator_decision.stop_waiting();
-        }
         self.given_up = !resume;
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }

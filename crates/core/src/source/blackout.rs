@@ -192,8 +192,7 @@ impl Source {
     pub(super) fn running(&mut self, now: Time) {
         // An operator's decision to resume here that is not on disk yet is void: a later agent would carry it out.
         self.actions.retain(|action| *action != Action::Journal(SourcePhase::ResumingHere));
-        let is_writing = std::mem::take(&mut self.resuming);
-        self.operator_decision = self.operator_decision.while_writing(is_writing);
+        self.resuming = false;
         // One to give the copy up counts when it has ended.
         if !self.given_up {
             self.operator_decision.settle(false);

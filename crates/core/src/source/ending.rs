@@ -304,6 +304,9 @@ impl Source {
             return;
         }
         let decides = answer.is_some_and(|outcome| verdict(outcome) != Verdict::QueryAgain);
+        if self.resuming && !decides {
+            return;
+        }
         let undecided = self.giving_up.answered(now, answer);
         match (answer, self.operator_decision.waiting()) {
             // The destination may still return the guest to the copy that is to be ended.
@@ -315,6 +318,15 @@ impl Source {
             (Some(outcome), _) => self.decided_by_peer(now, outcome),
             (None, _) => {}
         }
+    }
+
+    /// Another program ran the guest here after commit. Neither the question nor the message is repeated, over a link
+    /// that comes back: each is a commit, and the destination's copy is older than the guest's disks.
+    pub(super) fn ran_here(&mut self, now: Time) {
+        if self.is_open() {
+            self.control.replace_unacknowledged(now, &Message::Commit);
+        }
+        self.answered(now, None);
     }
 
     fn decided_by_peer(&mut self, now: Time, outcome: Outcome) {
@@ -366,7 +378,6 @@ impl Source {
 
     fn decide(&mut self, now: Time, resume_here: bool) {
         if resume_here {
-            self.operator_decision.stop_waiting();
             // Nor is the message itself repeated over a link that comes back.
             self.control.replace_unacknowledged(now, &Message::Commit);
             // On disk first: a question that a later agent asks is a commit to a destination that holds the guest.

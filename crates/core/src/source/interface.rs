@@ -166,6 +166,8 @@ pub enum Event {
     Answered(Outcome),
     /// [`Action::Query`] came to its end without an answer.
     Unanswered,
+    /// [`Action::Query`] was not asked: another program ran the guest here after commit.
+    RanHere,
     /// The destination's agent refuses connections of this session because it does not know it (any more).
     Forgotten,
     /// [`Action::CleanUp`] is done: nothing of the migration is left here.
@@ -210,6 +212,7 @@ impl Event {
             Event::RolledBack { .. } => "RolledBack",
             Event::Answered(_) => "Answered",
             Event::Unanswered => "Unanswered",
+            Event::RanHere => "RanHere",
             Event::Forgotten => "Forgotten",
             Event::CleanedUp => "CleanedUp",
             Event::Cancel => "Cancel",

@@ -136,7 +136,8 @@ pub struct Source {
     query_gives_up: bool,
     /// An [`Action::Query`] is in progress.
     querying: bool,
-    /// The operator's decision; it waits while a question is in progress, and until a copy that is given up has ended.
+    /// The operator's decision. It waits while a question is in progress, and until it is on disk, or the copy that is
+    /// given up has ended.
     operator_decision: OperatorDecision,
     giving_up: GivingUp,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -204,6 +205,7 @@ impl Source {
             Event::RolledBack { guest, complete } => self.rolled_back(now, guest, complete),
             Event::Answered(outcome) => self.answered(now, Some(outcome)),
             Event::Unanswered => self.answered(now, None),
+            Event::RanHere => self.ran_here(now),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),
             Event::SendStreamMessage(message) => self.send_stream_message(now, message),
@@ -453,24 +455,19 @@ impl Source {
         matches!(self.state, State::Committing { .. })
     }
 
-    /// The operator's decision; it waits for an answer or for the disk.
-    fn decision(&self) -> OperatorDecision {
-        self.operator_decision.while_writing(self.is_open() && self.resuming)
-    }
-
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, resume_here: bool) -> bool {
-        self.is_open() && self.decision().takes(resume_here)
+        self.is_open() && self.operator_decision.takes(resume_here)
     }
 
     /// What became of the operator's last decision.
     pub fn decided(&self) -> Decided {
-        self.decision().decided_at_source(self.is_open())
+        self.operator_decision.decided_at_source(self.is_open())
     }
 
     /// What became of the operator's decision for `resume_here`.
     pub fn decided_for(&self, resume_here: bool) -> Decided {
-        self.decision().decided_at_source_for(resume_here, self.is_open())
+        self.operator_decision.decided_at_source_for(resume_here, self.is_open())
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

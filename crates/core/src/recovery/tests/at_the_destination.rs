@@ -122,6 +122,17 @@ fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
     }
 }
 
+/// The disk refuses the commit: nothing says that the guest is to run here.
+#[test]
+fn a_commit_that_the_disk_refuses_is_not_written_any_more_when_the_source_has_rolled_back() {
+    let mut driver = waiting();
+    driver.handle(Did::Resolve(true));
+    driver.handle(Did::RolledBackAtSource);
+    assert_eq!(driver.handle(Did::Written(false)), Some(Do::Discard));
+    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
+}
+
 /// The notice waited behind the write, so that the decision had counted.
 #[test]
 fn a_decision_is_not_followed_if_the_source_rolls_back_before_the_guest_is_run() {
@@ -158,11 +169,13 @@ fn a_commit_that_is_not_on_disk_is_revoked_by_its_sender() {
     for word in [Did::RolledBackAtSource, Did::Resolve(false)] {
         let mut driver = waiting();
         driver.handle(Did::CommitAgain { copy: false });
-        assert_eq!(driver.handle(word), None, "it may be on disk: {word:?}");
         driver.handle(Did::Written(false));
         assert_eq!(driver.handle(word), Some(Do::Discard), "{word:?}");
         assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
     }
+    let mut driver = waiting();
+    driver.handle(Did::CommitAgain { copy: false });
+    assert_eq!(driver.handle(Did::Resolve(false)), None, "it may be on disk");
 }
 
 #[test]

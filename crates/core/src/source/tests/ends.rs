@@ -294,6 +294,42 @@ fn a_decision_to_give_the_guest_up_counts_when_its_process_has_ended() {
     assert_eq!(driver.machine.decided_for(false), Decided::Taken);
 }
 
+/// Each is a commit, and the destination's copy is older than what the guest has done here.
+#[test]
+fn neither_question_nor_message_commits_a_guest_that_ran_here_after_commit() {
+    let commits = |actions: &[Action]| {
+        actions.iter().any(|action| {
+            matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Commit, .. }))
+        })
+    };
+    for ran_here in [false, true] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(if ran_here { Event::RanHere } else { Event::Unanswered });
+        driver.now = driver.now + Duration::from_secs(1);
+        let actions = driver.handle(Event::PathUp(PATH + 1));
+        assert_eq!(commits(&actions), !ran_here, "{actions:?}");
+    }
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::Resolve(true));
+    assert!(driver.handle(Event::RanHere).contains(&Action::Journal(SourcePhase::ResumingHere)));
+}
+
+/// It is written already, and only what the destination decides weighs more.
+#[test]
+fn an_answer_that_decides_nothing_does_not_void_a_decision_that_is_being_written() {
+    for answer in [Event::Unanswered, Event::Answered(Outcome::Pending), Event::Answered(Outcome::Gone)] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::Resolve(true));
+        driver.handle(Event::Unanswered);
+        driver.handle(answer.clone());
+        assert_eq!(driver.machine.decided_for(true), Decided::Waiting, "{answer:?}");
+        let rolls_back = driver.handle(Event::Journaled(SourcePhase::ResumingHere));
+        assert!(rolls_back.contains(&Action::RollBack), "{answer:?}");
+        assert_eq!(driver.machine.decided_for(true), Decided::Taken, "{answer:?}");
+    }
+}
+
 #[test]
 fn an_operator_is_told_that_the_destination_decided_otherwise() {
     for (resume, event) in [
