@@ -1,5 +1,8 @@
 //! Adoption with real QEMUs that run nothing.
 
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
 use linerate_core::journal::SourcePhase;
 use linerate_core::{Code, Fault, SessionId, Side, Step};
 use linerate_guest::incoming_qemu::QemuBinary;
@@ -97,6 +100,23 @@ fn a_guest_whose_migration_is_not_over_is_not_started_though_its_qemu_has_ended(
     assert!(!agent.registry.folder("g").unwrap().exists());
 }
 
+/// Stops `web` in another thread.
+fn begins_to_stop(agent: &Arc<Agent>) -> JoinHandle<Answer<GuestSummary>> {
+    let agent = agent.clone();
+    std::thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let stopped = stop_within(&agent, "web", StopGuest::default(), Duration::from_secs(600));
+            // A look of the test may have had the name just then.
+            let is_busy = stopped.as_ref().is_err_and(|error| error.code == "guest_busy");
+            if !is_busy || Instant::now() >= end {
+                return stopped;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    })
+}
+
 #[test]
 fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -104,16 +124,7 @@ fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
     // It does not notice its power button, so that it is waited for.
     let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
     adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
-    let stopping = agent.clone();
-    let stopping = std::thread::spawn(move || {
-        loop {
-            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(600));
-            // A look of this test may have had the name just then.
-            if !stopped.as_ref().is_err_and(|error| error.code == "guest_busy") {
-                break stopped;
-            }
-        }
-    });
+    let stopping = begins_to_stop(&agent);
     let moved = || {
         let free = Fault::new(Code::Internal, Step::Resolve, Side::Source, "it is free");
         agent.begin_outgoing("web", || Err(free)).map(drop).unwrap_err().code
@@ -137,18 +148,9 @@ fn a_forced_stop_does_not_wait_for_one_that_waits() {
     let agent = crate::testing::agent(&dir, &[]);
     let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
     adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
-    let stopping = agent.clone();
-    let stopping = std::thread::spawn(move || {
-        loop {
-            let stopped = stop_within(&stopping, "web", StopGuest::default(), Duration::from_secs(600));
-            // A look of this test may have had the name just then.
-            if !stopped.as_ref().is_err_and(|error| error.code == "guest_busy") {
-                break stopped;
-            }
-        }
-    });
+    let stopping = begins_to_stop(&agent);
     while agent.names.claim("web").is_some() {
-        assert!(!stopping.is_finished());
+        assert!(!stopping.is_finished(), "the stop has ended");
         std::thread::sleep(Duration::from_millis(5));
     }
     stop(&agent, "web", StopGuest { force: true }).unwrap();
