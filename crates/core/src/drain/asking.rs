@@ -42,6 +42,7 @@ mod tests {
             let mut asked = 1;
             while asking.not_yet() {
                 asked += 1;
+                assert!(asked < 1000, "it is asked for ever: {asking:?}");
             }
             assert_eq!(asking.pause() * asked, Duration::from_secs(seconds), "{asking:?}");
             assert!(!asking.not_yet());

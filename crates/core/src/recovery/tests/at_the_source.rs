@@ -198,11 +198,14 @@ fn the_copy_of_a_guest_that_the_destination_has_is_not_given_up() {
     driver.action();
     driver.handle(SourceEvent::Answered(None));
     driver.handle(SourceEvent::Resolve(false));
+    let mut seconds = 0;
     loop {
         assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
         if driver.recovery.decided_for(false) != Decided::Waiting {
             break;
         }
+        seconds += 1;
+        assert!(seconds < 30, "the decision waits for ever");
         driver.again(SourceAction::Query { gives_up: true });
     }
     assert_eq!(driver.recovery.decided_for(false), Decided::Void);
