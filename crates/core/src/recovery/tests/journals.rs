@@ -8,42 +8,34 @@ fn plan_of(all: &[Entry], alive: &[i32]) -> Plan {
     plan(&all[0], all, is_alive)
 }
 
+/// Each phase, and what is done about it while its process is alive and when it has ended.
+const PLANS: [(Phase, Plan, Plan); 12] = [
+    // Not notified: a copy over there may be the only one.
+    (Phase::Source(From::Started), Plan::RollBack, Plan::RecordLoss),
+    // Its only copy may be the destination's: that is asked, and has to run.
+    (Phase::Source(From::CommitSent), Plan::Query, Plan::Query),
+    (Phase::Source(From::ResumingHere), Plan::RollBack, Plan::RecordLoss),
+    (Phase::Source(From::Finished), Plan::Nothing, Plan::Nothing),
+    (Phase::Source(From::RolledBack), Plan::Nothing, Plan::Nothing),
+    (Phase::Destination(To::Started), Plan::Discard, Plan::Discard),
+    (Phase::Destination(To::Loaded), Plan::Wait, Plan::Discard),
+    (Phase::Destination(To::Committed), Plan::Inspect, Plan::Nothing),
+    (Phase::Destination(To::Running), Plan::Nothing, Plan::Nothing),
+    (Phase::Destination(To::Finished), Plan::Nothing, Plan::Nothing),
+    (Phase::Destination(To::Aborted), Plan::Discard, Plan::Discard),
+    (Phase::Destination(To::Returned), Plan::Discard, Plan::Discard),
+];
+
 #[test]
 fn each_phase_of_a_process_that_is_alive() {
-    let plans = [
-        (Phase::Source(From::Started), Plan::RollBack),
-        (Phase::Source(From::CommitSent), Plan::Query),
-        (Phase::Source(From::ResumingHere), Plan::RollBack),
-        (Phase::Source(From::Finished), Plan::Nothing),
-        (Phase::Source(From::RolledBack), Plan::Nothing),
-        (Phase::Destination(To::Started), Plan::Discard),
-        (Phase::Destination(To::Loaded), Plan::Wait),
-        (Phase::Destination(To::Committed), Plan::Inspect),
-        (Phase::Destination(To::Running), Plan::Nothing),
-        (Phase::Destination(To::Finished), Plan::Nothing),
-        (Phase::Destination(To::Aborted), Plan::Discard),
-        (Phase::Destination(To::Returned), Plan::Discard),
-    ];
-    for (phase, wanted) in plans {
+    for (phase, wanted, _) in PLANS {
         assert_eq!(plan_of(&[entry(1, phase, Some(process(1)))], &[1]), wanted, "{phase:?}");
     }
 }
 
 #[test]
 fn each_phase_of_a_process_that_has_ended() {
-    let plans = [
-        // Not notified: a copy over there may be the only one.
-        (Phase::Source(From::Started), Plan::RecordLoss),
-        // Its only copy may be the destination's: that is asked, and has to run.
-        (Phase::Source(From::CommitSent), Plan::Query),
-        (Phase::Destination(To::Started), Plan::Discard),
-        (Phase::Destination(To::Loaded), Plan::Discard),
-        (Phase::Destination(To::Committed), Plan::Nothing),
-        (Phase::Destination(To::Running), Plan::Nothing),
-        (Phase::Destination(To::Aborted), Plan::Discard),
-        (Phase::Destination(To::Returned), Plan::Discard),
-    ];
-    for (phase, wanted) in plans {
+    for (phase, _, wanted) in PLANS {
         assert_eq!(plan_of(&[entry(1, phase, Some(process(1)))], &[]), wanted, "{phase:?}");
         // The same number in another boot, or at another time in this one, is another process.
         let others =
