@@ -37,6 +37,41 @@ fn acts(plan: Plan) -> bool {
     !matches!(plan, Plan::Nothing | Plan::RecordLoss | Plan::RecordEnd(_))
 }
 
+/// `Driver`: one of the two recoveries, at a time of its own.
+macro_rules! driver {
+    ($recovery:ty, $action:ty, $event:ty) => {
+        struct Driver {
+            recovery: $recovery,
+            now: Time,
+        }
+
+        impl Driver {
+            fn new(recovery: $recovery) -> Driver {
+                Driver { recovery, now: Time::ZERO }
+            }
+
+            fn action(&mut self) -> Option<$action> {
+                let action = self.recovery.poll_action(self.now);
+                assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
+                action
+            }
+
+            fn handle(&mut self, event: $event) -> Option<$action> {
+                self.recovery.handle(self.now, event);
+                self.action()
+            }
+
+            /// Nothing before it is due, then this.
+            #[track_caller]
+            fn again(&mut self, wanted: $action) {
+                assert_eq!(self.action(), None, "it spins");
+                self.now = self.recovery.timeout().expect("it waits for ever");
+                assert_eq!(self.action(), Some(wanted));
+            }
+        }
+    };
+}
+
 mod journals;
 
 mod at_the_source;

@@ -4,35 +4,7 @@ use super::DestinationAction as Do;
 use super::DestinationEvent as Did;
 use super::*;
 
-struct Driver {
-    recovery: DestinationRecovery,
-    now: Time,
-}
-
-impl Driver {
-    fn new(recovery: DestinationRecovery) -> Driver {
-        Driver { recovery, now: Time::ZERO }
-    }
-
-    fn action(&mut self) -> Option<Do> {
-        let action = self.recovery.poll_action(self.now);
-        assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
-        action
-    }
-
-    fn handle(&mut self, event: Did) -> Option<Do> {
-        self.recovery.handle(self.now, event);
-        self.action()
-    }
-
-    /// Nothing before it is due, then this.
-    #[track_caller]
-    fn again(&mut self, wanted: Do) {
-        assert_eq!(self.action(), None, "it spins");
-        self.now = self.recovery.timeout().expect("it waits for ever");
-        assert_eq!(self.action(), Some(wanted));
-    }
-}
+driver!(DestinationRecovery, Do, Did);
 
 fn discarding(phase: To) -> Driver {
     Driver::new(DestinationRecovery::discard(Time::ZERO, phase))
@@ -45,6 +17,19 @@ fn waiting() -> Driver {
 fn seeing() -> Driver {
     let mut driver = Driver::new(DestinationRecovery::inspect(Time::ZERO));
     assert_eq!(driver.action(), Some(Do::Inspect));
+    driver
+}
+
+fn may_have_run() -> Driver {
+    let mut driver = seeing();
+    driver.handle(Did::Inspected(Inspection::MayHaveRun));
+    driver
+}
+
+/// Such a guest, whose source reports a copy.
+fn held() -> Driver {
+    let mut driver = may_have_run();
+    driver.handle(Did::CommitAgain { copy: true });
     driver
 }
 
@@ -207,12 +192,7 @@ fn a_hypervisor_that_does_not_answer_is_asked_again_and_gets_no_command() {
 
 #[test]
 fn a_guest_that_may_have_run_is_an_operators() {
-    let held = || {
-        let mut driver = seeing();
-        driver.handle(Did::Inspected(Inspection::MayHaveRun));
-        driver
-    };
-    let mut driver = held();
+    let mut driver = may_have_run();
     driver.now = Time::ZERO + Duration::from_secs(86_400);
     for event in [Did::Tick, Did::CommitAgain { copy: false }, Did::Written(true)] {
         let next = driver.handle(event);
@@ -225,15 +205,14 @@ fn a_guest_that_may_have_run_is_an_operators() {
 
 #[test]
 fn a_loaded_guest_that_its_operator_lets_run_is_done_and_one_that_is_given_up_is_gone_and_not_returned() {
-    let held = || {
-        let mut driver = seeing();
-        driver.handle(Did::Inspected(Inspection::MayHaveRun));
+    let seen_again = || {
+        let mut driver = may_have_run();
         driver.now = driver.now + Duration::from_secs(60);
         assert_eq!(driver.action(), Some(Do::Inspect));
         driver
     };
-    assert_eq!(held().handle(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
-    let mut driver = held();
+    assert_eq!(seen_again().handle(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
+    let mut driver = seen_again();
     driver.handle(Did::Inspected(Inspection::MayHaveRun));
     driver.handle(Did::CommitAgain { copy: true });
     assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Discard));
@@ -251,8 +230,7 @@ fn a_guest_that_may_have_run_is_given_up_only_while_its_source_reports_a_copy() 
         (Some(true), late, false),
         (Some(true), Duration::ZERO, true),
     ] {
-        let mut driver = seeing();
-        driver.handle(Did::Inspected(Inspection::MayHaveRun));
+        let mut driver = may_have_run();
         copy.map(|copy| driver.handle(Did::CommitAgain { copy }));
         driver.now = driver.now + after;
         if driver.action().is_some() {
@@ -263,13 +241,6 @@ fn a_guest_that_may_have_run_is_given_up_only_while_its_source_reports_a_copy() 
         assert_eq!(next == Some(Do::Discard), is_given_up, "{copy:?}, {after:?}: {next:?}");
         assert_eq!(driver.recovery.is_held(), !is_given_up, "{copy:?}, {after:?}");
     }
-}
-
-fn held() -> Driver {
-    let mut driver = seeing();
-    driver.handle(Did::Inspected(Inspection::MayHaveRun));
-    driver.handle(Did::CommitAgain { copy: true });
-    driver
 }
 
 /// An agent that is restarted before finds the guest as it was, and knows of no decision.
@@ -444,8 +415,7 @@ fn a_guest_that_may_have_run_is_held_again_and_not_returned_for_a_refusal() {
 /// Its source's operator has let it run there.
 #[test]
 fn a_guest_that_may_have_run_is_not_run_beside_its_source() {
-    let mut driver = seeing();
-    driver.handle(Did::Inspected(Inspection::MayHaveRun));
+    let mut driver = may_have_run();
     assert_eq!(driver.handle(Did::RolledBackAtSource), None, "what it did here may be wanted");
     assert!(driver.recovery.is_held() && driver.recovery.is_rolled_back_at_source());
     assert_ne!(driver.handle(Did::Resolve(true)), Some(Do::Run));

@@ -2,35 +2,7 @@
 
 use super::*;
 
-struct Driver {
-    recovery: SourceRecovery,
-    now: Time,
-}
-
-impl Driver {
-    fn new(recovery: SourceRecovery) -> Driver {
-        Driver { recovery, now: Time::ZERO }
-    }
-
-    fn action(&mut self) -> Option<SourceAction> {
-        let action = self.recovery.poll_action(self.now);
-        assert_eq!(self.recovery.poll_action(self.now), None, "one at a time");
-        action
-    }
-
-    fn handle(&mut self, event: SourceEvent) -> Option<SourceAction> {
-        self.recovery.handle(self.now, event);
-        self.action()
-    }
-
-    /// Nothing before it is due, then this.
-    #[track_caller]
-    fn again(&mut self, wanted: SourceAction) {
-        assert_eq!(self.action(), None, "it spins");
-        self.now = self.recovery.timeout().expect("it waits for ever");
-        assert_eq!(self.action(), Some(wanted));
-    }
-}
+driver!(SourceRecovery, SourceAction, SourceEvent);
 
 fn resuming() -> Driver {
     Driver::new(SourceRecovery::resume_here(Time::ZERO))
