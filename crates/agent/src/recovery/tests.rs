@@ -168,6 +168,14 @@ impl Peer {
     }
 }
 
+/// A guest that was to leave for this destination, and whose process has ended here.
+fn ended_at_its_source() -> (TempDir, Arc<Agent>, Peer, GuestRecord) {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let qemu = ended(&agent, &dir);
+    (dir, agent, Peer::new(), qemu)
+}
+
 /// Phase of a source, and whether a later agent notifies the destination too.
 fn written(agent: &Agent, session: SessionId) -> (SourcePhase, bool) {
     match agent.journal.get(session).unwrap().map(|record| record.role) {
@@ -229,9 +237,7 @@ fn a_destination_is_not_notified_if_the_guest_is_not_resumed_here() {
 /// Its QEMU ends while no agent runs, after a recovery that meant to notify the destination.
 #[test]
 fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
-    let dir = tempfile::tempdir().unwrap();
-    let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let qemu = ended(&agent, &dir);
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
     let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
     for _ in 0..2 {
         recover(&agent.recovery).unwrap();
@@ -243,9 +249,7 @@ fn a_destination_is_not_notified_if_the_guest_ended_before_the_next_start() {
 /// It was paused before it was to leave, and ended with its host after it was rolled back: nothing ran since.
 #[test]
 fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_since() {
-    let dir = tempfile::tempdir().unwrap();
-    let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let qemu = ended(&agent, &dir);
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
     let (session, _) = peer.rolled_back(&agent, &qemu, false);
     recover(&agent.recovery).unwrap();
     wait_written(&agent, session, (SourcePhase::RolledBack, false));
@@ -255,9 +259,8 @@ fn a_destination_is_not_notified_of_a_roll_back_if_a_paused_guest_has_ended_sinc
 /// The guest left by a newer session, whose end is not known yet.
 #[test]
 fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
-    let dir = tempfile::tempdir().unwrap();
-    let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
-    let qemu = ended(&agent, &dir);
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
+    let third = Peer::new();
     let (session, _) = peer.rolled_back(&agent, &qemu, false);
     let newer = third.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
@@ -273,9 +276,7 @@ fn a_notice_about_a_paused_guest_waits_until_a_newer_session_has_ended() {
 /// Nothing can be resumed, and exit code 0 would say that the guest runs here.
 #[test]
 fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
-    let dir = tempfile::tempdir().unwrap();
-    let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let qemu = ended(&agent, &dir);
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
     let refused = agent.unfinished()[0].resolve(true).unwrap_err();
@@ -308,9 +309,8 @@ fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
 #[test]
 fn a_destination_is_notified_of_a_roll_back_if_a_guest_that_ended_since_had_run_or_moved_on() {
     for ran_on in [true, false] {
-        let dir = tempfile::tempdir().unwrap();
-        let (agent, peer, third) = (agent(&dir, &[]), Peer::new(), Peer::new());
-        let qemu = ended(&agent, &dir);
+        let (_dir, agent, peer, qemu) = ended_at_its_source();
+        let third = Peer::new();
         peer.rolled_back(&agent, &qemu, ran_on);
         if !ran_on {
             third.session(&agent, &qemu, SourcePhase::Finished, false);
@@ -372,9 +372,7 @@ fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed()
 /// The guest ran here after commit, and has ended: the copy over there is older than its disks.
 #[test]
 fn a_destination_gives_its_copy_up_if_the_guest_ran_here_and_an_operator_keeps_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let (agent, peer) = (agent(&dir, &[]), Peer::new());
-    let qemu = ended(&agent, &dir);
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
     let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
     let mut record = agent.journal.get(session).unwrap().unwrap();
     agent.journal.note_ran_here(session, &mut record);
