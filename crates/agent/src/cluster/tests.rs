@@ -555,4 +555,7 @@ fn without_an_identity_no_address_but_loopback_is_listened_at() {
     let started = watch.start(|_| {}, OnRefusal(Arc::new(|_, _| {})), insecure.audit());
     assert!(started.is_err() || !watch.listens_at().is_empty(), "no identity is needed here");
     assert!(watch.status().advice.is_some_and(|advice| advice.contains("plain text")));
+    if started.is_ok() {
+        watch.stop();
+    }
 }
