@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_that_hang_do_not_hold_the_record_up_for_long() {
+    fn guests_that_hang_do_not_delay_the_record_for_long() {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
         let sockets = silent_guests(&agent, &["g1", "g2", "g3"]);

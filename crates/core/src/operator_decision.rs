@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operator_at_a_source_is_told_of_the_own_decision() {
+    fn each_operator_at_a_source_is_told_of_their_own_decision() {
         let mut decision = noted(true);
         decision.void();
         assert_eq!(decision.decided_at_source_for(true, true), Decided::Void);

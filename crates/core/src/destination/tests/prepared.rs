@@ -343,7 +343,10 @@ fn a_commit_that_cannot_be_journalled_returns_the_guest_only_to_a_source_with_a_
                 "{n}: this copy may be the only one: {actions:?}"
             );
             driver.now = driver.now + crate::recovery::RETRY_AFTER;
-            assert!(commits(&driver.handle(Event::PathAlive(PATH))), "{n}: it is written until it sticks");
+            assert!(
+                commits(&driver.handle(Event::PathAlive(PATH))),
+                "{n}: it is written until it is on disk"
+            );
         }
         let runs = driver.handle(Event::Journaled(DestinationPhase::Committed));
         assert_eq!(runs, [Action::Run { was_running: true }], "{n}");

@@ -34,7 +34,7 @@ fn held() -> Driver {
 }
 
 #[test]
-fn what_is_left_is_removed_until_nothing_is_and_the_end_written_until_it_sticks() {
+fn what_is_left_is_removed_until_nothing_is_and_the_end_written_until_it_is_on_disk() {
     for (phase, end, outcome) in [
         (To::Started, To::Aborted, Outcome::Aborted),
         (To::Loaded, To::Aborted, Outcome::Aborted),
@@ -286,7 +286,7 @@ fn a_decision_counts_when_it_is_on_disk_or_done() {
     }
 }
 
-/// Two operators: each is told what became of the own decision.
+/// Two operators: each is told what became of their own decision.
 #[test]
 fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
     for (run, failed) in [(true, Did::Written(false)), (false, Did::Discarded(false))] {

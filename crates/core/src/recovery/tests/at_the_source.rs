@@ -120,7 +120,7 @@ fn a_decision_to_resume_is_void_if_the_query_in_progress_finds_the_guest_over_th
     assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::EndSource));
 }
 
-/// Two operators: each is told what became of the own decision.
+/// Two operators: each is told what became of their own decision.
 #[test]
 fn a_decision_that_waits_is_not_replaced_by_another() {
     for first in [true, false] {

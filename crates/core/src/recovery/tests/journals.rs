@@ -130,7 +130,7 @@ fn a_superseded_record_is_closed_with_what_the_newer_one_proves() {
     }
 }
 
-/// The review's histories: the guest left, and came back as another process of the same name.
+/// A history: the guest left, and came back as another process of the same name.
 #[test]
 fn a_guest_that_returned_is_not_changed_by_the_sessions_before() {
     let history = [

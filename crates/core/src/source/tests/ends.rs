@@ -369,7 +369,7 @@ fn a_destination_that_answers_decides_and_not_the_operator() {
     assert_eq!(driver.machine.decided(), Decided::Overruled);
 }
 
-/// Two operators: each is told what became of the own decision.
+/// Two operators: each is told what became of their own decision.
 #[test]
 fn a_decision_that_waits_is_not_replaced_by_another() {
     for first in [true, false] {
