@@ -285,6 +285,32 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
     assert_eq!(written(&agent, session).0, SourcePhase::CommitSent);
 }
 
+/// Both need the state machine and the record.
+#[test]
+fn sessions_are_listed_while_operators_decide() {
+    const TIMES: usize = 20_000;
+    let (_dir, agent, peer, qemu) = ended_at_its_source();
+    peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+    recover(&agent.recovery).unwrap();
+    let one = agent.unfinished()[0].clone();
+    let (done, ends) = std::sync::mpsc::channel();
+    for lists in [true, false] {
+        let (one, done) = (one.clone(), done.clone());
+        std::thread::spawn(move || {
+            for _ in 0..TIMES {
+                match lists {
+                    true => drop(one.summary()),
+                    false => drop(one.resolve(true).unwrap_err()),
+                }
+            }
+            let _ = done.send(());
+        });
+    }
+    for _ in 0..2 {
+        ends.recv_timeout(Duration::from_secs(120)).expect("each waits for the other's lock");
+    }
+}
+
 /// Its operator resumed it at the source since: what the destination has is old.
 #[test]
 fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
