@@ -1,5 +1,6 @@
 //! Waiting with a deadline.
 
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::LabError;
@@ -21,6 +22,20 @@ pub fn until<T>(
         }
         if Instant::now() >= end {
             return Err(LabError::Deadline { what: what.to_owned(), waited: limit, tail: tail() });
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+/// Waits for a process to end. One that still runs at `end` is killed: a test fails then, and does not hang.
+pub fn exit(child: &mut Child, end: Instant) -> std::io::Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            return child.wait();
         }
         std::thread::sleep(STEP);
     }

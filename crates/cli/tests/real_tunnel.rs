@@ -202,11 +202,21 @@ impl Drop for Export {
     }
 }
 
+/// A copy of a disk; ended when dropped.
+struct Converting(std::process::Child);
+
+impl Drop for Converting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Begins to copy a disk; QEMU's own tool waits as long as its NBD connection does.
-fn copy(stage: &Stage, arguments: &[&str], from: &str, to: &str) -> std::process::Child {
+fn copy(stage: &Stage, arguments: &[&str], from: &str, to: &str) -> Converting {
     let mut convert = stage.lab.hosts()[0].command("qemu-img");
     convert.args(["convert", "-f", "raw", "-O", "raw", "-W"]).args(arguments).args([from, to]);
-    convert.spawn().unwrap()
+    Converting(convert.spawn().unwrap())
 }
 
 /// One connection writes and two others read, all at once and over both links. One of the links is lost on the way.
@@ -247,11 +257,12 @@ fn nbd_exports_are_read_and_written_while_a_link_is_lost() {
     }
     stage.lab.cut(0).unwrap();
     tunnel.wait("link_lost");
-    assert!(copies[0].try_wait().unwrap().is_none(), "it was over before the link was lost");
+    assert!(copies[0].0.try_wait().unwrap().is_none(), "it was over before the link was lost");
     (0..2).for_each(|link| stage.lab.restore(link).unwrap());
     tunnel.wait("link_up");
-    for copy in &mut copies {
-        assert!(copy.wait().unwrap().success());
+    let end = Instant::now() + LONG;
+    for Converting(child) in &mut copies {
+        assert!(linerate_lab::wait::exit(child, end).unwrap().success());
     }
     for (name, content) in [("first.img", &read), ("second.img", &read), ("written.img", &written)] {
         assert!(std::fs::read(file(name)).unwrap() == *content, "{name} differs");

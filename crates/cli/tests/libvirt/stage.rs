@@ -402,17 +402,8 @@ impl Moving {
     }
 
     pub fn end(mut self) -> Ended {
-        let end = Instant::now() + ENDS;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            // One that never ends must show what it said, and not hang.
-            if Instant::now() >= end {
-                let _ = self.child.kill();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        // One that never ends must show what it said, and not hang.
+        let status = linerate_lab::wait::exit(&mut self.child, Instant::now() + ENDS).unwrap();
         let errors = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
         Ended { code: status.code(), lines: std::mem::take(&mut *self.lines.lock()), errors }
     }

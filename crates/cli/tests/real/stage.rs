@@ -484,10 +484,7 @@ impl Migration {
             self.seen.push(event);
         }
         // One that never ends must show what it said, and not hang.
-        if Instant::now() >= end {
-            let _ = self.child.kill();
-        }
-        let status = self.child.wait().unwrap();
+        let status = linerate_lab::wait::exit(&mut self.child, end).unwrap();
         let mut seen = std::mem::take(&mut self.seen);
         seen.push(serde_json::json!({ "kind": "exit", "code": status.code(), "logs": self.logs() }));
         seen
