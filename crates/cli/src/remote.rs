@@ -151,9 +151,15 @@ fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::time::Instant;
+
     use rustix::process::{Pid, Signal, kill_process_group};
 
     use super::*;
+
+    /// Only a hang reaches it.
+    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_target_is_never_an_option_of_ssh() {
@@ -189,6 +195,13 @@ mod tests {
         })
     }
 
+    /// The shell ends by itself, and tells that ssh was ended.
+    fn ends_as_ended(guard: &mut Child) {
+        let status = linerate_lab::wait::exit(guard, Instant::now() + LONG).unwrap();
+        assert_ne!(status.signal(), Some(Signal::KILL.as_raw()), "it never ends");
+        assert!(!status.success());
+    }
+
     #[test]
     fn ssh_outlives_ctrl_c_and_ends_with_the_command() {
         let folder = tempfile::tempdir().unwrap();
@@ -200,11 +213,13 @@ mod tests {
         std::fs::create_dir(&for_socket).unwrap();
         let here = for_socket.join(LOCAL);
         let mut guard = command(program.as_ref(), "x", &here, Path::new("/b")).spawn().unwrap();
+        let end = Instant::now() + LONG;
         let pid = loop {
             match std::fs::read_to_string(&file) {
                 Ok(text) => break text.trim().to_owned(),
-                Err(_) => std::thread::sleep(LOOK),
+                Err(error) => assert!(Instant::now() < end, "ssh does not begin: {error}"),
             }
+            std::thread::sleep(LOOK);
         };
         for pid in [pid.as_str(), &guard.id().to_string()] {
             assert!(kill("-INT", pid));
@@ -213,7 +228,7 @@ mod tests {
         assert!(kill("-0", &pid) && guard.try_wait().unwrap().is_none() && for_socket.exists());
         // As when the process ends.
         drop(guard.stdin.take());
-        assert!(!guard.wait().unwrap().success());
+        ends_as_ended(&mut guard);
         assert!(!kill("-0", &pid) && !for_socket.exists());
     }
 
@@ -230,21 +245,18 @@ mod tests {
             let mut ssh = command(program.as_ref(), "x", &for_socket.join(LOCAL), Path::new("/b"));
             std::os::unix::process::CommandExt::process_group(&mut ssh, 0);
             let mut guard = ssh.spawn().unwrap();
-            let end = std::time::Instant::now() + Duration::from_secs(60);
+            let end = Instant::now() + LONG;
             // The guard begins behind ssh.
             while !begun.exists() || !has_guard(guard.id()) {
-                assert!(
-                    std::time::Instant::now() < end,
-                    "{signal:?}: neither of ssh and its guard may be missing"
-                );
+                assert!(Instant::now() < end, "{signal:?}: neither of ssh and its guard may be missing");
                 std::thread::sleep(LOOK);
             }
             kill_process_group(Pid::from_child(&guard), signal).unwrap();
-            assert!(!guard.wait().unwrap().success());
+            ends_as_ended(&mut guard);
             drop(guard.stdin.take());
-            let end = std::time::Instant::now() + Duration::from_secs(60);
+            let end = Instant::now() + LONG;
             while for_socket.exists() {
-                assert!(std::time::Instant::now() < end, "{signal:?}");
+                assert!(Instant::now() < end, "{signal:?}");
                 std::thread::sleep(LOOK);
             }
         }
