@@ -253,22 +253,50 @@ mod tests {
         assert!(mounts_of(mounts, "98:2").is_empty());
     }
 
+    /// Detached when dropped.
+    struct LoopDevice(PathBuf);
+
+    impl LoopDevice {
+        fn of(file: &Path) -> LoopDevice {
+            let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+            assert!(made.status.success(), "{made:?}");
+            LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into())
+        }
+
+        /// Claims it. Others claim it for a moment too, so this is tried for so long.
+        fn claim(&self, long: Duration) -> fs::File {
+            let exclusive = OFlags::EXCL.bits().cast_signed();
+            let end = Instant::now() + long;
+            loop {
+                match fs::OpenOptions::new().read(true).custom_flags(exclusive).open(&self.0) {
+                    Ok(claimed) => return claimed,
+                    Err(error) => assert!(Instant::now() < end, "it cannot be claimed: {error}"),
+                }
+                std::thread::sleep(CLAIM_LOOK);
+            }
+        }
+    }
+
+    impl Drop for LoopDevice {
+        fn drop(&mut self) {
+            let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        }
+    }
+
     #[test]
     fn a_device_that_is_claimed_is_held_and_one_that_is_merely_open_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("d");
         fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
         assert_eq!(held_by(&file), None, "a file is no device");
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        let device = String::from_utf8(made.stdout).unwrap();
-        let device = Path::new(device.trim());
+        let made = LoopDevice::of(&file);
+        let device = made.0.as_path();
         let open = fs::File::open(device).unwrap();
         // What others claim for a moment, and what is let go, may take long on a busy host.
         let long = Duration::from_secs(60);
         let merely_open = held_for(long, device);
         drop(open);
-        let exclusive = OFlags::EXCL.bits().cast_signed();
-        let claimed = fs::OpenOptions::new().read(true).custom_flags(exclusive).open(device).unwrap();
+        let claimed = made.claim(long);
         let held = held_by(device);
         let let_go = std::thread::spawn(move || {
             std::thread::sleep(CLAIM_LASTS / 4);
@@ -276,7 +304,6 @@ mod tests {
         });
         let released = held_for(long, device);
         let_go.join().unwrap();
-        Command::new("losetup").arg("--detach").arg(device).status().unwrap();
         assert_eq!((merely_open, released), (None, None));
         assert!(held.is_some_and(|by| by.contains("claimed")));
     }
