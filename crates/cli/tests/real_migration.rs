@@ -216,7 +216,7 @@ fn far_links_were_kept(stage: &Stage, events: &[serde_json::Value], round_trip_m
     // Losses of control connections and of channels say how long they were silent.
     let said = ["nothing was received from the peer for ", "nothing moved for "];
     let waited = said.into_iter().flat_map(|words| logs.split(words).skip(1));
-    let waited = waited.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    let waited = waited.filter_map(|rest| rest.split_once(" ms")?.0.parse::<u64>().ok());
     let early: Vec<u64> = waited.filter(|&waited| waited < 4 * round_trip_ms).collect();
     assert_eq!(early, Vec::<u64>::new(), "ms of silence\n{logs}");
     // A busy machine may lose a link once or twice. What is too far for a limit is lost again and again.

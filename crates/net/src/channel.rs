@@ -216,3 +216,15 @@ impl From<RdmaError> for ChannelError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests of whole migrations read it from logs.
+    #[test]
+    fn a_stalled_channel_says_for_how_many_milliseconds() {
+        let stalled = ChannelError::Stalled { waited: Duration::from_millis(1234) };
+        assert_eq!(stalled.to_string(), "nothing moved for 1234 ms although something was in flight");
+    }
+}

@@ -347,3 +347,15 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests of whole migrations read it from logs.
+    #[test]
+    fn a_silent_path_says_for_how_many_milliseconds() {
+        let silent = ControlError::Silent { waited: Duration::from_millis(1234) };
+        assert_eq!(silent.to_string(), "nothing was received from the peer for 1234 ms");
+    }
+}
