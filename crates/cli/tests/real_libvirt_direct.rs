@@ -10,12 +10,11 @@ mod saves;
 #[allow(dead_code, reason = "shared with real_libvirt.rs")]
 mod stage;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
-use linerate_lab::libvirt::{IMAGES, SHARED};
-use linerate_lab::{Console, DiskMode, GuestParameters, GuestSpec, LibvirtVersion, make_disk};
+use linerate_lab::libvirt::IMAGES;
+use linerate_lab::{Console, DiskMode, GuestParameters, GuestSpec, LibvirtVersion};
 use rustix::process::Signal;
 use serde_json::Value;
 use stage::{LONG, Moving, Stage, quick};
@@ -103,29 +102,9 @@ fn direct(version: LibvirtVersion) -> Option<DiskMode> {
     (version == LibvirtVersion::Eleven).then_some(DiskMode::Direct)
 }
 
-/// With a guest that boots Linux in QEMU's emulation, and writes the same part of its memory again and again.
-fn steady(version: LibvirtVersion) -> Stage {
-    let mut stage = Stage::empty(version);
-    let parameters = GuestParameters {
-        mem_mb: 48,
-        dirty_mbps: 16,
-        dirty_ws_mb: Some(8),
-        disk_mbps: 4,
-        ..GuestParameters::default()
-    };
-    let mut guest = GuestSpec::new("g", parameters);
-    if let Some(mode) = direct(version) {
-        make_disk(&stage.libvirts[0].shared().join("g.img"), 24).unwrap();
-        guest.parameters.disk_generation = Some(1);
-        guest = guest.disk(&PathBuf::from(SHARED).join("g.img"), mode);
-    }
-    stage.begin(&guest);
-    stage
-}
-
 /// There with a link that is lost on the way, saved and restored, and back with all RAM compared.
 fn moves_there_and_back(version: LibvirtVersion) {
-    let mut stage = steady(version);
+    let mut stage = Stage::shared_steady(version, direct(version));
     let moving = stage.start_bare(0, &UNHURRIED);
     copies_over_both(&moving);
     stage.lab.cut(0).unwrap();

@@ -59,9 +59,12 @@ impl Stage {
         Stage::shared_with(version, disk, quick(48))
     }
 
-    /// The same with a guest that boots Linux in QEMU's emulation.
-    pub fn shared_emulated(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
-        Stage::shared_with(version, disk, emulated(48))
+    /// The same with a guest that boots Linux in QEMU's emulation, and writes the same part of its memory again and
+    /// again.
+    pub fn shared_steady(version: LibvirtVersion, disk: Option<DiskMode>) -> Stage {
+        let mut guest = emulated(48);
+        guest.parameters.dirty_ws_mb = Some(8);
+        Stage::shared_with(version, disk, guest)
     }
 
     fn shared_with(version: LibvirtVersion, disk: Option<DiskMode>, mut guest: GuestSpec) -> Stage {
