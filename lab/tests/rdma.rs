@@ -421,6 +421,19 @@ fn pair_with_mtus(mtus: [u32; 2], second: MachineKernel, tests: [&str; 2]) {
     assert!((a.code, b.code) == (0, 0), "machine a: {}\nmachine b: {}", shown(a), shown(b));
 }
 
+/// Part of a script: waits until each of the addresses answers.
+fn until_answers(addresses: &str) -> String {
+    format!(
+        "for to in {addresses}; do
+            for step in $(seq 100); do
+                ping -c 1 -W 5 $to >/dev/null && break
+                test $step -lt 100 || exit 1
+                sleep 1
+            done
+        done"
+    )
+}
+
 /// The transport's own tests, which need a device: `crates/net/src/rdma/tests.rs`.
 fn the_transport(kernel: MachineKernel, cpus: u32) {
     let _places = places(1);
@@ -428,17 +441,12 @@ fn the_transport(kernel: MachineKernel, cpus: u32) {
     // The kernel resolves a neighbour for rdma_cm only slowly if it was not asked for it before; agents have, by TCP. A
     // link that was cut has forgotten it; and privileges must not change in a process that has the device open.
     let script = format!(
-        "for to in 10.9.0.2 10.9.1.2; do
-            for step in $(seq 100); do
-                ping -c 1 -W 5 $to && break
-                test $step -lt 100 || exit 1
-                sleep 1
-            done
-        done
+        "{}
         run='{} --ignored --test-threads=1'
         $run rdma::tests --skip measure --skip in_the_middle --skip registration_that
         setpriv --bounding-set -ipc_lock $run registration_that
         $run in_the_middle",
+        until_answers("10.9.0.2 10.9.1.2"),
         program.display()
     );
     let machine = shell(kernel, &script).share(program.parent().unwrap()).cpus(cpus);
@@ -461,13 +469,7 @@ fn the_rdma_transport_under_valgrind() {
     // Left out: what measures, what changes privileges, what moves much, and what cuts a link or waits at an instant
     // that is long past by then.
     let script = format!(
-        "for to in 10.9.0.2 10.9.1.2; do
-            for step in $(seq 100); do
-                ping -c 1 -W 5 $to >/dev/null && break
-                test $step -lt 100 || exit 1
-                sleep 1
-            done
-        done
+        "{}
         checked() {{
             valgrind --fair-sched=yes --error-exitcode=99 --num-callers=25 --gen-suppressions=all --leak-check=full \
                 --errors-for-leak-kinds=definite '{}' --ignored --test-threads=1 \"$@\"
@@ -477,6 +479,7 @@ fn the_rdma_transport_under_valgrind() {
         checked rdma::tests --skip planted \
             --skip measure --skip in_the_middle --skip registration_that --skip without_a_slot --skip staging_memory \
             --skip with_huge_pages",
+        until_answers("10.9.0.2 10.9.1.2"),
         program.display()
     );
     let machine = shell(MachineKernel::Backports, &script).share(program.parent().unwrap());
@@ -518,15 +521,12 @@ fn a_ping_pong_goes_over_rdma() {
     let _places = places(1);
     let program = linerate_lab::agent::binary().unwrap();
     let script = format!(
-        "for step in $(seq 100); do
-            ping -c 1 -W 5 10.9.0.2 >/dev/null && break
-            test $step -lt 100 || exit 1
-            sleep 1
-        done
+        "{}
         for test in 'pingpong --sizes 4,64KiB --repetitions 50' 'bandwidth --time 2s'; do
             {} bench $test --local 10.9.0.2 --transport rdma --json
             echo ====
         done",
+        until_answers("10.9.0.2"),
         program.display()
     );
     let output = ran(&shell(MachineKernel::Backports, &script).share(program.parent().unwrap()));

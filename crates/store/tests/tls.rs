@@ -2,16 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod common;
 
+use std::path::Path;
+use std::time::Duration;
+
+use common::wait;
 use linerate_lab::etcd::Cluster;
 use linerate_store::etcd::{Etcd, Options, Tls};
 use linerate_store::{Store, Transaction, Write};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
-
-/// Only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
@@ -51,14 +51,6 @@ fn open(cluster: &Cluster, authority: &Authority, identity: Option<(Vec<u8>, Vec
         ..Options::default()
     };
     Etcd::open(&options).unwrap()
-}
-
-fn wait(what: &str, is: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < end, "{what} was waited for");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
