@@ -248,12 +248,8 @@ impl Stage {
 
     /// The source's agent has told the destination to give a migration up, and nothing of it is left there.
     pub fn wait_told_at_destination(&self) {
-        let end = Instant::now() + LONG;
         let log = || std::fs::read_to_string(self.agents[1 - self.source].log()).unwrap();
-        while !log().contains("rolled back at its source") {
-            assert!(Instant::now() < end, "the destination is not told\n{}", log());
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        self.until("the destination is told", || log().contains("rolled back at its source").then_some(()));
         self.wait_freed_at_destination();
     }
 
@@ -301,7 +297,6 @@ impl Stage {
         Console::new(self.consoles.clone())
     }
 
-    /// Begins to move the guest to the other host.
     /// Process of the guest's QEMU.
     #[allow(dead_code, reason = "not every test file needs it")]
     pub fn guest_process(&self) -> rustix::process::Pid {
@@ -323,6 +318,7 @@ impl Stage {
         self.agents.iter().map(|agent| std::fs::read_to_string(agent.log()).unwrap()).collect()
     }
 
+    /// Begins to move the guest to the other host.
     pub fn migrate(&self, arguments: &[&str]) -> Migration {
         let to = self.destination_address();
         let mut all = vec!["migrate", "g", "--to", &to, "--json"];
