@@ -81,7 +81,7 @@ fn carries(lab: &Lab, from: usize, to: usize, link: usize, mbps: u64) {
 }
 
 #[test]
-fn a_link_carries_its_rate_in_each_direction() {
+fn a_link_has_a_shaper_of_its_rate_in_each_direction_and_carries_no_more() {
     let links = LinkSpec::parse_list("1000/200,1000", 9000).unwrap();
     let lab = Lab::builder().links(links).build().unwrap();
     carries(&lab, 0, 1, 0, 1000);

@@ -35,7 +35,7 @@ impl Stage {
             let mut names: Vec<&str> = found.iter().map(|(id, ..)| id.as_str()).collect();
             names.sort_unstable();
             let fitting = |(id, title, places): &Wrong| id == ids[0] && fits(&document, title, places);
-            // Asked in each look: some of what it asserts holds in all of them.
+            // Asked in each look that has the first finding: some of what it asserts holds in all of these.
             let is_fitting = found.iter().any(fitting);
             if is_fitting && names == ids {
                 return document;
@@ -75,7 +75,7 @@ const MEASURED: &[&str] = &[
     "throughput-one-way",
 ];
 
-/// Id, title, places.
+/// A finding: its id, its title and its places.
 type Wrong = (String, String, Vec<String>);
 
 /// Findings of a document, hints left out: id, title, places.
