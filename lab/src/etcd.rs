@@ -107,7 +107,7 @@ impl Cluster {
         command.arg("--initial-cluster").arg(all.join(","));
         // A busy machine must not make it elect all the time.
         command.args(["--heartbeat-interval", "200", "--election-timeout", "2000"]);
-        // A busy disk would hold it up for seconds. What a killed process has written is kept all the same.
+        // A busy disk would delay it for seconds. What a killed process has written is kept all the same.
         command.arg("--unsafe-no-fsync");
         let log = self.folder.join(format!("m{number}.log"));
         self.running[number] = Some(Process::start("etcd", command, &log)?);

@@ -71,8 +71,8 @@ fn rounds_and_a_last_copy_give_equal_memory_and_keep_holes() {
         copy(&source, &target, &found.iter().map(|(_, run)| *run).collect::<Vec<_>>());
         guest.wait_writes(writes);
     }
-    // Reports of before the last scan may wait in the pipe: an answer comes behind them. The first one behind it may
-    // have been counted before; what the third has more was written since.
+    // Reports from before the last scan may still be in the pipe; the answer to a command is behind them. The first
+    // report behind it may be old. The third counts writes since the scan.
     guest.command("load 0 1");
     let first = guest.wait_writes(0);
     let second = guest.wait_writes(first);

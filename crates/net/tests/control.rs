@@ -16,7 +16,7 @@ use linerate_net::tcp::connect::{ConnectError, connect, query};
 use linerate_net::tcp::listen::{ListenOptions, Listener};
 use linerate_wire::frame::{Role, encode_control};
 
-fn bears_silence() -> ControlOptions {
+fn with_a_long_limit() -> ControlOptions {
     ControlOptions { silence_max: WAIT, ..ControlOptions::default() }
 }
 
@@ -35,8 +35,8 @@ fn messages_and_acknowledgements_arrive_with_their_path() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::sync_channel(64);
     let (back, answers) = mpsc::sync_channel(64);
-    let source = ControlPath::start(4, one, bears_silence(), back).unwrap();
-    let destination = ControlPath::start(5, other, bears_silence(), sent).unwrap();
+    let source = ControlPath::start(4, one, with_a_long_limit(), back).unwrap();
+    let destination = ControlPath::start(5, other, with_a_long_limit(), sent).unwrap();
     let mut frame = Vec::new();
     let message = Message::RoundMark { round: 2, bytes: 77 };
     encode_control(&mut frame, 9, &message).unwrap();
@@ -61,8 +61,8 @@ fn an_idle_path_is_kept_alive() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::sync_channel(64);
     let (unread_events, _own_events) = mpsc::sync_channel(64);
-    let _source = ControlPath::start(0, one, bears_silence(), unread_events).unwrap();
-    let _destination = ControlPath::start(1, other, bears_silence(), sent).unwrap();
+    let _source = ControlPath::start(0, one, with_a_long_limit(), unread_events).unwrap();
+    let _destination = ControlPath::start(1, other, with_a_long_limit(), sent).unwrap();
     for _ in 0..5 {
         assert!(matches!(events.recv_timeout(WAIT).unwrap(), ControlEvent::Keepalive { path: 1 }));
     }
@@ -98,7 +98,7 @@ fn a_path_that_is_not_yet_listened_to_is_not_lost_and_what_came_meanwhile_is_rec
 fn garbage_closes_a_control_connection() {
     let (one, other) = tcp_pair();
     let (sent, events) = mpsc::sync_channel(64);
-    let _path = ControlPath::start(3, one, bears_silence(), sent).unwrap();
+    let _path = ControlPath::start(3, one, with_a_long_limit(), sent).unwrap();
     rustix::net::send(other.as_fd(), &[0x5a; 64], rustix::net::SendFlags::empty()).unwrap();
     assert!(matches!(next(&events), ControlEvent::Lost { error: ControlError::Decode(_), .. }));
 }
@@ -139,7 +139,7 @@ fn slow_handshakes_end_and_do_not_keep_others_out() {
     let mut slow: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
     slow.iter_mut().for_each(|stream| stream.write_all(&[1; 7]).unwrap());
     // A host that is slow itself may lose its own slot to the short wait.
-    until("a slot comes free", || connect(&route(address), &hello(Role::Data), &patient()).is_ok());
+    until("a slot is free", || connect(&route(address), &hello(Role::Data), &patient()).is_ok());
     for mut stream in slow {
         stream.set_read_timeout(Some(WAIT)).unwrap();
         // The end, or a reset because bytes of ours were never read.

@@ -84,7 +84,7 @@ fn ten_thousand_silent_connections_of_one_address_cost_its_share_and_keep_nobody
 }
 
 #[test]
-fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_give_way() {
+fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_are_closed() {
     allow_descriptors();
     let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..no_end() });
     let address = listener.addresses()[0];
@@ -96,7 +96,7 @@ fn silent_connections_of_many_addresses_are_bounded_and_the_oldest_give_way() {
 }
 
 #[test]
-fn a_lone_silent_connection_does_not_give_way_to_a_flood() {
+fn a_flood_does_not_close_a_lone_silent_connection() {
     let (listener, _taken) = listener_with(ListenOptions { silent_max: 40, ..no_end() });
     let address = listener.addresses()[0];
     let lone = from(3, address);

@@ -13,7 +13,7 @@ use linerate_lab::etcd::Cluster;
 use linerate_store::Store;
 use linerate_store::fleet::{Fleet, FleetError, Ownership};
 
-/// The tests of its end wait for that; longer than a busy machine holds etcd up.
+/// The tests of its end wait for that; longer than a busy machine delays etcd.
 const LEASE: Duration = Duration::from_secs(12);
 
 /// Owns a drain and reserves and releases at two hosts, until that is over. How often the store had no answer.

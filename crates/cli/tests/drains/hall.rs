@@ -274,7 +274,7 @@ impl Random {
     }
 }
 
-/// A running command.
+/// A command that goes on; killed when dropped.
 pub struct Going {
     child: Child,
     lines: Receiver<Value>,

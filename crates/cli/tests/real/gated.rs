@@ -186,7 +186,7 @@ impl Stage {
         })
     }
 
-    /// How many slots of its disk the guest has read or written, as it said last where it is.
+    /// Slots of its disk that the guest has read or written, by the last line on its newest console.
     pub fn disk_operations(&self) -> u64 {
         let console = Console::new(self.consoles.last().cloned());
         console.wait_for("DISK ops=", SOON).unwrap();

@@ -130,7 +130,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A generous deadline.
+/// For what only a hang makes late.
 pub fn soon() -> Instant {
     Instant::now() + WAIT
 }

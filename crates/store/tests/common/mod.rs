@@ -18,7 +18,7 @@ use tempfile::TempDir;
 pub const GIB: u64 = 1 << 30;
 /// Time for what a busy machine does late.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two looks.
+/// How long is waited between two looks.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// A store that clients open, one after another or several at a time.
@@ -172,7 +172,7 @@ pub fn check(fleet: &Fleet) {
     }
 }
 
-/// An etcd that is asked again while it does not answer: a busy machine's disk may hold it up for longer than a client
+/// An etcd that is asked again while it does not answer: a busy machine's disk may delay it for longer than a client
 /// waits.
 struct Patient(Arc<Etcd>);
 
