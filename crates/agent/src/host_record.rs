@@ -37,7 +37,7 @@ const PORTS_MAX: usize = 64;
 /// What statfs calls a tmpfs.
 const TMPFS: i64 = 0x0102_1994;
 
-/// Describes this host.
+/// Makes the record of this host that the store and other agents get.
 pub(crate) struct Describer {
     pub config: Arc<Config>,
     pub registry: Registry,
@@ -296,7 +296,7 @@ fn files(guest: &Known) -> u64 {
     guest.ram_files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
-/// Major and minor.
+/// Major and minor version of QEMU, without its micro version.
 pub(crate) fn short(version: &linerate_guest::qmp::QemuVersion) -> (u16, u16) {
     let number = |part| u16::try_from(part).unwrap_or(u16::MAX);
     (number(version.major), number(version.minor))

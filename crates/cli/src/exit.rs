@@ -28,7 +28,7 @@ exits! {
     /// The worst case of a lost connection.
     InDoubt = 6, "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
     GuestGone = 7, "the guest ended by itself, or with its host";
-    /// The migration continues.
+    /// The command ended before the migration, which continues.
     NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";

@@ -340,7 +340,7 @@ mod tests {
         let identity = ProcessIdentity::of(pid).unwrap();
         assert!(identity.is_alive() && !identity.can_run());
         identity.signal(Signal::KILL).unwrap();
-        assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)));
+        assert!(identity.wait_end(Instant::now() + std::time::Duration::from_secs(60)));
         child.wait().unwrap();
     }
 
@@ -350,7 +350,7 @@ mod tests {
         let identity = ProcessIdentity::of(child.id() as i32).unwrap();
         identity.signal(Signal::KILL).unwrap();
         assert!(
-            identity.wait_end(Instant::now() + std::time::Duration::from_secs(20)),
+            identity.wait_end(Instant::now() + std::time::Duration::from_secs(60)),
             "not reaped, yet dead"
         );
         child.wait().unwrap();

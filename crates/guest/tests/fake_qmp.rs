@@ -50,7 +50,7 @@ fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (tempfile::TempDir,
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn shortly() -> Instant {

@@ -128,7 +128,7 @@ fn the_same_file_is_proved_under_any_name_and_a_copy_of_it_is_not() {
 
 /// Waits for a mark to go with its files: a child that another test forks has them too, until it runs its own program.
 fn until(mut gone: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !gone() {
         assert!(Instant::now() < deadline, "a mark stays although its file was closed");
         std::thread::sleep(Duration::from_millis(1));

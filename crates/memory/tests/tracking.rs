@@ -197,7 +197,7 @@ fn a_paused_guest_can_be_attached_to_and_stays_paused() {
     tracker.protect().unwrap();
     // A thread that a tracer lets go while its process is stopped runs inside of the kernel for a moment, to stop
     // again.
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     loop {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", guest.pid())).unwrap();
         if stat.contains(") T ") {

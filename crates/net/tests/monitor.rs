@@ -49,7 +49,7 @@ impl Drop for Namespace {
 
 fn wait_for(events: &mpsc::Receiver<InterfaceEvent>, name: &str, usable: bool) {
     loop {
-        let event = events.recv_timeout(Duration::from_secs(20)).expect("an event");
+        let event = events.recv_timeout(Duration::from_secs(60)).expect("an event");
         if event.name == name && event.usable == usable {
             return;
         }

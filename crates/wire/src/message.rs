@@ -240,8 +240,8 @@ pub enum Message {
         /// CPU time that the destination's agent spent on the session so far, microseconds.
         cpu_us: u64,
     },
-    /// S>D step 10: the source has cleaned up; the session can be forgotten. Before `TakenOver`: an operator has ended the
-    /// source's copy.
+    /// S>D step 10: the source has cleaned up; the session can be forgotten. Before `TakenOver`: an operator has ended
+    /// the source's copy.
     Finished,
     /// Either way, before commit: it is over.
     Abort(Fault),

@@ -171,7 +171,7 @@ pub enum ClusterError {
     NotReady {
         /// What they have not done.
         what: &'static str,
-        /// Which hosts.
+        /// The hosts that have not done it.
         hosts: Vec<HostName>,
     },
     /// A host revokes itself.

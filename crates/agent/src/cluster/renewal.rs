@@ -271,7 +271,7 @@ pub(crate) enum ServeError {
     Ask(#[from] AskError),
 }
 
-/// Answers a member.
+/// Answers a member that asks for a new certificate.
 pub(crate) fn serve(
     config: &Config,
     identity: Option<Identity>,

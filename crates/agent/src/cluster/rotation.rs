@@ -49,7 +49,7 @@ pub enum Step {
 /// A step that was done.
 #[derive(Clone, Debug)]
 pub struct Rotated {
-    /// Which step.
+    /// The step of the rotation that was taken.
     pub step: Step,
     /// The authority that leaves.
     pub old: AuthorityId,

@@ -33,7 +33,7 @@ const ROUTED_LEAST: u64 = 125_000_000;
 /// The only drain of a ledger.
 const DRAIN: DrainId = DrainId(0);
 
-/// A destination.
+/// A host that guests of the drain can move to.
 #[derive(Clone, Debug)]
 pub(super) struct Destination {
     /// `HOST` or `HOST:PORT`, as the operator named it; of a fleet that shares a store also a name in it.

@@ -55,7 +55,7 @@ impl Member {
         Member { guest, decided, ..Member::default() }
     }
 
-    /// The copy begins.
+    /// Notes that the copy begins at `now`.
     pub fn begins(&mut self, now: Time) {
         (self.sample, self.copy_began) = (None, Some(now));
     }

@@ -510,7 +510,7 @@ fn unknown(id: &str) -> ErrorBody {
         .with_hint("`linerate drain status` shows the last one")
 }
 
-/// One of them.
+/// The drain `id` with all its guests; an error if no drain has this id.
 pub(crate) fn show(agent: &Agent, drains: &Drains, id: &str) -> Answer<DrainDetail> {
     match list(agent, drains, false)?.into_iter().find(|one| one.id == id) {
         Some(found) => Ok(found),

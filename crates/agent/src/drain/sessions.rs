@@ -43,7 +43,7 @@ pub(super) enum Report {
     /// Its incoming QEMU waits, and links carry.
     Ready,
     Sample(Sample),
-    /// It is over.
+    /// The session has ended, and how.
     Ended(End),
 }
 
@@ -107,7 +107,7 @@ impl Session {
         self.kind = Kind::Own(outgoing);
     }
 
-    /// libvirt was asked.
+    /// libvirt was asked to move the domain: if the guest was cancelled meanwhile, so is the move.
     pub fn domain_begun(&mut self, moving: Arc<Move>) {
         if self.cancelled {
             let _ = moving.cancel();
@@ -115,7 +115,7 @@ impl Session {
         self.kind = Kind::Domain(moving);
     }
 
-    /// The copy begins.
+    /// Lets the prepared guest copy; a domain is handed to libvirt.
     pub fn copy(&mut self, agent: &Arc<Agent>, runtime: &tokio::runtime::Handle, line: Line) {
         self.copies = true;
         match &self.kind {

@@ -155,7 +155,7 @@ pub(crate) fn show(drains: &Drains) -> Answer<UndrainDetail> {
     })
 }
 
-/// This host.
+/// The agent of this host, and the runtime of its tasks.
 struct Here {
     agent: Arc<Agent>,
     runtime: Handle,

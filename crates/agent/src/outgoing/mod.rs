@@ -105,7 +105,7 @@ pub(crate) enum News {
     Ready,
     /// How far the copy is.
     Sample(Sample),
-    /// It is over.
+    /// The migration has ended, and how.
     Ended(Ending),
 }
 

@@ -48,7 +48,7 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// Why nothing is decided, as the end of a sentence about the migration.
 const NOT_IN_DOUBT: &str = "is not in doubt";
-/// The same.
+/// Why an order is refused after another one, as the end of a sentence about the migration.
 const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
 /// The same, of a guest that waits here.

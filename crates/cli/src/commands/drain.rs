@@ -152,7 +152,7 @@ pub async fn place(flags: &PlaceFlags, context: &Context) -> Result<Exit, Failur
     Ok(if answer.best.is_some() { Exit::Ok } else { Exit::Refused })
 }
 
-/// The store's view.
+/// `linerate fleet`: what the store knows of hosts and drains.
 pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         FleetCommand::Status => {

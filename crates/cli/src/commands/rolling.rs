@@ -31,7 +31,7 @@ struct Host {
     /// As its agent calls itself.
     name: String,
     to: Vec<String>,
-    /// Guests that stay.
+    /// Guests that stay on the host while its command runs.
     keep: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
     Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
 }
 
-/// One host's turn.
+/// One host's turn: drain, command, undrain.
 struct Step<'a> {
     host: &'a Host,
     /// Which one of how many.

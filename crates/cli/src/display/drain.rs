@@ -161,7 +161,7 @@ pub fn unseen(detail: &DrainDetail) -> Result<Exit, Failure> {
     Err(Failure::new(Exit::Failed, text, "remove the cause and begin the drain again"))
 }
 
-/// Anything but figures.
+/// True if more than figures has changed.
 fn says_more(before: &DrainDetail, now: &DrainDetail) -> bool {
     let said = |guest: &DrainGuest| (guest.state, guest.to.clone(), guest.tries.len(), guest.reason.clone());
     before.state != now.state

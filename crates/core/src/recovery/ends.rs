@@ -1,4 +1,4 @@
-//! Ends of sessions that the disk has not taken yet: each is written again until it sticks.
+//! Ends of sessions that the disk has not taken yet: each is written again until it has.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ mod tests {
     const B: SessionId = SessionId([2; 16]);
 
     #[test]
-    fn an_end_is_written_until_it_sticks() {
+    fn an_end_is_written_until_the_disk_has_it() {
         let mut ends = UnwrittenEnds::default();
         assert_eq!((ends.timeout(), ends.due(Time::ZERO)), (None, None));
         let mut now = Time::ZERO;

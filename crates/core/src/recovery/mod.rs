@@ -11,7 +11,8 @@
 //! | `ends` | ends of sessions that the disk has not taken yet |
 //!
 //! The rules (13): a record decides about the process that it names and about no other; of several records that name
-//! one process the newest decides, by the journal's own order and never by a clock; an end is written until it sticks.
+//! one process the newest decides, by the journal's own order and never by a clock; an end is written until the disk
+//! has it.
 //! Everything here is pure: the agent and the simulator carry out the same actions.
 
 mod destination;

@@ -116,7 +116,7 @@ mod tests {
         assert!(!is_there(&open(&copy), first).unwrap());
         drop(marked);
         // With its holder. A child that another test forks has the file too, until it runs its own program.
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while is_there(&open(&image), first).unwrap() {
             assert!(Instant::now() < deadline, "it stays although its holder has gone");
             std::thread::sleep(Duration::from_millis(1));

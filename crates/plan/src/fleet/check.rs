@@ -27,7 +27,7 @@ pub enum Rule {
     LeftForAReason,
 }
 
-/// A broken rule.
+/// A rule that was broken, and by which guest or host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Violation {
     pub rule: Rule,

@@ -37,7 +37,7 @@ pub struct Times {
     pub switch: Duration,
     pub blackout_max: Duration,
     pub rounds_max: u32,
-    /// A store's answer.
+    /// How long a store takes to answer.
     pub store: Duration,
     /// From a host's death until all know it.
     pub notice: Duration,
@@ -60,7 +60,7 @@ impl Default for Times {
     }
 }
 
-/// Who decides.
+/// Who decides which guests copy, and when.
 #[derive(Clone, Debug)]
 pub(super) enum Brain {
     Controller(Box<Controller>),
