@@ -152,7 +152,7 @@ pub struct Config {
     /// system's own by default.
     #[serde(default)]
     pub rdma_type_of_service: Option<u8>,
-    /// Each step of an RDMA connection has so long, in seconds, when a link is opened, before it carries over TCP.
+    /// Time limit in seconds of each step in which a link opens an RDMA connection; after it the link uses TCP.
     #[serde(default = "default_rdma_connect_s")]
     pub rdma_connect_s: u64,
 }

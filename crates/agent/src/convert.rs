@@ -65,8 +65,9 @@ fn hint(code: Code) -> &'static str {
         Code::TrackingFailed => {
             "see whether another tool holds a userfaultfd or ptrace on this QEMU (a debugger, a background snapshot)"
         }
-        Code::ChecksumMismatch | Code::VerifyMismatch => {
-            "suspect a network card or a cable; try again over other links (--links)"
+        Code::ChecksumMismatch => "suspect a network card or a cable; try again over other links (--links)",
+        Code::VerifyMismatch => {
+            "a device writes past the tracker, or linerate has a defect: please report it with both agents' logs"
         }
         Code::Cordoned => "release that host with `linerate uncordon` there, or choose another one",
         Code::GuestGone => "start the guest again",

@@ -103,7 +103,8 @@ impl HostInFleet {
     /// Who cordoned this host.
     pub fn cordon(&self) -> Result<Option<api::Cordon>, FleetError> {
         if let Some(file) = self.earlier_file() {
-            let why = format!("what {} has of this host is not in its fleet yet", file.display());
+            let why =
+                format!("{} still has this host's cordon or drain, which is not in etcd yet", file.display());
             return Err(StoreError::Away(why).into());
         }
         let found = self.fleet()?.cordon_of(&self.record.name)?;
@@ -250,7 +251,7 @@ mod tests {
         let nowhere = toml::from_str("endpoints = ['http://127.0.0.1:1']").unwrap();
         let shared = HostInFleet::new(&Config { fleet: Some(nowhere), ..(*agent.config).clone() });
         let refused = shared.admit().unwrap_err();
-        assert!(refused.detail.contains("fleet.redb has of this host is not in its fleet yet"), "{refused}");
+        assert!(refused.detail.contains("fleet.redb still has this host's cordon or drain"), "{refused}");
     }
 
     #[test]

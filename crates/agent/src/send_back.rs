@@ -186,7 +186,7 @@ fn endless() -> ErrorBody {
 enum NotArrived {
     #[error(transparent)]
     Journal(#[from] JournalError),
-    #[error("no guest is known here that came from there in this session")]
+    #[error("no guest on this host arrived from that host in this migration")]
     Unknown,
     #[error("{guest} is not here any more: it has ended, or was moved on")]
     Gone { guest: String },

@@ -5,11 +5,18 @@ use std::process::ExitCode;
 use linerate_api::{ClientError, ErrorBody, GuestState, MigrationOutcome};
 
 macro_rules! exits {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $meaning:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $code:literal, $meaning:literal;)*) => {
         /// How the command ends.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Exit { $($(#[$doc])* $name = $number,)* }
+
+        impl Exit {
+            /// For programs, where no agent has given a code of its own.
+            pub fn code(self) -> &'static str {
+                match self { $(Exit::$name => $code,)* }
+            }
+        }
 
         /// Number and meaning of each exit code.
         pub const TABLE: &[(u8, &str)] = &[$(($number, $meaning),)*];
@@ -17,28 +24,28 @@ macro_rules! exits {
 }
 
 exits! {
-    Ok = 0, "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run; with `--dry-run`: it can move";
-    Failed = 1, "failed; a guest that was to be moved runs at the source as before";
+    Ok = 0, "ok", "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run; with `--dry-run`: it can move";
+    Failed = 1, "failed", "failed; a guest that was to be moved runs at the source as before";
     /// What clap ends with as well.
-    Usage = 2, "the command line is wrong; nothing was done";
-    Unreachable = 3, "the agent cannot be reached; nothing was done";
+    Usage = 2, "usage", "the command line is wrong; nothing was done";
+    Unreachable = 3, "unreachable", "the agent cannot be reached; nothing was done";
     /// A no, not a failure.
-    Refused = 4, "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
-    Cancelled = 5, "cancelled; the guest runs at the source as before";
+    Refused = 4, "refused", "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
+    Cancelled = 5, "cancelled", "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
-    InDoubt = 6, "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
-    GuestGone = 7, "the guest ended by itself, or with its host";
+    InDoubt = 6, "in_doubt", "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
+    GuestGone = 7, "guest_gone", "the guest ended by itself, or with its host";
     /// The command ended before the migration, which continues.
-    NotWatched = 8, "the command stopped watching or lost the agent before the end; the agent decides what follows";
+    NotWatched = 8, "not_watched", "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
-    PausedAtSource = 9, "failed; the guest is paused at the source and can be resumed there";
-    MovedWithFault = 10, "the guest runs at the destination, but something failed after that, or the output could not be written";
+    PausedAtSource = 9, "paused_at_source", "failed; the guest is paused at the source and can be resumed there";
+    MovedWithFault = 10, "moved_with_fault", "the guest runs at the destination, but something failed after that, or the output could not be written";
     /// The doctor found something.
-    DoctorWarnings = 11, "the doctor found what makes migrations slow, and nothing worse";
+    DoctorWarnings = 11, "doctor_warnings", "the doctor found what makes migrations slow, and nothing worse";
     /// The doctor found something bad.
-    DoctorErrors = 12, "the doctor found what makes migrations fail, or could not ask a host";
+    DoctorErrors = 12, "doctor_errors", "the doctor found what makes migrations fail, or could not ask a host";
     /// What `qos check` is for.
-    Differs = 13, "`linerate qos check`: something is not as the intent says, or cannot be, or a host could not be asked";
+    Differs = 13, "differs", "`linerate qos check`: something is not as the intent says, or cannot be, or a host could not be asked";
 }
 
 impl From<Exit> for ExitCode {
@@ -125,6 +132,16 @@ mod tests {
             let row = format!("| {number} | {meaning} |");
             assert!(guide.contains(&row), "the user guide lacks the row: {row}");
         }
+    }
+
+    #[test]
+    fn codes_for_programs_are_in_the_user_guide() {
+        let guide = include_str!("../../../docs/user-guide.md");
+        for exit in [Exit::Usage, Exit::NotWatched, Exit::PausedAtSource, Exit::MovedWithFault, Exit::Differs]
+        {
+            assert!(guide.contains(&format!("`{}`", exit.code())), "{exit:?}");
+        }
+        assert_eq!(Exit::InDoubt.code(), "in_doubt");
     }
 
     #[test]

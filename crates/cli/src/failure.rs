@@ -141,10 +141,7 @@ impl Failure {
     /// For programs: one line, the last one; `kind` distinguishes it from the events of a migration.
     pub fn json(&self) -> String {
         let body = self.body.clone().unwrap_or_else(|| {
-            Box::new(
-                ErrorBody::new(format!("{:?}", self.exit).to_lowercase(), &self.message)
-                    .with_hint(&self.hint),
-            )
+            Box::new(ErrorBody::new(self.exit.code(), &self.message).with_hint(&self.hint))
         });
         let line = ErrorLine { kind: "error", error: &body, exit_code: self.exit as u8 };
         serde_json::to_string(&line).unwrap_or_default()

@@ -151,7 +151,7 @@ fn command(program: &OsStr, target: &str, here: &Path, there: &Path) -> Command 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt as _;
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
     use std::time::Instant;
 
     use rustix::process::{Pid, Signal, kill_process_group};
@@ -193,6 +193,14 @@ mod tests {
             let is_child = field("PPid:").and_then(|pid| pid.parse::<u32>().ok()) == Some(parent);
             is_child && ignored.is_some_and(|mask| mask & BOTH == BOTH)
         })
+    }
+
+    /// The same program, ended by SIGHUP and SIGTERM also if this process ignores them, as it does under nohup.
+    fn with_default_signals(program: &Command) -> Command {
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,TERM").arg(program.get_program()).args(program.get_args());
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command
     }
 
     /// The shell ends by itself, and tells that ssh was ended.
@@ -242,9 +250,8 @@ mod tests {
             let begun = folder.path().join("begun");
             let program = folder.path().join("ssh");
             script(&program, &format!("#!/bin/sh\n> {}; exec sleep 1000\n", begun.display()));
-            let mut ssh = command(program.as_ref(), "x", &for_socket.join(LOCAL), Path::new("/b"));
-            std::os::unix::process::CommandExt::process_group(&mut ssh, 0);
-            let mut guard = ssh.spawn().unwrap();
+            let ssh = command(program.as_ref(), "x", &for_socket.join(LOCAL), Path::new("/b"));
+            let mut guard = with_default_signals(&ssh).process_group(0).spawn().unwrap();
             let end = Instant::now() + LONG;
             // The guard begins behind ssh.
             while !begun.exists() || !has_guard(guard.id()) {

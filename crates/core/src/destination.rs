@@ -39,7 +39,10 @@
 
 mod ending;
 mod names;
+mod take_over;
 mod timers;
+
+pub use take_over::{AfterTry, TakeOver, Try};
 
 use std::collections::VecDeque;
 use std::time::Duration;

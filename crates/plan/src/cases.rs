@@ -312,10 +312,9 @@ impl World {
         let is_alive = self.named(host, session).is_some_and(|pid| self.is_alive(pid));
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
         if let Machine::Destination(machine) = &mut case.machine {
-            // Its process ended while it waited: it never ran, and cannot be committed any more.
-            let late =
-                matches!(event, DestinationEvent::CommitAgain { .. }) && machine.is_waiting() && !is_alive;
-            let event = if late { DestinationEvent::RolledBackAtSource } else { event };
+            if matches!(event, DestinationEvent::CommitAgain { .. }) && !is_alive {
+                machine.handle(now, DestinationEvent::ProcessEnded);
+            }
             machine.handle(now, event);
             self.poll_cases(host);
         }

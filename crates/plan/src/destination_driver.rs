@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use linerate_core::destination::{Action, Destination, Event};
-use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR, RunResult};
+use linerate_core::destination::{Action, AfterTry, Destination, Event, TakeOver, Try};
+use linerate_core::recovery::{RUN_AGAIN_AFTER, RunResult};
 use linerate_core::{Code, Extent, Fault, ModeTag, Outcome, PAGE_BYTES, Side, Step, Time};
 
 use crate::check::{Mutation, Property};
@@ -287,12 +287,13 @@ impl World {
     fn runs_over_here(&mut self, ran: bool) {
         let span = self.micros(50, 8_000);
         let (operations, since) = (self.destination.operations, self.now);
-        self.after(span, SimEvent::HypervisorRuns { operations, ran, since, unsure: false });
+        let take_over = TakeOver::new(since);
+        self.after(span, SimEvent::HypervisorRuns { operations, ran, since, take_over });
     }
 
     /// The hypervisor got the command to take the guest over, and does, whether or not the agent still runs. It
     /// gets it again while it refuses.
-    pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, unsure: bool) {
+    pub fn hypervisor_runs(&mut self, operations: u64, ran: bool, since: Time, mut take_over: TakeOver) {
         let is_current = operations == self.destination.operations;
         // A try after a refusal is the agent's: one that has ended makes none.
         if !is_current && self.now - since >= RUN_AGAIN_AFTER {
@@ -307,26 +308,33 @@ impl World {
         if !is_current || !self.hosts[self.at(Side::Destination)].up {
             return;
         }
-        self.destination.unsure = result == RunResult::Unknown || unsure && result == RunResult::Refused;
+        let after = take_over.tried(
+            self.now,
+            match result {
+                RunResult::Runs => Try::Done,
+                RunResult::Refused => Try::Refused,
+                RunResult::Ended => Try::Ended,
+                RunResult::Unknown => Try::Lost { ran: None },
+            },
+        );
+        let is_known = matches!(result, RunResult::Runs | RunResult::Ended);
+        self.destination.unsure = take_over.may_have_run() && !is_known;
         let step = linerate_core::Step::Commit;
         let fault = |code| Fault::new(code, step, Side::Destination, "injected");
-        match result {
-            RunResult::Runs => self.handle_destination(Event::GuestRuns {
+        match after {
+            AfterTry::Runs => self.handle_destination(Event::GuestRuns {
                 took: std::time::Duration::from_millis(1),
                 cpu: std::time::Duration::ZERO,
             }),
-            RunResult::Ended => self.handle_destination(Event::GuestEnded(fault(Code::GuestGone))),
-            RunResult::Refused if self.now - since >= RUN_FOR && !unsure => {
+            AfterTry::Ended => self.handle_destination(Event::GuestEnded(fault(Code::GuestGone))),
+            AfterTry::CannotRun => {
                 self.handle_destination(Event::CannotRun(fault(Code::HypervisorFailed)));
             }
-            RunResult::Refused if self.now - since >= RUN_FOR => {
+            AfterTry::MayHaveRun => {
                 self.handle_destination(Event::MayHaveRun(fault(Code::HypervisorFailed)));
             }
-            // A command whose answer is missing may have been carried out: a later refusal does not say that the guest
-            // never ran.
-            RunResult::Refused | RunResult::Unknown => {
-                let unsure = unsure || result == RunResult::Unknown;
-                self.after(RUN_AGAIN_AFTER, SimEvent::HypervisorRuns { operations, ran, since, unsure });
+            AfterTry::TryAt(at) => {
+                self.after(at - self.now, SimEvent::HypervisorRuns { operations, ran, since, take_over });
             }
         }
     }

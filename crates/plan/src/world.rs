@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use linerate_core::destination::TakeOver;
 use linerate_core::{ModeTag, Outcome, Side, Time};
 
 use crate::cases::CaseWork;
@@ -76,8 +77,8 @@ pub enum SimEvent {
         ran: bool,
         /// When it first got the command.
         since: Time,
-        /// It may have done so already: an answer was missing.
-        unsure: bool,
+        /// What the tries before say.
+        take_over: TakeOver,
     },
     /// libvirt's stream has gone through, if it could.
     OwnerLoads {
@@ -388,8 +389,8 @@ impl World {
             SimEvent::Destination { operations, work } => self.destination_done(operations, work),
             SimEvent::HypervisorStops { asked } => self.hypervisor_stops(asked),
             SimEvent::StreamsTaken { operations } => self.streams_taken(operations),
-            SimEvent::HypervisorRuns { operations, ran, since, unsure } => {
-                self.hypervisor_runs(operations, ran, since, unsure);
+            SimEvent::HypervisorRuns { operations, ran, since, take_over } => {
+                self.hypervisor_runs(operations, ran, since, take_over);
             }
             SimEvent::OwnerLoads { since } => self.owner_loads(since),
             SimEvent::OwnerGivesUp => self.owner_gives_up(),
@@ -489,6 +490,7 @@ impl World {
 
 #[cfg(test)]
 mod tests {
+    use linerate_core::destination::Try;
     use linerate_core::recovery::{DestinationEvent, Inspection, RUN_FOR};
 
     use super::*;
@@ -512,9 +514,11 @@ mod tests {
                 continue;
             }
             let (operations, since) = (world.destination.operations, world.now);
+            let mut take_over = TakeOver::new(since);
+            take_over.tried(since, Try::Lost { ran: None });
             world.now = since + RUN_FOR;
             world.hosts[1].disks_away_until = world.now + BOUND;
-            world.hypervisor_runs(operations, true, since, true);
+            world.hypervisor_runs(operations, true, since, take_over);
             assert!(world.destination.machine.is_none(), "seed {seed}: nobody can decide about it");
             world.handle_destination_case(1, 1, DestinationEvent::Inspected(Inspection::MayHaveRun));
             let case = world.hosts[1].cases.get(&1).map(|case| &case.machine);

@@ -65,7 +65,10 @@ fn refuse(code: Code, detail: impl Into<String>) -> Fault {
 /// Whether the QEMU that was found waits for this very guest.
 fn check(offered: &GuestDescription, found: &GuestDescription) -> Result<(), Fault> {
     if found.run_state != RunState::InMigrate {
-        let detail = format!("the domain {} is {} here, and does not wait", offered.name, found.run_state);
+        let detail = format!(
+            "the domain {} is {} at the destination, where `inmigrate` was expected",
+            offered.name, found.run_state
+        );
         return Err(refuse(Code::GuestExists, detail));
     }
     let facts = |guest: &GuestDescription| (guest.name.clone(), guest.uuid.clone(), guest.machine.clone());

@@ -17,7 +17,7 @@ use crate::faults::chain;
 use crate::journal::{IncomingRecord, Role};
 
 /// Why a held guest is not given up, as the end of a sentence about the migration.
-pub(super) const MAY_BE_ONLY_COPY: &str = "is not given up: the guest is paused here and may have run here, and its source has not just reported a copy of its own, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or bring the source's agent back, and decide when it has asked this host. If you know that another copy runs, end the QEMU here by its pid (`linerate vm show`)";
+pub(super) const MAY_BE_ONLY_COPY: &str = "is not given up: the guest is paused here and may have run here, and its source has not confirmed in the last seconds that it still has its copy, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or start the source's agent, wait until it has asked this host, and decide again. If you know that another copy runs, end the QEMU here by its pid (`linerate vm show`)";
 
 /// What follows from a decision of an operator that does not count yet: `true` runs the guest here.
 pub(crate) fn describe_decision(run: bool) -> &'static str {

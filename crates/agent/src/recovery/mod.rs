@@ -49,13 +49,13 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// Why nothing is decided, as the end of a sentence about the migration.
 const NOT_IN_DOUBT: &str = "is not in doubt";
 /// Why an order is refused after another one, as the end of a sentence about the migration.
-const OTHER_DECISION: &str = "has been decided otherwise already, and this decision is not taken: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
+const OTHER_DECISION: &str = "has the opposite decision pending, so this one was refused: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
 /// The same, of a guest that waits here.
-const QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
+const QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
 
 /// The same, of a guest that was to leave.
-const SOURCE_QEMU_HAS_ENDED: &str = "cannot be decided so: the guest's QEMU on this host has ended, so nothing can be resumed here. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more";
+const SOURCE_QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more";
 
 /// Whether an operator's decision may be given to the state machine of a session: a live one, or one of recovery.
 /// `takes`: no other decision waits there.
@@ -370,13 +370,10 @@ impl Unfinished {
         let now = self.clock.now();
         match (&mut *self.machine.lock(), signal) {
             (Machine::Source(_), _) | (_, Signal::Wake) => {}
-            // Its process ended while it waited: it never ran, and cannot be committed any more.
-            (Machine::Destination(machine), Signal::CommitAgain { .. })
-                if machine.is_waiting() && !self.process_is_alive() =>
-            {
-                machine.handle(now, DestinationEvent::RolledBackAtSource);
-            }
             (Machine::Destination(machine), Signal::CommitAgain { copy }) => {
+                if !self.process_is_alive() {
+                    machine.handle(now, DestinationEvent::ProcessEnded);
+                }
                 machine.handle(now, DestinationEvent::CommitAgain { copy: *copy });
             }
             (Machine::Destination(machine), Signal::RolledBackAtSource) => {
@@ -417,7 +414,7 @@ impl Unfinished {
                 }
                 // It never ran, and cannot run any more: its source gets it back.
                 if resume_here && machine.is_waiting() && !is_alive {
-                    machine.handle(now, DestinationEvent::RolledBackAtSource);
+                    machine.handle(now, DestinationEvent::ProcessEnded);
                     self.signal(Signal::Wake);
                     return Err(QEMU_HAS_ENDED);
                 }

@@ -34,7 +34,7 @@ pub(crate) const VOID: &str = "the destination holds the guest, so your decision
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
 /// What an operator reads of a guest that is not asked about any more.
-pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here: `linerate resolve ID --resume-here` keeps this guest and has that copy given up; `--give-up` ends this one, and that one may run then";
+pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here. `linerate resolve ID --resume-here` keeps the guest on this host, and the destination gives its copy up. `--give-up` ends the guest on this host, and the destination may then run its older copy";
 /// The same, of one whose decision does not count yet.
 pub(crate) const RAN_HERE_WAITS: &str = "your decision waits until it is on disk, or until QEMU has ended; the destination is not asked, as the guest ran on this host after commit";
 

@@ -500,7 +500,7 @@ fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_on_disk() {
     assert_eq!(summary.state, MigrationState::InDoubt, "{summary:?}");
     assert!(summary.note.unwrap().contains("decide again"));
     one.resolve(true).unwrap();
-    assert!(one.resolve(false).unwrap_err().contains("decided otherwise"));
+    assert!(one.resolve(false).unwrap_err().contains("opposite decision"));
     agent.journal.is_full.store(false, Ordering::SeqCst);
     while one.decided(true) == Decided::Waiting {
         wait("it does not count");

@@ -71,7 +71,7 @@ pub(crate) fn may_arrive(peers: &[SocketAddr], security: &Arc<Security>) -> Resu
         }
     }
     let why = last.unwrap_or_else(|| "it has no address".into());
-    let detail = format!("the destination has not said that it takes guests: {why}");
+    let detail = format!("no answer from the destination on whether it takes guests: {why}");
     Err(Fault::new(Code::NoLink, Step::Connect, Side::Source, detail))
 }
 

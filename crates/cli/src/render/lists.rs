@@ -222,8 +222,10 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         row("Recovering", paint.yellow(&format!("{others}; see `linerate migration list`")));
     }
     if status.unwritten > 0 {
-        let what =
-            format!("{} ends of migrations are not in the journal: is its disk full?", status.unwritten);
+        let what = format!(
+            "the ends of {} migrations could not be written to the journal: is its disk full?",
+            status.unwritten
+        );
         row("Journal", paint.red(&what));
     }
     let mut lines = table.lines(0);

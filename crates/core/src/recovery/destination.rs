@@ -62,6 +62,8 @@ pub enum DestinationEvent {
     },
     /// The source has rolled back.
     RolledBackAtSource,
+    /// Its process has ended. Reported before a commit or a decision to run it, of which nothing comes then.
+    ProcessEnded,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
     /// Only time passed: a timer may be due.
@@ -234,7 +236,8 @@ impl DestinationRecovery {
         match (self.state, event) {
             (_, E::Resolve(run)) => self.resolve(now, run),
             (State::Waiting, E::CommitAgain { .. }) => self.enter(now, State::Committing),
-            (State::Waiting, E::RolledBackAtSource) => {
+            // A process that ended while it waited never ran the guest, and cannot be committed any more.
+            (State::Waiting, E::RolledBackAtSource | E::ProcessEnded) => {
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use linerate_core::destination::Event;
-use linerate_core::recovery::{RUN_AGAIN_AFTER, RUN_FOR};
+use linerate_core::destination::{AfterTry, Event, TakeOver, Try};
 use linerate_core::{Code, Fault, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
@@ -16,6 +15,7 @@ use linerate_guest::{images, leftovers, read};
 use linerate_memory::Mapping;
 
 use super::{Done, QMP_WAIT, here, internal};
+use crate::clock::Clock;
 use crate::disks;
 use crate::faults::chain;
 use crate::incoming::admit::{Admitted, admit};
@@ -220,43 +220,36 @@ fn take_over(
     vcpu_time: &VcpuTime,
     ran: bool,
 ) -> Result<(), Event> {
-    let mut end = Instant::now() + RUN_FOR;
-    // A command whose answer is lost with its connection may have been carried out: a later refusal does not prove that
-    // the guest never ran. An answer that is only late comes before the next one, with its events.
-    let mut may_have_run = false;
+    let clock = Clock::start();
+    let mut take_over = TakeOver::new(clock.now());
     loop {
-        let error = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
+        let (result, error) = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
             TakeOverResult::Done => return Ok(()),
-            TakeOverResult::Refused(error) if Instant::now() >= end => {
-                let refused = here(Code::HypervisorFailed, Step::Commit, &error);
-                return Err(if may_have_run {
-                    Event::MayHaveRun(refused)
-                } else {
-                    Event::CannotRun(refused)
-                });
-            }
-            TakeOverResult::Unknown(error) if !record.is_alive() => {
-                return Err(Event::GuestEnded(here(Code::GuestGone, Step::Commit, &error)));
-            }
-            TakeOverResult::Unknown(error) => {
-                if !error.is_late() {
-                    qemu.qmp().hang_up();
-                    if let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) {
-                        let ran = vcpu_time.has_run(record.process.pid);
-                        if ran != Some(false) && !may_have_run {
-                            // The wait for the lost answer was no refusal.
-                            (may_have_run, end) = (true, Instant::now() + RUN_FOR);
-                        }
-                        qemu.reconnect(qmp, ran == Some(true));
-                    }
-                }
-                error
-            }
-            TakeOverResult::Refused(error) => error,
+            TakeOverResult::Refused(error) => (Try::Refused, error),
+            TakeOverResult::Unknown(error) if !record.is_alive() => (Try::Ended, error),
+            TakeOverResult::Unknown(error) if error.is_late() => (Try::Late, error),
+            TakeOverResult::Unknown(error) => (connect_again(record, qemu, vcpu_time), error),
+        };
+        let fault = |code| here(code, Step::Commit, &error);
+        let again = match take_over.tried(clock.now(), result) {
+            AfterTry::Runs => return Ok(()),
+            AfterTry::TryAt(at) => at,
+            AfterTry::CannotRun => return Err(Event::CannotRun(fault(Code::HypervisorFailed))),
+            AfterTry::MayHaveRun => return Err(Event::MayHaveRun(fault(Code::HypervisorFailed))),
+            AfterTry::Ended => return Err(Event::GuestEnded(fault(Code::GuestGone))),
         };
         tracing::error!(error = chain(&error), "the guest is committed to this host and cannot be run yet");
-        std::thread::sleep(RUN_AGAIN_AFTER);
+        std::thread::sleep(again.since(clock.now()));
     }
+}
+
+/// Connects again to a QEMU whose answer was lost with its connection. Without a connection, the next try ends here too.
+fn connect_again(record: &GuestRecord, qemu: &mut DestinationQemu, vcpu_time: &VcpuTime) -> Try {
+    qemu.qmp().hang_up();
+    let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) else { return Try::Late };
+    let ran = vcpu_time.has_run(record.process.pid);
+    qemu.reconnect(qmp, ran == Some(true));
+    Try::Lost { ran }
 }
 
 /// All that the guest's processor can must be there here too. Nothing is compared where a QEMU does not tell.

@@ -66,6 +66,7 @@ fn a_complete_guest_waits_for_days_and_is_decided_by_the_source_or_an_operator()
         (Did::CommitAgain { copy: false }, Do::Write(To::Committed)),
         (Did::Resolve(true), Do::Write(To::Committed)),
         (Did::RolledBackAtSource, Do::Discard),
+        (Did::ProcessEnded, Do::Discard),
         (Did::Resolve(false), Do::Discard),
     ] {
         let mut driver = waiting();
@@ -75,6 +76,22 @@ fn a_complete_guest_waits_for_days_and_is_decided_by_the_source_or_an_operator()
         assert_eq!(driver.recovery.outcome(), Some(Outcome::Pending));
         assert_eq!(driver.handle(event), Some(follows), "{event:?}");
     }
+}
+
+/// Its process has ended. What became of a guest that is committed is found out by looking at it.
+#[test]
+fn only_a_guest_that_waits_is_given_back_as_its_process_has_ended() {
+    let mut driver = waiting();
+    driver.handle(Did::ProcessEnded);
+    assert_eq!(driver.handle(Did::CommitAgain { copy: true }), None, "it is being discarded");
+    assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
+    let mut driver = waiting();
+    driver.handle(Did::CommitAgain { copy: true });
+    assert_eq!(driver.handle(Did::ProcessEnded), None, "the commit is being written");
+    assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
+    assert_eq!(driver.handle(Did::ProcessEnded), None, "it is being run");
+    assert_eq!(driver.handle(Did::Ran(RunResult::Ended)), None);
+    assert_eq!(driver.recovery.is_over(), Some(To::Committed));
 }
 
 #[test]
