@@ -292,7 +292,10 @@ mod tests {
         }
         for never_arrived in [2, 3, 9] {
             let (begun, why) = ask(never_arrived, &sender);
-            assert!(begun.is_none() && why.contains("no guest is known"), "{never_arrived}: {why}");
+            assert!(
+                begun.is_none() && why.contains("no guest on this host arrived"),
+                "{never_arrived}: {why}"
+            );
         }
         let (begun, why) = ask(4, &sender);
         assert!(begun.is_none() && why.contains("not here any more"), "another process: {why}");

@@ -243,7 +243,8 @@ fn take_over(
     }
 }
 
-/// Connects again to a QEMU whose answer was lost with its connection. Without a connection, the next try ends here too.
+/// Connects again to a QEMU whose answer was lost with its connection. Without a connection, the next try ends here
+/// too.
 fn connect_again(record: &GuestRecord, qemu: &mut DestinationQemu, vcpu_time: &VcpuTime) -> Try {
     qemu.qmp().hang_up();
     let Ok(qmp) = process::connect(record, Instant::now() + QMP_WAIT) else { return Try::Late };
