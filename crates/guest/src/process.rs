@@ -198,6 +198,9 @@ pub fn stop(
             None => Qmp::connect_to(&record.qmp, record.process.pid, deadline)
                 .and_then(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
         };
+        // One that ends closes the connection, perhaps before its answer or its greeting.
+        let asked =
+            asked.or_else(|error| if matches!(error, QmpError::Closed { .. }) { Ok(()) } else { Err(error) });
         let ended = asked.is_ok() && record.process.wait_end(deadline);
         match (how, asked) {
             _ if ended || !record.is_alive() => {}
@@ -221,8 +224,8 @@ fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> Result<(), Q
         StopMethod::Quit => "quit",
     };
     match qmp.execute(command, json!({}), deadline) {
-        // One that ends closes the connection, perhaps before its answer; one that is slow may still act on it.
-        Ok(_) | Err(QmpError::Closed { .. } | QmpError::TimedOut { .. }) => Ok(()),
+        // One that is slow may still act on it.
+        Ok(_) | Err(QmpError::TimedOut { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
