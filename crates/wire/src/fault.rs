@@ -199,7 +199,7 @@ codes! {
     /// The session is not known here.
     SessionUnknown = 3, retry: false, "the peer does not know this session";
     /// Token or identity was wrong.
-    NotAuthorised = 4, retry: false, "the other agent does not authorise this one";
+    NotAuthorised = 4, retry: false, "this is not authorised";
     /// The operator asked for it.
     Cancelled = 5, retry: true, "the migration was cancelled";
     /// No guest of that name.

@@ -237,7 +237,7 @@ fn data_connections_without_the_token_are_refused() {
     let hello = Hello { token: Token([9; 32]), ..hello(1, Role::BenchData, 1) };
     let route = Route { local: None, device: None, remote: listener.addresses()[0] };
     let error = connect(&route, &hello, &TcpOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("does not authorise"), "{error}");
+    assert!(error.contains("not authorised"), "{error}");
 }
 
 /// The channel of a place is taken until the measurement is over, whether its connection is not there yet, idle or in

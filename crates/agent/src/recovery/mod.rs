@@ -48,13 +48,13 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 
 /// Why nothing is decided, as the end of a sentence about the migration.
 const NOT_IN_DOUBT: &str = "is not in doubt";
-/// Why an order is refused after another one, as the end of a sentence about the migration.
+/// Why a decision is refused while the opposite one waits, as the end of a sentence about the migration.
 const OTHER_DECISION: &str = "has the opposite decision pending, so this one was refused: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
 
-/// The same, of a guest that waits here.
+/// Why a guest that waits here cannot be resumed, as the end of a sentence about the migration.
 const QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
 
-/// The same, of a guest that was to leave.
+/// The same of a guest that was to leave.
 const SOURCE_QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more";
 
 /// Whether an operator's decision may be given to the state machine of a session: a live one, or one of recovery.
