@@ -26,10 +26,11 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
 use crate::security::PeerName;
-use crate::session::identity::parse_token;
 
+mod token;
 mod trouble;
 
+pub(crate) use token::{parse_token, token_text};
 pub use trouble::JournalTrouble;
 
 /// The format of the records, under [`FORMAT_KEY`].

@@ -36,6 +36,7 @@ mod clock;
 pub mod cluster;
 pub mod config;
 mod convert;
+mod decision;
 mod device_state;
 mod digest;
 mod disks;

@@ -31,6 +31,7 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::bench;
 use crate::config::Config;
+use crate::decision::NotDecided;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
@@ -353,7 +354,7 @@ async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let resume_here = request.decision == Decision::ResumeHere;
-    let refused = |why: &str| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
+    let refused = |why: NotDecided| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(resume_here).map_err(refused)?;
         let counts = until_decided(|| unfinished.decided(resume_here), resume_here).await?;
@@ -388,7 +389,7 @@ fn decided(summary: MigrationSummary, counts: bool) -> MigrationSummary {
     if counts {
         return summary;
     }
-    let waits = "the decision waits for the other host, for the disk, or for QEMU to end";
+    let waits = "the decision waits for the other host, for the disk, or for QEMU";
     let note = summary.note.clone().unwrap_or_else(|| waits.to_owned());
     MigrationSummary { state: MigrationState::InDoubt, note: Some(note), ..summary }
 }
@@ -425,7 +426,7 @@ async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Resu
             Some(GuestState::RunsAtSource),
         ),
         (Decided::GivenUp, _) => (
-            "the guest does not run here: its source has rolled back, another operator has given it up, or its QEMU on this host has ended",
+            "the guest does not run here: its source has it back, another operator has given it up, or its QEMU on this host has ended",
             None,
         ),
     };

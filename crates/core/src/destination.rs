@@ -303,7 +303,7 @@ pub struct Destination {
     left_to_recovery: bool,
     /// The source's roll-back notice came while commit was being written, or while the guest was just being run.
     rolled_back: bool,
-    /// The operator's decision; it waits while a later agent would not know of it: neither on disk nor carried out.
+    /// The operator's decision. It waits until it is carried out: the guest runs here, or nothing is left of it.
     operator_decision: OperatorDecision,
     /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
@@ -415,7 +415,7 @@ impl Destination {
         self.is_held() || self.operator_decision.waiting().is_some()
     }
 
-    /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
+    /// The operator's decision that is not carried out yet.
     pub fn waiting_decision(&self) -> Option<bool> {
         self.operator_decision.waiting()
     }
@@ -681,6 +681,7 @@ impl Destination {
                 self.commit_written();
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
+                self.operator_decision.stop_waiting();
                 self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::TakenOver { resume_us: us(took), cpu_us: us(cpu) });

@@ -81,7 +81,7 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
     /// It does not count yet. A source asks the destination once more, or has not ended the copy yet. A destination has
-    /// it neither on disk nor carried out, so that a later agent would not know of it.
+    /// not carried it out yet.
     Waiting,
     /// It is carried out, or nothing was decided.
     Taken,

@@ -9,8 +9,7 @@ use linerate_lock::Mutex;
 
 use super::{Incoming, Sessions};
 use crate::clock::cpu_time;
-use crate::journal::IncomingRecord;
-use crate::session::identity::token_text;
+use crate::journal::{IncomingRecord, token_text};
 
 /// See the module. Clones share everything.
 #[derive(Clone)]

@@ -53,8 +53,8 @@ use linerate_wire::frame::Welcome;
 
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
+use crate::decision::{NotDecided, check_decision, describe_decision};
 use crate::journal::JournalTrouble;
-use crate::recovery::{check_decision, describe_decision};
 use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
@@ -268,8 +268,8 @@ impl Incoming {
     /// second is refused.
     ///
     /// # Errors
-    /// Why it is not decided so, as the end of a sentence about the migration.
-    pub fn resolve(&self, run: bool) -> Result<(), &'static str> {
+    /// Why it is not decided so.
+    pub fn resolve(&self, run: bool) -> Result<(), NotDecided> {
         let mut machine = self.machine();
         check_decision(machine.is_in_doubt(), machine.takes(run))?;
         machine.handle(self.clock.now(), Event::Resolve(run));

@@ -58,10 +58,10 @@ use linerate_net::control::ControlPath;
 use linerate_net::pacer::Pacer;
 
 use crate::clock::Clock;
+use crate::decision::{NotDecided, check_decision, check_resumable};
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
-use crate::recovery::{check_decision, check_resumable};
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -243,8 +243,8 @@ impl Outgoing {
     /// The operator decides a session in doubt.
     ///
     /// # Errors
-    /// Why it is not decided so, as the end of a sentence about the migration.
-    pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
+    /// Why it is not decided so.
+    pub fn resolve(&self, resume_here: bool) -> Result<(), NotDecided> {
         let is_over = self.is_over();
         let mut machine = self.machine();
         // Two operators may decide at once.

@@ -229,7 +229,7 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
     let agent = crate::testing::agent(&dir, &[]);
     let qemu = crate::recovery::tests::ended(&agent, &dir);
     let outgoing = in_doubt(&qemu);
-    let refused = outgoing.resolve(true).unwrap_err();
+    let refused = outgoing.resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
     assert!(outgoing.is_in_doubt());
     // What it did here has made the destination's copy an old one.

@@ -13,20 +13,9 @@ use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
+use crate::decision::describe_decision;
 use crate::faults::chain;
 use crate::journal::{IncomingRecord, Role};
-
-/// Why a held guest is not given up, as the end of a sentence about the migration.
-pub(super) const MAY_BE_ONLY_COPY: &str = "is not given up: the guest is paused here and may have run here, and its source has not confirmed in the last seconds that it still has its copy, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or start the source's agent, wait until it has asked this host, and decide again. If you know that another copy runs, end the QEMU here by its pid (`linerate vm show`)";
-
-/// What follows from a decision of an operator that does not count yet: `true` runs the guest here.
-pub(crate) fn describe_decision(run: bool) -> &'static str {
-    if run {
-        "it was decided that the guest is to run here; that is neither on disk nor done yet, and is tried until it is. If the agent is restarted before, decide again"
-    } else {
-        "it was decided that the guest is given up here; its QEMU has not ended yet, and that is tried until it has. If the agent is restarted before, decide again"
-    }
-}
 
 /// What is unfinished, and what follows.
 pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {

@@ -33,51 +33,18 @@ use linerate_guest::registry::{QEMU_FOLDER, RegistryError};
 use linerate_lock::Mutex;
 
 use crate::clock::Clock;
+use crate::decision::{NotDecided, check_decision, check_resumable};
 use crate::faults::chain;
-use crate::journal::{IncomingRecord, JournalError, Record, Role, process};
+use crate::journal::{IncomingRecord, JournalError, Record, Role, parse_token, process};
 use crate::security::PeerName;
-use crate::session::identity::{Identity, parse_token};
+use crate::session::identity::Identity;
 use crate::session::roll_back_notice;
 
-pub(crate) use destination::describe_decision;
 pub use sessions::Sessions;
 pub(crate) use source::{RAN_HERE, RAN_HERE_WAITS, VOID, WAITS, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
-
-/// Why nothing is decided, as the end of a sentence about the migration.
-const NOT_IN_DOUBT: &str = "is not in doubt";
-/// Why a decision is refused while the opposite one waits, as the end of a sentence about the migration.
-const OTHER_DECISION: &str = "has the opposite decision pending, so this one was refused: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again";
-
-/// Why a guest that waits here cannot be resumed, as the end of a sentence about the migration.
-const QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there";
-
-/// The same of a guest that was to leave.
-const SOURCE_QEMU_HAS_ENDED: &str = "cannot be resumed here: the guest's QEMU on this host has ended. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more";
-
-/// Whether an operator's decision may be given to the state machine of a session: a live one, or one of recovery.
-/// `takes`: no other decision waits there.
-///
-/// # Errors
-/// Why nothing is decided, as the end of a sentence about the migration.
-pub(crate) fn check_decision(is_in_doubt: bool, takes: bool) -> Result<(), &'static str> {
-    match (is_in_doubt, takes) {
-        (false, _) => Err(NOT_IN_DOUBT),
-        (true, false) => Err(OTHER_DECISION),
-        (true, true) => Ok(()),
-    }
-}
-
-/// Whether an operator's decision at a source can be carried out. `is_alive`: the guest's QEMU. `ran_here`: another
-/// program ran the guest here after commit. Then the decision has the destination give its old copy up.
-///
-/// # Errors
-/// Why it is not decided so, as the end of a sentence about the migration.
-pub(crate) fn check_resumable(resume_here: bool, is_alive: bool, ran_here: bool) -> Result<(), &'static str> {
-    if resume_here && !is_alive && !ran_here { Err(SOURCE_QEMU_HAS_ENDED) } else { Ok(()) }
-}
 
 /// What a thread of recovery receives.
 enum Signal {
@@ -394,8 +361,8 @@ impl Unfinished {
     /// The operator decides: `true` runs the guest here.
     ///
     /// # Errors
-    /// Why it is not decided so, as the end of a sentence about the migration.
-    pub fn resolve(&self, resume_here: bool) -> Result<(), &'static str> {
+    /// Why it is not decided so.
+    pub fn resolve(&self, resume_here: bool) -> Result<(), NotDecided> {
         let now = self.clock.now();
         // Before the machine's lock: a summary takes the two in this order.
         let (is_alive, ran_here) = (self.process_is_alive(), self.record.lock().ran_here());
@@ -408,18 +375,16 @@ impl Unfinished {
             Machine::Destination(machine) => {
                 check_decision(machine.is_in_doubt(), machine.takes(resume_here))?;
                 if resume_here && machine.is_held() && machine.is_rolled_back_at_source() {
-                    return Err(
-                        "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`",
-                    );
+                    return Err(NotDecided::RolledBack);
                 }
                 // It never ran, and cannot run any more: its source gets it back.
                 if resume_here && machine.is_waiting() && !is_alive {
                     machine.handle(now, DestinationEvent::ProcessEnded);
                     self.signal(Signal::Wake);
-                    return Err(QEMU_HAS_ENDED);
+                    return Err(NotDecided::QemuEnded);
                 }
                 if !resume_here && machine.is_held() && !machine.may_be_given_up(now) {
-                    return Err(destination::MAY_BE_ONLY_COPY);
+                    return Err(NotDecided::MayBeOnlyCopy);
                 }
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
             }

@@ -20,9 +20,9 @@ use super::{
     set_notice_due,
 };
 use crate::faults::chain;
-use crate::journal::{Journal, Record, Role};
+use crate::journal::{Journal, Record, Role, parse_token};
 use crate::session::contact::{NoAnswer, ask_any, commit_any};
-use crate::session::identity::{Identity, parse_token};
+use crate::session::identity::Identity;
 
 /// A monitor that another client holds is not waited for.
 const CONNECT_WAIT: Duration = Duration::from_secs(1);

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 
 use super::{Unfinished, continue_session, recover};
 use crate::agent::Agent;
+use crate::decision::NotDecided;
 use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
 use crate::security::Security;
@@ -279,7 +280,7 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
     let (_dir, agent, peer, qemu) = ended_at_its_source();
     let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
     recover(&agent.recovery).unwrap();
-    let refused = agent.unfinished()[0].resolve(true).unwrap_err();
+    let refused = agent.unfinished()[0].resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
     assert!(agent.unfinished()[0].is_in_doubt());
     assert_eq!(written(&agent, session).0, SourcePhase::CommitSent);
@@ -461,7 +462,7 @@ fn a_guest_whose_qemu_has_ended_while_it_waited_is_not_let_run_by_an_operator() 
     recover(&agent.recovery).unwrap();
     assert!(agent.unfinished()[0].is_in_doubt());
     ending.end();
-    let refused = agent.unfinished()[0].resolve(true).unwrap_err();
+    let refused = agent.unfinished()[0].resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended"), "{refused}");
     let end = Instant::now() + Duration::from_secs(60);
     while agent.incoming.outcome(session) != Outcome::Aborted {
@@ -483,7 +484,7 @@ fn the_one(agent: &Agent) -> (Arc<Unfinished>, impl Fn(&str)) {
 
 /// An agent that is restarted before finds the guest as it was, and knows of no decision.
 #[test]
-fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_on_disk() {
+fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_carried_out() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let (_hand, qemu) = runs(&dir);
@@ -500,7 +501,7 @@ fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_on_disk() {
     assert_eq!(summary.state, MigrationState::InDoubt, "{summary:?}");
     assert!(summary.note.unwrap().contains("decide again"));
     one.resolve(true).unwrap();
-    assert!(one.resolve(false).unwrap_err().contains("opposite decision"));
+    assert!(one.resolve(false) == Err(NotDecided::OppositeWaits));
     agent.journal.is_full.store(false, Ordering::SeqCst);
     while one.decided(true) == Decided::Waiting {
         wait("it does not count");
@@ -546,7 +547,7 @@ fn a_held_guest_is_given_up_only_while_its_source_reports_a_copy() {
     while !one.is_in_doubt() {
         wait("it is not held");
     }
-    let refused = one.resolve(false).unwrap_err();
+    let refused = one.resolve(false).unwrap_err().to_string();
     assert!(refused.contains("may be the only one") && refused.contains("--resume-here"), "{refused}");
     assert!(one.is_in_doubt(), "{:?}", one.summary());
     one.commit_again(true);

@@ -86,24 +86,10 @@ pub fn random<const N: usize>() -> Result<[u8; N], Fault> {
     Ok(bytes)
 }
 
-/// A token as the journal keeps it: hexadecimal digits.
-pub(crate) fn token_text(token: &Token) -> String {
-    token.0.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A token that the journal kept.
-pub(crate) fn parse_token(text: &str) -> Token {
-    let mut token = Token([0; 32]);
-    for (place, byte) in token.0.iter_mut().enumerate() {
-        let digits = text.get(2 * place..2 * place + 2);
-        *byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0);
-    }
-    token
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::{parse_token, token_text};
 
     #[test]
     fn token_survives_the_journal_and_no_other_is_known() {

@@ -67,7 +67,7 @@ impl Sessions {
         // Held meanwhile: of two that arrive at once, one finds the other.
         let mut live = self.lock();
         if let Err(why) = check_room(live.values().map(|tunnel| &tunnel.opener), &opener) {
-            return refuse(Code::GuestBusy, why);
+            return refuse(Code::GuestBusy, &why.to_string());
         }
         if live.contains_key(&hello.session) {
             return refuse(Code::ProtocolViolation, "this session exists already");
@@ -78,21 +78,30 @@ impl Sessions {
     }
 }
 
+/// Why no further tunnel may be opened.
+#[derive(Debug, thiserror::Error)]
+enum NoRoom {
+    #[error(
+        "this host has reached its limit of tunnels from other hosts; try again when one of them has ended"
+    )]
+    OfAllHosts,
+    #[error(
+        "this host has reached its limit of tunnels from a single host; try again when one of them has ended"
+    )]
+    OfOneHost,
+}
+
 /// Whether one more tunnel may be opened from there. `openers` has that of each tunnel; none of those from here.
 fn check_room<'a>(
     openers: impl Iterator<Item = &'a PeerName> + Clone,
     opener: &PeerName,
-) -> Result<(), &'static str> {
+) -> Result<(), NoRoom> {
     if openers.clone().count() >= TUNNELS_MAX {
-        return Err(
-            "this host has reached its limit of tunnels from other hosts; try again when one of them has ended",
-        );
+        return Err(NoRoom::OfAllHosts);
     }
     let of_host = openers.filter(|one| opener.is_some() && *one == opener).count();
     if of_host >= TUNNELS_OF_ONE_HOST {
-        return Err(
-            "this host has reached its limit of tunnels from a single host; try again when one of them has ended",
-        );
+        return Err(NoRoom::OfOneHost);
     }
     Ok(())
 }

@@ -23,10 +23,8 @@ impl Destination {
         self.committed = true;
         self.state = State::Resuming { retry_at: None };
         if self.rolled_back {
-            self.operator_decision.give_up();
             self.give_back(self.source_rolled_back());
         } else {
-            self.operator_decision.stop_waiting();
             self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
         }
     }
@@ -35,8 +33,9 @@ impl Destination {
         Fault::new(Code::Cancelled, self.state.step(), Side::Source, "the source has rolled back")
     }
 
-    /// It could not be run here, and never will be.
+    /// It could not be run here, and never will be: a decision of the operator to run it is not followed.
     fn give_back(&mut self, fault: Fault) {
+        self.operator_decision.give_up();
         (self.committed, self.returned) = (false, true);
         self.end_guest(DestinationPhase::Returned, fault);
     }
@@ -57,6 +56,7 @@ impl Destination {
     pub(super) fn guest_ended(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
             self.gone = true;
+            self.operator_decision.settle(false);
             self.state = State::Ended;
             self.actions.push_back(Action::End(Some(fault)));
         }
@@ -140,7 +140,6 @@ impl Destination {
         match self.state {
             // It waits for the next try, which would run it although its source does. Or the driver has not begun.
             State::Resuming { retry_at } if retry_at.is_some() || self.actions.iter().any(is_ordered) => {
-                self.operator_decision.give_up();
                 self.give_back(fault);
             }
             _ => {

@@ -111,7 +111,7 @@ pub struct DestinationRecovery {
     may_have_run: bool,
     /// The source has said that it has its guest back.
     rolled_back: bool,
-    /// The operator's decision; it waits while a later agent would not know of it: neither on disk nor carried out.
+    /// The operator's decision. It waits until it is carried out: the guest runs here, or nothing is left of it.
     operator_decision: OperatorDecision,
 }
 
@@ -166,7 +166,7 @@ impl DestinationRecovery {
         self.is_waiting() || self.is_held() || self.operator_decision.waiting().is_some()
     }
 
-    /// The operator's decision that does not count yet: an agent that is restarted now does not know of it.
+    /// The operator's decision that is not carried out yet.
     pub fn waiting_decision(&self) -> Option<bool> {
         self.operator_decision.waiting()
     }
@@ -255,10 +255,8 @@ impl DestinationRecovery {
             (State::Running { .. }, E::RolledBackAtSource) if self.due.is_some() => self.hold(now),
             // The notice came while it was being written: its source runs it.
             (State::Committing, E::Written(true)) if self.rolled_back => self.give_back(now),
-            (State::Committing, E::Written(true)) => {
-                self.operator_decision.stop_waiting();
-                self.enter(now, State::Running { since: now });
-            }
+            // A decision to run it waits on: the hypervisor may refuse, and then the guest may go back.
+            (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
             (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
             (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),
             // Whether it is on disk or not: it must not stay here.

@@ -383,7 +383,7 @@ fn the_only_copy_is_not_given_up_when_the_source_says_that_it_has_finished() {
 
 /// An agent that is restarted before finds the guest loaded, and knows of no decision.
 #[test]
-fn an_operators_decision_counts_when_it_is_on_disk_or_done() {
+fn an_operators_decision_counts_when_it_is_carried_out() {
     let held = || {
         let mut driver = Driver::at(Loaded);
         driver.handle(Event::PathLost(PATH));
@@ -400,6 +400,10 @@ fn an_operators_decision_counts_when_it_is_on_disk_or_done() {
         assert!(commits(&driver.handle(Event::Tick)));
     }
     driver.handle(Event::Journaled(DestinationPhase::Committed));
+    driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
+    assert_eq!(driver.machine.decided_for(true), Decided::Waiting, "the guest may still go back");
+    assert!(driver.machine.is_in_doubt() && !driver.machine.takes(false));
+    driver.handle(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO });
     assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::Taken, false));
     for done in [Event::Journaled(DestinationPhase::Aborted), Event::Discarded] {
         let mut driver = held();
@@ -482,6 +486,26 @@ fn a_guest_that_an_operator_lets_run_in_vain_returns_to_its_source() {
     driver.handle(Event::CommitAgain { copy: true });
     let actions = driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
+    driver.handle(Event::Journaled(DestinationPhase::Returned));
+    driver.handle(Event::Discarded);
+    assert_eq!(driver.machine.decided_for(true), Decided::GivenUp);
+}
+
+/// The decision is on disk, and nothing shows that the guest runs.
+#[test]
+fn an_operators_decision_does_not_count_for_a_guest_that_ends_or_is_left_to_recovery() {
+    let ends = [
+        (Event::GuestEnded(fault(Code::GuestGone)), Decided::GivenUp),
+        (Event::MayHaveRun(fault(Code::HypervisorFailed)), Decided::Waiting),
+    ];
+    for (end, decided) in ends {
+        let mut driver = Driver::at(Loaded);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(true));
+        driver.handle(Event::Journaled(DestinationPhase::Committed));
+        driver.handle(end);
+        assert_eq!(driver.machine.decided_for(true), decided);
+    }
 }
 
 #[test]

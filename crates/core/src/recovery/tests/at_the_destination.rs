@@ -271,7 +271,7 @@ fn an_operator_reads_that_a_guest_that_was_to_run_here_has_ended() {
 }
 
 #[test]
-fn a_decision_counts_when_it_is_on_disk_or_done() {
+fn a_decision_counts_when_it_is_carried_out() {
     let mut driver = waiting();
     assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
     for _ in 0..100 {
@@ -281,6 +281,13 @@ fn a_decision_counts_when_it_is_on_disk_or_done() {
         driver.again(Do::Write(To::Committed));
     }
     assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
+    for _ in 0..100 {
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting, "the guest may still go back");
+        assert!(driver.recovery.is_in_doubt() && !driver.recovery.takes(false));
+        assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), None);
+        driver.again(Do::Run);
+    }
+    driver.handle(Did::Ran(RunResult::Runs));
     assert_eq!((driver.recovery.decided_for(true), driver.recovery.is_in_doubt()), (Decided::Taken, false));
     // One that may have run is as it was until it runs.
     let mut driver = held();
@@ -322,6 +329,18 @@ fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
     assert!(driver.recovery.is_held() && driver.recovery.takes(false));
     driver.handle(Did::CommitAgain { copy: true });
     driver.handle(Did::Resolve(false));
+    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+}
+
+#[test]
+fn an_operator_reads_that_a_guest_that_was_to_run_here_is_returned() {
+    let mut driver = waiting();
+    driver.handle(Did::Resolve(true));
+    assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
+    driver.handle(Did::CommitAgain { copy: true });
+    driver.now = driver.now + RUN_FOR;
+    driver.handle(Did::CommitAgain { copy: true });
+    assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
     assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
 }
 

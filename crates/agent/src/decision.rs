@@ -1,0 +1,59 @@
+//! Whether an operator's decision over a session in doubt is taken, and what is said while it is not carried out. A
+//! live session and recovery ask the same.
+
+/// Why nothing is decided. Each text is the end of a sentence about the migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotDecided {
+    /// Its state machine does not wait for an operator.
+    #[error("is not in doubt")]
+    NotInDoubt,
+    /// Another operator has decided, and that is not carried out yet.
+    #[error(
+        "has the opposite decision pending, so this one was refused: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again"
+    )]
+    OppositeWaits,
+    /// At a source: it cannot be resumed here.
+    #[error(
+        "cannot be resumed here: the guest's QEMU on this host has ended. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more"
+    )]
+    QemuEndedAtSource,
+    /// At a destination that the guest waits at: it cannot be run here.
+    #[error(
+        "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there"
+    )]
+    QemuEnded,
+    /// At a destination that holds the guest: the source lets its own copy run.
+    #[error(
+        "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`"
+    )]
+    RolledBack,
+    /// At a destination that holds the guest: no source has reported a copy lately.
+    #[error(
+        "is not given up: the guest is paused here and may have run here, and its source has not confirmed in the last seconds that it still has its copy, so this copy may be the only one. It stays paused. Let it run (`linerate resolve ID --resume-here`); it can be stopped then. Or start the source's agent, wait until it has asked this host, and decide again. If you know that another copy runs, end the QEMU here by its pid (`linerate vm show`)"
+    )]
+    MayBeOnlyCopy,
+}
+
+/// Whether a decision may be given to the state machine of a session. `takes`: no other decision waits there.
+pub(crate) fn check_decision(is_in_doubt: bool, takes: bool) -> Result<(), NotDecided> {
+    match (is_in_doubt, takes) {
+        (false, _) => Err(NotDecided::NotInDoubt),
+        (true, false) => Err(NotDecided::OppositeWaits),
+        (true, true) => Ok(()),
+    }
+}
+
+/// Whether a decision at a source can be carried out. `is_alive`: the guest's QEMU. `ran_here`: another program ran the
+/// guest here after commit. Then the decision has the destination give its old copy up.
+pub(crate) fn check_resumable(resume_here: bool, is_alive: bool, ran_here: bool) -> Result<(), NotDecided> {
+    if resume_here && !is_alive && !ran_here { Err(NotDecided::QemuEndedAtSource) } else { Ok(()) }
+}
+
+/// What follows at a destination from a decision that is not carried out yet: `true` runs the guest here.
+pub(crate) fn describe_decision(run: bool) -> &'static str {
+    if run {
+        "it was decided that the guest is to run here; QEMU has not confirmed that it does. That is tried until it does, or until the source has the guest back. If the agent is restarted before, decide again if the guest is in doubt then"
+    } else {
+        "it was decided that the guest is given up here; its QEMU has not ended yet, and that is tried until it has. If the agent is restarted before, decide again"
+    }
+}
