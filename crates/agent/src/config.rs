@@ -141,6 +141,13 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
+    /// Memory for what other hosts send of arriving guests before it can be used, MiB: device state above all. A session
+    /// that needs more ends, and its guest runs on at the source. One guest needs 528 at most. Default 1024.
+    #[serde(default = "default_held_state_mib")]
+    pub held_state_mib: u64,
+    /// Most of `held_state_mib` for the guests of one host, MiB. Default 640.
+    #[serde(default = "default_held_state_of_host_mib")]
+    pub held_state_of_host_mib: u64,
     /// The etcd cluster that this host shares with others: hosts know each other, drains find destinations by
     /// themselves. None by default: each host has a store of its own.
     #[serde(default)]
@@ -228,6 +235,14 @@ fn default_file_roots() -> Vec<PathBuf> {
 
 fn default_reserve_mib() -> u64 {
     512
+}
+
+fn default_held_state_mib() -> u64 {
+    1024
+}
+
+fn default_held_state_of_host_mib() -> u64 {
+    640
 }
 
 fn default_rdma_connect_s() -> u64 {
@@ -449,6 +464,15 @@ impl Config {
         if !(1..=1024).contains(&self.tunnel_window_mib) || !(1..=16_384).contains(&self.tunnel_streams_max) {
             return Some("tunnel_window_mib must be 1 to 1024 and tunnel_streams_max 1 to 16384".into());
         }
+        let held = 64..=1 << 20;
+        if !held.contains(&self.held_state_of_host_mib) || !held.contains(&self.held_state_mib) {
+            return Some("held_state_mib and held_state_of_host_mib must be 64 to 1048576".into());
+        }
+        if self.held_state_of_host_mib > self.held_state_mib {
+            return Some(
+                "held_state_of_host_mib must be at most held_state_mib, which it is a part of".into(),
+            );
+        }
         None
     }
 
@@ -636,6 +660,16 @@ mod tests {
         for wrong in ["1", "11"] {
             let error = read(&format!("rdma_connect_s = {wrong}")).unwrap_err().to_string();
             assert!(error.contains("must be 2 to 10"), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_for_what_hosts_send_is_bounded_and_one_host_has_a_part_of_it() {
+        let config = read("held_state_mib = 256\nheld_state_of_host_mib = 64").unwrap();
+        assert_eq!((config.held_state_mib, config.held_state_of_host_mib), (256, 64));
+        for wrong in ["held_state_mib = 639", "held_state_of_host_mib = 63", "held_state_mib = 1048577"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("held_state_of_host_mib must be"), "{wrong}: {error}");
         }
     }
 

@@ -301,6 +301,11 @@ impl Control {
         self.unacknowledged.len()
     }
 
+    /// Memory of the messages that came ahead of their turn.
+    pub fn early_bytes(&self) -> usize {
+        self.early_bytes
+    }
+
     /// Highest number received without a gap.
     pub fn received_through(&self) -> u64 {
         self.received_through

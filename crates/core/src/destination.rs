@@ -37,6 +37,7 @@
 //! Writes are applied from `Admitted` to `Sealing` (rule 5), while the incoming QEMU still starts. What it touched
 //! meanwhile is reported to the source, which copies it again. In mode Streams no write is applied to RAM at all.
 
+mod device_state;
 mod ending;
 mod names;
 mod take_over;
@@ -47,6 +48,8 @@ pub use take_over::{AfterTry, TakeOver, Try};
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use self::device_state::DeviceState;
+pub use self::device_state::piece_weight;
 use crate::control::{Control, Outgoing};
 use crate::journal::{Decided, DestinationPhase};
 use crate::operator_decision::OperatorDecision;
@@ -311,15 +314,8 @@ pub struct Destination {
     state_loaded: bool,
     /// How the guest moves; `None` before a mode that this agent knows was offered.
     mode: Option<ModeTag>,
-    /// Device state that came before RAM was sealed.
-    held_device_state: Vec<Vec<u8>>,
-    device_state_bytes: u64,
-    /// All device state has come.
-    device_state_complete: bool,
+    device_state: DeviceState,
 }
-
-/// Most bytes of device state. A machine with a large display adapter has some tens of MiB.
-const DEVICE_STATE_BYTES_MAX: u64 = 512 << 20;
 
 impl Destination {
     /// A destination that waits for an offer.
@@ -342,9 +338,7 @@ impl Destination {
             disks_checked: false,
             state_loaded: false,
             mode: None,
-            held_device_state: Vec::new(),
-            device_state_bytes: 0,
-            device_state_complete: false,
+            device_state: DeviceState::default(),
         }
     }
 
@@ -382,6 +376,9 @@ impl Destination {
     /// The next thing to do.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         if let Some(action) = self.actions.pop_front() {
+            if let Action::LoadDeviceState(bytes) = &action {
+                self.device_state.taken(bytes);
+            }
             return Some(action);
         }
         self.control.poll_outgoing(now).map(|(path, outgoing)| Action::Transmit(path, outgoing))
@@ -513,15 +510,12 @@ impl Destination {
             (State::Receiving | State::Sealing { .. } | State::Loading, Message::DeviceState { bytes })
                 if self.takes_device_state() =>
             {
-                self.device_state(now, bytes)
+                self.receive_device_state(now, bytes)
             }
             (
                 State::Receiving | State::Sealing { .. } | State::Loading,
                 Message::DeviceStateEnd { total },
-            ) if self.device_state_bytes == total && self.takes_device_state() => {
-                self.device_state_complete = true;
-                self.finish_device_state();
-            }
+            ) if self.has_all_device_state(total) => self.end_device_state(),
             (State::Receiving | State::Streaming, Message::Stopped { was_running, disks })
                 if self.was_running.is_none() && self.commits() =>
             {
@@ -567,33 +561,6 @@ impl Destination {
 
     fn commits(&self) -> bool {
         self.mode.is_some_and(ModeTag::commits)
-    }
-
-    fn takes_device_state(&self) -> bool {
-        self.commits() && !self.device_state_complete
-    }
-
-    /// Rule 5: what comes before RAM is sealed (QEMU's set-up and ROMs) is held until it is.
-    fn device_state(&mut self, now: Time, bytes: Vec<u8>) {
-        if bytes.is_empty() {
-            // Any number of them would be held.
-            return;
-        }
-        self.device_state_bytes += bytes.len() as u64;
-        if self.device_state_bytes > DEVICE_STATE_BYTES_MAX {
-            let detail = format!("more than {} MiB of device state", DEVICE_STATE_BYTES_MAX >> 20);
-            self.fail(now, self.fault(Code::ProtocolViolation, &detail));
-        } else if self.state == State::Loading {
-            self.actions.push_back(Action::LoadDeviceState(bytes));
-        } else {
-            self.held_device_state.push(bytes);
-        }
-    }
-
-    fn finish_device_state(&mut self) {
-        if self.device_state_complete && self.state == State::Loading {
-            self.actions.push_back(Action::FinishDeviceState);
-        }
     }
 
     /// The source waits for Loaded; it must be on disk first, for from then on the source may commit.
@@ -654,14 +621,12 @@ impl Destination {
                 if *digest == ours {
                     self.state = State::Loading;
                     self.control.send(now, Message::RamSealed);
-                    let held = std::mem::take(&mut self.held_device_state);
-                    self.actions.extend(held.into_iter().map(Action::LoadDeviceState));
-                    self.finish_device_state();
+                    self.load_held_device_state();
                 } else {
                     self.fail(now, self.fault(Code::VerifyMismatch, "the digests of guest RAM differ"));
                 }
             }
-            (State::Loading, Event::DeviceStateLoaded) if self.device_state_complete => {
+            (State::Loading, Event::DeviceStateLoaded) if self.device_state.is_complete() => {
                 self.state_loaded = true;
                 self.note_when_loaded();
             }

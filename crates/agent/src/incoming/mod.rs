@@ -8,6 +8,7 @@
 //! | `session_loop` | the loop that gives events to the core and executes its actions |
 //! | `worker` | the one thread that deals with the incoming QEMU: it gives tasks to the driver |
 //! | `driver` | what each mode does with the incoming QEMU; `context`: what every driver needs |
+//! | `budget` | memory that all sources together may occupy here |
 //! | `admit` | admission: memory, names, QEMU, disks, networks |
 //! | `granted` | what the guest may open because of the host that it comes from |
 //! | `domain` | finds the QEMU that libvirt has started |
@@ -15,6 +16,7 @@
 //! | `channels` | channels of the source |
 
 mod admit;
+mod budget;
 mod channels;
 mod context;
 pub(crate) mod domain;

@@ -10,6 +10,7 @@ use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
 use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
 
+use super::budget::Share;
 use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
 use crate::audit;
@@ -25,6 +26,8 @@ pub(super) struct SessionLoop {
     sessions: Arc<Sessions>,
     pub shared: Arc<Incoming>,
     pub worker: Worker,
+    /// Memory that the source's bytes take in the core.
+    pub held: Share,
     paths: Paths,
     over: bool,
 }
@@ -32,7 +35,8 @@ pub(super) struct SessionLoop {
 impl SessionLoop {
     pub fn new(sessions: Arc<Sessions>, shared: Arc<Incoming>) -> io::Result<SessionLoop> {
         let worker = Worker::start(sessions.clone(), shared.clone())?;
-        Ok(SessionLoop { sessions, shared, worker, paths: Paths::default(), over: false })
+        let held = Share::new(sessions.budget.clone(), &shared.opener, shared.peer);
+        Ok(SessionLoop { sessions, shared, worker, held, paths: Paths::default(), over: false })
     }
 
     /// Runs until the core ends the session.
@@ -100,9 +104,16 @@ impl SessionLoop {
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         let now = self.shared.clock.now();
-        self.shared.machine().handle(now, event);
+        let mut machine = self.shared.machine();
+        machine.handle(now, event);
+        let Err(over) = self.held.set(machine.held_bytes()) else { return };
+        // A guest that is complete stays: its source may have committed. Each session's own limit holds.
+        if !machine.is_complete() {
+            let over = fault(Code::MemoryShort, machine.step(), Side::Destination, &over);
+            machine.handle(now, Event::Failed(over));
+        }
     }
 
     fn act(&mut self, inbox: &Receiver<Input>) {

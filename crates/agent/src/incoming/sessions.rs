@@ -15,6 +15,7 @@ use linerate_lock::Mutex;
 use linerate_wire::frame::{Hello, Role};
 
 use super::Incoming;
+use super::budget::Budget;
 use crate::audit::Audit;
 use crate::bench;
 use crate::config::Config;
@@ -49,6 +50,7 @@ pub struct Sessions {
     pub(super) audit: Arc<Audit>,
     /// Names of guests that something is just about to take.
     pub(super) names: NameClaims,
+    pub(super) budget: Arc<Budget>,
     live: Mutex<BTreeMap<SessionId, Arc<Incoming>>>,
     past: Mutex<Vec<MigrationSummary>>,
 }
@@ -82,6 +84,7 @@ impl Sessions {
             names,
         } = needs;
         let (image_claims, live, past) = (Claims::default(), Mutex::default(), Mutex::default());
+        let budget = Arc::new(Budget::of(&config));
         Sessions {
             config,
             journal,
@@ -94,6 +97,7 @@ impl Sessions {
             security,
             audit,
             names,
+            budget,
             live,
             past,
         }

@@ -1,6 +1,6 @@
 //! The ten steps of a migration as the destination takes them. `outgoing/steps.rs` has the table of both sides.
 
-use linerate_core::destination::Action;
+use linerate_core::destination::{Action, piece_weight};
 
 use super::channels;
 use super::session_loop::SessionLoop;
@@ -25,7 +25,11 @@ impl SessionLoop {
             // 8 blackout
             Action::Seal { digest } => self.worker.submit("seal", move |guest| guest.seal(digest)),
             Action::LoadDeviceState(bytes) => {
-                self.worker.submit("load device state", move |guest| guest.load_device_state(&bytes));
+                let held = self.held.split(piece_weight(&bytes));
+                self.worker.submit("load device state", move |guest| {
+                    let _held_until_it_is_loaded = held;
+                    guest.load_device_state(&bytes)
+                });
             }
             Action::FinishDeviceState => {
                 self.worker.submit("finish device state", |guest| guest.finish_device_state());

@@ -109,6 +109,7 @@ impl Destination {
 
     fn end_guest(&mut self, phase: DestinationPhase, fault: Fault) {
         self.actions.clear();
+        self.device_state.forget();
         self.actions.push_back(Action::Journal(phase));
         self.actions.push_back(Action::Discard);
         self.state = State::Discarding { fault };

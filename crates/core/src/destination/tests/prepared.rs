@@ -115,6 +115,31 @@ fn nothing_more_of_the_device_state_is_taken_after_its_end() {
 }
 
 #[test]
+fn bytes_of_the_source_count_as_held_until_the_driver_takes_them_or_the_guest_is_given_up() {
+    let piece = || Message::DeviceState { bytes: vec![7; 1000] };
+    for gives_up in [false, true] {
+        let mut driver = Driver::at(Receiving);
+        assert_eq!(driver.machine.held_bytes(), 0);
+        driver.receive(piece());
+        driver.receive(piece());
+        assert_eq!(driver.machine.held_bytes(), 2 * piece_weight(&[7; 1000]));
+        assert!(piece_weight(&[7]) > 64, "a piece of one byte takes more than its byte");
+        if gives_up {
+            driver.handle(Event::Cancel);
+        } else {
+            driver.receive(Message::RamComplete { digest: None });
+            driver.machine.handle(driver.now, Event::Sealed(None));
+            assert_eq!(driver.machine.held_bytes(), 2 * piece_weight(&[7; 1000]), "no action was taken");
+            driver.actions();
+        }
+        assert_eq!(driver.machine.held_bytes(), 0, "gives up: {gives_up}");
+        let (sequence, message) = (driver.sequence + 2, Message::Aborted);
+        driver.handle(Event::Received { path: PATH, sequence, message });
+        assert!(driver.machine.held_bytes() > 0, "it came ahead of its turn");
+    }
+}
+
+#[test]
 fn device_state_shorter_than_announced_is_refused() {
     let mut driver = Driver::at(Loading);
     driver.receive(Message::DeviceState { bytes: vec![1] });
