@@ -27,6 +27,7 @@ const FOLDERS: [(&str, &str); 9] = [
 
 /// Where hypervisors of any user make sockets.
 const SOCKETS: &str = "sockets";
+/// Where the hypervisor's user alone makes sockets.
 const MONITORS: &str = "domains";
 
 /// Where domains that direct mode can move have their second monitors.
@@ -244,15 +245,26 @@ fn domain(guest: &GuestSpec, memory_backing: &str, monitor: &str) -> Result<Stri
     ))
 }
 
+/// User id of the hypervisor: the machine's own, or that of the line which is added to the users' file.
+fn hypervisor_user() -> Result<u32, LabError> {
+    let path = Path::new("/etc/passwd");
+    let users = std::fs::read_to_string(path).map_err(io_error("read", path))?;
+    let own = users.lines().find(|line| line.starts_with("libvirt-qemu:"));
+    Ok(own.and_then(|line| line.split(':').nth(2)?.parse().ok()).unwrap_or(64055))
+}
+
 fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
     let index = host.index();
     let make = |path: &Path| std::fs::create_dir_all(path).map_err(io_error("create", path));
     FOLDERS.iter().try_for_each(|(here, _)| make(&folder.join(here)))?;
     make(&folder.join("drivers"))?;
-    for open in [SOCKETS, MONITORS] {
-        let path = folder.join(open);
-        std::fs::set_permissions(&path, Permissions::from_mode(0o1733)).map_err(io_error("open", &path))?;
+    for (name, mode) in [(SOCKETS, 0o1733), (MONITORS, 0o700)] {
+        let path = folder.join(name);
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(io_error("open", &path))?;
     }
+    let monitors = folder.join(MONITORS);
+    std::os::unix::fs::chown(&monitors, Some(hypervisor_user()?), None)
+        .map_err(io_error("give away", &monitors))?;
     let boot = folder.join("images").join(BOOT);
     make(&boot)?;
     for program in [GuestProgram::Linux, GuestProgram::Bare, GuestProgram::UserMode] {

@@ -122,8 +122,9 @@ pub struct Config {
     /// all sockets in a folder. Default none: any program that can reach `listen` could open what is named here.
     #[serde(default)]
     pub tunnel_targets: Vec<TunnelAddress>,
-    /// Folder in which libvirt's domains have a QMP socket for the agent, `NAME.sock`; made at start. Tunnels must not
-    /// lead there: a program that reaches such a socket owns its guest. Default `/run/linerate-domains`.
+    /// Folder in which libvirt's domains have a QMP socket for the agent, `NAME.sock`; made at start. It belongs to the
+    /// user that libvirt's QEMUs run as, and no other user may write it. Tunnels must not lead there: a program that
+    /// reaches such a socket owns its guest. Default `/run/linerate-domains`.
     #[serde(default = "default_domain_sockets")]
     pub domain_sockets: PathBuf,
     /// Streams of one tunnel at a time, here and there. Default 64.

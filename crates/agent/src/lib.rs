@@ -84,6 +84,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use linerate_api::{AuditAction, TunnelAddress};
 use linerate_guest::access::Access;
+use linerate_guest::domain_folder::DomainFolder;
+use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::OnRefusal;
 use tracing_subscriber::Layer as _;
@@ -100,6 +102,9 @@ use crate::security::Security;
 
 /// Default path of the configuration.
 pub const DEFAULT_CONFIG: &str = "/etc/linerate/agent.toml";
+
+/// Users that libvirt's packages of Debian and Fedora run QEMU as.
+const LIBVIRT_QEMU_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 
 /// Runs the agent until SIGTERM or SIGINT. Guests and their QEMU continue to run. With `check` the configuration is
 /// read, with the files that it names, and nothing else is done.
@@ -245,17 +250,28 @@ fn make_socket_folders(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Where domains have a QMP socket for us: hypervisors of any user may make theirs, and none can see or replace those
-/// of others. A host without it does without direct mode for domains.
+/// Where domains have a QMP socket for us. It is made for the user that libvirt's QEMUs run as, so that no other user can
+/// take a domain's name. A host without a safe one does without direct mode for domains.
 fn make_domain_folder(config: &Config) {
     let folder = &config.domain_sockets;
-    if folder.exists() {
-        return;
-    }
-    if let Err(error) =
-        make_folder(folder, |made| std::fs::set_permissions(made, Permissions::from_mode(0o1733)))
+    if folder.symlink_metadata().is_err()
+        && let Err(error) = make_folder(folder, for_domains)
     {
         tracing::warn!(%error, folder = %folder.display(), "libvirt's domains cannot have their QMP sockets there");
+        return;
+    }
+    if let Err(error) = DomainFolder::open(folder) {
+        tracing::warn!(error = faults::chain(&error), "no domain of libvirt moves in direct mode");
+    }
+}
+
+/// Gives a new folder to the user that libvirt's QEMUs run as; it stays root's where there is none.
+fn for_domains(made: &Path) -> std::io::Result<()> {
+    std::fs::set_permissions(made, Permissions::from_mode(0o700))?;
+    let user = LIBVIRT_QEMU_USERS.iter().find_map(|name| QemuUser::find(name).ok().flatten());
+    match user.filter(|_| rustix::process::geteuid().is_root()) {
+        Some(user) => std::os::unix::fs::chown(made, Some(user.uid), Some(user.gid)),
+        None => Ok(()),
     }
 }
 
@@ -393,6 +409,20 @@ mod tests {
             String::from_utf8_lossy(&ended.stderr).contains("on purpose"),
             "the cause is reported: {ended:?}"
         );
+    }
+
+    #[test]
+    fn folder_of_domains_sockets_is_made_so_that_no_other_user_makes_names_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("domains");
+        let config: Config = toml::from_str(&format!("domain_sockets = {folder:?}\n")).unwrap();
+        make_domain_folder(&config);
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o7777, 0o700);
+        DomainFolder::open(&folder).unwrap();
+        // What the operator made stays as it is.
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o1733)).unwrap();
+        make_domain_folder(&config);
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o7777, 0o1733);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! what they are and how far libvirt's migration is. Nothing is set there but one capability, and nothing is ever
 //! ended.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,14 @@ use serde_json::json;
 
 use crate::description::{DescriptionError, check_name};
 use crate::discover::{self, DiscoverError};
+use crate::domain_folder::{DomainFolder, DomainFolderError};
 use crate::migrate::MigrateError;
 
 use crate::process::{self, GuestError};
 use crate::qmp::{Qmp, QmpError};
 use crate::registry::{GuestRecord, Origin, RegistryError};
 use crate::run_state::RunState;
+use crate::socket_file::SocketFile;
 
 /// QEMU leaves RAM in shared files out of its stream. libvirt does not know it, and never puts it back.
 const IGNORE_SHARED: &str = "x-ignore-shared";
@@ -35,6 +38,18 @@ pub enum DomainError {
     NoSocket {
         /// Where it was looked for.
         path: PathBuf,
+    },
+    /// Another process than a domain's QEMU could answer there.
+    #[error(transparent)]
+    Folder(#[from] DomainFolderError),
+    #[error(
+        "the socket {path} belongs to user {owner}, who may have taken the name of a domain: its folder must belong to the \
+         user that libvirt's QEMUs run as. Remove the socket, or chown the folder, and start the domain again"
+    )]
+    Foreign {
+        path: PathBuf,
+        /// User id of the file's owner.
+        owner: u32,
     },
     #[error("the QEMU behind {path} does not answer")]
     Silent {
@@ -58,12 +73,23 @@ pub enum PutBackError {
     Refused(#[source] MigrateError),
 }
 
-/// Connects to a domain's second monitor, `FOLDER/NAME.sock`. The record is of no registry.
+/// Connects to a domain's second monitor, `FOLDER/NAME.sock`. The record is of no registry. Whoever serves the socket is
+/// root, this process's user or the folder's owner: [`SocketFile`] lets nobody serve it but its own owner and these.
 pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), DomainError> {
     check_name(name)?;
     let path = folder.join(format!("{name}.sock"));
+    let folder = match DomainFolder::open(folder) {
+        Err(DomainFolderError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(DomainError::NoSocket { path });
+        }
+        opened => opened?,
+    };
     if !path.exists() {
         return Err(DomainError::NoSocket { path });
+    }
+    let owner = SocketFile::open(&path).ok().map(|file| file.owner);
+    if let Some(owner) = owner.filter(|owner| !folder.trusts(*owner)) {
+        return Err(DomainError::Foreign { path, owner });
     }
     let found = discover::by_socket(&path, deadline);
     let found = found.map_err(|source| DomainError::Silent { path: path.clone(), source })?;
@@ -105,6 +131,10 @@ pub fn put_back(record: &GuestRecord, deadline: Instant) -> Result<(), PutBackEr
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -119,6 +149,28 @@ mod tests {
         assert!(matches!(open(dir.path(), "../web", soon), Err(DomainError::Name(_))));
         std::fs::write(dir.path().join("web.sock"), "").unwrap();
         assert!(matches!(open(dir.path(), "web", soon), Err(DomainError::Silent { .. })));
+    }
+
+    #[test]
+    fn name_that_another_user_has_taken_is_refused_before_anything_is_sent() {
+        const ANOTHER: u32 = 12345;
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, path) = (dir.path().join("domains"), dir.path().join("domains/web.sock"));
+        std::fs::create_dir(&folder).unwrap();
+        let squatter = UnixListener::bind(&path).unwrap();
+        squatter.set_nonblocking(true).unwrap();
+        chown(&path, Some(ANOTHER), None).unwrap();
+        let soon = || Instant::now() + Duration::from_millis(100);
+        let refused = open(&folder, "web", soon()).unwrap_err();
+        assert!(matches!(refused, DomainError::Foreign { owner: ANOTHER, .. }), "{refused}");
+        assert_eq!(squatter.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it was connected to");
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o1733)).unwrap();
+        assert!(matches!(open(&folder, "web", soon()), Err(DomainError::Folder(_))));
+        // The folder is that user's: its QEMUs are meant. This one says nothing.
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+        chown(&folder, Some(ANOTHER), None).unwrap();
+        assert!(matches!(open(&folder, "web", soon()), Err(DomainError::Silent { .. })));
+        squatter.accept().expect("it is connected to");
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub mod bytes;
 pub mod description;
 pub mod discover;
 pub mod domain;
+pub mod domain_folder;
 pub mod drives;
 pub mod graph;
 pub mod host;

@@ -31,7 +31,9 @@ pub(super) fn find(
     deadline: Instant,
 ) -> Result<Found, Fault> {
     let (record, mut qmp) = domain::open(sockets, &offered.name, deadline).map_err(|error| match &error {
-        DomainError::NoSocket { .. } => failed(Code::ResourceMissing, &error),
+        DomainError::NoSocket { .. } | DomainError::Folder(_) | DomainError::Foreign { .. } => {
+            failed(Code::ResourceMissing, &error)
+        }
         _ => failed(Code::HypervisorFailed, &error),
     })?;
     let pid = record.process.pid;

@@ -18,7 +18,10 @@ pub(super) fn open(sessions: &Sessions, name: &str, deadline: Instant) -> Result
     domain::open(&sessions.config.domain_sockets, name, deadline).map_err(|error| {
         let code = match &error {
             DomainError::Silent { .. } | DomainError::Process(_) => Code::HypervisorFailed,
-            DomainError::Name(_) | DomainError::NoSocket { .. } => Code::NotMigratable,
+            DomainError::Name(_)
+            | DomainError::NoSocket { .. }
+            | DomainError::Folder(_)
+            | DomainError::Foreign { .. } => Code::NotMigratable,
         };
         fault(code, Step::Resolve, Side::Source, &error)
     })
