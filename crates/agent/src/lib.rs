@@ -250,8 +250,8 @@ fn make_socket_folders(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Where domains have a QMP socket for us. It is made for the user that libvirt's QEMUs run as, so that no other user can
-/// take a domain's name. A host without a safe one does without direct mode for domains.
+/// Where domains have a QMP socket for us. It is made for the user that libvirt's QEMUs run as, so that no other user
+/// can take a domain's name. A host without a safe one does without direct mode for domains.
 fn make_domain_folder(config: &Config) {
     let folder = &config.domain_sockets;
     if folder.symlink_metadata().is_err()

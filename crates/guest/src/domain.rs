@@ -73,8 +73,8 @@ pub enum PutBackError {
     Refused(#[source] MigrateError),
 }
 
-/// Connects to a domain's second monitor, `FOLDER/NAME.sock`. The record is of no registry. Whoever serves the socket is
-/// root, this process's user or the folder's owner: [`SocketFile`] lets nobody serve it but its own owner and these.
+/// Connects to a domain's second monitor, `FOLDER/NAME.sock`. The record is of no registry. The process that listens
+/// there is of root, this process's user or the folder's owner.
 pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord, Qmp), DomainError> {
     check_name(name)?;
     let path = folder.join(format!("{name}.sock"));
@@ -87,6 +87,7 @@ pub fn open(folder: &Path, name: &str, deadline: Instant) -> Result<(GuestRecord
     if !path.exists() {
         return Err(DomainError::NoSocket { path });
     }
+    // To connect checks that the listening process is of the file's owner, root or this process's user.
     let owner = SocketFile::open(&path).ok().map(|file| file.owner);
     if let Some(owner) = owner.filter(|owner| !folder.trusts(*owner)) {
         return Err(DomainError::Foreign { path, owner });

@@ -1,6 +1,6 @@
-//! The folder in which QEMUs of libvirt's domains have a QMP socket for the agent. Whoever listens there under a domain's
-//! name is taken for its QEMU, and gets the guest's RAM. So nobody but the folder's owner and root may make names in it,
-//! and its owner says whose QEMUs are meant.
+//! The folder in which QEMUs of libvirt's domains have a QMP socket for the agent. Whoever listens there under a
+//! domain's name is taken for its QEMU, and gets the guest's RAM. So nobody but the folder's owner and root may make
+//! names in it, and its owner says whose QEMUs are meant.
 
 use std::io;
 use std::path::{Path, PathBuf};

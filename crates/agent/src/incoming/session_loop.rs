@@ -21,6 +21,10 @@ use crate::session::paths::Paths;
 /// Where only events lead on; any length would do.
 const LONG: Duration = Duration::from_secs(3600);
 
+/// Inputs that are taken before the actions that follow from them are executed. A source that never pauses would have
+/// any number of actions wait.
+const INPUTS_MAX: usize = 256;
+
 /// Everything that the loop has of its own.
 pub(super) struct SessionLoop {
     sessions: Arc<Sessions>,
@@ -48,9 +52,7 @@ impl SessionLoop {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
             }
-            while let Ok(input) = inbox.try_recv() {
-                self.take(input);
-            }
+            self.take_waiting(inbox);
             self.act(inbox);
         }
         if let Some(stream_transport) = self.shared.stream_transport() {
@@ -60,6 +62,12 @@ impl SessionLoop {
         self.paths.clear();
         self.worker.finish();
         self.sessions.forget(self.shared.session);
+    }
+
+    fn take_waiting(&mut self, inbox: &Receiver<Input>) {
+        for input in inbox.try_iter().take(INPUTS_MAX) {
+            self.take(input);
+        }
     }
 
     fn take(&mut self, input: Input) {

@@ -110,3 +110,20 @@ fn first_record_names_the_mode_that_was_offered() {
     assert_eq!((record.guest.as_str(), record.mode()), ("g", Some(ModeTag::Handover)));
     session_loop.worker.finish();
 }
+
+#[test]
+fn source_that_never_pauses_does_not_keep_actions_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let peer = ([127, 0, 0, 1], 1).into();
+    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
+    let (inputs, inbox) = channel();
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs.clone(), Door::closed()));
+    let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), incoming).unwrap();
+    for _ in 0..=INPUTS_MAX {
+        inputs.send(Input::Event(Event::Tick)).unwrap();
+    }
+    session_loop.take_waiting(&inbox);
+    assert!(inbox.try_recv().is_ok(), "actions wait until nothing more comes");
+    assert!(inbox.try_recv().is_err());
+    session_loop.worker.finish();
+}
