@@ -142,8 +142,8 @@ pub struct Config {
     /// Memory that incoming guests must leave free, MiB. Default 512.
     #[serde(default = "default_reserve_mib")]
     pub memory_reserve_mib: u64,
-    /// Memory for what other hosts send of arriving guests before it can be used, MiB: device state above all. A session
-    /// that needs more ends, and its guest runs on at the source. One guest needs 528 at most. Default 1024.
+    /// Memory for what other hosts send of arriving guests before it can be used, MiB: device state above all. A
+    /// session that needs more ends, and its guest runs on at the source. One guest needs 528 at most. Default 1024.
     #[serde(default = "default_held_state_mib")]
     pub held_state_mib: u64,
     /// Most of `held_state_mib` for the guests of one host, MiB. Default 640.

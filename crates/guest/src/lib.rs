@@ -18,7 +18,8 @@
 //! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers
 //!   guests.
-//! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies.
+//! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies; [`domain_folder`] judges the folder of
+//!   their sockets.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order
 //!   is decided elsewhere.
 
