@@ -12,7 +12,7 @@ use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, LibvirtRequest, MigrateRequest,
     MigrationSummary,
 };
-use linerate_core::{Code, Fault, SessionId, Side, Step};
+use linerate_core::{Code, Fault, Outcome, SessionId, Side, Step};
 use linerate_fabric::probe::SentBack;
 use linerate_guest::host::QemuCache;
 use linerate_guest::registry::{GuestRecord, Registry};
@@ -532,15 +532,19 @@ impl Agent {
         if let Some(unfinished) = self.recovery.get(session) {
             unfinished.rolled_back_at_source();
         }
-        let tunnel = self.tunnels.get(session);
-        let is_theirs = |tunnel: &Arc<Tunnel>| tunnel.knows(&accepted.hello.token) && tunnel.opener == *name;
-        if let Some(tunnel) = tunnel.filter(is_theirs) {
-            tunnel.end(refusal(
-                Code::PeerLost,
-                "the other host has ended it, and no link could carry that message",
-            ));
-        }
         let outcome = self.incoming.outcome(session);
+        if let Some(tunnel) = self.tunnels.get(session) {
+            let detail = "the other host has ended it, and no link could carry that message";
+            match tunnel.check_opener(&accepted.hello, name) {
+                Ok(()) => tunnel.end(refusal(Code::PeerLost, detail)),
+                // If it is a guest's session too, that one's host gets its answer.
+                Err(fault) if outcome == Outcome::Unknown => {
+                    accepted.refuse(fault.clone())?;
+                    return Err(NotTaken::RollBackNotice(fault));
+                }
+                Err(_) => {}
+            }
+        }
         tracing::info!(%session, %peer, ?outcome, "rolled back at its source");
         Ok(accepted.outcome(outcome)?)
     }
@@ -627,14 +631,11 @@ fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
 fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
     let hello = accepted.hello.clone();
     let version = negotiate(hello.version_min, hello.version_max);
-    let refused = match version {
-        _ if !tunnel.knows(&hello.token) => Some(refusal(Code::NotAuthorised, "wrong token")),
-        _ if tunnel.opener != *name => {
-            Some(refusal(Code::NotAuthorised, "another host asked for this tunnel"))
-        }
+    let refused = match (tunnel.check_opener(&hello, name), version) {
+        (Err(fault), _) => Some(fault),
         _ if tunnel.is_over() => Some(refusal(Code::SessionUnknown, "the tunnel is over")),
-        None => Some(refusal(Code::VersionMismatch, "update the older agent")),
-        Some(_) => None,
+        (Ok(()), None) => Some(refusal(Code::VersionMismatch, "update the older agent")),
+        (Ok(()), Some(_)) => None,
     };
     if let Some(fault) = refused {
         return Err(refuse(fault, |fault| accepted.refuse(fault)));

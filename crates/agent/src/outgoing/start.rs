@@ -84,6 +84,9 @@ pub(super) fn authorise(
         }
     }
     let (control, peer) = open_session(&peers, Purpose::ControlNew, &identity)?;
+    if let ModeParts::Handover { domain, .. } = &found.mode {
+        domain.pin_notice(&identity, &peers).map_err(|error| here(Code::JournalFailed, &error))?;
+    }
     Ok(OpenedSession { identity, peers: first(peer, peers), control })
 }
 

@@ -30,11 +30,12 @@ use std::time::Duration;
 
 use linerate_api::TunnelEvent;
 use linerate_core::stream::StreamId;
-use linerate_core::{ChannelId, Fault, LinkId, PathId, SessionId, Token};
+use linerate_core::{ChannelId, Code, Fault, LinkId, PathId, SessionId, Side, Step, Token};
 use linerate_lock::Mutex;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::ControlPath;
 use linerate_net::fence::Fenced;
+use linerate_wire::frame::Hello;
 
 use crate::clock::Clock;
 use crate::security::PeerName;
@@ -105,8 +106,21 @@ impl Tunnel {
     }
 
     /// Whether a connection that shows this token belongs here.
-    pub fn knows(&self, token: &Token) -> bool {
+    fn knows(&self, token: &Token) -> bool {
         self.dialler.identity.knows(token)
+    }
+
+    /// Refuses a connection without the token, and one of any host but that which asked for the tunnel.
+    pub fn check_opener(&self, hello: &Hello, name: &PeerName) -> Result<(), Fault> {
+        let refused =
+            |detail: &str| Fault::new(Code::NotAuthorised, Step::Authorise, Side::Destination, detail);
+        if !self.knows(&hello.token) {
+            return Err(refused("wrong token"));
+        }
+        if self.opener != *name {
+            return Err(refused("another host asked for this tunnel"));
+        }
+        Ok(())
     }
 
     /// Whether it is over.

@@ -68,6 +68,7 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     let kept = PendingNotice::new(&sessions.config.state_dir, &identity, &peers)
         .map_err(|error| here(Code::JournalFailed, &error))?;
     let (control, peer) = open_session(&peers, Role::TunnelNew, &identity)?;
+    kept.pin(&identity, &peers).map_err(|error| here(Code::JournalFailed, &error))?;
     let (events_in, watched) = unbounded_channel();
     let timeout = Duration::from_secs(request.link_timeout_s.into());
     let (events, kept) = (Some(events_in), Some(kept));

@@ -5,14 +5,22 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use linerate_api::{TunnelPair, TunnelRequest};
+use linerate_core::Outcome;
+use linerate_net::tcp::connect::{ConnectError, Route, query};
 use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::authority::Authority;
 use linerate_wire::VERSION_MAX;
 use linerate_wire::frame::{Role, Welcome};
+use rustls_pki_types::UnixTime;
 use tempfile::TempDir;
 
 use super::*;
 use crate::agent::Agent;
-use crate::testing::agent;
+use crate::security::Security;
+use crate::security::tests::member;
+use crate::session::identity::Identity;
+use crate::testing::secured;
 
 /// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
@@ -30,6 +38,14 @@ struct Stage {
 impl Stage {
     /// `takes` does with a connection what the other agent would do, or something else.
     fn new(takes: impl Fn(&Arc<Agent>, Accepted) + Send + Sync + 'static) -> Stage {
+        Stage::of([Security::insecure(), Security::insecure()], takes)
+    }
+
+    /// The same of hosts that are known as this says: the one that asks, and the other.
+    fn of(
+        [one, other]: [Arc<Security>; 2],
+        takes: impl Fn(&Arc<Agent>, Accepted) + Send + Sync + 'static,
+    ) -> Stage {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let place = Arc::new(OnceLock::<Arc<Agent>>::new());
         let (roles, connected) = std::sync::mpsc::channel();
@@ -39,9 +55,10 @@ impl Stage {
             let _ = roles.lock().send(accepted.hello.role);
             takes(taking.get().unwrap(), accepted);
         };
-        let listener =
-            Listener::start(&[([127, 0, 0, 1], 0).into()], ListenOptions::default(), handler).unwrap();
-        let other = agent(&dirs[1], listener.addresses());
+        let tcp = TcpOptions { tls: other.tls().cloned(), ..TcpOptions::default() };
+        let options = ListenOptions { tcp, ..ListenOptions::default() };
+        let listener = Listener::start(&[([127, 0, 0, 1], 0).into()], options, handler).unwrap();
+        let other = secured(&dirs[1], listener.addresses(), other);
         place.set(other.clone()).ok().unwrap();
         let request = TunnelRequest {
             to: listener.addresses()[0].to_string(),
@@ -54,7 +71,7 @@ impl Stage {
             links: vec!["127.0.0.0/8".into()],
             link_timeout_s: 60,
         };
-        let begun = begin(&agent(&dirs[0], &[]).tunnels, &request).unwrap();
+        let begun = begin(&secured(&dirs[0], &[], one).tunnels, &request).unwrap();
         Stage { begun, other, connected, _listener: listener, _dirs: dirs }
     }
 
@@ -131,4 +148,49 @@ fn a_peer_that_wants_a_fence_of_a_channel_never_opened_breaks_the_protocol() {
     let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
     let TunnelEvent::Ended { error } = ended else { unreachable!() };
     assert_eq!(error.code, "protocol_violation", "{error:?}");
+}
+
+/// The roll-back notice of a session, from a host of the cluster.
+fn notice(
+    security: &Arc<Security>,
+    session: &Identity,
+    token: Token,
+    to: &Stage,
+) -> Result<Outcome, ConnectError> {
+    let route = Route { local: None, device: None, remote: to.begun.tunnel.peer };
+    let hello = Identity::new(session.session, token, security).hello(Role::RolledBack, 0, 0);
+    let tls = security.tls().cloned();
+    query(&route, &hello, &TcpOptions { connect_wait: LONG, tls, ..TcpOptions::default() })
+}
+
+#[test]
+fn a_tunnel_is_ended_by_a_notice_of_the_host_that_asked_for_it_and_of_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("authority");
+    let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+    // All may do the same.
+    let policy = "[hosts.one]\nrole = \"operator\"\n[hosts.third]\nrole = \"operator\"\n";
+    let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, policy);
+    let (one, other, third) = (made("one"), made("other"), made("third"));
+    for is_own in [false, true] {
+        let mut stage = Stage::of([one.clone(), other.clone()], takes);
+        stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
+        let (session, theirs) = (stage.begun.tunnel.dialler.identity.clone(), stage.theirs());
+        let refused = |by: &Arc<Security>, token: Token| match notice(by, &session, token, &stage) {
+            Err(ConnectError::Refused { fault, .. }) => (fault.code, fault.detail),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(&one, Token([0; 32])), (Code::NotAuthorised, "wrong token".into()));
+        let (code, detail) = refused(&third, session.token);
+        assert_eq!((code, &*detail), (Code::NotAuthorised, "another host asked for this tunnel"));
+        if is_own {
+            notice(&one, &session, session.token, &stage).unwrap();
+        }
+        // The first end that comes is the one that the other host reads.
+        let last = Fault::new(Code::Cancelled, Step::Copy, Side::Destination, "the test ends it");
+        theirs.end(last);
+        let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
+        let TunnelEvent::Ended { error } = ended else { unreachable!() };
+        assert_eq!(error.code, if is_own { "peer_lost" } else { "cancelled" }, "{error:?}");
+    }
 }

@@ -4,6 +4,8 @@
 
 mod verdict;
 
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -19,6 +21,7 @@ use super::{Done, Driver, here};
 use crate::outgoing::Input;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::worker::Task;
+use crate::session::identity::Identity;
 use crate::session::pending_notice::PendingNotice;
 use crate::stream_gate::{Ending, LibvirtJob, StreamGate, StreamGates};
 
@@ -64,6 +67,11 @@ impl OutgoingDomain {
 
     pub fn keep_notice(&mut self, notice: PendingNotice) {
         self.notice = Some(notice);
+    }
+
+    /// Has the next start of this agent send it to the host that the session's first connection reached.
+    pub fn pin_notice(&self, identity: &Identity, peers: &[SocketAddr]) -> io::Result<()> {
+        self.notice.as_ref().map_or(Ok(()), |notice| notice.pin(identity, peers))
     }
 
     /// The gate at which QEMU's connection waits, if it can still forward bytes.
