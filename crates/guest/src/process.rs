@@ -140,6 +140,12 @@ fn try_start(
     Ok((record, qmp))
 }
 
+/// QEMU looks for firmware, ROMs and key maps in its working folder first, before its own folders, and another host names
+/// them. Here it finds its sockets, pid file and logs, and no file of the host.
+fn working_folder<'a>(launch: &Launch<'a>) -> &'a Path {
+    launch.qmp.parent().unwrap_or(launch.folder)
+}
+
 // With -daemonize the first process ends when the guest is set up, or with an error and a sentence.
 fn run_until_detached(launch: &Launch<'_>, start: &str, deadline: Instant) -> Result<(), GuestError> {
     let log = launch.folder.join("start.log");
@@ -147,7 +153,7 @@ fn run_until_detached(launch: &Launch<'_>, start: &str, deadline: Instant) -> Re
     let spawned = Command::new(&launch.qemu.path)
         .args(launch.arguments)
         .env(START_VARIABLE, start)
-        .current_dir("/")
+        .current_dir(working_folder(launch))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file)

@@ -10,7 +10,10 @@ use linerate_guest::description::*;
 use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
 use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, QemuBinary, build_incoming};
+use linerate_guest::process::{GuestError, Launch, start};
+use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::qmp::QemuVersion;
+use linerate_guest::registry::{Origin, make_qemu_folder};
 
 fn options() -> IncomingOptions {
     IncomingOptions {
@@ -432,4 +435,61 @@ fn two_guests_that_arrive_never_copy_into_one_image() {
     drop(first);
     drop(prepare(&link).unwrap());
     assert!(link.exists(), "what was there stays");
+}
+
+/// QEMU would read from another program through it, or act on a device when it is opened.
+#[test]
+fn sockets_fifos_folders_and_character_devices_are_no_disks() {
+    let place = Place::new();
+    let (socket, fifo, folder) = (place.path("disks/s"), place.path("disks/f"), place.path("disks/d"));
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let link = place.path("disks/l");
+    std::os::unix::fs::symlink(&socket, &link).unwrap();
+    let local = IncomingOptions { file_roots: vec![place.path("disks"), "/dev".into()], ..options() };
+    for path in [socket, fifo, folder, link, "/dev/zero".into()] {
+        for option in ["-drive if=none,format=raw,file=", "-kernel "] {
+            let line = format!("{option}{}", path.display());
+            let (name, value) = line.split_once(' ').unwrap();
+            let guest = description(&["-nodefaults", name, value]);
+            let made = build_incoming(&guest, &local).unwrap();
+            let problems = check_host(&guest, &made, &local.qemu, &local.file_roots, &facts(&guest.machine));
+            assert!(matches!(problems[..], [Problem::FileKind { .. }]), "{line}: {problems:?}");
+            assert!(problems[0].is_fatal(), "{line}");
+        }
+    }
+}
+
+/// QEMU looks for `-bios`, `romfile=` and `-k` in its working folder before its own folders, and the source names them.
+#[test]
+fn a_bare_name_of_firmware_leads_to_no_file_of_the_host() {
+    // In its place one that says where it works, and ends.
+    let qemu = QemuBinary::new("/bin/sh");
+    let arguments = ["-c".to_owned(), "echo \"works in $(pwd -P).\" >&2; exit 1".to_owned()];
+    let nobody = QemuUser::find("nobody").unwrap();
+    assert!(nobody.is_some());
+    for user in [None, nobody.as_ref()] {
+        let place = Place::new();
+        let folder = place.registry.reserve("web").unwrap();
+        let own = make_qemu_folder(&folder, user).unwrap();
+        let expected = format!("works in {}.", std::fs::canonicalize(&own).unwrap().display());
+        let launch = Launch {
+            name: "web",
+            qemu: &qemu,
+            arguments: &arguments,
+            folder: &folder,
+            qmp: &own.join("qmp.sock"),
+            pid_file: &own.join("pid"),
+            ram_files: Vec::new(),
+            ram_is_made: false,
+            user,
+            origin: Origin::Arrived,
+            session: None,
+        };
+        match start(&place.registry, &launch, soon()) {
+            Err(GuestError::Start { output, .. }) => assert!(output.contains(&expected), "{output}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }

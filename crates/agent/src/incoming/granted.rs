@@ -19,6 +19,8 @@ use crate::security::{HostGrants, PeerName, Security};
 
 /// What QEMU opens for a `vhost-vsock` device.
 const VSOCK: &str = "/dev/vhost-vsock";
+/// What QEMU reads for a guest that is to have random numbers of this host's hardware.
+const HARDWARE_RANDOM: &str = "/dev/hwrng";
 
 /// All that a guest needs and that is not granted to its host.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +95,7 @@ pub(super) fn check(
     let Some(granted) = security.grants(peer) else { return Ok(roots.to_vec()) };
     let files = made.files.iter().filter_map(|file| of_file(&granted, &file.path));
     let networks = made.networks.iter().filter_map(|network| of_network(&granted, network));
-    let needed = files.chain(networks).chain(of_vsock(&granted, made));
+    let needed = files.chain(networks).chain(of_host_devices(&granted, made));
     let refused = |needed| Refused { needed, host: granted.host.clone(), table: granted.table.clone() };
     let all: Vec<Refused> = needed.map(refused).collect();
     if all.is_empty() { Ok(both(roots, granted.grants)) } else { Err(NotGranted(all)) }
@@ -131,17 +133,26 @@ fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<Neede
     }
 }
 
-/// The address of a vsock is one for the whole host: a guest could take that of another's, and be taken for it.
-fn of_vsock(granted: &HostGrants<'_>, made: &IncomingQemu) -> Option<Needed> {
-    let options = split_loose(&made.arguments);
-    let is_vsock = |value: &str| {
-        let device = Options::parse(value, Some("driver")).unwrap_or_default();
-        device.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock"))
+/// Devices that options open without naming a file of the guest's. Each is one for the whole host: a guest could take the
+/// address of another's vsock, or read all random numbers of the hardware.
+fn of_host_devices(granted: &HostGrants<'_>, made: &IncomingQemu) -> Vec<Needed> {
+    let arguments = split_loose(&made.arguments);
+    let has = |name: &str, implied: &str, opens: fn(&Options) -> bool| {
+        let values = arguments.iter().filter(|argument| argument.name == name);
+        values.filter_map(|argument| argument.value.as_deref()).any(|value| {
+            let options = Options::parse(value, Some(implied)).unwrap_or_default();
+            opens(&options)
+        })
     };
-    let mut devices = options.iter().filter(|option| option.name == "device");
-    let has = devices.any(|device| device.value.as_deref().is_some_and(is_vsock));
-    let refused = has && granted.grants.device(Path::new(VSOCK)).is_err();
-    refused.then(|| Needed::Device(VSOCK.into()))
+    let vsock = has("device", "driver", |device| {
+        device.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock"))
+    });
+    let random = has("object", "qom-type", |object| object.get("filename") == Some(HARDWARE_RANDOM));
+    [(VSOCK, vsock), (HARDWARE_RANDOM, random)]
+        .into_iter()
+        .filter(|(path, is_opened)| *is_opened && granted.grants.device(Path::new(path)).is_err())
+        .map(|(path, _)| Needed::Device(path.into()))
+        .collect()
 }
 
 /// Where a path leads. The file itself may still have to be made.
@@ -310,6 +321,23 @@ mod tests {
         asks(&host, "driver=virtio-rng-pci,id=vhost-vsock").unwrap();
         host.security = secured(&host.dir, "again", "devices = [\"/dev/vhost-vsock\"]");
         asks(&host, "driver=vhost-vsock-pci,guest-cid=3").unwrap();
+    }
+
+    #[test]
+    fn random_numbers_of_the_hardware_need_a_grant_of_its_device() {
+        let mut host = host();
+        let asks = |host: &Host, source: &str| {
+            let object = format!("qom-type=rng-random,id=r{source}");
+            let made = IncomingQemu { arguments: vec!["-object".into(), object], ..needs(&[], vec![]) };
+            check(&host.security, &Some("b".parse().unwrap()), &host.roots, &made)
+        };
+        let refused = asks(&host, ",filename=/dev/hwrng").unwrap_err().to_string();
+        assert!(refused.contains("device /dev/hwrng is not granted"), "{refused}");
+        for of_the_kernel in ["", ",filename=/dev/urandom", ",filename=/dev/random"] {
+            asks(&host, of_the_kernel).unwrap();
+        }
+        host.security = secured(&host.dir, "again", "devices = [\"/dev/hwrng\"]");
+        asks(&host, ",filename=/dev/hwrng").unwrap();
     }
 
     #[test]

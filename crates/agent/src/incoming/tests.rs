@@ -1,5 +1,7 @@
 //! A source that lies, at the destination.
 
+mod offers;
+
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};

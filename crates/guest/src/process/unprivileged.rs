@@ -11,7 +11,7 @@ use std::process::{Child, ChildStderr, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::{GuestError, LOG_BYTES_MAX, Launch, POLL, last_lines};
+use super::{GuestError, LOG_BYTES_MAX, Launch, POLL, last_lines, working_folder};
 use crate::leftovers::START_VARIABLE;
 use crate::qemu_user::{QemuUser, SANDBOX};
 use crate::qmp::{Qmp, QmpError};
@@ -30,7 +30,7 @@ pub(super) fn run(
     let log = launch.folder.join("start.log");
     let file = File::create(&log).map_err(|source| GuestError::File { path: log.clone(), source })?;
     let mut command = user.guest_command(launch.name, &launch.qemu.path);
-    command.env(START_VARIABLE, start);
+    command.env(START_VARIABLE, start).current_dir(working_folder(launch));
     command.args(launch.arguments.iter().filter(|argument| *argument != "-daemonize"));
     if !launch.arguments.iter().any(|argument| argument == SANDBOX[0]) {
         command.args(SANDBOX);
