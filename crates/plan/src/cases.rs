@@ -175,6 +175,7 @@ impl World {
             }
             let Some(over) = over else { continue };
             self.note(|| format!("host {host}, session {session}: recovered, {over:?}"));
+            self.answer_operators();
             self.hosts[host].cases.remove(&session);
             match over {
                 CaseEnd::Source(state) => {
@@ -270,6 +271,9 @@ impl World {
                 DestinationEvent::Ran(pid.map_or(RunResult::Ended, |pid| self.try_to_run(pid, ran)))
             }
             DestinationAction::Write(phase) => {
+                if phase == DestinationPhase::Returned {
+                    self.check.returned.insert(session);
+                }
                 DestinationEvent::Written(self.case_writes(host, session, Phase::Destination(phase)))
             }
         }
@@ -278,7 +282,7 @@ impl World {
     fn case_writes(&mut self, host: usize, session: u64, phase: Phase) -> bool {
         let now = self.now;
         let known = Known { recovers: true, ..Known::default() };
-        self.hosts[host].write(now, session, phase, known)
+        self.keeps_in_memory(host, session, phase) || self.hosts[host].write(now, session, phase, known)
     }
 
     /// As the agent finds it: by the hypervisor's answer, and by the run time of its virtual CPUs. That may be unknown,

@@ -43,10 +43,12 @@ pub enum Property {
     NothingLost,
     /// A guest that an operator paused is not made to run.
     PausedStays,
+    /// An operator who was told that a decision is done finds it so.
+    DecisionKept,
 }
 
 impl Property {
-    pub const ALL: [Property; 16] = [
+    pub const ALL: [Property; 17] = [
         Property::OneRuns,
         Property::SameRam,
         Property::SourceSurvives,
@@ -63,6 +65,7 @@ impl Property {
         Property::GivenUpForRunning,
         Property::NothingLost,
         Property::PausedStays,
+        Property::DecisionKept,
     ];
 }
 
@@ -173,10 +176,14 @@ pub enum Mutation {
     SettingClosedAnyway,
     /// Recovery asks the source's libvirt alone where a domain is.
     DestinationNotAsked,
+    /// An operator is told that a decision is done while it waits.
+    DecisionReportedEarly,
+    /// The record of an operator's decision to run the guest is kept in memory only.
+    DecisionNotWritten,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 32] = [
+    pub const ALL: [Mutation; 34] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -209,6 +216,8 @@ impl Mutation {
         Mutation::NeverNotified,
         Mutation::SettingClosedAnyway,
         Mutation::DestinationNotAsked,
+        Mutation::DecisionReportedEarly,
+        Mutation::DecisionNotWritten,
     ];
 }
 
@@ -245,6 +254,37 @@ impl Default for Options {
     }
 }
 
+/// A decision that an agent has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub host: usize,
+    pub session: u64,
+    /// `--resume-here`; otherwise `--give-up`.
+    pub here: bool,
+    /// The session in progress took it; otherwise recovery.
+    pub is_live: bool,
+    pub since: Time,
+    /// The copy on this host, if it was alive.
+    pub pid: Option<u64>,
+}
+
+/// What `linerate resolve` ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Exit code 0.
+    Done,
+    /// Exit code 8.
+    Waits,
+    Refused,
+    /// It is decided, and the guest's process has ended.
+    GuestGone,
+}
+
+impl Answer {
+    /// In the order of the variants.
+    pub const NAMES: [&'static str; 4] = ["done", "waits", "refused", "guest gone"];
+}
+
 /// The watcher: what it knows by its own eyes.
 #[derive(Debug, Default)]
 pub struct Check {
@@ -270,6 +310,18 @@ pub struct Check {
     pub lost: bool,
     /// Processes that were given up for another host's.
     pub moved_on: BTreeSet<u64>,
+    /// Every decision that an agent has taken.
+    pub decisions: Vec<Decision>,
+    /// Those of which an operator was told that they are done.
+    pub told: Vec<Decision>,
+    /// Sessions over which two operators decided, each by what their own host shows.
+    pub pairs: BTreeSet<u64>,
+    /// Both processes of sessions whose source one of two operators has resumed without the destination's answer.
+    pub unanswered: BTreeSet<u64>,
+    /// Sessions whose destination has begun to return the guest, which it could not run.
+    pub returned: BTreeSet<u64>,
+    /// Two operators have let two copies run: nothing more is promised.
+    pub is_split: bool,
 }
 
 impl Check {

@@ -9,6 +9,11 @@ use crate::world::World;
 impl World {
     /// The session is over on both sides, the links work.
     pub fn check_end(&mut self) {
+        if self.is_owned_twice_by_operators() {
+            self.check.is_split = true;
+            return;
+        }
+        self.check_told_at_end();
         let crashed = self.roles.map(|host| self.hosts[host].crashed);
         let Some(decided) = self.source.decided else { return };
         let moved = matches!(decided, GuestState::RunsAtDestination | GuestState::PausedAtDestination);
@@ -53,9 +58,9 @@ impl World {
             format!("an incoming QEMU is left: process {leftover:?}")
         });
         let left = self.all().any(|guest| guest.current);
-        self.check.that(left || crashed[0] || crashed[1], Property::NothingLost, || {
-            String::from("no complete copy of the guest is left")
-        });
+        let left = left || crashed[0] || crashed[1] || self.is_given_up_twice();
+        self.check
+            .that(left, Property::NothingLost, || String::from("no complete copy of the guest is left"));
         let many = self.all().filter(|guest| guest.owned).count();
         self.check.that(many <= 1, Property::Truthful, || format!("{many} processes have the guest"));
         let must_move = self.scenario.faults.is_empty() && self.scenario.converges() && !self.scenario.stale;

@@ -245,6 +245,29 @@ fn span(random: &mut Random) -> Duration {
     random.micros(1_000, most)
 }
 
+/// One that comes while operators decide. The caller knows when.
+pub fn between_decisions(random: &mut Random, links: usize, focus: Focus) -> Fault {
+    let kind = match focus.faults {
+        0 => severe(random, links),
+        among => Focus::draw(random, among, |random| fault_kind(random, links), FaultKind::kind),
+    };
+    let trigger = Trigger::At(Duration::ZERO);
+    Fault { trigger, kind, back_after: random.micros(1_000, 5_000_000), comes_back: random.percent(70) }
+}
+
+fn severe(random: &mut Random, links: usize) -> FaultKind {
+    match random.below(10) {
+        0..=2 => FaultKind::AgentCrashes(side(random)),
+        3 => FaultKind::HostCrashes(side(random)),
+        4 => FaultKind::AllSilent,
+        5 => FaultKind::LinkReset(random.below(links as u64) as usize),
+        6 => FaultKind::JournalFails(side(random), random.between(1, 3)),
+        7 => FaultKind::JournalFull(side(random), span(random)),
+        8 => FaultKind::DisksAway(side(random), span(random)),
+        _ => FaultKind::HypervisorsAway(side(random), span(random)),
+    }
+}
+
 fn fault_kind(random: &mut Random, links: usize) -> FaultKind {
     let link = random.below(links as u64) as usize;
     match random.below(28) {

@@ -19,7 +19,7 @@ impl World {
         self.harden();
         self.run()?;
         for _ in 0..self.random.between(1, 4) {
-            if !self.next_session() {
+            if self.check.is_split || !self.next_session() {
                 return Ok(());
             }
             self.scenario.faults = faults::draw(&mut self.random, self.links.len(), self.options.focus);
@@ -32,7 +32,7 @@ impl World {
         }
         self.patient = true;
         self.settle()?;
-        if self.next_session() {
+        if !self.check.is_split && self.next_session() {
             self.without_faults();
             self.note(|| String::from("---- last session, without faults"));
             self.run()?;
@@ -118,6 +118,7 @@ impl World {
                     | SimEvent::RollBackNoticeAnswered { .. }
                     | SimEvent::Restart(_)
                     | SimEvent::LinkRestored(_)
+                    | SimEvent::OperatorDecides { .. }
             )
         });
     }

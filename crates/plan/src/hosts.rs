@@ -10,7 +10,7 @@ use linerate_core::recovery::{
 use linerate_core::roll_back_notice::RollBackNotice;
 use linerate_core::{SessionId, Time};
 
-use crate::check::Mutation;
+use crate::check::{Decision, Mutation};
 
 /// What a record is for where the guest is libvirt's: who runs it follows from no such record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,8 @@ pub struct Host {
     pub journal_full_until: Time,
     /// Sessions that are brought to their end.
     pub cases: BTreeMap<u64, RecoveryCase>,
+    /// Decisions whose operators wait for the agent's answer.
+    pub decisions: Vec<Decision>,
     /// Roll-back notices on connections of their own.
     pub roll_back_notices: BTreeMap<u64, RollBackNotice>,
     /// [`Record::notice_due`] in the agent's memory: it goes to disk with the session's next record.
@@ -246,6 +248,7 @@ impl Host {
         self.incarnation += 1;
         self.unwritten = UnwrittenEnds::default();
         self.cases.clear();
+        self.decisions.clear();
         self.roll_back_notices.clear();
         self.notice_due.clear();
         self.ran_here.clear();

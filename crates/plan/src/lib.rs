@@ -17,6 +17,7 @@ mod apply;
 mod carry;
 mod cases;
 pub mod check;
+mod decisions;
 pub mod destination_driver;
 mod domain_cases;
 mod ends;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
-use linerate_core::{ModeTag, Outcome, Time, destination, source};
+use linerate_core::recovery::Phase;
+use linerate_core::{ModeTag, Outcome, Time, destination};
 
 use crate::check::{Mutation, Property};
 use crate::guest::Sending;
@@ -34,6 +34,7 @@ impl World {
         if self.scenario.mode == ModeTag::Handover {
             return;
         }
+        self.two_operators_look();
         self.looks_at_live_sessions();
         for host in 0..2 {
             let late = |since: Time| self.now - since >= PATIENCE;
@@ -68,34 +69,42 @@ impl World {
         if now - *self.in_doubt_since.get_or_insert(now) < PATIENCE {
             return;
         }
-        if in_doubt && let Some(resume) = self.decision_at_source(from, self.session) {
-            self.check.resolved.insert(self.session);
+        let session = self.session;
+        let asked = [from, to].map(|host| self.awaits_answer(host, session));
+        if in_doubt
+            && !asked[0]
+            && let Some(resume) = self.decision_at_source(from, session)
+        {
             self.note(|| format!("the operator decides at the source: {resume}"));
-            return self.handle_source(source::Event::Resolve(resume));
+            self.decide(from, session, resume);
+            return;
         }
-        if held && let Some(run) = self.decision_at_destination(to, self.session) {
-            self.decided_there(self.session, run);
+        if held
+            && !asked[1]
+            && let Some(run) = self.decision_at_destination(to, session)
+        {
             self.note(|| format!("the operator decides at the destination: {run}"));
-            self.handle_destination(destination::Event::Resolve(run));
+            self.decide(to, session, run);
         }
     }
 
     fn looks_at_case(&mut self, host: usize, session: u64) {
+        if self.awaits_answer(host, session) {
+            return;
+        }
         let Some(case) = self.hosts[host].cases.get(&session) else { return };
         match &case.machine {
             Machine::Source(machine)
                 if machine.is_in_doubt() && machine.answer() != Some(Outcome::Committed) =>
             {
                 let Some(resume) = self.decision_at_source(host, session) else { return };
-                self.check.resolved.insert(session);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {resume}"));
-                self.handle_source_case(host, session, SourceEvent::Resolve(resume));
+                self.decide(host, session, resume);
             }
             Machine::Destination(machine) if machine.is_waiting() => {
                 let Some(run) = self.decision_at_destination(host, session) else { return };
-                self.decided_there(session, run);
                 self.note(|| format!("host {host}, session {session}: the operator decides: {run}"));
-                self.handle_destination_case(host, session, DestinationEvent::Resolve(run));
+                self.decide(host, session, run);
             }
             Machine::Destination(machine) if machine.is_held() => self.decides_over_held(host, session),
             _ => {}
@@ -112,25 +121,14 @@ impl World {
         self.note(|| format!("host {host}, session {session}: the operator lets it run: {run}"));
         if run {
             (self.wanted, self.paused_since) = (true, true);
-            self.decided_there(session, true);
-        }
-        self.handle_destination_case(host, session, DestinationEvent::Resolve(run));
-        let case = self.hosts[host].cases.get(&session);
-        let holds = case
-            .is_some_and(|case| matches!(&case.machine, Machine::Destination(machine) if machine.is_held()));
-        if !run && !holds {
-            self.check.given_up_there.insert(session);
-        }
-    }
-
-    /// The operator asserts that the source's copy does not run.
-    fn decided_there(&mut self, session: u64, run: bool) {
-        if run {
+            // The operator asserts that the source's copy does not run.
             self.check.run_there.insert(session);
         }
+        self.decide(host, session, run);
     }
 
-    fn process_of(&self, host: usize, session: u64) -> Option<u64> {
+    /// The process that the record of a session names, if it is alive.
+    pub fn process_of(&self, host: usize, session: u64) -> Option<u64> {
         let pid = self.hosts[host].record(session).and_then(|record| record.process);
         pid.filter(|pid| self.is_alive(*pid))
     }
@@ -284,7 +282,7 @@ mod tests {
     use super::*;
     use crate::check::Options;
     use crate::hosts::Known;
-    use linerate_core::recovery::Inspection;
+    use linerate_core::recovery::{DestinationEvent, Inspection};
 
     /// Its source has ended its copy, and the destination could not write that it runs.
     #[test]

@@ -26,7 +26,8 @@ impl World {
         let domain = self.setting_record(Side::Source);
         self.source.ran.get_or_insert(self.guest.running);
         let known = Known { process: Some(self.guest.pid), ran: self.source.ran, domain, recovers: false };
-        let written = self.hosts[host].write(now, session, Phase::Source(phase), known);
+        let in_memory = self.keeps_in_memory(host, session, Phase::Source(phase));
+        let written = in_memory || self.hosts[host].write(now, session, Phase::Source(phase), known);
         self.source.commit_journaled |= written && phase == SourcePhase::CommitSent;
         let event = match phase {
             _ if !written => {
@@ -124,7 +125,11 @@ impl World {
             domain: self.setting_record(Side::Destination).filter(|_| self.destination.started),
             recovers: false,
         };
-        let written = self.hosts[host].write(now, session, Phase::Destination(phase), known);
+        if phase == DestinationPhase::Returned {
+            self.check.returned.insert(session);
+        }
+        let in_memory = self.keeps_in_memory(host, session, Phase::Destination(phase));
+        let written = in_memory || self.hosts[host].write(now, session, Phase::Destination(phase), known);
         // Its hypervisor may have ended at this very moment.
         if written && phase == DestinationPhase::Loaded && self.destination.guest.is_some() {
             // The source's may have gone on meanwhile, by itself or by a roll-back.
@@ -230,6 +235,9 @@ impl World {
         let rash =
             self.options.mutation == Some(Mutation::ResumeOnPending) && outcome == Some(Outcome::Pending);
         let outcome = if rash { Some(Outcome::Aborted) } else { outcome };
+        if outcome.is_none() {
+            self.note_unanswered(host, session);
+        }
         if self.hosts[host].cases.contains_key(&session) {
             self.note(|| format!("host {host}, session {session}: gets the answer {outcome:?}"));
             return self.handle_source_case(host, session, SourceEvent::Answered(outcome));
@@ -351,6 +359,7 @@ impl World {
     pub fn leave_arrival_to_recovery(&mut self, rolled_back: bool) {
         let (now, host, session) = (self.now, self.at(Side::Destination), self.session);
         self.hang_up(Side::Destination, false);
+        self.answer_operators();
         self.destination.machine = None;
         self.destination.operations += 1;
         let mut machine = DestinationRecovery::inspect(now);

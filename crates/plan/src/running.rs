@@ -49,7 +49,7 @@ impl World {
         let left = self.all().any(|other| other.pid != pid && other.current);
         // A copy that died while the message that it is enough was in flight is a second fault at the same moment.
         let just = |at: &linerate_core::Time| self.now - *at < std::time::Duration::from_secs(3);
-        let left = left || self.check.died.values().any(just);
+        let left = left || self.check.died.values().any(just) || self.is_given_up_by_one_of_two(pid);
         self.check.that(!current || left, Property::NothingLost, || {
             format!("process {pid} is ended, and no other complete copy is left")
         });
@@ -61,6 +61,10 @@ impl World {
 
     /// A process lets the guest execute.
     fn executes(&mut self, pid: u64) {
+        if self.is_split_by_operators(pid) {
+            return;
+        }
+        self.check_told_of_run(pid);
         let Some(guest) = self.find(pid) else { return };
         let (host, current, image, owned) = (guest.host, guest.current, guest.image, guest.owned);
         self.note(|| format!("the guest runs on host {host}, process {pid}"));
@@ -155,6 +159,7 @@ impl World {
         let sent = self.find(pid).is_none_or(|guest| !guest.running);
         self.check
             .that(sent, Property::OwnRecord, || format!("process {pid} is given up and runs the guest"));
+        self.check_told_of_end(pid, session);
         self.check.moved_on.insert(pid);
         // What died over there after it had been taken over is lost with its host, not by us.
         self.remove(pid);
@@ -175,6 +180,9 @@ impl World {
                 (false, true) => RunResult::Runs,
                 (false, false) => RunResult::Refused,
             };
+        }
+        if self.is_split_by_operators(pid) {
+            return RunResult::Runs;
         }
         self.takes_over(pid);
         if ran {
@@ -230,6 +238,7 @@ impl World {
         let ran = self.find(pid).is_some_and(|guest| guest.owned && guest.executed);
         self.check
             .that(!ran, Property::OneRuns, || String::from("the destination ends a guest that ran there"));
+        self.check_told_of_discard(pid);
         if self.options.mutation != Some(Mutation::DiscardLeavesGuest) {
             self.agent_ends(pid);
         }

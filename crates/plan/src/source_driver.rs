@@ -142,6 +142,7 @@ impl World {
         }
         self.pump();
         if self.source.machine.as_ref().is_some_and(Source::is_ended) {
+            self.answer_operators();
             self.source.machine = None;
         }
     }

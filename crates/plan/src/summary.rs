@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use linerate_core::{Code, GuestState, Time};
 
-use crate::check::{Options, Violation};
+use crate::check::{Answer, Options, Violation};
 use crate::faults::FaultKind;
 use crate::world::World;
 
@@ -17,6 +17,8 @@ pub enum End {
     Stayed(Option<Code>),
     /// A host crashed with it.
     Died,
+    /// Two operators, who could not know of each other, let two copies run.
+    Split,
 }
 
 /// What happened in a run.
@@ -28,6 +30,10 @@ pub struct Report {
     pub retried: bool,
     /// Faults that happened, by [`FaultKind::kind`].
     pub faults: [u64; FaultKind::NAMES.len()],
+    /// Answers to operators, by [`Answer`].
+    pub answers: [u64; Answer::NAMES.len()],
+    /// Two operators decided over one session.
+    pub pairs: u64,
     /// Time of the simulation.
     pub took: Duration,
     /// How many events the simulation went through.
@@ -52,19 +58,22 @@ fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
         world.run()?;
     }
     let end = end(&world);
-    let faults = world.happened;
+    let (faults, pairs) = (world.happened, world.check.pairs.len() as u64);
     let retried =
         !options.histories && matches!(end, End::Stayed(_)) && !world.guest.gone && world.guest.current;
     if retried {
         world.retry()?;
     }
     let trace = world.trace().cloned().collect();
-    Ok(Report { end, retried, faults, took: world.now - Time::ZERO, events: world.events, trace })
+    let answers = world.answers;
+    let took = world.now - Time::ZERO;
+    Ok(Report { end, retried, faults, answers, pairs, took, events: world.events, trace })
 }
 
 fn end(world: &World) -> End {
     let alive = !world.guest.gone || world.destination.owns();
     match world.source.decided {
+        _ if world.check.is_split => End::Split,
         Some(GuestState::RunsAtDestination | GuestState::PausedAtDestination) if alive => End::Moved,
         _ if !alive => End::Died,
         _ => {
@@ -79,6 +88,9 @@ pub struct Summary {
     runs: u64,
     moved: u64,
     died: u64,
+    split: u64,
+    pairs: u64,
+    answers: [u64; Answer::NAMES.len()],
     retried: u64,
     stayed: Vec<(Option<Code>, u64)>,
     faults: [u64; FaultKind::NAMES.len()],
@@ -92,10 +104,13 @@ impl Summary {
         self.retried += u64::from(report.retried);
         self.took += report.took;
         self.events += report.events;
+        self.pairs += report.pairs;
+        self.answers.iter_mut().zip(report.answers).for_each(|(sum, count)| *sum += count);
         self.faults.iter_mut().zip(report.faults).for_each(|(sum, count)| *sum += count);
         match report.end {
             End::Moved => self.moved += 1,
             End::Died => self.died += 1,
+            End::Split => self.split += 1,
             End::Stayed(code) => self.stay(code),
         }
     }
@@ -110,6 +125,16 @@ impl Summary {
     /// Runs in which the guest moved.
     pub fn moved(&self) -> u64 {
         self.moved
+    }
+
+    /// Sessions over which two operators decided.
+    pub fn pairs(&self) -> u64 {
+        self.pairs
+    }
+
+    /// Answers to operators, by [`Answer`].
+    pub fn answers(&self) -> &[u64] {
+        &self.answers
     }
 
     /// Faults that happened, by [`FaultKind::kind`].
@@ -130,6 +155,11 @@ impl fmt::Display for Summary {
             writeln!(f, "{count:>9}  the guest stayed: {why}")?;
         }
         writeln!(f, "{:>9}  retries without faults", self.retried)?;
+        writeln!(f, "{:>9}  sessions over which two operators decided", self.pairs)?;
+        writeln!(f, "{:>9}  runs in which they let two copies run", self.split)?;
+        for (name, count) in Answer::NAMES.iter().zip(self.answers) {
+            writeln!(f, "{count:>9}  decisions answered: {name}")?;
+        }
         for (name, count) in FaultKind::NAMES.iter().zip(self.faults) {
             writeln!(f, "{count:>9}  {name}")?;
         }

@@ -7,7 +7,7 @@ use linerate_core::destination::TakeOver;
 use linerate_core::{ModeTag, Outcome, Side, Time};
 
 use crate::cases::CaseWork;
-use crate::check::{Check, Options, Violation};
+use crate::check::{Answer, Check, Options, Violation};
 use crate::destination_driver::{DestinationDriver, DestinationWork, IMAGE_NAMES};
 use crate::faults::FaultKind;
 use crate::guest::Guest;
@@ -129,6 +129,8 @@ pub enum SimEvent {
     LinkRestored(usize),
     /// The agent of a host starts.
     Restart(usize),
+    /// One of two operators decides: `here` runs the guest on this host.
+    OperatorDecides { host: usize, session: u64, here: bool },
 }
 
 /// Everything that there is.
@@ -185,6 +187,8 @@ pub struct World {
     next_pid: u64,
     /// Faults that happened, by [`FaultKind::kind`].
     pub happened: [u64; FaultKind::NAMES.len()],
+    /// How often operators were answered so, by [`Answer`].
+    pub answers: [u64; Answer::NAMES.len()],
     /// The script is over: this is the retry.
     pub retrying: bool,
     /// How many events the simulation went through.
@@ -238,6 +242,7 @@ impl World {
             patient: true,
             next_pid: 1,
             happened: [0; FaultKind::NAMES.len()],
+            answers: [0; Answer::NAMES.len()],
             retrying: false,
             events: 0,
             random,
@@ -260,7 +265,7 @@ impl World {
     /// Goes on until it is over.
     pub fn continue_run(&mut self) -> Result<(), Box<Violation>> {
         let bound = if self.is_history() { BOUND_OF_HISTORIES } else { BOUND };
-        while !self.is_over() && !self.goes_on() && self.check.broken.is_none() {
+        while !self.is_over() && !self.goes_on() && !self.stops() {
             let next = self.queue.pop_first();
             let Some(((at, _), happening)) = next.filter(|((at, _), _)| *at - self.began < bound) else {
                 self.does_not_end(bound);
@@ -270,10 +275,15 @@ impl World {
             self.events += 1;
             self.happen(happening);
         }
-        if self.check.broken.is_none() && self.is_over() {
+        if !self.stops() && self.is_over() {
             self.check_end();
         }
         self.verdict()
+    }
+
+    /// Nothing that follows tells anything.
+    fn stops(&self) -> bool {
+        self.check.broken.is_some() || self.check.is_split
     }
 
     fn verdict(&mut self) -> Result<(), Box<Violation>> {
@@ -314,6 +324,7 @@ impl World {
 
     /// A new session of the same guest between the same hosts.
     pub fn renew(&mut self) {
+        self.answer_operators();
         self.session += 1;
         self.check.reported_fenced.clear();
         self.check.reported_sealed = false;
@@ -417,6 +428,7 @@ impl World {
             SimEvent::Fault(entry) => self.inject_fault(entry),
             SimEvent::LinkRestored(link) => self.link_restored(link),
             SimEvent::Restart(host) => self.restart(host),
+            SimEvent::OperatorDecides { host, session, here } => self.operator_decides(host, session, here),
         }
     }
 
@@ -446,6 +458,7 @@ impl World {
                 self.poll_cases(host);
             }
         }
+        self.answer_operators();
         if quiet || self.ticks.is_multiple_of(40) {
             self.forget_dead();
             self.operator_looks();

@@ -1,0 +1,454 @@
+//! What operators are told: they decide as with `linerate resolve`, and the agent answers when it knows what became of
+//! the decision. Who was told that it is done must find it so. Also two operators, one at each host, who see their own
+//! host only.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
+use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
+use linerate_core::{Side, destination, source};
+
+use crate::check::{Answer, Decision, Mutation, Property};
+use crate::faults;
+use crate::hosts::Machine;
+use crate::world::{SimEvent, World};
+
+/// As the agent's API: by then an operator is told that the decision still waits.
+const DECISION_WAIT: Duration = Duration::from_secs(15);
+/// A held guest is given up for a copy that its source has reported so long ago at most; and a report takes a moment.
+const REPORTED_WITHIN: Duration = Duration::from_secs(6);
+
+impl World {
+    // ---- deciding ----
+
+    /// An operator decides, and waits for the answer. Whether the agent has taken the decision.
+    pub fn decide(&mut self, host: usize, session: u64, here: bool) -> bool {
+        let decision = Decision {
+            host,
+            session,
+            here,
+            is_live: !self.hosts[host].cases.contains_key(&session),
+            since: self.now,
+            pid: self.process_of(host, session),
+        };
+        if !self.takes(&decision) {
+            // It never ran, and cannot run any more: its source gets it back.
+            let waits =
+                matches!(self.case(host, session), Some(Machine::Destination(one)) if one.is_waiting());
+            if waits && here && decision.pid.is_none() {
+                self.handle_destination_case(host, session, DestinationEvent::RolledBackAtSource);
+            }
+            self.tell(decision, Answer::Refused);
+            return false;
+        }
+        self.accept(decision);
+        self.deliver(host, session, here);
+        self.answer_operators();
+        true
+    }
+
+    /// The operator of a host waits for the agent's answer.
+    pub fn awaits_answer(&self, host: usize, session: u64) -> bool {
+        self.hosts[host].decisions.iter().any(|decision| decision.session == session)
+    }
+
+    fn case(&self, host: usize, session: u64) -> Option<&Machine> {
+        self.hosts[host].cases.get(&session).map(|case| &case.machine)
+    }
+
+    /// The checks of the agent's `resolve`, in the session in progress and in recovery.
+    fn takes(&self, decision: &Decision) -> bool {
+        let Decision { host, session, here, pid, .. } = *decision;
+        let known = &self.hosts[host];
+        let ran_here = known.record(session).is_some_and(|record| record.ran_here);
+        let ran_here = ran_here || known.ran_here.contains(&session);
+        let can_resume = !here || pid.is_some() || ran_here;
+        match self.case(host, session) {
+            _ if !known.up => false,
+            Some(Machine::Source(one)) => one.takes(here) && can_resume,
+            Some(Machine::Destination(one)) if one.is_held() && here => !one.is_rolled_back_at_source(),
+            Some(Machine::Destination(one)) if one.is_held() => one.may_be_given_up(self.now),
+            Some(Machine::Destination(one)) if one.is_waiting() && here => pid.is_some(),
+            Some(Machine::Destination(one)) => one.takes(here),
+            Some(Machine::Setting(_) | Machine::Domain(_)) => false,
+            None if session != self.session => false,
+            None if host == self.at(Side::Source) => {
+                let machine = self.source.machine.as_ref();
+                machine.is_some_and(|one| one.is_in_doubt() && one.takes(here)) && can_resume
+            }
+            None => self.destination.machine.as_ref().is_some_and(|one| one.takes(here)),
+        }
+    }
+
+    fn accept(&mut self, decision: Decision) {
+        let Decision { host, session, here, .. } = decision;
+        let leaves = match self.case(host, session) {
+            Some(machine) => matches!(machine, Machine::Source(_)),
+            None => host == self.at(Side::Source),
+        };
+        if leaves {
+            self.check.resolved.insert(session);
+        } else if here {
+            self.check.run_there.insert(session);
+        }
+        if matches!(self.case(host, session), Some(Machine::Destination(one)) if one.is_held()) {
+            self.accept_over_held(&decision);
+        }
+        self.check.decisions.push(decision);
+        self.hosts[host].decisions.push(decision);
+    }
+
+    /// The guest may have run and stopped again, also after an earlier decision to run it: this is a decision of its
+    /// own.
+    fn accept_over_held(&mut self, decision: &Decision) {
+        let Decision { host, session, here, pid, .. } = *decision;
+        self.check.told.retain(|told| (told.host, told.session) != (host, session));
+        if here {
+            (self.wanted, self.paused_since) = (true, true);
+            return;
+        }
+        self.check.given_up_there.insert(session);
+        let is_revoked = matches!(
+            self.case(host, session),
+            Some(Machine::Destination(one)) if one.is_rolled_back_at_source()
+        );
+        let is_current = pid.and_then(|pid| self.find(pid)).is_some_and(|guest| guest.current);
+        let is_left = self.all().any(|guest| Some(guest.pid) != pid && guest.current)
+            || self.check.died.values().any(|at| self.now - *at < REPORTED_WITHIN);
+        self.check.that(is_left || is_revoked || !is_current, Property::NothingLost, || {
+            format!("host {host} takes the decision to give up the only copy of session {session}")
+        });
+    }
+
+    fn deliver(&mut self, host: usize, session: u64, here: bool) {
+        match self.case(host, session) {
+            Some(Machine::Source(_)) => self.handle_source_case(host, session, SourceEvent::Resolve(here)),
+            Some(Machine::Destination(_)) => {
+                self.handle_destination_case(host, session, DestinationEvent::Resolve(here));
+            }
+            Some(Machine::Setting(_) | Machine::Domain(_)) => {}
+            None if host == self.at(Side::Source) => self.handle_source(source::Event::Resolve(here)),
+            None => self.handle_destination(destination::Event::Resolve(here)),
+        }
+    }
+
+    // ---- answering ----
+
+    /// Answers every operator who has waited long enough, or whose decision counts or is void by now. Called before a
+    /// state machine goes, so that what became of a decision is not missed.
+    pub fn answer_operators(&mut self) {
+        for host in 0..2 {
+            for decision in self.hosts[host].decisions.clone() {
+                if let Some(answer) = self.answer_to(&decision) {
+                    self.hosts[host].decisions.retain(|one| *one != decision);
+                    self.tell(decision, answer);
+                }
+            }
+        }
+    }
+
+    /// As the agent's `until_decided` and `may_run`; none while the operator has to wait.
+    fn answer_to(&self, decision: &Decision) -> Option<Answer> {
+        let early = self.options.mutation == Some(Mutation::DecisionReportedEarly);
+        let is_late = self.now - decision.since >= DECISION_WAIT;
+        match self.fate_of(decision) {
+            Some(Decided::Waiting) if early => Some(Answer::Done),
+            Some(Decided::Waiting) if !is_late => None,
+            Some(Decided::Waiting) | None => Some(Answer::Waits),
+            Some(Decided::Taken) if self.has_no_guest(decision) => Some(Answer::GuestGone),
+            Some(Decided::Taken) => Some(Answer::Done),
+            Some(Decided::Void | Decided::Overruled | Decided::GivenUp) => Some(Answer::Refused),
+        }
+    }
+
+    /// None if the state machine that took it is gone.
+    fn fate_of(&self, decision: &Decision) -> Option<Decided> {
+        let Decision { host, session, here, is_live, .. } = *decision;
+        match self.case(host, session).filter(|_| !is_live) {
+            Some(Machine::Source(one)) => Some(one.decided_for(here)),
+            Some(Machine::Destination(one)) => Some(one.decided_for(here)),
+            Some(Machine::Setting(_) | Machine::Domain(_)) => None,
+            None if !is_live || session != self.session => None,
+            None if host == self.at(Side::Source) => {
+                self.source.machine.as_ref().map(|one| one.decided_for(here))
+            }
+            None => self.destination.machine.as_ref().map(|one| one.decided_for(here)),
+        }
+    }
+
+    /// The session in progress at a destination does not look for its process before it answers.
+    fn has_no_guest(&self, decision: &Decision) -> bool {
+        let looks = !decision.is_live || decision.host == self.at(Side::Source);
+        decision.here && looks && self.process_of(decision.host, decision.session).is_none()
+    }
+
+    fn tell(&mut self, decision: Decision, answer: Answer) {
+        let Decision { host, session, here, pid, .. } = decision;
+        self.note(|| format!("host {host}, session {session}: the decision {here} is answered: {answer:?}"));
+        self.answers[answer as usize] += 1;
+        if answer != Answer::Done {
+            return;
+        }
+        let runs = pid.and_then(|pid| self.find(pid)).is_some_and(|guest| guest.running);
+        self.check.that(here || !runs, Property::DecisionKept, || {
+            format!("an operator is told that process {pid:?} is given up, and it runs the guest")
+        });
+        self.check.told.push(decision);
+    }
+
+    // ---- what was told, and what became of it ----
+
+    /// An incoming QEMU is ended.
+    pub fn check_told_of_discard(&mut self, pid: u64) {
+        let Some(guest) = self.find(pid) else { return };
+        let (host, session, current) = (guest.host, guest.made_for, guest.current);
+        // It could not be run here and never ran: its source has it back.
+        let returned = self.check.returned.contains(&session);
+        let own = self.check.decisions.iter().any(|one| !one.here && one.pid == Some(pid));
+        let broken = self.check.told.iter().find(|told| match told.here {
+            true => told.pid == Some(pid) && !returned,
+            false => (told.session, told.host) == (session, 1 - host) && current && !own,
+        });
+        let broken = broken.copied();
+        self.check.that(broken.is_none(), Property::DecisionKept, || {
+            format!("process {pid} is ended on host {host}, and an operator was told: {broken:?}")
+        });
+    }
+
+    /// The source of a session ends its process.
+    pub fn check_told_of_end(&mut self, pid: u64, session: u64) {
+        let Some(guest) = self.find(pid) else { return };
+        let (host, current) = (guest.host, guest.current);
+        let own = self.check.decisions.iter().any(|one| !one.here && one.pid == Some(pid));
+        let broken = self.check.told.iter().find(|told| match told.here {
+            true => (told.session, told.pid) == (session, Some(pid)),
+            false => (told.session, told.host) == (session, 1 - host) && current && !own,
+        });
+        let broken = broken.copied();
+        self.check.that(broken.is_none(), Property::DecisionKept, || {
+            format!("process {pid} is given up on host {host}, and an operator was told: {broken:?}")
+        });
+    }
+
+    /// A process lets the guest execute.
+    pub fn check_told_of_run(&mut self, pid: u64) {
+        let broken = self.check.told.iter().find(|told| !told.here && told.pid == Some(pid)).copied();
+        self.check.that(broken.is_none(), Property::DecisionKept, || {
+            format!("process {pid} runs the guest, and an operator was told: {broken:?}")
+        });
+    }
+
+    /// All sessions are over. A process that has ended since did so by itself, or it was checked when it was ended.
+    pub fn check_told_at_end(&mut self) {
+        self.answer_operators();
+        let wanted = self.wanted;
+        for told in self.check.told.clone() {
+            let Some(guest) = told.pid.and_then(|pid| self.find(pid)) else { continue };
+            let found = (guest.running, guest.owned, guest.current);
+            self.check.that(told.here && found == (wanted, true, true), Property::DecisionKept, || {
+                format!("an operator was told {told:?}; running, owned, current: {found:?}")
+            });
+        }
+    }
+
+    /// With [`Mutation::DecisionNotWritten`]: the driver says that this record is on disk, and it is not.
+    pub fn keeps_in_memory(&self, host: usize, session: u64, phase: Phase) -> bool {
+        self.options.mutation == Some(Mutation::DecisionNotWritten)
+            && self.awaits_answer(host, session)
+            && matches!(
+                phase,
+                Phase::Source(SourcePhase::ResumingHere) | Phase::Destination(DestinationPhase::Committed)
+            )
+    }
+
+    // ---- two operators ----
+
+    /// Something at this host waits for an operator.
+    fn asks_for_decision(&self, host: usize, session: u64) -> bool {
+        let known = &self.hosts[host];
+        match self.case(host, session) {
+            _ if !known.up => false,
+            Some(Machine::Source(one)) => one.is_in_doubt(),
+            Some(Machine::Destination(one)) => one.is_waiting() || one.is_held(),
+            Some(Machine::Setting(_) | Machine::Domain(_)) => false,
+            None if session != self.session => false,
+            None if host == self.at(Side::Source) => {
+                self.source.machine.as_ref().is_some_and(|one| one.is_in_doubt())
+            }
+            None => self.destination.machine.as_ref().is_some_and(|one| one.is_held()),
+        }
+    }
+
+    /// Both hosts show a session in doubt: now and then two operators decide at about the same time, each by what their
+    /// own host shows. Links come back or are cut meanwhile, and agents and hosts crash.
+    pub fn two_operators_look(&mut self) {
+        let cases = self.hosts.iter().flat_map(|host| host.cases.keys().copied());
+        let sessions: BTreeSet<u64> = cases.chain([self.session]).collect();
+        for session in sessions {
+            let both = (0..2).all(|host| self.asks_for_decision(host, session));
+            if !both || self.retrying || self.check.pairs.contains(&session) || !self.random.percent(10) {
+                continue;
+            }
+            self.check.pairs.insert(session);
+            for host in 0..2 {
+                let most = [1, 50_000, 3_000_000][self.random.below(3) as usize];
+                let (span, here) = (self.micros(0, most), self.random.percent(50));
+                self.after(span, SimEvent::OperatorDecides { host, session, here });
+            }
+            self.disturb_decisions();
+        }
+    }
+
+    fn disturb_decisions(&mut self) {
+        if self.random.percent(40) {
+            let link = self.random.below(self.links.len() as u64) as usize;
+            let span = self.micros(0, 5_000_000);
+            self.after(span, SimEvent::LinkRestored(link));
+        }
+        for _ in 0..self.random.below(4) {
+            let fault = faults::between_decisions(&mut self.random, self.links.len(), self.options.focus);
+            let span = self.micros(0, 4_000_000);
+            self.after(span, SimEvent::Fault(self.scenario.faults.len()));
+            self.scenario.faults.push(fault);
+            self.fired.push(true);
+        }
+    }
+
+    /// One of the two decides, if there is still something to decide. Nobody gives up a guest that they see running.
+    pub fn operator_decides(&mut self, host: usize, session: u64, here: bool) {
+        if !self.asks_for_decision(host, session) || self.awaits_answer(host, session) {
+            return;
+        }
+        let runs = self.process_of(host, session).and_then(|pid| self.find(pid));
+        let here = here || runs.is_some_and(|guest| guest.running);
+        self.note(|| format!("host {host}, session {session}: one of two operators decides: {here}"));
+        self.decide(host, session, here);
+    }
+
+    /// The question before a decision counts had no answer: the operator answers for what the other host does.
+    pub fn note_unanswered(&mut self, host: usize, session: u64) {
+        let machine = match self.case(host, session) {
+            Some(Machine::Source(one)) => Some(one.decided_for(true)),
+            Some(_) => None,
+            None if (session, host) != (self.session, self.at(Side::Source)) => None,
+            None => self.source.machine.as_ref().map(|one| one.decided_for(true)),
+        };
+        if machine != Some(Decided::Waiting) || !self.check.pairs.contains(&session) {
+            return;
+        }
+        let named = |at: usize| self.hosts[at].record(session).and_then(|record| record.process);
+        let both = [named(host), named(1 - host)];
+        self.check.unanswered.extend(both.into_iter().flatten());
+    }
+
+    /// Two operators have let two copies run: the agent of neither host could know of the other. Nothing more is
+    /// promised, and the run ends.
+    pub fn is_split_by_operators(&mut self, pid: u64) -> bool {
+        let Some(guest) = self.find(pid) else { return false };
+        let is_current = guest.current;
+        let in_use = self.all().any(|other| other.pid != pid && (other.running || other.disks));
+        let unanswered = self.check.unanswered.contains(&pid);
+        let resumed =
+            |one: &Decision| one.here && one.pid == Some(pid) && self.check.pairs.contains(&one.session);
+        let by_operator = unanswered || self.check.decisions.iter().any(resumed);
+        let is_split = unanswered && in_use || by_operator && !is_current;
+        if is_split {
+            self.note(|| {
+                format!("process {pid} would run beside or after another, as two operators decided")
+            });
+            self.check.is_split = true;
+        }
+        is_split
+    }
+
+    /// A copy that operators have taken back, and another that has the guest too, though it does not run.
+    pub fn is_owned_twice_by_operators(&self) -> bool {
+        let owners: Vec<u64> = self.all().filter(|guest| guest.owned).map(|guest| guest.pid).collect();
+        owners.len() > 1 && owners.iter().any(|pid| self.check.unanswered.contains(pid))
+    }
+
+    /// Both operators have given their copy up in a session.
+    pub fn is_given_up_twice(&self) -> bool {
+        let gives_up = |host: usize, session: u64| {
+            self.check.decisions.iter().any(|one| (one.host, one.session, one.here) == (host, session, false))
+        };
+        self.check.pairs.iter().any(|session| gives_up(0, *session) && gives_up(1, *session))
+    }
+
+    /// An operator who saw this host only has given this copy up.
+    pub fn is_given_up_by_one_of_two(&self, pid: u64) -> bool {
+        let decisions = &self.check.decisions;
+        decisions
+            .iter()
+            .any(|one| !one.here && one.pid == Some(pid) && self.check.pairs.contains(&one.session))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Options;
+    use crate::hosts::Known;
+    use linerate_core::Outcome;
+    use linerate_core::recovery::SourceRecovery;
+
+    /// A source in doubt, whose question is on its way.
+    fn in_doubt() -> World {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, world.guest.pid);
+        let known = Known { process: Some(pid), ..Known::default() };
+        assert!(world.hosts[0].write(now, 1, Phase::Source(SourcePhase::CommitSent), known));
+        world.guest.ran = Some(true);
+        world.guest.running = false;
+        world.source.machine = None;
+        world.add_case(0, 1, Machine::Source(SourceRecovery::query(now)));
+        world.poll_cases(0);
+        world
+    }
+
+    #[test]
+    fn an_operator_is_answered_when_the_decision_counts_or_is_void_or_after_fifteen_seconds() {
+        let answers = |answer: Option<Outcome>, then: Duration| {
+            let mut world = in_doubt();
+            assert!(world.decide(0, 1, true));
+            assert!(world.awaits_answer(0, 1), "the question is in flight");
+            if let Some(outcome) = answer {
+                world.handle_source_case(0, 1, SourceEvent::Answered(Some(outcome)));
+            }
+            world.now = world.now + then;
+            world.answer_operators();
+            world.answers
+        };
+        assert_eq!(answers(None, Duration::from_secs(14)), [0, 0, 0, 0]);
+        assert_eq!(answers(None, DECISION_WAIT), [0, 1, 0, 0]);
+        assert_eq!(answers(Some(Outcome::Pending), Duration::ZERO), [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn who_was_told_that_the_guest_runs_here_finds_it_so() {
+        let mut world = in_doubt();
+        assert!(world.decide(0, 1, true));
+        world.handle_source_case(0, 1, SourceEvent::Answered(None));
+        world.handle_source_case(0, 1, SourceEvent::Written(true));
+        world.answer_operators();
+        assert_eq!(world.answers, [1, 0, 0, 0]);
+        let pid = world.guest.pid;
+        world.check_told_of_end(pid, 2);
+        assert!(world.check.broken.is_none(), "a later session may move it");
+        world.check_told_of_end(pid, 1);
+        assert!(matches!(world.check.broken, Some((Property::DecisionKept, _))));
+    }
+
+    #[test]
+    fn a_copy_that_was_given_up_does_not_run_again() {
+        let mut world = in_doubt();
+        let pid = world.guest.pid;
+        let decision =
+            Decision { host: 0, session: 1, here: false, is_live: false, since: world.now, pid: Some(pid) };
+        world.tell(decision, Answer::Done);
+        assert!(world.check.broken.is_none());
+        world.check_told_of_run(pid);
+        assert!(matches!(world.check.broken, Some((Property::DecisionKept, _))));
+    }
+}
