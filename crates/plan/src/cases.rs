@@ -306,6 +306,7 @@ impl World {
         let Some(case) = self.hosts[host].cases.get_mut(&session) else { return };
         if let Machine::Source(machine) = &mut case.machine {
             machine.handle(now, event);
+            self.answer_operators();
             self.poll_cases(host);
         }
     }
@@ -320,6 +321,7 @@ impl World {
                 machine.handle(now, DestinationEvent::ProcessEnded);
             }
             machine.handle(now, event);
+            self.answer_operators();
             self.poll_cases(host);
         }
     }

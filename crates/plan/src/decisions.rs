@@ -10,7 +10,7 @@ use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
 use linerate_core::{Side, destination, source};
 
 use crate::check::{Answer, Decision, Mutation, Property};
-use crate::faults;
+use crate::faults::{self, Fault};
 use crate::hosts::Machine;
 use crate::world::{SimEvent, World};
 
@@ -135,8 +135,8 @@ impl World {
 
     // ---- answering ----
 
-    /// Answers every operator who has waited long enough, or whose decision counts or is void by now. Called before a
-    /// state machine goes, so that what became of a decision is not missed.
+    /// Answers every operator who has waited long enough, or whose decision counts or is void by now. Called as soon as
+    /// that can be, and before a state machine goes.
     pub fn answer_operators(&mut self) {
         for host in 0..2 {
             for decision in self.hosts[host].decisions.clone() {
@@ -195,6 +195,12 @@ impl World {
             format!("an operator is told that process {pid:?} is given up, and it runs the guest")
         });
         self.check.told.push(decision);
+        if !self.retrying && self.random.percent(30) {
+            let side = if host == self.at(Side::Source) { Side::Source } else { Side::Destination };
+            let span = self.micros(0, 30_000);
+            let crash = faults::agent_crashes(&mut self.random, side);
+            self.will_fail(span, crash);
+        }
     }
 
     // ---- what was told, and what became of it ----
@@ -309,10 +315,15 @@ impl World {
         for _ in 0..self.random.below(4) {
             let fault = faults::between_decisions(&mut self.random, self.links.len(), self.options.focus);
             let span = self.micros(0, 4_000_000);
-            self.after(span, SimEvent::Fault(self.scenario.faults.len()));
-            self.scenario.faults.push(fault);
-            self.fired.push(true);
+            self.will_fail(span, fault);
         }
+    }
+
+    /// A fault that is not in the script.
+    fn will_fail(&mut self, span: Duration, fault: Fault) {
+        self.after(span, SimEvent::Fault(self.scenario.faults.len()));
+        self.scenario.faults.push(fault);
+        self.fired.push(true);
     }
 
     /// One of the two decides, if there is still something to decide. Nobody gives up a guest that they see running.

@@ -163,6 +163,7 @@ impl World {
         {
             self.destination_action(action);
         }
+        self.answer_operators();
     }
 
     fn destination_action(&mut self, action: Action) {

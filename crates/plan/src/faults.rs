@@ -251,6 +251,15 @@ pub fn between_decisions(random: &mut Random, links: usize, focus: Focus) -> Fau
         0 => severe(random, links),
         among => Focus::draw(random, among, |random| fault_kind(random, links), FaultKind::kind),
     };
+    now(random, kind)
+}
+
+/// An agent crashes when an operator has just been answered.
+pub fn agent_crashes(random: &mut Random, side: Side) -> Fault {
+    now(random, FaultKind::AgentCrashes(side))
+}
+
+fn now(random: &mut Random, kind: FaultKind) -> Fault {
     let trigger = Trigger::At(Duration::ZERO);
     Fault { trigger, kind, back_after: random.micros(1_000, 5_000_000), comes_back: random.percent(70) }
 }

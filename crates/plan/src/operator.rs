@@ -117,7 +117,12 @@ impl World {
         let here = self.process_of(host, session);
         let older = self.all().any(|guest| Some(guest.pid) != here && !guest.current);
         let is_free = !older && !self.check.resolved.contains(&session);
-        let run = !(is_free && self.random.percent(50));
+        // One of two operators has had it resumed at the source.
+        let runs_there = self.all().any(|guest| Some(guest.pid) != here && guest.running);
+        let case = self.hosts[host].cases.get(&session).map(|case| &case.machine);
+        let is_revoked =
+            matches!(case, Some(Machine::Destination(machine)) if machine.is_rolled_back_at_source());
+        let run = !(runs_there || is_revoked || is_free && self.random.percent(50));
         self.note(|| format!("host {host}, session {session}: the operator lets it run: {run}"));
         if run {
             (self.wanted, self.paused_since) = (true, true);

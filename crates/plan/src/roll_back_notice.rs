@@ -120,6 +120,7 @@ impl World {
                 let pid = self.hosts[host].record(session).and_then(|record| record.process);
                 let ended = pid.is_some_and(|pid| !self.is_alive(pid));
                 let let_run = self.check.run_there.contains(&session);
+                // An operator has resumed the guest here without knowing that.
                 if pid.is_some_and(|pid| self.check.unanswered.contains(&pid)) {
                     self.check.is_split = true;
                     return;

@@ -141,8 +141,8 @@ impl World {
             self.source_action(action);
         }
         self.pump();
+        self.answer_operators();
         if self.source.machine.as_ref().is_some_and(Source::is_ended) {
-            self.answer_operators();
             self.source.machine = None;
         }
     }

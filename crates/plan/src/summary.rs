@@ -133,8 +133,13 @@ impl Summary {
     }
 
     /// Answers to operators, by [`Answer`].
-    pub fn answers(&self) -> &[u64] {
-        &self.answers
+    pub fn answers(&self) -> [u64; Answer::NAMES.len()] {
+        self.answers
+    }
+
+    /// Runs that ended because two operators let two copies run.
+    pub fn split(&self) -> u64 {
+        self.split
     }
 
     /// Faults that happened, by [`FaultKind::kind`].
