@@ -224,6 +224,31 @@ fn rule_12_a_commit_that_is_not_repeated() {
     noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotRepeated, Property::Ends, 1000);
 }
 
+/// Links that are away for long leave a session in doubt at both hosts, and two operators decide.
+fn two_operators(mode: ModeTag, histories: bool) -> Options {
+    Options { mode, histories, ..often(&["all links silent", "agent crashes", "commit"]) }
+}
+
+#[test]
+fn a_decision_that_is_reported_done_while_it_waits() {
+    for mode in [ModeTag::Direct, ModeTag::Streams] {
+        for histories in [false, true] {
+            let sound = two_operators(mode, histories);
+            noticed_in(sound, Mutation::DecisionReportedEarly, Property::DecisionKept, 1000);
+        }
+    }
+}
+
+#[test]
+fn a_decision_that_was_reported_done_and_is_forgotten_at_a_restart() {
+    for mode in [ModeTag::Direct, ModeTag::Streams] {
+        for histories in [false, true] {
+            let sound = two_operators(mode, histories);
+            noticed_in(sound, Mutation::DecisionNotWritten, Property::DecisionKept, 1000);
+        }
+    }
+}
+
 #[test]
 fn rule_13_recovery_by_name() {
     noticed_in_histories(Mutation::RecoverByName, Property::OwnRecord, 500);

@@ -91,6 +91,24 @@ fn histories_of_libvirts_guests_with_a_journal_that_refuses_and_crashes_inside_r
     all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
+/// Links that are away for long leave a session in doubt at both hosts.
+#[test]
+fn with_an_operator_at_each_host_who_decide_against_each_other() {
+    let names = ["all links silent", "agent crashes", "commit"];
+    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
+    let focus = focus.expect("all of them are known");
+    for (mode, histories) in
+        [ModeTag::Direct, ModeTag::Streams].into_iter().flat_map(|mode| [(mode, false), (mode, true)])
+    {
+        let options = Options { focus, mode, histories, ..Options::default() };
+        let summary = all(0..200, options).unwrap_or_else(|violation| panic!("{violation}"));
+        let [done, _, refused, _] = summary.answers();
+        assert!(summary.pairs() > 10, "two operators hardly ever decide\n{summary}");
+        assert!(done > 20 && refused > 0, "an answer is hardly ever given\n{summary}");
+        assert!(summary.split() * 2 < summary.pairs(), "most pairs end the run\n{summary}");
+    }
+}
+
 #[test]
 fn a_seed_replays() {
     let run = |seed| {
