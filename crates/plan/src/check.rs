@@ -310,7 +310,7 @@ pub struct Check {
     pub lost: bool,
     /// Processes that were given up for another host's.
     pub moved_on: BTreeSet<u64>,
-    /// Every decision that an agent has taken.
+    /// Every decision that an agent has taken and that is not known to be void.
     pub decisions: Vec<Decision>,
     /// Those of which an operator was told that they are done.
     pub told: Vec<Decision>,

@@ -187,6 +187,9 @@ impl World {
         let Decision { host, session, here, pid, .. } = decision;
         self.note(|| format!("host {host}, session {session}: the decision {here} is answered: {answer:?}"));
         self.answers[answer as usize] += 1;
+        if answer == Answer::Refused {
+            self.check.decisions.retain(|one| *one != decision);
+        }
         if answer != Answer::Done {
             return;
         }
