@@ -628,7 +628,7 @@ fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
 }
 
 /// One more connection of a tunnel.
-fn join_tunnel(tunnel: &Tunnel, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
+fn join_tunnel(tunnel: &Arc<Tunnel>, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
     let hello = accepted.hello.clone();
     let version = negotiate(hello.version_min, hello.version_max);
     let refused = match (tunnel.check_opener(&hello, name), version) {

@@ -15,6 +15,11 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 
 use crate::config::{Config, Protection, RdmaNetwork};
 
+mod parts;
+
+use parts::Parts;
+pub(crate) use parts::{REVOKED, SessionPart};
+
 /// Why connections cannot be protected as configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SecurityError {
@@ -91,6 +96,15 @@ struct Protected {
     /// `None` until this host has joined a cluster. Every handshake fails until then.
     identity: Mutex<Option<Identity>>,
     tls: Tls,
+    /// What ends with TLS connections when a host is revoked.
+    parts: Parts,
+}
+
+impl Protected {
+    /// Without an identity yet.
+    fn new() -> Protected {
+        Protected { identity: Mutex::default(), tls: Tls::without_identity(), parts: Parts::default() }
+    }
 }
 
 impl Security {
@@ -110,7 +124,7 @@ impl Security {
             return Ok(Security::insecure());
         }
         let security = Security {
-            protection: Some(Protected { identity: Mutex::default(), tls: Tls::without_identity() }),
+            protection: Some(Protected::new()),
             policy: config.peers.clone(),
             rdma: config.rdma_network,
         };
@@ -146,12 +160,29 @@ impl Security {
         self.protection.as_ref()?.identity.lock().clone()
     }
 
-    /// Ends the connections of hosts that were revoked meanwhile, whatever they carry. How many there were.
+    /// Ends the connections of hosts that were revoked meanwhile, whatever they carry, and the parts of their sessions.
+    /// How many there were.
     pub(crate) fn end_revoked(&self) -> usize {
         let (Some(protected), Some(identity)) = (&self.protection, self.identity()) else { return 0 };
         // Only that counts: a certificate that has ended, or whose authority leaves, was good when the connection was
-        // made.
-        protected.tls.end_connections(|chain, _| identity.is_revoked(chain))
+        // made. Parts first: they know the reason, and a connection that is closed does not.
+        let parts = protected.parts.end(|chain| identity.is_revoked(chain));
+        parts + protected.tls.end_connections(|chain, _| identity.is_revoked(chain))
+    }
+
+    /// Whether the host with these certificates was revoked. Never in plain text.
+    pub(crate) fn is_revoked(&self, chain: &[CertificateDer<'static>]) -> bool {
+        self.identity().is_some_and(|identity| identity.is_revoked(chain))
+    }
+
+    /// Ends a part of a session when the host with these certificates is revoked, and now if it is revoked already.
+    pub(crate) fn end_with_peer(&self, chain: &[CertificateDer<'static>], part: &Arc<dyn SessionPart>) {
+        let Some(protected) = &self.protection else { return };
+        protected.parts.add(chain, part);
+        // Only now: of a list that comes into force meanwhile, one of the two sees the other.
+        if self.is_revoked(chain) {
+            part.peer_revoked();
+        }
     }
 
     /// Connections from other hosts can be taken: they prove who they are, or the operator has chosen that they need
@@ -268,7 +299,7 @@ pub(crate) mod tests {
         let bundle = Bundle::new(vec![authority.certificate().clone()]).unwrap();
         let identity = Identity::install(folder, &key, &certificate, &bundle, authority.id(), now).unwrap();
         let security = Security {
-            protection: Some(Protected { identity: Mutex::default(), tls: Tls::without_identity() }),
+            protection: Some(Protected::new()),
             policy: toml::from_str(policy).unwrap(),
             rdma: RdmaNetwork::Untrusted,
         };

@@ -196,11 +196,13 @@ pub enum ChannelError {
 
 impl ChannelError {
     /// Whether the transport may be what failed, when the link works: the peer did not end it, nor did this side.
+    /// A revocation is this side's end.
     pub fn may_be_the_transports(&self) -> bool {
         !matches!(
             self,
             ChannelError::Closed
                 | ChannelError::ClosedHere
+                | ChannelError::Rdma(RdmaError::Revoked)
                 | ChannelError::Thread(_)
                 | ChannelError::SourceGone { .. }
         )
@@ -226,5 +228,12 @@ mod tests {
     fn a_stalled_channel_says_for_how_many_milliseconds() {
         let stalled = ChannelError::Stalled { waited: Duration::from_millis(1234) };
         assert_eq!(stalled.to_string(), "nothing moved for 1234 ms although something was in flight");
+    }
+
+    #[test]
+    fn a_revocation_is_named_and_is_no_failure_of_rdma() {
+        let revoked = ChannelError::from(RdmaError::Revoked);
+        assert_eq!(revoked.to_string(), "the other host was revoked");
+        assert!(!revoked.may_be_the_transports());
     }
 }

@@ -23,15 +23,16 @@ use crate::session::offer::endpoints;
 /// How long the asking side may think between two requests.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// From the first document to the end. Says meanwhile whether the peer asked for `force`.
+/// From the first document to the end, or until it is stopped. Says meanwhile whether the peer asked for `force`.
 pub fn serve(
     host: &Arc<Host>,
     talk: &DocumentChannel,
     names: (SessionId, Token),
+    stop: &Arc<Stop>,
     terms: Terms,
     forced: &mut bool,
 ) -> Result<(), BenchError> {
-    let claimed = host.claim(names, &Arc::new(Stop::default()), true);
+    let claimed = host.claim(names, stop, true);
     // Read before it is refused: closing with something unread would take the refusal back.
     let force = match receive(talk, ANSWER_WAIT)? {
         PeerRequest::Open { force } => force,
@@ -120,6 +121,7 @@ impl Serving<'_> {
     fn failed(&self, source: linerate_net::bench::TestError) -> BenchError {
         match self.measurement.stop.reason() {
             Some(Reason::Migration) => BenchError::Migration { host: "this host".into() },
+            Some(Reason::Revoked) => BenchError::Revoked,
             _ => BenchError::TestConnection { link: "a connection".into(), source },
         }
     }

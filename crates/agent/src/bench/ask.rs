@@ -31,6 +31,7 @@ use super::host::{Claim, Host};
 use super::stop::{Reason, Stop};
 use super::{PeerKind, bandwidth, pingpong, ports};
 use crate::clock::unix_ms;
+use crate::security::SessionPart;
 
 /// Most sizes of a ping-pong.
 const SIZES_MAX: usize = 64;
@@ -108,7 +109,10 @@ pub fn measure(
     if migrating && !request.force {
         return Err(BenchError::Migration { host: "this host".into() });
     }
-    let talk = DocumentChannel::new(contact(host, &request.to, names)?);
+    let stream = contact(host, &request.to, names)?;
+    let part: Arc<dyn SessionPart> = stop.clone();
+    host.security.end_with_peer(stream.peer_certificates(), &part);
+    let talk = DocumentChannel::new(stream);
     stop.add(talk.closer());
     send(&talk, &PeerRequest::Open { force: request.force })?;
     let answer: PeerReply = receive(&talk, ANSWER_WAIT).map_err(|error| stopped(stop).unwrap_or(error))?;
@@ -223,6 +227,7 @@ fn stopped(stop: &Stop) -> Option<BenchError> {
     match stop.reason()? {
         Reason::Cancelled => Some(BenchError::Cancelled),
         Reason::Migration => Some(BenchError::Migration { host: "this host".into() }),
+        Reason::Revoked => Some(BenchError::Revoked),
         Reason::Over => None,
     }
 }

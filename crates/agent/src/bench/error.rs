@@ -11,6 +11,7 @@ use linerate_net::tcp::listen::ListenError;
 
 use super::documents::{CONNECTIONS_MAX, MEMORY_BYTES_MAX, QUEUE_PAIRS_MAX, REPETITIONS_MAX, STREAM_MS_MAX};
 use crate::faults::chain;
+use crate::security::REVOKED;
 
 /// Why a measurement failed or was refused.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +89,9 @@ pub enum BenchError {
     /// The operator, or a client that went away.
     #[error("the measurement was cancelled")]
     Cancelled,
+    /// Nothing more is sent to it, nor taken from it.
+    #[error("the measurement was ended: {REVOKED}")]
+    Revoked,
     /// The other agent cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -191,6 +195,7 @@ impl BenchError {
             BenchError::Migration { .. } => code::MIGRATION_IN_PROGRESS,
             BenchError::Force => "not_authorised",
             BenchError::Cancelled => "cancelled",
+            BenchError::Revoked => "peer_lost",
             BenchError::Connect(_)
             | BenchError::ConnectRdma(_)
             | BenchError::Host { .. }

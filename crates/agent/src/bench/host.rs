@@ -21,7 +21,7 @@ use super::{BenchError, answer};
 use crate::audit::Asked;
 use crate::faults::chain;
 use crate::not_taken::{NotTaken, refuse};
-use crate::security::Security;
+use crate::security::{Security, SessionPart};
 use crate::session::offer::RdmaPorts;
 
 /// Conversations at a time; all but one of them are refused, as this host is busy.
@@ -139,7 +139,11 @@ impl Host {
     /// what the connection will take for messages as long as it is there.
     pub(super) fn admit(&self, hello: &Hello, memory: usize) -> Result<(Reserved, u16), Fault> {
         let refusal = |code, detail: &str| Fault::new(code, Step::Connect, Side::Destination, detail);
-        let active = self.active.lock().clone().filter(|one| one.session == hello.session);
+        // One of a revoked host takes no more connections: by RDMA it shows the token and no certificate.
+        let takes = |one: &Arc<Measurement>| {
+            one.session == hello.session && one.stop.reason() != Some(Reason::Revoked)
+        };
+        let active = self.active.lock().clone().filter(takes);
         let measurement = active.ok_or_else(|| refusal(Code::SessionUnknown, "no such measurement"))?;
         if !measurement.knows(&hello.token) {
             return Err(refusal(Code::NotAuthorised, "no such measurement"));
@@ -203,10 +207,13 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, No
         let fault = Fault::new(Code::VersionMismatch, Step::Authorise, Side::Destination, "");
         return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
+    let stop = Arc::<Stop>::default();
+    let part: Arc<dyn SessionPart> = stop.clone();
+    host.security.end_with_peer(accepted.peer_certificates(), &part);
     let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     let mut force = false;
     let names = (hello.session, hello.token);
-    let served = answer::serve(host, &DocumentChannel::new(stream), names, terms, &mut force);
+    let served = answer::serve(host, &DocumentChannel::new(stream), names, &stop, terms, &mut force);
     let result = match &served {
         Ok(()) => AuditResult::Done,
         Err(BenchError::Force) => AuditResult::Refused,

@@ -6,6 +6,8 @@ use std::sync::MutexGuard;
 use linerate_lock::Mutex;
 use linerate_net::channel::Closer;
 
+use crate::security::SessionPart;
+
 /// Why a measurement was ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -13,6 +15,8 @@ pub enum Reason {
     Cancelled,
     /// A migration began on this host.
     Migration,
+    /// The other host was revoked.
+    Revoked,
     /// It is over anyway.
     Over,
 }
@@ -31,6 +35,12 @@ struct Inner {
 /// Number of a connection that is not to be closed any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
+
+impl SessionPart for Stop {
+    fn peer_revoked(&self) {
+        self.stop(Reason::Revoked);
+    }
+}
 
 impl Stop {
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -76,6 +76,7 @@ fn is_lost(error: &RdmaError) -> bool {
         | RdmaError::Refused(_)
         | RdmaError::PeerClosed
         | RdmaError::ClosedHere
+        | RdmaError::Revoked
         | RdmaError::Rules(_) => false,
     }
 }

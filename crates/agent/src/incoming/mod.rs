@@ -57,7 +57,7 @@ use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::decision::{NotDecided, check_decision, describe_decision};
 use crate::journal::JournalTrouble;
-use crate::security::PeerName;
+use crate::security::{PeerName, SessionPart};
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
@@ -225,6 +225,11 @@ impl Incoming {
         }
     }
 
+    /// Whether the host that opened it was revoked since.
+    fn opener_is_revoked(&self) -> bool {
+        self.identity.peer_is_revoked()
+    }
+
     /// Name of the guest, once it is known.
     pub fn guest(&self) -> String {
         self.guest.lock().clone()
@@ -350,12 +355,15 @@ impl Incoming {
         let (channel, link) = (accepted.hello.channel, accepted.hello.link);
         let round_trip = self.round_trips().get(&link).copied().unwrap_or_default();
         let connection = accepted.welcome(welcome, &self.domains, round_trip)?;
+        let part: Arc<dyn SessionPart> = connection.clone();
+        self.identity.end_with_peer(&part);
         Ok(channels::attach_rdma(self, channel, connection)?)
     }
 
     /// A control connection was welcomed. The loop owns it from then on.
     pub fn attach_path(&self, link: LinkId, stream: Stream) -> std::io::Result<()> {
         self.round_trips().insert(link, RoundTrip::of(&stream));
+        self.identity.note_peer(stream.peer_certificates());
         let mut connection = keep(stream)?;
         let path = self.door.listen(&mut connection)?;
         let _ = self.inbox.send(Input::Path(path, connection));

@@ -189,6 +189,10 @@ impl Sessions {
             (Some(session), _) if !caller.may_join(&session.opener) => {
                 Err(refusal(Code::NotAuthorised, "another host opened this session"))
             }
+            // It shows the token and no certificate.
+            (Some(session), _) if matches!(caller, Caller::Rdma) && session.opener_is_revoked() => {
+                Err(refusal(Code::NotAuthorised, "the host that opened this session was revoked"))
+            }
             (Some(session), Role::ControlJoin | Role::Data | Role::ReverseData) => Ok(session.clone()),
             (Some(_), _) => Err(refusal(Code::ProtocolViolation, "this session exists already")),
             (None, Role::ControlNew) if !caller.may_begin() => {

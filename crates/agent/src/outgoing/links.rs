@@ -20,6 +20,7 @@ use super::{ChannelSource, Input, Outgoing};
 use crate::journal::{Journal, Record, Role};
 use crate::ram::Ram;
 use crate::recovery;
+use crate::security::SessionPart;
 use crate::session::contact::{ask_any, commit_any};
 use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
@@ -85,6 +86,13 @@ fn ram_options(shared: &Outgoing, ram: Vec<Arc<Ram>>) -> ChannelThreadOptions {
     ChannelThreadOptions {
         pacer: shared.pacer.clone(),
         ..ChannelThreadOptions::new(Arc::new(RegionTable::new(regions)))
+    }
+}
+
+/// As for every lost link, the core rolls back or asks when no other can be opened. A revoked host takes none.
+impl SessionPart for Outgoing {
+    fn peer_revoked(&self) {
+        self.losses.peer_revoked();
     }
 }
 

@@ -80,7 +80,10 @@ pub(crate) fn join_any(peers: &[SocketAddr], identity: &Identity) -> Result<Stre
     let mut last = None;
     for &remote in peers {
         match connect(&route(remote), &identity.hello(Role::ControlJoin, 0, 0), &tcp_options(identity)) {
-            Ok((stream, _)) => return Ok(stream),
+            Ok((stream, _)) => {
+                identity.note_peer(stream.peer_certificates());
+                return Ok(stream);
+            }
             Err(error) => last = Some(error),
         }
     }

@@ -3,13 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use linerate_core::{ChannelId, Code, Fault, LinkId, SessionId, Side, Step, Token};
+use linerate_lock::Mutex;
 use linerate_net::tls::Tls;
 use linerate_trust::roles::Permission;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use rustls_pki_types::CertificateDer;
 
-use crate::security::{PeerName, Pinned, Security};
+use crate::security::{PeerName, Pinned, Security, SessionPart};
 
 /// Number and token of a session, and how its connections are protected.
 #[derive(Clone)]
@@ -19,12 +20,14 @@ pub(crate) struct Identity {
     security: Arc<Security>,
     /// Of the connections after the first.
     pinned: Arc<OnceLock<Pinned>>,
+    /// What the other host proved itself with last. It may renew its certificate during a session.
+    shown: Arc<Mutex<Vec<CertificateDer<'static>>>>,
 }
 
 impl Identity {
     /// Of a session that has begun.
     pub fn new(session: SessionId, token: Token, security: &Arc<Security>) -> Identity {
-        Identity { session, token, security: security.clone(), pinned: Arc::default() }
+        Identity { session, token, security: security.clone(), pinned: Arc::default(), shown: Arc::default() }
     }
 
     /// Of a session that an earlier agent process began. If its other host is known by name, no other host gets its
@@ -53,7 +56,25 @@ impl Identity {
         if let Some(pinned) = self.security.pin(chain, needs)? {
             let _ = self.pinned.set(pinned);
         }
+        self.note_peer(chain);
         Ok(())
+    }
+
+    /// A control connection of the session showed these certificates of the other host.
+    pub fn note_peer(&self, chain: &[CertificateDer<'static>]) {
+        *self.shown.lock() = chain.to_vec();
+    }
+
+    /// Whether the other host was revoked.
+    pub fn peer_is_revoked(&self) -> bool {
+        let chain = self.shown.lock().clone();
+        self.security.is_revoked(&chain)
+    }
+
+    /// Ends a part of the session when the other host is revoked, and now if it is revoked already.
+    pub fn end_with_peer(&self, part: &Arc<dyn SessionPart>) {
+        let chain = self.shown.lock().clone();
+        self.security.end_with_peer(&chain, part);
     }
 
     /// What the next connection is protected with; `None` for plain text.

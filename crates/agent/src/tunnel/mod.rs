@@ -38,7 +38,7 @@ use linerate_net::fence::Fenced;
 use linerate_wire::frame::Hello;
 
 use crate::clock::Clock;
-use crate::security::PeerName;
+use crate::security::{PeerName, REVOKED, SessionPart};
 use crate::session::links::{Dialler, Losses};
 use crate::session::notice::Notice;
 use crate::session::paths::{Door, Held, PathEvent};
@@ -131,6 +131,14 @@ impl Tunnel {
     /// Asks for its end.
     pub fn end(&self, fault: Fault) {
         self.send(Input::End(fault));
+    }
+}
+
+impl SessionPart for Tunnel {
+    fn peer_revoked(&self) {
+        // Only the host that was asked knows an opener.
+        let side = if self.opener.is_some() { Side::Destination } else { Side::Source };
+        self.end(Fault::new(Code::PeerLost, Step::Copy, side, REVOKED));
     }
 }
 

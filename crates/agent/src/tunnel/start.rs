@@ -20,7 +20,7 @@ use super::session_loop::{Opening, SessionLoop};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::fault;
-use crate::security::PeerName;
+use crate::security::{PeerName, SessionPart};
 use crate::session::address::resolve;
 use crate::session::contact::{keep, open_session};
 use crate::session::identity::Identity;
@@ -79,6 +79,7 @@ pub fn begin(sessions: &Arc<Sessions>, request: &TunnelRequest) -> Result<Begun,
     let tunnel = run(sessions, parts, Opening::Ask, filter).map_err(failed)?;
     sessions.add(tunnel.clone());
     let mut begun = Begun { tunnel: tunnel.clone(), accepting: None, events: watched };
+    tunnel.end_with_peer();
     tunnel.attach_path(control, None).map_err(failed)?;
     let listen = listeners.addresses();
     begun.accepting = Some(listeners.start(tunnel.clone()).map_err(failed)?);
@@ -173,14 +174,24 @@ fn run(
 }
 
 impl Tunnel {
+    /// Ends when the other host is revoked: no link to it comes back.
+    fn end_with_peer(self: &Arc<Tunnel>) {
+        let part: Arc<dyn SessionPart> = self.clone();
+        self.dialler.identity.end_with_peer(&part);
+    }
+
     /// A welcomed connection of the session, at the host that was asked.
-    pub fn attach(&self, hello: &Hello, stream: Stream) -> Result<(), OpenError> {
+    pub fn attach(self: &Arc<Tunnel>, hello: &Hello, stream: Stream) -> Result<(), OpenError> {
         match hello.role {
             Role::Data => self.stream_transport.serve(hello.channel, stream, |_| {})?,
             Role::ReverseData => {
                 self.stream_transport.attach_back(hello.channel, hello.link, &stream)?;
             }
             role => {
+                self.dialler.identity.note_peer(stream.peer_certificates());
+                if role == Role::TunnelNew {
+                    self.end_with_peer();
+                }
                 let link = (role != Role::TunnelNew).then_some(hello.link);
                 keep(stream).and_then(|control| self.attach_path(control, link))?;
             }

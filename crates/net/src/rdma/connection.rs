@@ -61,6 +61,8 @@ pub struct Connection {
     inline_bytes: u32,
     /// This side closed it.
     closed: AtomicBool,
+    /// It did so because the peer's host was revoked.
+    revoked: AtomicBool,
     /// The peer has ended the connection.
     gone: AtomicBool,
     /// The last wait was a short one.
@@ -108,6 +110,7 @@ impl Connection {
             wake,
             inline_bytes: 0,
             closed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             last_wait_was_short: AtomicBool::new(false),
         };
@@ -187,7 +190,7 @@ impl Connection {
         let alive = self.alive.lock();
         // SAFETY: the identifier is alive; its queue pair does not go while the lock is held.
         let pair = NonNull::new(unsafe { (*self.identifier().pointer()).qp });
-        let (true, Some(pair)) = (*alive, pair) else { return Err(RdmaError::ClosedHere) };
+        let (true, Some(pair)) = (*alive, pair) else { return Err(self.closed_here()) };
         match call(pair) {
             Some(0) => Ok(()),
             Some(code) => Err(RdmaError::Call { what, source: errno(code) }),
@@ -310,7 +313,7 @@ impl Connection {
     pub(super) fn judge(&self, what: &'static str, done: &Wc) -> Result<(), RdmaError> {
         match done.status {
             IBV_WC_SUCCESS => Ok(()),
-            IBV_WC_WR_FLUSH_ERR if self.is_closed() => Err(RdmaError::ClosedHere),
+            IBV_WC_WR_FLUSH_ERR if self.is_closed() => Err(self.closed_here()),
             IBV_WC_WR_FLUSH_ERR => Err(RdmaError::PeerClosed),
             IBV_WC_REM_ACCESS_ERR => Err(RdmaError::RemoteAccess),
             IBV_WC_RETRY_EXC_ERR => Err(RdmaError::Silent { retries: self.library.status_text(done.status) }),
@@ -324,6 +327,11 @@ impl Connection {
 
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Why this side closed it.
+    fn closed_here(&self) -> RdmaError {
+        if self.revoked.load(Ordering::SeqCst) { RdmaError::Revoked } else { RdmaError::ClosedHere }
     }
 
     /// Takes completions, waiting for them if there are none. None after the wait is no error; the end of the
@@ -371,7 +379,7 @@ impl Connection {
     /// Why nothing more comes than what is in the queues.
     pub(super) fn end_reason(&self) -> Option<RdmaError> {
         match self.is_closed() {
-            true => Some(RdmaError::ClosedHere),
+            true => Some(self.closed_here()),
             false => self.gone.load(Ordering::SeqCst).then_some(RdmaError::PeerClosed),
         }
     }
@@ -413,6 +421,16 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Ends the connection because the peer's host was revoked, unless it has ended already. Otherwise as
+    /// [`Connection::end`].
+    pub fn end_revoked(&self) {
+        // First: whoever finds it closed reads why.
+        if !self.is_closed() {
+            self.revoked.store(true, Ordering::SeqCst);
+        }
+        self.end();
     }
 
     /// Ends the connection from any thread. When it returns the queue pair is destroyed: nothing is written into this

@@ -60,6 +60,9 @@ pub enum RdmaError {
     /// This side closed it.
     #[error("the channel was closed on this side")]
     ClosedHere,
+    /// This side closed it because the host of the peer was revoked.
+    #[error("the other host was revoked")]
+    Revoked,
     /// The device was removed, or the address has moved to a port of another.
     #[error("the RDMA device was taken away, or its address has moved to another port")]
     DeviceGone,

@@ -13,6 +13,7 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_wire::frame::Role;
 
+use crate::security::SessionPart;
 use crate::session::contact::tcp_options;
 use crate::session::identity::Identity;
 
@@ -48,7 +49,10 @@ impl Dialler {
 
     /// One more control connection, over this link.
     pub(super) fn join(&self, route: &Route, link: LinkId) -> Result<Stream, ConnectError> {
-        Ok(connect(route, &self.identity.hello(Role::ControlJoin, link, 0), &tcp_options(&self.identity))?.0)
+        let hello = self.identity.hello(Role::ControlJoin, link, 0);
+        let (stream, _) = connect(route, &hello, &tcp_options(&self.identity))?;
+        self.identity.note_peer(stream.peer_certificates());
+        Ok(stream)
     }
 
     /// One more channel over TCP.
@@ -85,7 +89,10 @@ impl Dialler {
     ) -> Result<(ChannelId, Arc<rdma::Connection>), rdma::connect::ConnectError> {
         let channel = self.next_channel();
         let hello = self.identity.hello(Role::Data, link, channel);
-        Ok((channel, rdma::connect::connect(route, &hello, options, &self.domains)?.0))
+        let (connection, _) = rdma::connect::connect(route, &hello, options, &self.domains)?;
+        let part: Arc<dyn SessionPart> = connection.clone();
+        self.identity.end_with_peer(&part);
+        Ok((channel, connection))
     }
 }
 

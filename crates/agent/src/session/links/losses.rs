@@ -11,6 +11,7 @@ use linerate_net::channel::ChannelError;
 use linerate_net::links::Link;
 
 use crate::faults::chain;
+use crate::security::REVOKED;
 
 /// Something of a link is lost, so that all of it is opened again.
 #[derive(Clone, Debug)]
@@ -120,6 +121,11 @@ impl Losses {
         self.notify(&LinkSignal::PortIsUp, |entry| entry.link.device.as_deref() == Some(name));
     }
 
+    /// The other host was revoked: no link can be used any more.
+    pub fn peer_revoked(&self) {
+        self.lose(LinkLoss::of_link(REVOKED), |_| true);
+    }
+
     /// The session is over.
     pub(super) fn end(&self) {
         self.lose(LinkLoss::of_link("the session is over"), |_| true);
@@ -169,6 +175,18 @@ mod tests {
         losses.carries(1, 5);
         losses.channel_lost(4, &ChannelError::Closed);
         assert!(receiver.try_recv().is_err());
+    }
+
+    #[test]
+    fn all_links_to_a_revoked_host_are_lost_and_rdma_is_not_to_blame() {
+        let losses = Losses::default();
+        let links = [1, 2].map(|id| losses.add(&Link { id, ..link() }));
+        losses.peer_revoked();
+        for signals in links {
+            let LinkSignal::Lost(loss) = signals.try_recv().unwrap() else { panic!("no loss") };
+            assert!(loss.concerns(Some(7)) && !loss.of_transport && !loss.of_port);
+            assert_eq!(loss.reason, "the other host was revoked");
+        }
     }
 
     #[test]
