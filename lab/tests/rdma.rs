@@ -501,7 +501,7 @@ fn unit_tests(of: &str) -> PathBuf {
     };
     let found = entries.map(|entry| entry.unwrap().path()).filter(is_program);
     found.max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap()).expect(
-        "built by `cargo test --workspace`, or `cargo test -p linerate-net -p linerate-memory --no-run`",
+        "built by `cargo test --workspace`, or `cargo test -p linerate-net -p linerate-memory -p linerate-agent --no-run`",
     )
 }
 
@@ -513,6 +513,23 @@ fn rdma_transport_moves_fences_and_reports_errors_on_6_1() {
 #[test]
 fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
     the_transport(MachineKernel::Backports, 2);
+}
+
+/// At both ends of a session. The tests are among those of the agent.
+#[test]
+fn queue_pairs_end_when_the_other_host_is_revoked() {
+    let _places = places(1);
+    let program = unit_tests("linerate_agent");
+    let script = format!(
+        "{}
+        '{}' --ignored --test-threads=1 queue_pairs_of_a_session_end",
+        until_answers("10.9.0.2"),
+        program.display()
+    );
+    let machine = shell(MachineKernel::Backports, &script).share(program.parent().unwrap());
+    let output = ran(&machine);
+    succeeded(&output);
+    assert!(output.stdout.contains(" 2 passed"), "{}", output.stdout);
 }
 
 /// `linerate bench` measures queue pairs too.

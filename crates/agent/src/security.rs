@@ -276,11 +276,13 @@ pub(crate) fn no_identity(config: &Config) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use linerate_trust::authority::{Authority, Grounds};
     use linerate_trust::bundle::Bundle;
     use linerate_trust::name::Name;
     use linerate_trust::request::{NewKey, Request};
+    use rustls_pki_types::pem::PemObject;
 
     use super::*;
 
@@ -305,6 +307,70 @@ pub(crate) mod tests {
         };
         security.take_up(identity).unwrap();
         Arc::new(security)
+    }
+
+    /// What a [`member`] with this folder proves itself with.
+    pub(crate) fn certificates(folder: &Path) -> Vec<CertificateDer<'static>> {
+        vec![CertificateDer::from_pem_slice(&std::fs::read(folder.join("host.pem")).unwrap()).unwrap()]
+    }
+
+    /// The authority revokes a host, and `here` has the list and acts on it.
+    pub(crate) fn revoke(authority: &mut Authority, host: &str, here: &Security) {
+        accept_list(authority, host, here);
+        here.end_revoked();
+    }
+
+    fn accept_list(authority: &mut Authority, host: &str, here: &Security) {
+        let list = authority.revoke(&host.parse().unwrap(), UnixTime::now()).unwrap();
+        here.identity().unwrap().accept_revocations(&list).unwrap();
+    }
+
+    /// Counts how often it was ended.
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl SessionPart for Counted {
+        fn peer_revoked(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Counted {
+        fn with(here: &Security, folder: &Path) -> Arc<Counted> {
+            let counted = Arc::new(Counted::default());
+            let part: Arc<dyn SessionPart> = counted.clone();
+            here.end_with_peer(&certificates(folder), &part);
+            counted
+        }
+
+        fn ended(&self) -> usize {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn parts_of_a_revoked_host_end_and_those_of_other_hosts_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority =
+            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
+                .unwrap();
+        let folder = |name: &str| dir.path().join(name);
+        for name in ["b", "c"] {
+            member(&mut authority, &folder(name), name, "");
+        }
+        let here = member(&mut authority, &folder("a"), "a", "");
+        let (of_b, of_c) = (Counted::with(&here, &folder("b")), Counted::with(&here, &folder("c")));
+        drop(Counted::with(&here, &folder("b")));
+        assert_eq!(here.end_revoked(), 0, "nobody is revoked");
+        accept_list(&mut authority, "b", &here);
+        assert_eq!((here.end_revoked(), of_b.ended(), of_c.ended()), (1, 1, 0));
+        assert_eq!(here.end_revoked(), 0, "it has ended");
+        // A part that was being made meanwhile.
+        let (late, of_c_too) = (Counted::with(&here, &folder("b")), Counted::with(&here, &folder("c")));
+        assert_eq!((late.ended(), of_c_too.ended()), (1, 0));
+        assert!(
+            here.is_revoked(&certificates(&folder("b"))) && !here.is_revoked(&certificates(&folder("c")))
+        );
     }
 
     #[test]

@@ -1,23 +1,26 @@
 //! Both sides in one process; what the other side refuses and survives.
 
-use crate::security::Security;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use linerate_api::{AuditAction, AuditResult, BenchCpu, BenchTest, BenchTransport, code};
-use linerate_core::{SessionId, Token};
+use linerate_core::{Code, SessionId, Token};
 use linerate_net::bench::document_channel::{DocumentChannel, DocumentError};
 use linerate_net::channel::Closer;
 use linerate_net::links::Link;
 use linerate_net::rdma::test_connection::MEMORY_BYTES;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::authority::Authority;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
+use rustls_pki_types::UnixTime;
 
 use super::documents::{PeerReply, QUEUE_PAIRS_MAX, receive};
 use super::*;
+use crate::security::tests::{member, revoke};
+use crate::security::{Security, SessionPart};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -117,10 +120,15 @@ fn answering(migrating: bool) -> (Arc<Host>, Listener) {
 }
 
 fn answering_on(migrating: bool, may_force: bool) -> (Arc<Host>, Listener) {
-    let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
+    answering_as(&Security::insecure(), Terms { migrating, may_force })
+}
+
+fn answering_as(security: &Arc<Security>, terms: Terms) -> (Arc<Host>, Listener) {
+    let host = Arc::new(Host::new("beta".into(), Vec::new(), security.clone()));
     let other = Arc::clone(&host);
-    let accept = move |accepted| drop(host::accept(&other, accepted, Terms { migrating, may_force }));
-    let listener = Listener::start(&[loopback()], ListenOptions::default(), accept).unwrap();
+    let accept = move |accepted| drop(host::accept(&other, accepted, terms));
+    let options = ListenOptions { tcp: host.tcp_options(), ..ListenOptions::default() };
+    let listener = Listener::start(&[loopback()], options, accept).unwrap();
     host.listen_at(listener.addresses().to_vec());
     (host, listener)
 }
@@ -324,8 +332,15 @@ fn queue_pairs_are_as_many_as_a_migration_would_open() {
 
 /// Begins a long stream and returns when it is in progress.
 fn begin_measurement(listener: &Listener) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
+    begin_measurement_as(&Security::insecure(), listener)
+}
+
+fn begin_measurement_as(
+    security: &Arc<Security>,
+    listener: &Listener,
+) -> (Arc<Host>, Arc<Stop>, std::thread::JoinHandle<BenchEvent>) {
     let stop = Arc::new(Stop::default());
-    let asking = Arc::new(Host::new("alpha".into(), Vec::new(), Security::insecure()));
+    let asking = Arc::new(Host::new("alpha".into(), Vec::new(), security.clone()));
     let request = BenchRequest { to: listener.addresses()[0].to_string(), ..bandwidth(60_000) };
     let (begun, beginning) = channel();
     let (host, stopping) = (Arc::clone(&asking), Arc::clone(&stop));
@@ -352,6 +367,40 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
     while !matches!(opened(&listener, 3, false).1, PeerReply::Ready { .. }) {
         assert!(Instant::now() < end, "the other side continues");
     }
+}
+
+#[test]
+fn a_measurement_ends_on_the_side_that_learns_that_the_other_host_is_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let mut authority =
+        Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+    let here = member(&mut authority, &path("a"), "a", "");
+    let there = member(&mut authority, &path("b"), "b", "");
+    let terms = Terms { migrating: false, may_force: true };
+    let (_host, listener) = answering_as(&there, terms);
+    let (_asking, stop, thread) = begin_measurement_as(&here, &listener);
+    revoke(&mut authority, "b", &here);
+    let error = error_of(thread.join().unwrap());
+    assert!(error.code == "peer_lost" && error.message.ends_with("the other host was revoked"), "{error:?}");
+    assert_eq!(stop.reason(), Some(Reason::Revoked));
+}
+
+/// Its queue pairs would not be closed by the end of TLS connections.
+#[test]
+fn a_measurement_of_a_revoked_host_takes_no_more_connections() {
+    let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
+    let stop = Arc::<Stop>::default();
+    let data = hello(7, Role::BenchData, 1);
+    let _claim = host.claim((data.session, data.token), &stop, true).unwrap();
+    let mut place = host.admit(&data, MEMORY_BYTES).map_err(|fault| fault.detail).unwrap().0;
+    let closed = Arc::new(AtomicBool::new(false));
+    let closing = Arc::clone(&closed);
+    place.closes(Closer::new(move || closing.store(true, Ordering::SeqCst)));
+    stop.peer_revoked();
+    assert!(closed.load(Ordering::SeqCst), "it goes on");
+    let more = host.admit(&hello(7, Role::BenchData, 2), MEMORY_BYTES);
+    assert_eq!(more.map(drop).map_err(|fault| fault.code), Err(Code::SessionUnknown));
 }
 
 #[test]

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
+use linerate_trust::authority::Authority;
 use linerate_wire::frame::{Hello, Role};
+use rustls_pki_types::UnixTime;
 
 use super::streams::Services;
 use super::*;
-use crate::security::Caller;
+use crate::security::tests::{certificates, member, revoke};
+use crate::security::{Caller, Security};
 use crate::session::stream_transport::DISKS_SERVICE;
 use crate::testing::TestQemu;
 
@@ -208,6 +211,82 @@ fn a_session_is_joined_by_the_host_that_opened_it_and_begins_over_tcp() {
     assert_eq!(may("b").unwrap_err().code, Code::NotAuthorised);
     let wrong = Hello { token: Token([3; 32]), ..hello(7, Role::Query) };
     assert_eq!(agent.may_decide(&wrong, &Some("a".parse().unwrap())).unwrap_err().detail, "wrong token");
+}
+
+/// A session that host a has opened here, and what revokes that host.
+struct Revocable {
+    agent: Arc<crate::agent::Agent>,
+    session: Arc<Incoming>,
+    authority: Authority,
+    security: Arc<Security>,
+    _dir: tempfile::TempDir,
+}
+
+impl Revocable {
+    fn new() -> Revocable {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut authority =
+            Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        member(&mut authority, &path("source"), "a", "");
+        let security = member(&mut authority, &path("here"), "b", "");
+        let agent = crate::testing::secured(&dir, &[], security.clone());
+        let asked = agent.incoming.session_for(
+            &hello(7, Role::ControlNew),
+            ([127, 0, 0, 1], 7979).into(),
+            named("a"),
+        );
+        let session = asked.map_err(|fault| fault.detail).unwrap();
+        session.identity.note_peer(&certificates(&path("source")));
+        Revocable { agent, session, authority, security, _dir: dir }
+    }
+
+    fn revoke(&mut self) {
+        revoke(&mut self.authority, "a", &self.security);
+    }
+}
+
+/// RDMA shows the token alone: TLS refuses only the other connections.
+#[test]
+fn a_revoked_host_opens_no_more_queue_pairs_of_its_session() {
+    let mut host = Revocable::new();
+    let asked = |host: &Revocable| {
+        let peer = ([127, 0, 0, 1], 7979).into();
+        let found = host.agent.incoming.session_for(&hello(7, Role::Data), peer, Caller::Rdma);
+        found.map(drop).map_err(|fault| (fault.code, fault.detail))
+    };
+    assert_eq!(asked(&host), Ok(()));
+    host.revoke();
+    let reason = "the host that opened this session was revoked".to_owned();
+    assert_eq!(asked(&host), Err((Code::NotAuthorised, reason)));
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn queue_pairs_of_a_session_end_when_its_source_is_revoked() {
+    use linerate_net::channel::AckReader;
+    use linerate_net::rdma::connect::connect;
+    use linerate_net::rdma::listen::Listener;
+    use linerate_net::rdma::options::RdmaOptions;
+    use linerate_net::tcp::connect::Route;
+
+    let mut host = Revocable::new();
+    host.session.target.set(ChannelTarget::Ram(Arc::new(RegionTable::new([])))).ok().unwrap();
+    let accepting = host.agent.clone();
+    let listener = Listener::start(&[([10, 9, 0, 2], 0).into()], move |accepted| {
+        accepting.accept_rdma(accepted);
+    })
+    .unwrap();
+    let remote = listener.addresses()[0];
+    let route = Route { local: Some("10.9.0.1".parse().unwrap()), device: None, remote };
+    // Emulated adapters are slow.
+    let options = RdmaOptions { connect_wait: LONG, ack_timeout: 18, ..RdmaOptions::default() };
+    let domains = rdma::Domains::default();
+    let (source, _) = connect(&route, &hello(7, Role::Data), &options, &domains).unwrap();
+    let (_sender, mut acks, _closer) = rdma::send::halves(source, options);
+    host.revoke();
+    let error = acks.next(LONG).unwrap_err();
+    assert!(matches!(error, ChannelError::Closed), "{error:?}");
 }
 
 #[test]

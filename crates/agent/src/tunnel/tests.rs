@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::agent::Agent;
 use crate::security::Security;
-use crate::security::tests::member;
+use crate::security::tests::{member, revoke};
 use crate::session::identity::Identity;
 use crate::testing::secured;
 
@@ -122,6 +122,37 @@ fn a_link_whose_reverse_channel_has_ended_is_opened_again() {
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkLost { .. }));
     stage.wait_connected(Role::ReverseData, 2);
     stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
+}
+
+/// Longer than the test waits is what a tunnel waits for links that are lost.
+#[test]
+fn a_tunnel_ends_at_the_host_that_learns_that_the_other_is_revoked() {
+    for revoked in ["one", "two"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority =
+            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
+                .unwrap();
+        let one = member(&mut authority, &dir.path().join("one"), "one", "");
+        let may_tunnel = "[hosts.one]\nrole = \"operator\"\n";
+        let two = member(&mut authority, &dir.path().join("two"), "two", may_tunnel);
+        let mut stage = Stage::of([one.clone(), two.clone()], takes);
+        stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
+        let theirs = stage.theirs();
+        if revoked == "one" {
+            revoke(&mut authority, "one", &two);
+            let end = Instant::now() + LONG;
+            while !theirs.is_over() {
+                assert!(Instant::now() < end, "it keeps its sockets");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        } else {
+            revoke(&mut authority, "two", &one);
+            let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
+            let TunnelEvent::Ended { error } = ended else { unreachable!() };
+            assert_eq!(error.code, "peer_lost");
+            assert!(error.message.ends_with("the other host was revoked"), "{error:?}");
+        }
+    }
 }
 
 #[test]

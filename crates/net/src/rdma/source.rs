@@ -143,7 +143,10 @@ impl SourceEnd {
                 return Ok(());
             }
             if gone {
-                return Err(ChannelError::Closed);
+                return Err(match self.connection.end_reason() {
+                    Some(RdmaError::Revoked) => RdmaError::Revoked.into(),
+                    _ => ChannelError::Closed,
+                });
             }
             if begun.elapsed() > limit {
                 let milliseconds = limit.as_millis() as u64;

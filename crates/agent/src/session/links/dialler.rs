@@ -98,10 +98,20 @@ impl Dialler {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use linerate_core::SessionId;
     use linerate_core::Token;
+    use linerate_net::channel::{AckReader, ChannelError};
+    use linerate_net::rdma::error::RdmaError;
+    use linerate_net::rdma::listen::{Accepted, Listener};
+    use linerate_trust::authority::Authority;
+    use linerate_wire::VERSION_MAX;
+    use linerate_wire::frame::Welcome;
+    use rustls_pki_types::UnixTime;
 
     use super::*;
+    use crate::security::tests::{certificates, member, revoke};
 
     #[test]
     fn rdma_has_the_configured_time_and_no_less_than_tcp() {
@@ -111,5 +121,37 @@ mod tests {
         let configured = RdmaOptions { connect_wait: seconds(5), ..RdmaOptions::default() };
         let dialler = Dialler::new(identity, Transport::Auto, configured);
         assert_eq!([2, 8].map(|tcp| dialler.rdma_patience(seconds(tcp))), [seconds(5), seconds(8)]);
+    }
+
+    #[test]
+    #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+    fn queue_pairs_of_a_session_end_when_its_destination_is_revoked() {
+        const LONG: Duration = Duration::from_secs(60);
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut authority =
+            Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        member(&mut authority, &path("there"), "b", "");
+        let here = member(&mut authority, &path("here"), "a", "");
+        let (taken, connections) = channel();
+        let listener = Listener::start(&[([10, 9, 0, 2], 0).into()], move |accepted: Accepted| {
+            let welcome = Welcome { version: VERSION_MAX, control_received: 0 };
+            let welcomed = accepted.welcome(welcome, &Domains::default(), RoundTrip::default());
+            drop(taken.send(welcomed.unwrap()));
+        })
+        .unwrap();
+        let identity = Identity::random(&here).unwrap();
+        identity.note_peer(&certificates(&path("there")));
+        let dialler = Dialler::new(identity, Transport::Rdma, RdmaOptions::default());
+        let remote = listener.addresses()[0];
+        let route = Route { local: Some("10.9.0.1".parse().unwrap()), device: None, remote };
+        // Emulated adapters are slow.
+        let options = RdmaOptions { connect_wait: LONG, ack_timeout: 18, ..RdmaOptions::default() };
+        let (_, connection) = dialler.connect_rdma(&route, 0, &options).unwrap();
+        let _far_end = connections.recv_timeout(LONG).unwrap();
+        let (_sender, mut acks, _closer) = rdma::send::halves(connection, options);
+        revoke(&mut authority, "b", &here);
+        let error = acks.next(LONG).unwrap_err();
+        assert!(matches!(error, ChannelError::Rdma(RdmaError::Revoked)), "{error:?}");
     }
 }

@@ -83,6 +83,38 @@ fn a_peer_that_ends_is_reported_as_closed() {
 
 #[test]
 #[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn no_byte_changes_after_the_source_was_revoked_and_both_ends_notice() {
+    let _link = link();
+    let (landed, table) = region(64 * PAGE);
+    let (source, destination) = connected(&patient());
+    let (fence, serving_end) = (Fence::new(closer(&destination)), Arc::clone(&destination));
+    let serving = std::thread::spawn(move || RdmaReceiver::new(serving_end).serve(&table, &fence));
+    let (sender, acks, _closer) = halves(source, patient());
+    let sending = keep_sending(sender, acks, Arc::default());
+    until("some writes", || landed.snapshot().unwrap()[4 * PAGE as usize..].iter().any(|byte| *byte > 40));
+    destination.end_revoked();
+    let after = landed.snapshot().unwrap();
+    // The source ends by itself: it is disconnected.
+    sending.join().unwrap();
+    let end = serving.join().unwrap();
+    assert!(matches!(end, ChannelEnd::Failed(ChannelError::Rdma(RdmaError::Revoked))), "{end:?}");
+    assert!(landed.snapshot().unwrap() == after, "a byte changed afterwards");
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_revoked_destination_is_the_reason_at_the_source() {
+    let _link = link();
+    let (source, _destination) = connected(&patient());
+    let (_sender, mut acks, _) = halves(Arc::clone(&source), patient());
+    source.end_revoked();
+    let error = acks.next(WAIT).unwrap_err();
+    assert!(matches!(error, ChannelError::Rdma(RdmaError::Revoked)), "{error:?}");
+    assert!(!error.may_be_the_transports());
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
 fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     let _link = link();
     let (landed, table) = region(WINDOW_BYTES);
