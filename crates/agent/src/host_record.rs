@@ -19,7 +19,8 @@ use crate::cluster::watch::Watch;
 use crate::config::Config;
 use crate::faults::chain;
 use crate::fleet::HostInFleet;
-use crate::{incoming, libvirt, outgoing};
+use crate::libvirt::domains::{self, Domain, Listed};
+use crate::{incoming, outgoing};
 
 /// All guests that are asked together answer within this. Other hosts wait 10 s for the record, or this host is lost.
 const QMP_WAIT: Duration = Duration::from_secs(4);
@@ -51,7 +52,7 @@ pub(crate) struct Describer {
     /// Guests that did not answer, and since when.
     silent: Mutex<BTreeMap<(i32, u64), Instant>>,
     /// Domains of libvirt, and when it was asked.
-    domains: Mutex<Option<(Instant, BTreeMap<String, String>)>>,
+    domains: Mutex<Option<(Instant, Listed)>>,
 }
 
 impl Describer {
@@ -94,7 +95,8 @@ impl Describer {
     /// The record of this host, as it is now.
     pub fn describe(&self) -> HostRecord {
         let guests = self.guests();
-        let (arriving, had) = self.arriving();
+        let domains = self.domains();
+        let (arriving, had) = self.arriving(&domains.arriving);
         let taken = guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add);
         let (qemu, machines) = self.qemu();
         HostRecord {
@@ -111,7 +113,7 @@ impl Describer {
             networks: BTreeSet::new(),
             ports: self.ports(),
             guests,
-            domains: self.domains(),
+            domains: domains.names,
             arriving,
         }
     }
@@ -127,8 +129,9 @@ impl Describer {
         total.min(available).min(folder.map_or(u64::MAX, |bytes| bytes.saturating_add(had.folder)))
     }
 
-    /// Memory of the guests that are arriving and have a QEMU here, by name; and what they have of it so far.
-    fn arriving(&self) -> (BTreeMap<String, u64>, Had) {
+    /// Memory of the guests that are arriving and have a QEMU here, by name, and of `domains` by UUID; and what they
+    /// have of it so far.
+    fn arriving(&self, domains: &[Domain]) -> (BTreeMap<String, u64>, Had) {
         let coming: BTreeMap<String, u64> = self
             .incoming
             .all()
@@ -145,6 +148,11 @@ impl Describer {
             had.memory = had.memory.saturating_add(of_it.memory.min(memory));
             had.folder = had.folder.saturating_add(of_it.folder);
             arriving.insert(guest.name.clone(), memory);
+        }
+        for domain in domains {
+            let has = domains::process(&domain.name).map_or(0, memory_of);
+            had.memory = had.memory.saturating_add(has.min(domain.memory_bytes));
+            arriving.insert(domain.uuid.clone(), domain.memory_bytes);
         }
         (arriving, had)
     }
@@ -200,20 +208,20 @@ impl Describer {
         found
     }
 
-    /// Names of this host's domains by their UUID. Where libvirt does not answer, as they were when it did.
-    fn domains(&self) -> BTreeMap<String, String> {
-        let mut domains = self.domains.lock();
-        if let Some((asked, known)) = domains.as_ref()
+    /// This host's domains. Where libvirt does not answer, as they were when it did.
+    fn domains(&self) -> Listed {
+        let mut last = self.domains.lock();
+        if let Some((asked, known)) = last.as_ref()
             && asked.elapsed() < DOMAINS_FRESH
         {
             return known.clone();
         }
-        let before = domains.take().map(|(_, known)| known).unwrap_or_default();
-        let found = libvirt::domains::names().unwrap_or_else(|why| {
+        let before = last.take().map(|(_, known)| known).unwrap_or_default();
+        let found = domains::list().unwrap_or_else(|why| {
             tracing::debug!(why = chain(&why), "domains of libvirt are not seen");
             before
         });
-        *domains = Some((Instant::now(), found.clone()));
+        *last = Some((Instant::now(), found.clone()));
         found
     }
 
@@ -280,6 +288,20 @@ impl Had {
 fn anonymous(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
     status.ok().and_then(|text| meminfo(&text, "RssAnon:")).unwrap_or(0)
+}
+
+/// Bytes of a process that the kernel does not have available: those of no file, and of its open files in memory.
+fn memory_of(pid: i32) -> u64 {
+    let mut seen = BTreeSet::new();
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let in_memory = |file: std::fs::DirEntry| {
+        // The link leads to the file also where it has no name.
+        let found = std::fs::metadata(file.path()).ok().filter(std::fs::Metadata::is_file)?;
+        let is_tmpfs = rustix::fs::statfs(file.path()).is_ok_and(|on| on.f_type == TMPFS);
+        let is_new = is_tmpfs && seen.insert((found.dev(), found.ino()));
+        is_new.then(|| found.blocks().saturating_mul(512))
+    };
+    files.filter_map(in_memory).fold(anonymous(pid), u64::saturating_add)
 }
 
 fn record(name: &str, memory_bytes: u64) -> GuestRecord {
@@ -367,6 +389,39 @@ mod tests {
         assert_eq!(had.folder, 1 << 30, "with its holes");
         assert!((5 + (64 << 10)..16 << 20).contains(&had.memory), "without them: {had:?}");
         assert!(anonymous(i32::try_from(std::process::id()).unwrap()) > 0);
+    }
+
+    #[test]
+    fn files_in_memory_that_a_process_has_open_are_its_memory() {
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = shared.path().join("ram");
+        std::fs::write(&file, vec![7; 64 << 10]).unwrap();
+        // A process of its own: this one has other files, and its memory changes.
+        let open = std::fs::File::open(&file).unwrap();
+        let mut command = std::process::Command::new("sleep");
+        let mut child = command.arg("600").stdin(open).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let end = Instant::now() + LONG;
+        // Until it is `sleep`, it has the memory of this process.
+        let is_sleep =
+            || std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "sleep");
+        while !is_sleep() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (all, own) = (memory_of(pid), anonymous(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(all >= 64 << 10 && all >= own, "{all} with {own} of no file");
+        assert_eq!(memory_of(pid), 0, "it has ended");
+    }
+
+    #[test]
+    fn a_domain_on_its_way_counts_in_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let domain = Domain { name: "no such".into(), uuid: "u1".into(), memory_bytes: 5 << 20 };
+        let (arriving, had) = agent.describer.arriving(&[domain]);
+        assert_eq!((arriving, had), (BTreeMap::from([("u1".into(), 5 << 20)]), Had::default()));
     }
 
     /// Only a hang reaches it.

@@ -91,13 +91,14 @@ impl Destination {
     }
 
     /// Bytes that guests take which are on their way there, and are not of the drain: of others' drains, or of none.
-    /// `of_drain`: names of its guests that have memory reserved there.
+    /// `of_drain`: names and UUIDs of its guests that are there, or have memory reserved there.
     fn on_way_bytes(&self, of_drain: &BTreeSet<&str>) -> u64 {
         let Some(record) = &self.record else { return 0 };
         let others = self.others.iter().map(|(key, (name, bytes))| (key.as_str(), name.as_str(), *bytes));
         let arriving = record.arriving.iter().filter(|(name, _)| !of_drain.contains(name.as_str()));
         let arriving = arriving.map(|(name, bytes)| (name.clone(), *bytes)).collect();
-        let there = HostRecord { arriving, guests: record.guests.clone(), ..HostRecord::default() };
+        let (guests, domains) = (record.guests.clone(), record.domains.clone());
+        let there = HostRecord { arriving, guests, domains, ..HostRecord::default() };
         there.taken_bytes(others).saturating_sub(there.used_bytes())
     }
 
@@ -338,8 +339,8 @@ pub(super) fn ledger(
     for (number, one) in (1..).zip(destinations) {
         let there = |record| host(record, &destination_ports(source, record));
         let mut host = one.record.as_ref().map_or_else(nothing, there);
-        let of_drain = guests.iter().filter(|(_, place)| *place == Place::Reserved(HostId(number)));
-        let of_drain = of_drain.map(|(guest, _)| guest.name.as_str()).collect();
+        let of_drain = guests.iter().filter(|(_, place)| place.destination() == Some(HostId(number)));
+        let of_drain = of_drain.flat_map(|(guest, _)| [guest.name.as_str(), guest.key.as_str()]).collect();
         host.reserve_bytes = host.reserve_bytes.saturating_add(one.on_way_bytes(&of_drain));
         let id = ledger.add_host(host);
         ledger.cordon(id, one.cordon.is_some());
@@ -347,7 +348,7 @@ pub(super) fn ledger(
     }
     for (guest, place) in guests {
         let at = if let Place::At(host) = place { *host } else { SOURCE };
-        let (needs, memory_bytes) = (guest.needs.clone(), guest.memory_bytes);
+        let (needs, memory_bytes) = (guest.needs.clone(), taken_bytes(guest, *place, destinations));
         let apart = rules.groups(&guest.name);
         let id = ledger.add_guest(Guest { needs, memory_bytes, apart, ..Guest::default() }, at);
         if *place == Place::Gone {
@@ -367,6 +368,13 @@ pub(super) fn ledger(
     Known { ledger, guests: names }
 }
 
+/// Bytes that a guest of the drain takes of what its destination has free. What a domain takes that is there already
+/// is not free in the host's record.
+fn taken_bytes(guest: &Leaving, place: Place, destinations: &[Destination]) -> u64 {
+    let there = place.destination().and_then(|host| destinations.get(index(host))?.record.as_ref());
+    if there.is_some_and(|record| record.has_domain(&guest.key)) { 0 } else { guest.memory_bytes }
+}
+
 /// Where a guest of a drain is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -375,6 +383,16 @@ pub(super) enum Place {
     Reserved(HostId),
     At(HostId),
     Gone,
+}
+
+impl Place {
+    /// The host where it is or has memory reserved, if that is not the source.
+    fn destination(self) -> Option<HostId> {
+        match self {
+            Place::Reserved(host) | Place::At(host) => Some(host),
+            Place::Source | Place::Gone => None,
+        }
+    }
 }
 
 /// A host that has never answered.
@@ -508,6 +526,37 @@ mod tests {
         assert_eq!(free(reserved, &[("u2", "db")], &["web", "db"]), 824, "as another drain's is");
         assert_eq!(free(reserved, &[], &["web", "log"]), 824, "and one that somebody moves by hand");
         assert_eq!(free(Place::Source, &[], &["web"]), 924, "an earlier try has not ended yet");
+    }
+
+    #[test]
+    fn a_domain_counts_once_at_its_destination() {
+        let source = at("a", &[("10.0.0.0/24", 1)]);
+        // `u1` is of the drain, `u2` of another one.
+        let free = |place, domains: &[&str], arriving: &[&str]| {
+            let mut record = at("b", &[("10.0.0.0/24", 1)]);
+            record.domains =
+                domains.iter().map(|key| ((*key).to_owned(), format!("name of {key}"))).collect();
+            record.arriving = arriving.iter().map(|key| ((*key).to_owned(), 100 << 20)).collect();
+            let others = [("u2".to_owned(), ("name of u2".to_owned(), 100 << 20))].into();
+            let there = Destination { others, ..answered(record) };
+            let guest = Leaving {
+                name: "name of u1".into(),
+                key: "u1".into(),
+                domain: true,
+                memory_bytes: 100 << 20,
+                ..Leaving::default()
+            };
+            let known = ledger(&source, std::slice::from_ref(&there), &[(guest, place)], &Rules::default());
+            known.ledger.free_bytes(HostId(1)) >> 20
+        };
+        let (reserved, moved) = (Place::Reserved(HostId(1)), Place::At(HostId(1)));
+        assert_eq!(free(reserved, &[], &[]), 824);
+        assert_eq!(free(reserved, &["u1", "u2"], &["u1", "u2"]), 824, "their QEMUs are there");
+        assert_eq!(free(moved, &["u1"], &["u1"]), 824, "the record is older than its arrival");
+        // What these take is missing from the memory of the record.
+        assert_eq!(free(reserved, &["u1"], &[]), 924, "it runs there");
+        assert_eq!(free(moved, &["u1", "u2"], &[]), 1024);
+        assert_eq!(free(moved, &[], &[]), 824, "its host does not list it yet");
     }
 
     #[test]

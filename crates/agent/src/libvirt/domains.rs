@@ -16,8 +16,8 @@ const SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud
 /// Where libvirt keeps the process and the state of each domain that runs. They outlive it.
 const STATE: &str = "/run/libvirt/qemu";
 
-/// libvirt answers [`names`] within this, or it hangs.
-const NAMES_MAX: Duration = Duration::from_secs(5);
+/// libvirt answers all of [`list`] within this, or it hangs.
+const LIST_MAX: Duration = Duration::from_secs(5);
 
 /// Why this host's domains are not known.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,15 @@ pub(crate) struct Domain {
     pub memory_bytes: u64,
 }
 
+/// Domains as the record of this host has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// Names of all by UUID.
+    pub names: BTreeMap<String, String>,
+    /// Those of them that are on their way here.
+    pub arriving: Vec<Domain>,
+}
+
 fn has_libvirt() -> bool {
     SOCKETS.iter().any(|socket| Path::new(socket).exists())
 }
@@ -70,9 +79,15 @@ pub(crate) async fn running() -> Result<Vec<Domain>, ErrorBody> {
     })
 }
 
-/// Their names by UUID, for callers that are no task.
-pub(crate) fn names() -> Result<BTreeMap<String, String>, DomainsError> {
-    if has_libvirt() { listed("virsh") } else { none_left(Path::new(STATE)).map(|()| BTreeMap::new()) }
+/// The same with those that are on their way here, for callers that are no task.
+pub(crate) fn list() -> Result<Listed, DomainsError> {
+    if has_libvirt() { listed("virsh") } else { none_left(Path::new(STATE)).map(|()| Listed::default()) }
+}
+
+/// The QEMU of a domain that runs or is paused here.
+pub(crate) fn process(name: &str) -> Option<i32> {
+    let text = std::fs::read_to_string(Path::new(STATE).join(format!("{name}.pid"))).ok()?;
+    text.trim().parse().ok()
 }
 
 /// No domain runs without its libvirt. The QEMUs of a libvirt that was stopped go on, so a host without its socket need
@@ -99,9 +114,49 @@ fn none_left(state: &Path) -> Result<(), DomainsError> {
     }
 }
 
-fn listed(program: &str) -> Result<BTreeMap<String, String>, DomainsError> {
+fn listed(program: &str) -> Result<Listed, DomainsError> {
+    let end = Instant::now() + LIST_MAX;
+    let text = output(program, &["list", "--uuid", "--name"], end)?;
+    let pair = |line: &str| {
+        line.split_once(char::is_whitespace).map(|(uuid, name)| (uuid.into(), name.trim().into()))
+    };
+    let names: BTreeMap<String, String> = text.lines().filter_map(pair).collect();
+    // Asked after the names: a domain that runs by now is not on its way any more.
+    let paused = output(program, &["list", "--state-paused", "--uuid"], end)?;
+    let mut arriving = Vec::new();
+    for uuid in paused.split_whitespace() {
+        let Some(name) = names.get(uuid) else { continue };
+        // One that has ended meanwhile is not on its way.
+        let Some(state) = of_one(program, &["domstate", "--reason", uuid], end)? else { continue };
+        if !is_arriving(&state) {
+            continue;
+        }
+        let Some(text) = of_one(program, &["dominfo", uuid], end)? else { continue };
+        let memory_bytes = field(&text, "Max memory:").and_then(kib).unwrap_or(0);
+        arriving.push(Domain { name: name.clone(), uuid: uuid.to_owned(), memory_bytes });
+    }
+    Ok(Listed { names, arriving })
+}
+
+/// Whether a domain in this state has a QEMU that waits for its memory. One that leaves is in the same state during its
+/// switch-over.
+fn is_arriving(state: &str) -> bool {
+    matches!(state.trim(), "paused (migrating)" | "paused (starting up)")
+}
+
+/// None if libvirt answers and does not know the domain.
+fn of_one(program: &str, arguments: &[&str], end: Instant) -> Result<Option<String>, DomainsError> {
+    match output(program, arguments, end) {
+        Ok(text) => Ok(Some(text)),
+        Err(DomainsError::Failed(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What virsh prints, if it ends before `end`.
+fn output(program: &str, arguments: &[&str], end: Instant) -> Result<String, DomainsError> {
     let mut command = Command::new(program);
-    command.env("LC_ALL", "C").args(["--quiet", "--connect", HERE, "list", "--uuid", "--name"]);
+    command.env("LC_ALL", "C").args(["--quiet", "--connect", HERE]).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let failed = |source| DomainsError::Run { program: program.to_owned(), source };
     let mut child = command.spawn().map_err(failed)?;
@@ -110,7 +165,6 @@ fn listed(program: &str) -> Result<BTreeMap<String, String>, DomainsError> {
         let mut text = String::new();
         output.read_to_string(&mut text).map(|_| text)
     });
-    let end = Instant::now() + NAMES_MAX;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -126,10 +180,7 @@ fn listed(program: &str) -> Result<BTreeMap<String, String>, DomainsError> {
     if !status.success() {
         return Err(DomainsError::Failed(status));
     }
-    let pair = |line: &str| {
-        line.split_once(char::is_whitespace).map(|(uuid, name)| (uuid.into(), name.trim().into()))
-    };
-    Ok(text.lines().filter_map(pair).collect())
+    Ok(text)
 }
 
 /// State of a domain of this host's libvirt. One that is arriving is `paused`. None if libvirt does not know it or does
@@ -236,11 +287,32 @@ mod tests {
     #[test]
     fn names_of_domains_may_have_blanks() {
         let uuid = "6695eb01-f6a4-8304-79aa-97f2502e193f";
-        let (_folder, lists) = program(&format!("echo '{uuid} my web                        '; echo"));
-        assert_eq!(listed(&lists).unwrap(), BTreeMap::from([(uuid.into(), "my web".into())]));
+        let all = format!("echo '{uuid} my web                        '; echo");
+        let (_folder, lists) = program(&format!("case \"$*\" in *--name) {all};; esac"));
+        let names = BTreeMap::from([(uuid.into(), "my web".into())]);
+        assert_eq!(listed(&lists).unwrap(), Listed { names, arriving: Vec::new() });
         let (_folder, fails) = program("exit 1");
         assert!(listed(&fails).unwrap_err().to_string().contains("fails"));
         assert!(listed("/no/such/virsh").unwrap_err().to_string().contains("cannot be run"));
+    }
+
+    #[test]
+    fn a_domain_that_waits_for_its_memory_is_on_its_way() {
+        let script = "case \"$*\" in\n\
+            *--name) for n in 1 2 3 4 5; do echo \"u$n web $n\"; done;;\n\
+            *--state-paused*) for n in 2 3 4 5 6; do echo u$n; done;;\n\
+            *domstate*u2) echo 'paused (migrating)';;\n\
+            *domstate*u3) echo 'paused (user)';;\n\
+            *domstate*u4) exit 1;;\n\
+            *domstate*u5) echo 'running (migrated)';;\n\
+            *domstate*u6) echo 'paused (migrating)';;\n\
+            *dominfo*u2) echo 'Max memory:     262144 KiB';;\n\
+            *) exit 2;;\n\
+            esac";
+        let (_folder, lists) = program(script);
+        let found = listed(&lists).unwrap();
+        let two = Domain { name: "web 2".into(), uuid: "u2".into(), memory_bytes: 256 << 20 };
+        assert_eq!((found.arriving, found.names.len()), (vec![two], 5));
     }
 
     #[test]

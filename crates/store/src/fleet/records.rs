@@ -36,7 +36,8 @@ pub struct HostRecord {
     /// Names of libvirt's domains that are there, by their UUID. What they take is not free in `memory_bytes`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, String>,
-    /// Bytes of the guests that are on their way here and have a QEMU here, by name. `memory_bytes` has them in full.
+    /// Bytes of the guests that are on their way here and have a QEMU here, by name, of domains by UUID. `memory_bytes`
+    /// has them in full.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub arriving: BTreeMap<String, u64>,
 }
@@ -65,14 +66,20 @@ impl HostRecord {
         self.guests.values().map(|guest| guest.memory_bytes).fold(0, u64::saturating_add)
     }
 
+    /// Whether the domain is there, and not on its way. What it takes is not free in `memory_bytes`.
+    pub fn has_domain(&self, key: &str) -> bool {
+        self.domains.contains_key(key) && !self.arriving.contains_key(key)
+    }
+
     /// Bytes of the guests that are there or on their way, each once. `reserved`: what drains have reserved there, as
     /// UUID, name and bytes of each guest. A guest on its way has its memory here and a reservation, or one of the two.
+    /// A domain that has arrived needs none.
     pub fn taken_bytes<'a>(&self, reserved: impl IntoIterator<Item = (&'a str, &'a str, u64)>) -> u64 {
         let mut arriving = self.arriving.clone();
         let mut taken = self.used_bytes();
         for (key, name, bytes) in reserved {
-            let here = arriving.remove(name).or_else(|| arriving.remove(key)).unwrap_or(0);
-            if !self.guests.contains_key(key) {
+            let here = arriving.remove(key).or_else(|| arriving.remove(name)).unwrap_or(0);
+            if !self.guests.contains_key(key) && !self.has_domain(key) {
                 taken = taken.saturating_add(bytes.max(here));
             }
         }
@@ -189,4 +196,22 @@ impl Reservation {
 pub(super) struct LoadRecord {
     pub bytes: u64,
     pub guests: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_with_a_reservation_counts_once_on_its_way_and_when_it_is_there() {
+        let mut record = HostRecord::default();
+        let reserved = [("u1", "web", 100)];
+        assert_eq!(record.taken_bytes(reserved), 100, "its QEMU is not there yet");
+        record.domains.insert("u1".into(), "web".into());
+        record.arriving.insert("u1".into(), 120);
+        assert_eq!((record.taken_bytes(reserved), record.taken_bytes([])), (120, 120), "it is on its way");
+        record.arriving.clear();
+        assert_eq!(record.taken_bytes(reserved), 0, "what it takes is not free any more");
+        assert_eq!(record.taken_bytes([("u2", "web", 100)]), 100, "another one with its name");
+    }
 }

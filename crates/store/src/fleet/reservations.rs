@@ -72,7 +72,8 @@ impl Fleet {
             let load = load.unwrap_or_default();
             let on_way = reserved.iter().map(|(key, by)| (key.as_str(), &*by.name, by.bytes));
             // What an earlier try of this guest still has there is not counted beside what it needs.
-            let taken = record.taken_bytes(on_way.chain([(guest, name, bytes)])).saturating_sub(bytes);
+            let own = if record.has_domain(guest) { 0 } else { bytes };
+            let taken = record.taken_bytes(on_way.chain([(guest, name, bytes)])).saturating_sub(own);
             let taken = record.reserve_bytes.saturating_add(taken);
             let free_bytes = record.memory_bytes.saturating_sub(taken);
             if bytes > free_bytes {
