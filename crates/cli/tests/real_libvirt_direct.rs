@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::guest::{kvm_is_missing, not_run};
 use linerate_lab::libvirt::IMAGES;
+use linerate_lab::sshd::Sshd;
 use linerate_lab::{Console, DiskMode, GuestParameters, GuestSpec, LibvirtVersion};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -482,4 +483,54 @@ fn a_drain_moves_domains_and_guests_and_says_why_one_does_not_converge() {
     assert!(answer["error"]["message"].as_str().unwrap().contains("1 of 2 guests did not"), "{answer:#}");
     stage.arrived(1);
     stage.is_whole_at(1);
+}
+
+/// A host with a domain and a guest of the agent is emptied by ssh, the command runs, and both come back.
+#[test]
+fn a_host_with_a_domain_is_emptied_for_a_command_and_filled_again() {
+    let mut stage = Stage::empty_over(LibvirtVersion::Eleven, 80);
+    let calm = |mem_mb| GuestParameters {
+        mem_mb,
+        dirty_mbps: 1,
+        dirty_ws_mb: Some(1),
+        ..GuestParameters::default()
+    };
+    stage.begin(&GuestSpec::user_mode("g", calm(25)));
+    let place = &stage.lab.hosts()[0];
+    let guest = GuestSpec::bare("calm", calm(25));
+    let file = guest.write_toml(place).unwrap();
+    let (exit, answer) = stage.asks_agent(0, &["vm", "start", file.to_str().unwrap()]);
+    assert_eq!(exit, Some(0), "{answer:#}");
+    Console::new([guest.serial(place)]).wait_passes(1, LONG).unwrap();
+    let name = place.name().to_owned();
+    let to = stage.agents[1].address(0).to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let sshd = Sshd::start(stage.lab.hosts(), folder.path()).unwrap();
+    let answers = || {
+        let mut command = stage.agents[0].client();
+        command.env("LINERATE_SSH", sshd.client()).args(["--connect", &name, "status"]);
+        command.output().unwrap().status.success()
+    };
+    let deadline = Instant::now() + LONG;
+    while !answers() {
+        assert!(Instant::now() < deadline, "sshd does not answer");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    let (waits, go) = (folder.path().join("waits"), folder.path().join("go"));
+    let script = format!("touch {}; until [ -e {} ]; do sleep 0.1; done", waits.display(), go.display());
+    let words = ["drain", "--each", &name, "--to", &to, "--then", &script];
+    let rolling = stage.start_by_ssh(&sshd.client(), &words);
+    rolling.wait("the command's turn", |line| line["kind"] == "rolling" && line["step"] == "command");
+    let guests = |stage: &Stage| stage.asks_agent(0, &["vm", "list"]).1.as_array().map(Vec::len);
+    assert_eq!(guests(&stage), Some(0), "the host is empty");
+    stage.arrived(1);
+    stage.is_whole_at(1);
+    std::fs::write(&go, "").unwrap();
+    let ended = rolling.end();
+    assert_eq!(ended.code, Some(0), "{ended:#?}\n{}", stage.evidence());
+    stage.arrived(0);
+    stage.is_whole_at(0);
+    assert_eq!(guests(&stage), Some(1));
+    assert_eq!(stage.asks_agent(0, &["status"]).1["cordon"], Value::Null);
 }

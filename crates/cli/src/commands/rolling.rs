@@ -125,21 +125,18 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
         plan = with_progress(what(), context.err, asking).await.map_err(lost)?;
     }
     unseen(&plan)?;
-    let refused = |guest: &DrainGuest, why: &str, hint: &str| {
-        let text = format!("{} cannot leave host {name}: {}", clean(&guest.guest), clean(why));
-        Err(Failure::new(Exit::Refused, text, hint))
-    };
-    for guest in plan.guests.iter().filter(|guest| guest.state != DrainGuestState::Kept) {
-        if matches!(guest.state, DrainGuestState::Failed | DrainGuestState::InDoubt) {
-            return refused(guest, guest.reason.as_deref().unwrap_or_default(), &guest.hint);
-        }
-        if guest.domain {
-            let why =
-                "it is a domain of libvirt, and its migration there and back cannot be tried beforehand";
-            return refused(guest, why, "keep it there with --keep, or drain that host by itself");
-        }
-    }
+    all_can_leave(&plan.guests, &name)?;
     Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
+}
+
+/// As far as the plan knows: domains of libvirt have a destination, and were not tried.
+fn all_can_leave(guests: &[DrainGuest], host: &str) -> Result<(), Failure> {
+    let stays =
+        |guest: &&DrainGuest| matches!(guest.state, DrainGuestState::Failed | DrainGuestState::InDoubt);
+    let Some(guest) = guests.iter().find(stays) else { return Ok(()) };
+    let why = clean(guest.reason.as_deref().unwrap_or_default());
+    let text = format!("{} cannot leave host {host}: {why}", clean(&guest.guest));
+    Err(Failure::new(Exit::Refused, text, guest.hint.clone()))
 }
 
 /// One host's turn: drain, command, undrain.
@@ -307,5 +304,31 @@ async fn answering(host: &Host, context: &Context) -> Result<Remote, Failure> {
     match there.client.fleet().await?.error {
         Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
         None => Ok(remote),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_domain_that_has_a_destination_can_leave_and_one_without_cannot() {
+        let guest = |domain: bool, state: &str, reason: Option<&str>| -> DrainGuest {
+            let text = json!({
+                "guest": "web", "uuid": "u1", "domain": domain, "state": state, "reason": reason, "memory_bytes": 1,
+                "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": [],
+            });
+            serde_json::from_value(text).unwrap()
+        };
+        let leaves = |guests: &[DrainGuest]| all_can_leave(guests, "alpha").map_err(|failure| failure.exit);
+        let kept = guest(true, "kept", None);
+        assert_eq!(leaves(&[guest(false, "waiting", None), guest(true, "waiting", None), kept]), Ok(()));
+        for (domain, state) in [(true, "failed"), (false, "failed"), (false, "in_doubt")] {
+            assert_eq!(leaves(&[guest(domain, state, Some("no memory"))]), Err(Exit::Refused));
+        }
+        let failure = all_can_leave(&[guest(true, "failed", Some("no memory"))], "alpha").unwrap_err();
+        assert_eq!(failure.message(), "web cannot leave host alpha: no memory");
     }
 }

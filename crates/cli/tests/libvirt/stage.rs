@@ -214,6 +214,14 @@ impl Stage {
         self.moving(self.command(from, more))
     }
 
+    /// Begins a command at the first host, which reaches the agents by this ssh.
+    pub fn start_by_ssh(&self, ssh: &Path, words: &[&str]) -> Moving {
+        let mut command = self.agents[0].client();
+        command.env("LINERATE_SSH", ssh).args(words).arg("--json");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.moving(command)
+    }
+
     fn moving(&self, mut command: Command) -> Moving {
         Moving::new(
             command.spawn().unwrap(),
