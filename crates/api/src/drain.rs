@@ -22,6 +22,9 @@ pub struct DrainRequest {
     /// begin with `db-`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<Vec<String>>,
+    /// Lists of guests that go to one host or stay, beside those of agent.toml. Names as in `apart`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub together: Vec<Vec<String>>,
     /// How guest RAM is moved.
     #[serde(default)]
     pub mode: ModeChoice,
@@ -312,6 +315,9 @@ pub struct PlaceRequest {
     /// As [`DrainRequest::apart`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<Vec<String>>,
+    /// As [`DrainRequest::together`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub together: Vec<Vec<String>>,
 }
 
 /// Where a guest can go.
@@ -321,6 +327,9 @@ pub struct PlaceAnswer {
     pub guest: String,
     /// The host that a drain would take; `null` if there is none.
     pub best: Option<String>,
+    /// Names of the other guests here that must be together with it, and go with it.
+    #[serde(default)]
+    pub together: Vec<String>,
     /// Each host that was asked for.
     pub hosts: Vec<PlaceHost>,
 }

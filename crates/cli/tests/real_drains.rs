@@ -138,6 +138,42 @@ fn guests_that_must_be_apart_go_to_different_hosts() {
 }
 
 #[test]
+fn guests_that_must_be_together_go_to_one_host_or_stay() {
+    let hall = Hall::with(3, &[400, 400], "[placement]\ntogether = [[\"db-*\"]]\n");
+    hall.start(0, &[calm("db-1"), calm("db-2"), calm("web"), calm("log")]);
+    hall.start(1, &[calm("dns")]);
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    let asked = ["drain", "--to", &to, "--together", "web,dns"];
+    let state = |drain: &Value, guest: &str| {
+        hall::text(hall::guests(drain).find(|one| one["guest"] == guest).unwrap(), "state").to_owned()
+    };
+    // One that stays keeps the other.
+    let (exit, plan) = hall.json(0, &[&asked[..], &["--keep", "db-2", "--dry-run"]].concat());
+    assert_eq!((exit, &*state(&plan, "db-1"), &*state(&plan, "log")), (1, "failed", "waiting"), "{plan:#}");
+    let failed = hall::guests(&plan).find(|one| one["guest"] == "db-1").unwrap();
+    assert!(hall::text(failed, "reason").contains("must be together with stays"), "{plan:#}");
+    for (more, words) in
+        [(&["--together", "db-1,dbb-2"], "dbb-2"), (&["--apart", "db-1,db-2"], "apart and together")]
+    {
+        let (exit, text) = hall.run(0, &[&asked[..], more].concat());
+        assert!(exit == 2 && text.contains(words) && text.contains("nothing was begun"), "{exit} {text}");
+    }
+    let (exit, placed) = hall.json(0, &["place", "db-1", "--to", &to, "--explain"]);
+    assert_eq!((exit, &placed["together"]), (0, &json!(["db-2"])), "{placed:#}");
+    let (exit, placed) = hall.json(0, &["place", "web", "--to", &to, "--explain", "--together", "web,dns"]);
+    assert_eq!((exit, &placed["best"]), (0, &json!(hall.name(1))), "{placed:#}");
+    let elsewhere = placed["hosts"][1]["obstacles"].to_string();
+    assert!(elsewhere.contains("must be together with is on"), "{placed:#}");
+
+    let (exit, lines) = hall.lines(0, &asked);
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "moved")), (0, 4), "{last:#}");
+    let at = |guest: &str| hall::text(hall::guests(last).find(|one| one["guest"] == guest).unwrap(), "to");
+    assert_eq!((at("db-1"), at("web")), (at("db-2"), &*hall.name(1)), "{last:#}");
+    hall.all_go_on();
+}
+
+#[test]
 fn a_drain_is_paused_goes_on_and_is_aborted_with_every_guest_somewhere() {
     let hall = Hall::new(2, &[200, 200]);
     let guests: Vec<_> = (0..6).map(|n| calm(&format!("a{n}"))).collect();

@@ -334,7 +334,7 @@ pub(super) fn ledger(
         .map(|(guest, _)| guest.name.clone())
         .chain(there.iter().map(|(.., name)| name.clone()))
         .collect();
-    let mut ledger = Ledger::new();
+    let (mut together, mut ledger) = (rules.together(&names).into_iter(), Ledger::new());
     ledger.add_host(host(source, &source_ports(source)));
     for (number, one) in (1..).zip(destinations) {
         let there = |record| host(record, &destination_ports(source, record));
@@ -349,15 +349,16 @@ pub(super) fn ledger(
     for (guest, place) in guests {
         let at = if let Place::At(host) = place { *host } else { SOURCE };
         let (needs, memory_bytes) = (guest.needs.clone(), taken_bytes(guest, *place, destinations));
-        let apart = rules.groups(&guest.name);
-        let id = ledger.add_guest(Guest { needs, memory_bytes, apart, ..Guest::default() }, at);
+        let (apart, together) = (rules.groups(&guest.name), together.next().flatten());
+        let id = ledger.add_guest(Guest { needs, memory_bytes, apart, together, ..Guest::default() }, at);
         if *place == Place::Gone {
             ledger.ended(id);
         }
     }
     for (host, memory_bytes, name) in &there {
         let (memory_bytes, apart) = (*memory_bytes, rules.groups(name));
-        ledger.add_guest(Guest { memory_bytes, apart, ..Guest::default() }, *host);
+        let together = together.next().flatten();
+        ledger.add_guest(Guest { memory_bytes, apart, together, ..Guest::default() }, *host);
     }
     for (number, (_, place)) in (0..).zip(guests) {
         if let Place::Reserved(host) = place {
@@ -445,16 +446,35 @@ fn host(record: &HostRecord, ports: &[PortRecord]) -> Host {
     Host { offer, memory_bytes: record.memory_bytes, reserve_bytes: record.reserve_bytes }
 }
 
-/// Why a guest cannot go to each destination: what each lacks.
-pub(super) fn why(known: &Known, guest: GuestId, destinations: &[Destination]) -> Vec<Vec<String>> {
-    let obstacles: BTreeMap<HostId, Vec<_>> = known.ledger.explain(guest).into_iter().collect();
-    let text = |obstacle: &Obstacle| match obstacle {
+/// An obstacle with the names of guests and hosts.
+fn describe(obstacle: &Obstacle, known: &Known, destinations: &[Destination]) -> String {
+    let name = |guest: &GuestId| known.guests.get(guest.0 as usize).map_or("a guest", String::as_str);
+    match obstacle {
         Obstacle::ApartFrom(other) => {
-            let name = known.guests.get(other.0 as usize).map_or("a guest", String::as_str);
-            format!("{name} is there or on its way there, and the two must be apart")
+            format!("{} is there or on its way there, and the two must be apart", name(other))
+        }
+        Obstacle::TogetherOn(SOURCE) => "a guest that it must be together with stays on this host".into(),
+        Obstacle::TogetherOn(host) => {
+            let at = destinations.get(index(*host)).map_or("another host", Destination::name);
+            format!("a guest that it must be together with is on {at} or on its way there")
+        }
+        Obstacle::OfOther(other, why) => {
+            let why = describe(why, known, destinations);
+            format!("{}, which must be together with it, cannot go there: {why}", name(other))
         }
         other => other.to_string(),
-    };
+    }
+}
+
+/// Why a guest cannot go to each destination: what each lacks. `leave`: the guests that leave with it.
+pub(super) fn why(
+    known: &Known,
+    guest: GuestId,
+    destinations: &[Destination],
+    leave: &[GuestId],
+) -> Vec<Vec<String>> {
+    let obstacles: BTreeMap<HostId, Vec<_>> = known.ledger.explain(guest, leave).into_iter().collect();
+    let text = |obstacle: &Obstacle| describe(obstacle, known, destinations);
     let one = |(number, one): (u32, &Destination)| {
         let found = obstacles.get(&HostId(number)).map(Vec::as_slice).unwrap_or_default();
         match (&one.lost, found) {
@@ -466,162 +486,4 @@ pub(super) fn why(known: &Known, guest: GuestId, destinations: &[Destination]) -
 }
 
 #[cfg(test)]
-mod tests {
-    use linerate_store::fleet::records::GuestRecord;
-
-    use super::*;
-
-    fn at(name: &str, ports: &[(&str, u64)]) -> HostRecord {
-        let port = |(network, bytes_per_s): &(&str, u64)| PortRecord {
-            network: (*network).to_owned(),
-            bytes_per_s: *bytes_per_s,
-        };
-        HostRecord {
-            name: name.into(),
-            memory_bytes: 1 << 30,
-            ports: ports.iter().map(port).collect(),
-            ..HostRecord::default()
-        }
-    }
-
-    fn answered(record: HostRecord) -> Destination {
-        Destination { record: Some(record), lost: None, ..Destination::new("it") }
-    }
-
-    #[test]
-    fn what_other_drains_have_reserved_is_not_free() {
-        let source = at("a", &[("10.0.0.0/24", 1)]);
-        let others = [("u8".to_owned(), ("dns-8".to_owned(), 600 << 20))].into();
-        let there = Destination { others, ..answered(at("b", &[("10.0.0.0/24", 1)])) };
-        let ledger = |guest: u64, there: &Destination| {
-            let guest = Leaving { memory_bytes: guest << 20, ..Leaving::default() };
-            ledger(&source, std::slice::from_ref(there), &[(guest, Place::Source)], &Rules::default()).ledger
-        };
-        assert_eq!(ledger(1, &there).free_bytes(HostId(1)), 424 << 20);
-        let request = linerate_core::fleet::Request { guests: vec![GuestId(0)], ..Default::default() };
-        assert!(ledger(424, &there).place(&request)[0].1.is_ok());
-        assert!(ledger(425, &there).place(&request)[0].1.is_err());
-    }
-
-    #[test]
-    fn a_guest_on_its_way_counts_once_at_its_destination() {
-        let source = at("a", &[("10.0.0.0/24", 1)]);
-        let free = |place, others: &[(&str, &str)], arriving: &[&str]| {
-            let mut record = at("b", &[("10.0.0.0/24", 1)]);
-            record.arriving = arriving.iter().map(|name| ((*name).to_owned(), 100 << 20)).collect();
-            let other = |(key, name): &(&str, &str)| ((*key).to_owned(), ((*name).to_owned(), 100 << 20));
-            let there = Destination { others: others.iter().map(other).collect(), ..answered(record) };
-            let guest = Leaving {
-                name: "web".into(),
-                key: "u1".into(),
-                memory_bytes: 100 << 20,
-                ..Leaving::default()
-            };
-            let known = ledger(&source, std::slice::from_ref(&there), &[(guest, place)], &Rules::default());
-            known.ledger.free_bytes(HostId(1)) >> 20
-        };
-        let reserved = Place::Reserved(HostId(1));
-        assert_eq!(free(reserved, &[], &[]), 924);
-        assert_eq!(free(reserved, &[], &["web"]), 924, "its QEMU is there");
-        assert_eq!(free(reserved, &[("u2", "db")], &["web", "db"]), 824, "as another drain's is");
-        assert_eq!(free(reserved, &[], &["web", "log"]), 824, "and one that somebody moves by hand");
-        assert_eq!(free(Place::Source, &[], &["web"]), 924, "an earlier try has not ended yet");
-    }
-
-    #[test]
-    fn a_domain_counts_once_at_its_destination() {
-        let source = at("a", &[("10.0.0.0/24", 1)]);
-        // `u1` is of the drain, `u2` of another one.
-        let free = |place, domains: &[&str], arriving: &[&str]| {
-            let mut record = at("b", &[("10.0.0.0/24", 1)]);
-            record.domains =
-                domains.iter().map(|key| ((*key).to_owned(), format!("name of {key}"))).collect();
-            record.arriving = arriving.iter().map(|key| ((*key).to_owned(), 100 << 20)).collect();
-            let others = [("u2".to_owned(), ("name of u2".to_owned(), 100 << 20))].into();
-            let there = Destination { others, ..answered(record) };
-            let guest = Leaving {
-                name: "name of u1".into(),
-                key: "u1".into(),
-                domain: true,
-                memory_bytes: 100 << 20,
-                ..Leaving::default()
-            };
-            let known = ledger(&source, std::slice::from_ref(&there), &[(guest, place)], &Rules::default());
-            known.ledger.free_bytes(HostId(1)) >> 20
-        };
-        let (reserved, moved) = (Place::Reserved(HostId(1)), Place::At(HostId(1)));
-        assert_eq!(free(reserved, &[], &[]), 824);
-        assert_eq!(free(reserved, &["u1", "u2"], &["u1", "u2"]), 824, "their QEMUs are there");
-        assert_eq!(free(moved, &["u1"], &["u1"]), 824, "the record is older than its arrival");
-        // What these take is missing from the memory of the record.
-        assert_eq!(free(reserved, &["u1"], &[]), 924, "it runs there");
-        assert_eq!(free(moved, &["u1", "u2"], &[]), 1024);
-        assert_eq!(free(moved, &[], &[]), 824, "its host does not list it yet");
-    }
-
-    #[test]
-    fn guests_are_kept_apart_by_their_names() {
-        let source = at("a", &[("10.0.0.0/24", 1)]);
-        let mut there = at("b", &[("10.0.0.0/24", 1)]);
-        there.guests.insert("u9".into(), GuestRecord { name: "db-9".into(), memory_bytes: 1 << 20 });
-        there.domains.insert("u7".into(), "log-7".into());
-        let mut third = answered(at("c", &[("10.0.0.0/24", 1)]));
-        third.others.insert("u8".into(), ("dns-8".into(), 0));
-        let destinations = [answered(there), third];
-        let names = ["db-1", "dns-1", "log-1", "web", "db-2"];
-        let guest = |name: &str| Leaving {
-            name: name.into(),
-            key: format!("key of {name}"),
-            memory_bytes: 1 << 20,
-            ..Leaving::default()
-        };
-        let guests = names.map(|name| (guest(name), Place::Source));
-        let apart = ["db-*", "dns-*", "log-*"].map(|name| vec![name.to_owned()]);
-        let rules = Rules::new(&crate::config::Placement::default(), &apart).unwrap();
-        let known = ledger(&source, &destinations, &guests, &rules);
-        let request =
-            linerate_core::fleet::Request { guests: (0..5).map(GuestId).collect(), ..Default::default() };
-        let placed: Vec<_> = known.ledger.place(&request).into_iter().map(|(_, found)| found.ok()).collect();
-        let [b, c] = [1, 2].map(|host| Some(HostId(host)));
-        assert_eq!((placed[1], placed[2], placed[3].is_some()), (b, c, true), "{placed:?}");
-        // Neither can be on b, and only one on c.
-        let mut databases = [placed[0], placed[4]];
-        databases.sort();
-        assert_eq!(databases, [None, c], "{placed:?}");
-        let why = |guest| why(&known, GuestId(guest), &destinations);
-        let of = |name: &str| format!("{name} is there or on its way there, and the two must be apart");
-        assert_eq!(why(0), [vec![of("db-9")], vec![]]);
-        assert_eq!(why(1), [vec![], vec![of("dns-8")]]);
-        assert_eq!(why(2), [vec![of("log-7")], vec![]]);
-        let free = ledger(&source, &destinations, &guests, &Rules::default());
-        assert!(free.ledger.place(&request).iter().all(|(_, found)| found.is_ok()));
-    }
-
-    #[test]
-    fn hosts_that_have_joined_are_found_once() {
-        let host = |name: &str| {
-            let record = at(name, &[]);
-            (name.to_owned(), linerate_store::fleet::HostView { record, alive: true, ..Default::default() })
-        };
-        let view = View { hosts: ["a", "b", "c"].map(host).into(), ..View::default() };
-        let mut known = vec![answered(at("b", &[]))];
-        let new = new_in(&view, "a", &known, None);
-        let names: Vec<&str> = new.iter().map(Destination::name).collect();
-        assert_eq!((names, new[0].lost.is_none()), (vec!["c"], true));
-        known.extend(new);
-        assert!(new_in(&view, "a", &known, None).is_empty());
-    }
-
-    #[test]
-    fn hosts_without_a_network_in_common_are_reached_by_routers() {
-        let source = at("a", &[("10.0.0.0/24", 200_000_000), ("10.0.1.0/24", 300_000_000)]);
-        let near = answered(at("b", &[("10.0.1.0/24", 250_000_000), ("10.9.0.0/24", 1)]));
-        let far = answered(at("c", &[("192.0.2.0/24", 150_000_000)]));
-        let all = [near.clone(), far];
-        assert_eq!(port_rates(&source, &all), [300_000_000.0, 0.0, 300_000_000.0]);
-        assert_eq!(port_rates(&source, &[near]), [0.0, 0.0, 300_000_000.0], "no routers");
-        let Known { ledger, .. } = ledger(&source, &all, &[], &Rules::default());
-        assert_eq!(ledger.links(SOURCE, HostId(1)), (0b100, 250_000_000.0));
-        assert_eq!(ledger.links(SOURCE, HostId(2)), (0b001, 150_000_000.0));
-    }
-}
+mod tests;

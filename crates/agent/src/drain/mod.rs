@@ -16,7 +16,7 @@
 //! | `member` | a guest of a drain, as it is shown and kept |
 //! | `leaving` | the guests of this host |
 //! | `hosts` | the destinations, and the ledger of both |
-//! | `rules` | which guests must be on different hosts |
+//! | `rules` | which guests must be on different hosts, and which on one |
 
 mod begin;
 mod hosts;
@@ -214,7 +214,7 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         return Err(ErrorBody::new(code::USAGE, text)
             .with_hint("name them: --to HOST,HOST; or configure [fleet] in agent.toml"));
     }
-    let rules = Rules::new(&agent.config.placement, &request.apart)?;
+    let rules = Rules::new(&agent.config.placement, &request.apart, &request.together)?;
     let Found { guests, unsettled, arriving, unseen } = leaving::look_with_domains(agent, request.mode).await;
     let mut warnings = Vec::new();
     let unknown: Vec<&str> = request
@@ -243,20 +243,38 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
     }
     let mut destinations = distinct(destinations, &own, &mut warnings)?;
     destinations.iter_mut().for_each(|one| one.measured = known.get(one.name()).copied());
-    let there: Vec<&HostRecord> = destinations.iter().filter_map(|one| one.record.as_ref()).collect();
-    let all = guests.iter().map(|guest| &guest.name).chain(&unsettled).chain(&arriving);
-    let all = all.chain(there.iter().flat_map(|one| one.guests.values()).map(|guest| &guest.name));
-    let all = all.chain(there.iter().flat_map(|one| one.domains.values()));
-    let unknown = rules::unknown(&request.apart, &all.map(String::as_str).collect());
-    if !unknown.is_empty() {
-        let text = format!(
-            "--apart names guests that neither this host nor a destination has: {}; nothing was begun",
-            unknown.join(", ")
-        );
-        return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those of a host"));
-    }
+    let here: Vec<String> =
+        guests.iter().map(|guest| &guest.name).chain(&unsettled).chain(&arriving).cloned().collect();
+    names_are_right(request, &rules, &here, &destinations)?;
     let members = guests.into_iter().map(Member::new).collect();
     Ok(Ready { source, members, destinations, rules, unsettled, arriving, unseen, warnings })
+}
+
+/// Each name of the operator's lists is that of a guest, and no two guests of this host must be apart and together.
+fn names_are_right(
+    request: &DrainRequest,
+    rules: &Rules,
+    here: &[String],
+    destinations: &[Destination],
+) -> Answer<()> {
+    let there: Vec<&HostRecord> = destinations.iter().filter_map(|one| one.record.as_ref()).collect();
+    let all = here.iter().chain(there.iter().flat_map(|one| one.guests.values()).map(|guest| &guest.name));
+    let all = all.chain(there.iter().flat_map(|one| one.domains.values()));
+    let known: BTreeSet<&str> = all.map(String::as_str).collect();
+    for (flag, lists) in [("--apart", &request.apart), ("--together", &request.together)] {
+        let unknown = rules::unknown(lists, &known);
+        if !unknown.is_empty() {
+            let text = format!(
+                "{flag} names guests that neither this host nor a destination has: {}; nothing was begun",
+                unknown.join(", ")
+            );
+            let hint = "`linerate vm list` shows those of a host";
+            return Err(ErrorBody::new(code::USAGE, text).with_hint(hint));
+        }
+    }
+    let Some((one, other)) = rules.contradiction(here) else { return Ok(()) };
+    let text = format!("{one} and {other} must be apart and together; nothing was begun");
+    Err(ErrorBody::new(code::USAGE, text).with_hint("change the lists: --apart, --together, agent.toml"))
 }
 
 /// What earlier drains of this host have measured of each destination; nothing where the store cannot be read.
@@ -334,7 +352,10 @@ fn place(ready: &mut Ready, request: &DrainRequest) -> usize {
                 member.to = Some(host);
                 member.predicted_ms = Some((member.guest.copy_bytes as f64 / rate * 1e3) as u64);
             }
-            Err(_) => member.nowhere = Some(owner::why_nowhere(&known, id, &ready.destinations, None)),
+            Err(_) => {
+                member.nowhere =
+                    Some(owner::why_nowhere(&known, id, &ready.destinations, None, &request.guests))
+            }
         }
     }
     placed
@@ -406,7 +427,7 @@ fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle,
     let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
         ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
     })?;
-    let rules = Rules::new(&agent.config.placement, &kept.request.apart)?;
+    let rules = Rules::new(&agent.config.placement, &kept.request.apart, &kept.request.together)?;
     let mut destinations =
         hosts::named(agent, &kept.request.to, Some(id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
@@ -546,8 +567,8 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
 
 /// Where a guest can go.
 pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer<PlaceAnswer> {
-    let PlaceRequest { guest, to, apart } = request;
-    let asked = DrainRequest { to, apart, ..DrainRequest::default() };
+    let PlaceRequest { guest, to, apart, together } = request;
+    let asked = DrainRequest { to, apart, together, ..DrainRequest::default() };
     let Ready { source, members, destinations, rules, .. } = look(agent, &asked).await?;
     let guests: Vec<_> = members.iter().map(|member| (member.guest.clone(), Place::Source)).collect();
     let at = guests.iter().position(|(one, _)| one.name == guest || one.key == guest);
@@ -561,12 +582,16 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
     let ledger = &known.ledger;
     let id = GuestId(u32::try_from(at).unwrap_or(u32::MAX));
     let own = members.get(at).and_then(|member| member.guest.cannot.clone()).map(|(why, _)| why);
-    let placed = ledger
-        .place(&Request { guests: vec![id], ..Request::default() })
-        .pop()
-        .and_then(|(_, found)| found.ok());
+    // One that cannot move keeps those here that must be together with it.
+    let cannot = |one: &GuestId| members.get(one.0 as usize).is_some_and(|member| member.decided.is_some());
+    let group = ledger.group_of(id);
+    let leave: Vec<GuestId> = group.iter().filter(|one| !cannot(one)).copied().collect();
+    let placed = ledger.place(&Request { guests: leave.clone(), ..Request::default() });
+    let placed = placed.into_iter().find(|(one, _)| *one == id).and_then(|(_, found)| found.ok());
+    let others = group.into_iter().filter(|one| *one != id);
+    let together = others.filter_map(|one| Some(members.get(one.0 as usize)?.guest.name.clone())).collect();
     let name = |host: HostId| destinations.get(hosts::index(host)).map(|one| one.name().to_owned());
-    let hosts = destinations.iter().zip(1..).zip(hosts::why(&known, id, &destinations)).map(
+    let hosts = destinations.iter().zip(1..).zip(hosts::why(&known, id, &destinations, &leave)).map(
         |((one, n), obstacles)| PlaceHost {
             host: one.name().to_owned(),
             free_bytes: ledger.free_bytes(HostId(n)),
@@ -574,7 +599,8 @@ pub(crate) async fn explain(agent: &Arc<Agent>, request: PlaceRequest) -> Answer
             obstacles: own.iter().cloned().chain(obstacles).collect(),
         },
     );
-    Ok(PlaceAnswer { guest, best: placed.filter(|_| own.is_none()).and_then(name), hosts: hosts.collect() })
+    let best = placed.filter(|_| own.is_none()).and_then(name);
+    Ok(PlaceAnswer { guest, best, together, hosts: hosts.collect() })
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub struct DrainFlags {
     /// Hosts that are emptied by ssh, one after another. Each gets its guests back before the next one
     #[arg(
         long, value_name = "[USER@]HOST,…", value_delimiter = ',', value_parser = units::ssh_target, requires = "then",
-        conflicts_with_all = ["host", "dry_run", "detach", "apart"]
+        conflicts_with_all = ["host", "dry_run", "detach", "apart", "together"]
     )]
     pub each: Vec<String>,
     /// Command that sh runs here after each host is empty, with LINERATE_HOST and LINERATE_CONNECT set; a failure stops
@@ -62,6 +62,7 @@ impl DrainFlags {
             to: self.to.clone(),
             keep: self.keep.clone(),
             apart: self.rules.apart.clone(),
+            together: self.rules.together.clone(),
             mode: self.mode,
             max_blackout_ms: self.max_blackout,
             throttle: self.throttle,
@@ -69,13 +70,17 @@ impl DrainFlags {
     }
 }
 
-/// Which guests must be on different hosts.
+/// Which guests must be on different hosts, and which on one.
 #[derive(Debug, Args)]
 pub struct RuleFlags {
     /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Once for each list,
     /// beside those of the table placement in agent.toml
     #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
     pub apart: Vec<Vec<String>>,
+    /// Guests that go to one host or stay, named like those of --apart. Once for each list, beside those of the table
+    /// placement in agent.toml
+    #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
+    pub together: Vec<Vec<String>>,
 }
 
 /// What is done with a drain that was begun.
@@ -137,7 +142,13 @@ pub struct PlaceFlags {
 impl PlaceFlags {
     /// What to ask of the agent.
     pub fn request(&self) -> PlaceRequest {
-        PlaceRequest { guest: self.guest.clone(), to: self.to.clone(), apart: self.rules.apart.clone() }
+        let RuleFlags { apart, together } = &self.rules;
+        PlaceRequest {
+            guest: self.guest.clone(),
+            to: self.to.clone(),
+            apart: apart.clone(),
+            together: together.clone(),
+        }
     }
 }
 

@@ -291,6 +291,10 @@ pub fn place(answer: &PlaceAnswer, explain: bool, paint: Paint) -> String {
         Some(best) => format!("{guest} would go to {}", paint.bold(&clean(best))),
         None => format!("{guest} has no destination"),
     }];
+    if !answer.together.is_empty() {
+        let others: Vec<String> = answer.together.iter().map(|other| clean(other)).collect();
+        lines.push(format!("together with {}", others.join(", ")));
+    }
     if explain || answer.best.is_none() {
         let mut rows = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Left]);
         rows.row(["", "HOST", "FREE", "LINKS", ""].map(|head| paint.dim(head)));

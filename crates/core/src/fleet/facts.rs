@@ -84,6 +84,10 @@ pub enum Obstacle {
     ApartFrom(GuestId),
     /// The guests that it must share a host with are on this other host.
     TogetherOn(HostId),
+    /// Memory in bytes: what it needs with the guests that go with it, and what is free for guests.
+    MemoryTogether { needs: u64, free: u64 },
+    /// Why a guest that must go with it cannot go there.
+    OfOther(GuestId, Box<Obstacle>),
 }
 
 impl Obstacle {
@@ -105,6 +109,8 @@ impl Obstacle {
             Obstacle::NoLink => "no link",
             Obstacle::ApartFrom(_) => "a guest is there that must be apart",
             Obstacle::TogetherOn(_) => "guests that must be together are elsewhere",
+            Obstacle::MemoryTogether { .. } => "too little free memory for guests that must be together",
+            Obstacle::OfOther(..) => "a guest that must be together cannot go there",
         }
     }
 }
@@ -134,6 +140,11 @@ impl fmt::Display for Obstacle {
             Obstacle::TogetherOn(host) => {
                 write!(f, "the guests that it must stay with are on host {}", host.0)
             }
+            Obstacle::MemoryTogether { needs, free } => {
+                let (needs, free) = (mib(needs), free >> 20);
+                write!(f, "the guests that must be together need {needs} MiB and {free} MiB are free")
+            }
+            Obstacle::OfOther(guest, why) => write!(f, "guest {}, which must go with it: {why}", guest.0),
         }
     }
 }

@@ -77,11 +77,48 @@ impl Ledger {
         plan.result()
     }
 
-    /// For each host why the guest cannot go there; an empty list where it can.
-    pub fn explain(&self, guest: GuestId) -> Vec<(HostId, Vec<Obstacle>)> {
-        let request = Request { guests: vec![guest], ..Request::default() };
+    /// For each host why the guest cannot go there; an empty list where it can. `leave`: the guests that leave with it,
+    /// of which some may have to be together with it.
+    pub fn explain(&self, guest: GuestId, leave: &[GuestId]) -> Vec<(HostId, Vec<Obstacle>)> {
+        let mut others = self.group_of(guest);
+        others.retain(|other| *other != guest && leave.contains(other));
+        let request = Request { guests: leave.to_vec(), ..Request::default() };
         let hosts = (0..self.hosts_count()).map(HostId);
-        hosts.map(|host| (host, self.all_obstacles(guest, host, &Overlay::default(), &request))).collect()
+        hosts.map(|host| (host, self.obstacles_together(guest, &others, host, &request))).collect()
+    }
+
+    /// The guests that must be together with this one and are on its host, itself included.
+    pub fn group_of(&self, guest: GuestId) -> Vec<GuestId> {
+        let state = self.guests.get(guest.0 as usize);
+        let Some(group) = state.and_then(|state| state.rules.as_ref()?.together) else { return vec![guest] };
+        let (here, all) = (self.host_of(guest), self.groups.get(&group));
+        all.into_iter().flatten().copied().filter(|other| self.host_of(*other) == here).collect()
+    }
+
+    fn obstacles_together(
+        &self,
+        guest: GuestId,
+        others: &[GuestId],
+        host: HostId,
+        request: &Request,
+    ) -> Vec<Obstacle> {
+        let plan = Overlay::default();
+        let is_memory = |one: &Obstacle| matches!(one, Obstacle::Memory { .. });
+        let mut found = self.all_obstacles(guest, host, &plan, request);
+        let has_room = !found.iter().any(is_memory);
+        for other in others {
+            let of_other = self.all_obstacles(*other, host, &plan, request).into_iter();
+            // What keeps all of them from the host is named once.
+            let more: Vec<Obstacle> =
+                of_other.filter(|one| !is_memory(one) && !found.contains(one)).collect();
+            found.extend(more.into_iter().map(|one| Obstacle::OfOther(*other, Box::new(one))));
+        }
+        let needs = others.iter().fold(self.memory_of(guest), |sum, other| sum + self.memory_of(*other));
+        let free = self.free_bytes(host);
+        if has_room && !others.is_empty() && free < needs {
+            found.push(Obstacle::MemoryTogether { needs, free });
+        }
+        found
     }
 
     pub(super) fn all_obstacles(

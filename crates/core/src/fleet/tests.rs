@@ -117,7 +117,7 @@ fn every_obstacle_is_named_for_each_host() {
     ledger.lose(hosts[10], true);
     let rules = Guest { apart: vec![GroupId(1)], forbidden: [hosts[11]].into(), ..guest(4) };
     let id = ledger.add_guest(Guest { needs: needs.clone(), ..rules }, source);
-    let found: BTreeMap<HostId, Vec<Obstacle>> = ledger.explain(id).into_iter().collect();
+    let found: BTreeMap<HostId, Vec<Obstacle>> = ledger.explain(id, &[id]).into_iter().collect();
     let expected = [
         Obstacle::Memory { needs: 4 * GIB, free: 2 * GIB },
         Obstacle::CpuModel("base".into()),
@@ -163,6 +163,30 @@ fn guests_that_must_be_apart_go_to_different_hosts_and_the_others_together() {
 }
 
 #[test]
+fn what_keeps_guests_that_must_be_together_from_a_host_is_named() {
+    let (mut ledger, _, hosts) = fleet(&[], &[32, 12, 32, 8]);
+    let source = HostId(0);
+    let together = |rest: Guest| Guest { together: Some(GroupId(2)), ..rest };
+    let first = ledger.add_guest(together(guest(10)), source);
+    let forbidden = [hosts[2]].into();
+    let second = ledger.add_guest(together(Guest { forbidden, ..guest(10) }), source);
+    assert_eq!(ledger.group_of(first), [first, second]);
+    let why = |leave: &[GuestId]| {
+        let found: BTreeMap<HostId, Vec<Obstacle>> = ledger.explain(first, leave).into_iter().collect();
+        [0, 1, 2, 3].map(|host| found[&hosts[host]].clone())
+    };
+    let (memory, forbids) = (
+        Obstacle::MemoryTogether { needs: 20 * GIB, free: 12 * GIB },
+        Obstacle::OfOther(second, Box::new(Obstacle::Forbidden)),
+    );
+    let alone = Obstacle::Memory { needs: 10 * GIB, free: 8 * GIB };
+    assert_eq!(why(&[first, second]), [vec![], vec![memory], vec![forbids], vec![alone.clone()]]);
+    assert_eq!(place(&ledger, &[first, second]), [Some(hosts[0]); 2]);
+    let stays = || vec![Obstacle::TogetherOn(source)];
+    assert_eq!(why(&[first]), [stays(), stays(), stays(), vec![alone, Obstacle::TogetherOn(source)]]);
+}
+
+#[test]
 fn a_guest_without_a_host_says_what_the_hosts_lack() {
     let (mut ledger, guests, hosts) = fleet(&[16], &[8, 8, 32]);
     ledger.cordon(hosts[2], true);
@@ -193,11 +217,15 @@ fn small_guests_make_room_for_a_large_one() {
 }
 
 /// The most guests that can be placed, and the seconds of the slowest destination with so many, by trying everything.
-fn optimum(guests: &[u64], hosts: &[(u64, f64)]) -> (usize, f64) {
+/// The first `together` guests go to one host or stay.
+fn optimum(guests: &[u64], hosts: &[(u64, f64)], together: usize) -> (usize, f64) {
     let choices = hosts.len() + 1;
     let mut best = (0, f64::INFINITY);
     for code in 0..choices.pow(guests.len() as u32) {
         let at = (0..guests.len()).map(|n| code / choices.pow(n as u32) % choices);
+        if at.clone().take(together).any(|at| at != code % choices) {
+            continue;
+        }
         let mut used = vec![0; choices];
         at.clone().zip(guests).for_each(|(at, gib)| used[at] += gib);
         if used.iter().zip(hosts).any(|(used, (gib, _))| used > gib) {
@@ -215,13 +243,23 @@ fn optimum(guests: &[u64], hosts: &[(u64, f64)]) -> (usize, f64) {
 
 #[test]
 fn placement_is_close_to_the_best_possible() {
+    close_to_the_best_possible(|_| 0);
+}
+
+#[test]
+fn placement_with_guests_that_must_be_together_is_close_to_the_best_possible() {
+    close_to_the_best_possible(|case| 2 + case % 2);
+}
+
+/// `together`: how many of the first guests must be together, for each case.
+fn close_to_the_best_possible(together: impl Fn(usize) -> usize) {
     let mut state = 7u64;
     let mut number = move |bound: u64| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 33) % bound
     };
     let (mut most, mut placed, mut short, mut slower) = (0, 0, 0, 0.0);
-    for _ in 0..400 {
+    for case in 0..400 {
         let guests: Vec<u64> = (0..3 + number(4)).map(|_| 1 + number(16)).collect();
         let hosts: Vec<(u64, f64)> =
             (0..2 + number(3)).map(|_| (6 + number(24), 1e9 * (1 + number(2)) as f64)).collect();
@@ -230,9 +268,14 @@ fn placement_is_close_to_the_best_possible() {
         for (gib, rate) in &hosts {
             ledger.add_host(Host { offer: offer(*rate), ..host(*gib) });
         }
-        let ids: Vec<GuestId> = guests.iter().map(|gib| ledger.add_guest(guest(*gib), source)).collect();
+        let together = together(case);
+        let group = |n: usize| (n < together).then_some(GroupId(0));
+        let of_group = |(n, gib): (usize, &u64)| Guest { together: group(n), ..guest(*gib) };
+        let ids: Vec<GuestId> =
+            guests.iter().enumerate().map(|one| ledger.add_guest(of_group(one), source)).collect();
         let at = place(&ledger, &ids);
-        let best = optimum(&guests, &hosts);
+        assert!(at.iter().take(together).all(|host| *host == at[0]), "{together} of {at:?} are together");
+        let best = optimum(&guests, &hosts, together);
         let count = at.iter().flatten().count();
         (most, placed) = (most + best.0, placed + count);
         short += usize::from(count < best.0);

@@ -254,15 +254,17 @@ impl Search {
             avoid: avoid.collect(),
         };
         let mut refused: BTreeMap<GuestId, Vec<String>> = BTreeMap::new();
-        let mut results = Vec::new();
+        let mut results: Vec<(GuestId, PlaceResult)> = Vec::new();
         while !request.guests.is_empty() {
             let known = hosts::ledger(&self.source, &self.destinations, &self.guests, &self.rules);
+            let mut again: BTreeSet<GuestId> = BTreeSet::new();
             for (id, found) in known.ledger.place(&request) {
                 let Some((guest, _)) = self.guests.get(id.0 as usize) else { continue };
                 let host = match found {
                     Ok(host) => host,
                     Err(nowhere) => {
-                        let mut text = why_nowhere(&known, id, &self.destinations, request.avoid.get(&id));
+                        let avoid = request.avoid.get(&id);
+                        let mut text = why_nowhere(&known, id, &self.destinations, avoid, &request.guests);
                         refused.remove(&id).into_iter().flatten().for_each(|why| text += &format!("; {why}"));
                         results.push((id, Err((nowhere, Some(text)))));
                         continue;
@@ -279,9 +281,20 @@ impl Search {
                         error @ (FleetError::Store(_) | FleetError::NotOwner(_) | FleetError::Damaged { .. }),
                     ) => return Err(error),
                     Err(error) => {
-                        request.avoid.entry(id).or_default().insert(host);
                         refused.entry(id).or_default().push(error.to_string());
+                        let group = known.ledger.group_of(id).into_iter();
+                        for one in group.filter(|one| request.guests.contains(one)) {
+                            request.avoid.entry(one).or_default().insert(host);
+                            again.insert(one);
+                        }
                     }
+                }
+            }
+            // Guests that must be together with one that was refused are placed again with it.
+            for (id, _) in results.extract_if(.., |(id, found)| found.is_ok() && again.contains(id)) {
+                if let Some((guest, place)) = self.guests.get_mut(id.0 as usize) {
+                    *place = Place::Source;
+                    self.fleet.release(&self.ownership, &guest.key)?;
                 }
             }
             request.guests.retain(|id| results.iter().all(|(done, _)| done != id));
@@ -290,14 +303,15 @@ impl Search {
     }
 }
 
-/// Each destination with what keeps the guest from it.
+/// Each destination with what keeps the guest from it. `leave`: the guests that are placed with it.
 pub(in crate::drain) fn why_nowhere(
     known: &Known,
     id: GuestId,
     destinations: &[Destination],
     avoid: Option<&BTreeSet<HostId>>,
+    leave: &[GuestId],
 ) -> String {
-    let why = hosts::why(known, id, destinations);
+    let why = hosts::why(known, id, destinations, leave);
     let all = destinations.iter().zip(why).zip(1..).map(|((one, mut why), number)| {
         if avoid.is_some_and(|avoid| avoid.contains(&HostId(number))) {
             why.push("a try there failed".into());
