@@ -325,3 +325,60 @@ pub(in crate::drain) fn why_nowhere(
     });
     format!("no host can take it: {}", all.collect::<Vec<_>>().join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use linerate_store::fleet::records::PortRecord;
+
+    use super::*;
+    use crate::config::Placement;
+
+    fn host(name: &str, memory_mib: u64) -> HostRecord {
+        let port = PortRecord { network: "10.0.0.0/24".into(), bytes_per_s: 1 << 20 };
+        HostRecord {
+            name: name.into(),
+            memory_bytes: memory_mib << 20,
+            ports: vec![port],
+            ..HostRecord::default()
+        }
+    }
+
+    #[test]
+    fn guests_that_must_be_together_are_placed_again_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let fleet = agent.fleet.fleet().unwrap();
+        let record = crate::drain::tests::record("d1", &agent.config.name);
+        let ownership = fleet.begin(&record).unwrap();
+        // Since it was asked, `b` has got other guests: the store has room for one there.
+        for record in [host("b", 150), host("c", 4096)] {
+            fleet.register(&record).unwrap();
+        }
+        let destination = |record: HostRecord| {
+            let mut one = Destination::new(&record.name);
+            (one.record, one.lost) = (Some(record), None);
+            one
+        };
+        let guest = |name: &str| Leaving {
+            name: name.into(),
+            key: format!("uuid-{name}"),
+            memory_bytes: 100 << 20,
+            ..Leaving::default()
+        };
+        let lists = [vec!["web".to_owned(), "db".to_owned()]];
+        let mut search = Search {
+            fleet: fleet.clone(),
+            ownership,
+            source: host("a", 4096),
+            destinations: [host("b", 1024), host("c", 4096)].map(destination).into(),
+            guests: ["web", "db"].map(|name| (guest(name), Place::Source)).into(),
+            rules: Rules::new(&Placement::default(), &[], &lists).unwrap(),
+        };
+        let wanted = [0, 1].map(|number| (GuestId(number), Vec::new()));
+        let found = search.reserve(&wanted).unwrap();
+        let at: Vec<_> = found.iter().map(|(_, found)| found.as_ref().ok().map(|found| found.0)).collect();
+        assert_eq!(at, [Some(HostId(2)); 2]);
+        assert_eq!(fleet.reserved_at("b").unwrap(), [""; 0], "it was given up");
+        assert_eq!(fleet.reserved_at("c").unwrap().len(), 2);
+    }
+}
