@@ -501,7 +501,7 @@ fn unit_tests(of: &str) -> PathBuf {
     };
     let found = entries.map(|entry| entry.unwrap().path()).filter(is_program);
     found.max_by_key(|path| path.metadata().and_then(|about| about.modified()).unwrap()).expect(
-        "built by `cargo test --workspace`, or `cargo test -p linerate-net -p linerate-memory -p linerate-agent --no-run`",
+        "built by `cargo test --workspace`, or by `cargo test --no-run` with -p of linerate-net, -memory and -agent",
     )
 }
 

@@ -140,8 +140,8 @@ fn try_start(
     Ok((record, qmp))
 }
 
-/// QEMU looks for firmware, ROMs and key maps in its working folder first, before its own folders, and another host names
-/// them. Here it finds its sockets, pid file and logs, and no file of the host.
+/// QEMU looks for firmware, ROMs and key maps in its working folder first, before its own folders, and another host
+/// names them. Here it finds its sockets, pid file and logs, and no file of the host.
 fn working_folder<'a>(launch: &Launch<'a>) -> &'a Path {
     launch.qmp.parent().unwrap_or(launch.folder)
 }

@@ -133,8 +133,8 @@ fn of_network(granted: &HostGrants<'_>, network: &NeededNetwork) -> Option<Neede
     }
 }
 
-/// Devices that options open without naming a file of the guest's. Each is one for the whole host: a guest could take the
-/// address of another's vsock, or read all random numbers of the hardware.
+/// Devices that options open without naming a file of the guest's. Each is one for the whole host: a guest could take
+/// the address of another's vsock, or read all random numbers of the hardware.
 fn of_host_devices(granted: &HostGrants<'_>, made: &IncomingQemu) -> Vec<Needed> {
     let arguments = split_loose(&made.arguments);
     let has = |name: &str, implied: &str, opens: fn(&Options) -> bool| {
