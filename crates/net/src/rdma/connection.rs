@@ -423,8 +423,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection because the peer's host was revoked, unless it has ended already. Otherwise as
-    /// [`Connection::end`].
+    /// Ends the connection from any thread because the peer's host was revoked. When it returns, nothing is written or
+    /// read over it any more. One that this side has closed before keeps its reason.
     pub fn end_revoked(&self) {
         // First: whoever finds it closed reads why.
         if !self.is_closed() {
