@@ -271,9 +271,6 @@ impl World {
                 DestinationEvent::Ran(pid.map_or(RunResult::Ended, |pid| self.try_to_run(pid, ran)))
             }
             DestinationAction::Write(phase) => {
-                if phase == DestinationPhase::Returned {
-                    self.check.returned.insert(session);
-                }
                 DestinationEvent::Written(self.case_writes(host, session, Phase::Destination(phase)))
             }
         }

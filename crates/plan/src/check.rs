@@ -318,8 +318,6 @@ pub struct Check {
     pub pairs: BTreeSet<u64>,
     /// Both processes of sessions whose source one of two operators has resumed without the destination's answer.
     pub unanswered: BTreeSet<u64>,
-    /// Sessions whose destination has begun to return the guest, which it could not run.
-    pub returned: BTreeSet<u64>,
     /// Two operators have let two copies run: nothing more is promised.
     pub is_split: bool,
 }

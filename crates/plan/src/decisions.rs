@@ -197,6 +197,10 @@ impl World {
         self.check.that(here || !runs, Property::DecisionKept, || {
             format!("an operator is told that process {pid:?} is given up, and it runs the guest")
         });
+        let has_guest = self.has_guest_if_decided(&decision);
+        self.check.that(has_guest, Property::DecisionKept, || {
+            format!("an operator is told that process {pid:?} runs the guest, and it was never let run")
+        });
         self.check.told.push(decision);
         if !self.retrying && self.random.percent(30) {
             let side = if host == self.at(Side::Source) { Side::Source } else { Side::Destination };
@@ -206,20 +210,33 @@ impl World {
         }
     }
 
+    /// A destination says that the guest runs there when its hypervisor has confirmed that, not when commit is on disk.
+    /// A guest that was paused when it was moved only has its disks there. One that has ended since did so by itself.
+    fn has_guest_if_decided(&self, decision: &Decision) -> bool {
+        let record = self.hosts[decision.host].record(decision.session);
+        let record = record.filter(|record| matches!(record.phase, Phase::Destination(_)));
+        let (Some(record), true, false) = (record, decision.here, self.check.is_split) else { return true };
+        let guest = decision.pid.and_then(|pid| self.find(pid));
+        guest.is_none_or(|guest| guest.owned && (guest.executed || !record.ran))
+    }
+
     // ---- what was told, and what became of it ----
 
     /// An incoming QEMU is ended.
     pub fn check_told_of_discard(&mut self, pid: u64) {
         let Some(guest) = self.find(pid) else { return };
-        let (host, session, current) = (guest.host, guest.made_for, guest.current);
-        // It could not be run here and never ran: its source has it back.
-        let returned = self.check.returned.contains(&session);
+        let (host, session, current, ran) = (guest.host, guest.made_for, guest.current, guest.executed);
         let own = self.check.decisions.iter().any(|one| !one.here && one.pid == Some(pid));
         let broken = self.check.told.iter().find(|told| match told.here {
-            true => told.pid == Some(pid) && !returned,
+            true => told.pid == Some(pid),
             false => (told.session, told.host) == (session, 1 - host) && current && !own,
         });
         let broken = broken.copied();
+        // It was moved while it was paused, and two operators want both copies.
+        if !ran && broken.is_some_and(|told| told.here) && self.check.unanswered.contains(&pid) {
+            self.check.is_split = true;
+            return;
+        }
         self.check.that(broken.is_none(), Property::DecisionKept, || {
             format!("process {pid} is ended on host {host}, and an operator was told: {broken:?}")
         });
@@ -405,7 +422,7 @@ mod tests {
     use crate::check::Options;
     use crate::hosts::Known;
     use linerate_core::Outcome;
-    use linerate_core::recovery::SourceRecovery;
+    use linerate_core::recovery::{DestinationRecovery, RUN_FOR, RunResult, SourceRecovery};
 
     /// A source in doubt, whose question is on its way.
     fn in_doubt() -> World {
@@ -463,6 +480,56 @@ mod tests {
         world.tell(decision, Answer::Done);
         assert!(world.check.broken.is_none());
         world.check_told_of_run(pid);
+        assert!(matches!(world.check.broken, Some((Property::DecisionKept, _))));
+    }
+
+    /// A destination whose guest is complete and waits, and the guest's process.
+    fn waits() -> (World, u64) {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, 700);
+        world.wanted = true;
+        (world.guest.running, world.guest.disks, world.guest.ran) = (false, false, Some(true));
+        let mut guest = world.guest.clone();
+        (guest.pid, guest.host, guest.made_for, guest.ran) = (pid, 1, 1, None);
+        (guest.owned, guest.executed, guest.current) = (false, false, true);
+        world.parked.push(guest);
+        let known = Known { process: Some(pid), ..Known::default() };
+        assert!(world.hosts[1].write(now, 1, Phase::Destination(DestinationPhase::Loaded), known));
+        world.add_case(1, 1, Machine::Destination(DestinationRecovery::wait()));
+        (world, pid)
+    }
+
+    #[test]
+    fn who_lets_a_guest_run_at_its_destination_is_told_when_it_runs_there() {
+        let (mut world, pid) = waits();
+        assert!(world.decide(1, 1, true));
+        world.handle_destination_case(1, 1, DestinationEvent::Written(true));
+        assert_eq!(world.answers, [0, 0, 0, 0], "it is on disk only, and may go back");
+        let result = world.try_to_run(pid, true);
+        world.handle_destination_case(1, 1, DestinationEvent::Ran(result));
+        assert_eq!(world.answers, [1, 0, 0, 0]);
+        assert!(world.check.broken.is_none(), "{:?}", world.check.broken);
+        world.check_told_of_discard(pid);
+        assert!(matches!(world.check.broken, Some((Property::DecisionKept, _))));
+    }
+
+    #[test]
+    fn who_lets_a_guest_run_that_goes_back_to_its_source_is_refused() {
+        let (mut world, _) = waits();
+        assert!(world.decide(1, 1, true));
+        world.handle_destination_case(1, 1, DestinationEvent::Written(true));
+        world.now = world.now + RUN_FOR;
+        world.handle_destination_case(1, 1, DestinationEvent::CommitAgain { copy: true });
+        world.handle_destination_case(1, 1, DestinationEvent::Ran(RunResult::Refused));
+        assert_eq!(world.answers, [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn nobody_is_told_that_a_guest_runs_at_its_destination_before_it_does() {
+        let (mut world, pid) = waits();
+        let decision =
+            Decision { host: 1, session: 1, here: true, is_live: false, since: world.now, pid: Some(pid) };
+        world.tell(decision, Answer::Done);
         assert!(matches!(world.check.broken, Some((Property::DecisionKept, _))));
     }
 }

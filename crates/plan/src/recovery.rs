@@ -125,9 +125,6 @@ impl World {
             domain: self.setting_record(Side::Destination).filter(|_| self.destination.started),
             recovers: false,
         };
-        if phase == DestinationPhase::Returned {
-            self.check.returned.insert(session);
-        }
         let in_memory = self.keeps_in_memory(host, session, Phase::Destination(phase));
         let written = in_memory || self.hosts[host].write(now, session, Phase::Destination(phase), known);
         // Its hypervisor may have ended at this very moment.

@@ -170,9 +170,10 @@ impl World {
     /// The hypervisor gets the command to take the guest over.
     pub fn try_to_run(&mut self, pid: u64, ran: bool) -> RunResult {
         let Some(guest) = self.find(pid) else { return RunResult::Ended };
-        let (host, running) = (guest.host, guest.running);
+        let (host, running, has_disks) = (guest.host, guest.running, guest.disks);
         let away = self.hypervisors_are_away(host);
-        let disks_away = self.hosts[host].disks_away_until > self.now;
+        // QEMU takes disks over only once.
+        let disks_away = !has_disks && self.hosts[host].disks_away_until > self.now;
         // It got the command all the same, and carries it out; only its answer is missing.
         if running || disks_away || away && !self.random.percent(30) {
             return match (away, running) {
