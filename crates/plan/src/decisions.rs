@@ -37,7 +37,7 @@ impl World {
             let waits =
                 matches!(self.case(host, session), Some(Machine::Destination(one)) if one.is_waiting());
             if waits && here && decision.pid.is_none() {
-                self.handle_destination_case(host, session, DestinationEvent::RolledBackAtSource);
+                self.handle_destination_case(host, session, DestinationEvent::ProcessEnded);
             }
             self.tell(decision, Answer::Refused);
             return false;
