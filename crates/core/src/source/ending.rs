@@ -193,6 +193,8 @@ impl Source {
         match self.state {
             // It could not commit: it has ended its guest before it said so.
             State::Committing { .. } => self.roll_back(now, fault, false),
+            // The operator's decision counts when the process here has ended. This copy is the last one.
+            State::CleaningUp { .. } if self.given_up => self.roll_back(now, fault, false),
             State::CleaningUp { .. } | State::Closing { .. } => {}
             // It has released its part, and decides nothing.
             State::AwaitingOwner => self.control.send(now, Message::Aborted),

@@ -25,6 +25,7 @@
 //!   Journaling --> Committing: Journaled / Send Commit
 //!   Committing --> CleaningUp: TakenOver, or the journal over there says so
 //!   CleaningUp --> CleaningUp: it failed / again
+//!   CleaningUp --> RollingBack: an operator gives the guest up here, and the destination has given it up
 //!   CleaningUp --> Closing: the guest's QEMU here has ended / journal Finished, Finished
 //!   Closing --> [*]: acknowledged, or not waited for any longer
 //!   Offered --> RollingBack: any fault before commit

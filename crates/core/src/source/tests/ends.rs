@@ -294,6 +294,22 @@ fn a_decision_to_give_the_guest_up_counts_when_its_process_has_ended() {
     assert_eq!(driver.machine.decided_for(false), Decided::Taken);
 }
 
+/// It has ended its own copy before it said so: the one here is the last.
+#[test]
+fn a_given_up_copy_that_has_not_ended_is_resumed_if_the_destination_gives_the_guest_up() {
+    let (mut driver, actions) = gives_up(&[None]);
+    assert!(actions.contains(&Action::CleanUp), "{actions:?}");
+    driver.handle(Event::PathUp(PATH));
+    let actions = driver.receive(Message::Abort(fault(Code::HypervisorFailed)));
+    assert!(actions.contains(&Action::RollBack), "{actions:?}");
+    assert_eq!(driver.machine.decided_for(false), Decided::Overruled);
+    driver.now = driver.now + Duration::from_secs(1);
+    assert!(!driver.handle(Event::Tick).contains(&Action::CleanUp), "it is ended all the same");
+    let actions = driver.handle(rolled_back(true));
+    assert!(!sends(&actions, is_abort), "{actions:?}");
+    assert!(driver.machine.is_ended());
+}
+
 /// Each is a commit, and the destination's copy is older than what the guest has done here.
 #[test]
 fn neither_question_nor_message_commits_a_guest_that_ran_here_after_commit() {
