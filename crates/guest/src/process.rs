@@ -198,30 +198,42 @@ pub fn stop(
     how: StopMethod,
     deadline: Instant,
 ) -> Result<(), GuestError> {
-    if record.is_alive() {
-        let asked = match qmp {
-            Some(qmp) => ask_to_end(qmp, how, deadline),
-            None => Qmp::connect_to(&record.qmp, record.process.pid, deadline)
-                .and_then(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
-        };
-        // One that ends closes the connection, perhaps before its answer or its greeting.
-        let asked =
-            asked.or_else(|error| if matches!(error, QmpError::Closed { .. }) { Ok(()) } else { Err(error) });
-        let ended = asked.is_ok() && record.process.wait_end(deadline);
-        match (how, asked) {
-            _ if ended || !record.is_alive() => {}
-            (StopMethod::Quit, _) => record.kill()?,
-            // Whoever wants its power cut says so: a guest that installs updates may take long.
-            (StopMethod::PowerDown, Ok(())) => return Err(GuestError::StillRuns),
-            (StopMethod::PowerDown, Err(error)) => return Err(GuestError::NotAsked(error)),
-        }
-        // A killed process ends as soon as the kernel lets it.
-        if !record.process.wait_end(Instant::now() + Duration::from_secs(30)) {
-            return Err(GuestError::Unkillable(record.process.pid));
-        }
-    }
+    end(record, qmp, how, deadline)?;
     registry.remove(record)?;
     Ok(())
+}
+
+/// Ends a guest's process, and leaves what was made for it.
+pub fn end(
+    record: &GuestRecord,
+    qmp: Option<&mut Qmp>,
+    how: StopMethod,
+    deadline: Instant,
+) -> Result<(), GuestError> {
+    if !record.is_alive() {
+        return Ok(());
+    }
+    let asked = match qmp {
+        Some(qmp) => ask_to_end(qmp, how, deadline),
+        None => Qmp::connect_to(&record.qmp, record.process.pid, deadline)
+            .and_then(|mut qmp| ask_to_end(&mut qmp, how, deadline)),
+    };
+    // One that ends closes the connection, perhaps before its answer or its greeting.
+    let asked =
+        asked.or_else(|error| if matches!(error, QmpError::Closed { .. }) { Ok(()) } else { Err(error) });
+    let ended = asked.is_ok() && record.process.wait_end(deadline);
+    match (how, asked) {
+        _ if ended || !record.is_alive() => {}
+        (StopMethod::Quit, _) => record.kill()?,
+        // Whoever wants its power cut says so: a guest that installs updates may take long.
+        (StopMethod::PowerDown, Ok(())) => return Err(GuestError::StillRuns),
+        (StopMethod::PowerDown, Err(error)) => return Err(GuestError::NotAsked(error)),
+    }
+    // A killed process ends as soon as the kernel lets it.
+    match record.process.wait_end(Instant::now() + Duration::from_secs(30)) {
+        true => Ok(()),
+        false => Err(GuestError::Unkillable(record.process.pid)),
+    }
 }
 
 fn ask_to_end(qmp: &mut Qmp, how: StopMethod, deadline: Instant) -> Result<(), QmpError> {

@@ -137,7 +137,8 @@ impl Unfinished {
         }
     }
 
-    /// The guest runs at the destination: its process here ends.
+    /// The guest runs at the destination: its process here ends. What it leaves behind is marked and handed over then. An
+    /// agent that is restarted before asks the destination again, and may have to resume the guest.
     fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
         if self.is_arriving(sessions, &qemu) {
@@ -147,18 +148,21 @@ impl Unfinished {
             return false;
         }
         // A guest that came back has these images and files, under this name.
-        if sessions.registry.has(&qemu.name) && !is_registered(sessions, &qemu) {
+        let came_back = sessions.registry.has(&qemu.name) && !is_registered(sessions, &qemu);
+        if came_back {
             tracing::info!(session = %self.session, guest = self.guest, "a guest of this name came here since: its images and files are left alone");
             if !qemu.is_alive() {
                 return true;
             }
-        } else {
+        }
+        let left = LeftoverRam::of(&qemu);
+        let ended = process::end(&qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT);
+        if ended.is_ok() && !came_back {
             let to = peers.first().map_or(String::new(), ToString::to_string);
             crate::disks::mark_stale(&self.left_behind(sessions, copied.clone()), &self.guest, &to);
             sessions.registry.hand_files_over(&qemu.name, &copied);
         }
-        let left = LeftoverRam::of(&qemu);
-        match process::stop(&sessions.registry, &qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT) {
+        match ended.and_then(|()| sessions.registry.remove(&qemu).map_err(Into::into)) {
             Ok(()) => {
                 tracing::info!(
                     guest = self.guest,

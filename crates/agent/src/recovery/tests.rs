@@ -1,5 +1,7 @@
 //! What recovery does to real processes.
 
+mod left_behind;
+
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};

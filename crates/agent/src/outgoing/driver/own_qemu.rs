@@ -190,16 +190,18 @@ impl OwnQemu {
         true
     }
 
-    /// Ends the process of a guest that has left.
+    /// Ends the process of a guest that has left. What it leaves behind is marked and handed over when it has ended: a
+    /// copy that an operator gives up, and that does not end, may be resumed.
     pub fn clean_up(&mut self) -> Done {
-        let Guest { qemu, record, description, .. } = &mut self.guest;
+        let Guest { qemu, record, description, shared, .. } = &mut self.guest;
         self.downtime_ms = qemu.downtime_ms(Guest::deadline()).ok().flatten();
-        let copied: Vec<PathBuf> = description.copied.iter().map(|disk| PathBuf::from(&disk.path)).collect();
-        self.registry.hand_files_over(&record.name, &copied);
         let left = LeftoverRam::of(record);
-        let (how, qmp) = (process::StopMethod::Quit, Some(qemu.qmp()));
-        process::stop(&self.registry, record, qmp, how, Guest::deadline())
+        process::end(record, Some(qemu.qmp()), process::StopMethod::Quit, Guest::deadline())
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
+        let copied: Vec<PathBuf> = description.copied.iter().map(|disk| PathBuf::from(&disk.path)).collect();
+        disks::mark_stale(&copied, &record.name, &shared.request.to);
+        self.registry.hand_files_over(&record.name, &copied);
+        self.registry.remove(record).map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         tracing::info!(guest = record.name, bytes = left.free(), "memory freed that the guest has left");
         self.guest.send(Event::CleanedUp);
         Ok(())

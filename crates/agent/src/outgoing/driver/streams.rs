@@ -11,7 +11,6 @@ use linerate_guest::migrate::{MigrateError, StreamLimits, StreamOptions, StreamP
 
 use super::own_qemu::OwnQemu;
 use super::{Done, Driver, here};
-use crate::disks;
 use crate::outgoing::ChannelSource;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::streams::{Accepting, MigrationStreams, Service};
@@ -142,9 +141,6 @@ impl Driver for Streams {
 
     fn clean_up(&mut self) -> Done {
         self.stop_accepting();
-        let Guest { shared, description, record, .. } = &self.own.guest;
-        let copied: Vec<PathBuf> = description.copied.iter().map(|disk| disk.path.clone().into()).collect();
-        disks::mark_stale(&copied, &record.name, &shared.request.to);
         self.own.clean_up()
     }
 

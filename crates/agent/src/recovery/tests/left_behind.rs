@@ -1,0 +1,39 @@
+//! What a guest that leaves has here: images that stay, and files that both hosts use.
+
+use super::*;
+use crate::testing::with_access;
+
+/// The destination may have it resumed until then.
+#[test]
+fn what_a_guest_leaves_is_marked_and_handed_over_when_its_qemu_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = with_access(&dir);
+    let (_hand, qemu) = runs(&dir);
+    agent.registry.put(&qemu).unwrap();
+    let [image, disk] = ["copied-image", "common-disk"].map(|name| dir.path().join(name));
+    [&image, &disk].iter().for_each(|path| std::fs::write(path, "x").unwrap());
+    let folder = dir.path().join("state/access");
+    std::fs::create_dir_all(&folder).unwrap();
+    let access = folder.join("g.json");
+    let file = serde_json::json!({ "path": disk, "device": 0, "inode": 0, "writable": true, "owned": true });
+    let text = serde_json::json!({ "guest": "g", "uid": 65534, "files": [file] }).to_string();
+    std::fs::write(&access, text).unwrap();
+    let mut role = leaves(&qemu, SourcePhase::CommitSent);
+    let Role::Source { copied, .. } = &mut role else { panic!("{role:?}") };
+    *copied = vec![image.clone()];
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+    // QEMU serves one client at a time: it gets no command to end, and is killed after a while.
+    let _other = std::os::unix::net::UnixStream::connect(&qemu.qmp).unwrap();
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    one.resolve(false).unwrap();
+    while written(&agent, session).0 == SourcePhase::CommitSent {
+        let is_marked = stale::of(&image).is_some();
+        let is_kept = std::fs::read_to_string(&access).is_ok_and(|text| text.contains("common-disk"));
+        assert!((!is_marked && is_kept) || !qemu.is_alive(), "{is_marked}, {is_kept}: it may be resumed");
+        wait("its QEMU does not end");
+    }
+    assert!(stale::of(&image).is_some());
+    assert!(!access.exists());
+}
