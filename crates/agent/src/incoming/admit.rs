@@ -216,6 +216,7 @@ fn reserve(sessions: &Sessions, guest: &str) -> Result<(NameClaim, PathBuf), Fau
         };
         return Err(refuse(code, format!("this host {what} another guest {guest}")));
     };
+    sessions.hand_files_over(guest).map_err(|error| refuse_error(Code::JournalFailed, &error))?;
     let folder = sessions.registry.reserve(guest).map_err(|error| match error {
         RegistryError::Exists(_) => refuse(Code::GuestExists, guest),
         other => refuse_error(Code::ResourceMissing, &other),
@@ -337,10 +338,41 @@ fn undone(images: Prepared, fault: Fault) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use linerate_core::SessionId;
+    use linerate_core::journal::SourcePhase;
     use linerate_guest::incoming_qemu::RamFile;
     use linerate_guest::registry::{GuestRecord, Origin};
 
     use super::*;
+    use crate::journal::Record;
+    use crate::recovery::tests::{ended, leaves};
+    use crate::testing::with_access;
+
+    /// It may run at the other host with the same disk, and be offered from there. As root: only root gives entries.
+    #[test]
+    fn a_disk_of_a_guest_that_left_is_not_closed_when_the_guest_is_offered_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let set_mode = |path: &Path, mode: u32| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(dir.path(), 0o755);
+        let agent = with_access(&dir);
+        let qemu = ended(&agent, &dir);
+        agent.registry.put(&qemu).unwrap();
+        let disk = dir.path().join("disk");
+        std::fs::write(&disk, "x").unwrap();
+        set_mode(&disk, 0o600);
+        let user = QemuUser { name: "nobody".into(), uid: 65534, gid: 65534, slice: None };
+        let access = agent.registry.access().unwrap();
+        access.grant("g", &user, &[Wanted::new(&disk, true)], &[]).unwrap();
+        let record = Record::new("g", agent.journal.next_order(), leaves(&qemu, SourcePhase::CommitSent));
+        agent.journal.put(SessionId([7; 16]), &record).unwrap();
+        let _reserved = reserve(&agent.incoming, "g").unwrap();
+        assert!(!agent.registry.has("g"), "its old record stays");
+        assert!(user.cannot_open(&[(disk, true)]).unwrap().is_empty(), "the QEMU at the other host has it");
+    }
 
     #[test]
     fn ram_of_a_guest_that_runs_is_neither_removed_nor_announced_for_another() {

@@ -121,6 +121,11 @@ impl Sessions {
         self.recovery.is_going(guest)
     }
 
+    /// See [`recovery::Sessions::hand_files_over`].
+    pub(super) fn hand_files_over(&self, guest: &str) -> Result<(), JournalError> {
+        self.recovery.hand_files_over(guest)
+    }
+
     /// Recovery goes on with a session whose guest was committed.
     pub(super) fn leave_to_recovery(&self, session: SessionId, record: Record, rolled_back: bool) {
         recovery::continue_arrival(&self.recovery, session, record, rolled_back);

@@ -7,8 +7,8 @@ use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
 use linerate_lock::Mutex;
 
-use super::Unfinished;
-use crate::journal::Journal;
+use super::{Unfinished, hand_files_of_ended_over};
+use crate::journal::{Journal, JournalError};
 use crate::security::Security;
 
 pub struct Sessions {
@@ -38,6 +38,15 @@ impl Sessions {
     /// Removes a session that has ended.
     pub(super) fn forget(&self, session: SessionId) {
         self.live.lock().remove(&session);
+    }
+
+    /// Before leftovers of this guest are removed: if it left, and its QEMU has ended here, it may run at the other host.
+    /// The files that both hosts use stay open to it.
+    pub fn hand_files_over(&self, guest: &str) -> Result<(), JournalError> {
+        let all = self.journal.all()?;
+        let its = all.iter().filter(|(_, record)| record.guest == guest);
+        its.for_each(|(_, record)| hand_files_of_ended_over(self, record));
+        Ok(())
     }
 
     /// An earlier session is removing what it left of this guest.
