@@ -1,6 +1,7 @@
 //! What recovery does to real processes.
 
 mod left_behind;
+mod taken_back;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;

@@ -46,6 +46,9 @@ enum State {
     Querying,
     /// The operator's decision to run the guest here, not on disk yet.
     Deciding,
+    /// The destination has given the guest up. That is written once before it is resumed: a later agent would take the
+    /// guest for one that another program has resumed.
+    TakingBack,
     ResumingHere,
     EndingSource,
     Writing(SourcePhase, GuestState),
@@ -128,7 +131,7 @@ impl SourceRecovery {
 
     /// The guest is being resumed here.
     pub fn resumes_here(&self) -> bool {
-        self.state == State::ResumingHere
+        matches!(self.state, State::TakingBack | State::ResumingHere)
     }
 
     /// The destination's last answer.
@@ -149,7 +152,7 @@ impl SourceRecovery {
                 self.query_gives_up = self.operator_decision.waiting() == Some(false);
                 Some(SourceAction::Query { gives_up: self.query_gives_up })
             }
-            State::Deciding => Some(SourceAction::Write(SourcePhase::ResumingHere)),
+            State::Deciding | State::TakingBack => Some(SourceAction::Write(SourcePhase::ResumingHere)),
             State::ResumingHere => Some(SourceAction::ResumeHere),
             State::EndingSource => Some(SourceAction::EndSource),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
@@ -165,6 +168,8 @@ impl SourceRecovery {
                 self.operator_decision.settle(true);
                 self.enter(now, State::ResumingHere);
             }
+            // On disk or not: no question can commit the guest any more.
+            (State::TakingBack, SourceEvent::Written(_)) => self.enter(now, State::ResumingHere),
             (State::ResumingHere, SourceEvent::ResumedHere(Some(guest))) => {
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
@@ -202,7 +207,7 @@ impl SourceRecovery {
             }
             (Some(Verdict::Resume), _) => {
                 self.operator_decision.settle(true);
-                self.enter(now, State::ResumingHere);
+                self.enter(now, State::TakingBack);
             }
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !self.query_gives_up => self.due = Some(now),

@@ -59,12 +59,26 @@ fn it_asks_until_the_answer_decides() {
     assert_eq!(driver.recovery.answer(), Some(Outcome::Gone), "the last that there was");
     for (answer, follows) in [
         (Outcome::Committed, SourceAction::EndSource),
-        (Outcome::Aborted, SourceAction::ResumeHere),
-        (Outcome::Returned, SourceAction::ResumeHere),
+        (Outcome::Aborted, SourceAction::Write(From::ResumingHere)),
+        (Outcome::Returned, SourceAction::Write(From::ResumingHere)),
     ] {
         let mut driver = querying();
         driver.action();
         assert_eq!(driver.handle(SourceEvent::Answered(Some(answer))), Some(follows), "{answer:?}");
+    }
+}
+
+/// A later agent that asks would see the guest run, and take that for another program's doing. A full disk does not
+/// keep the guest from running.
+#[test]
+fn that_the_destination_has_given_the_guest_up_is_written_once_before_it_is_resumed() {
+    for (answer, is_written) in [(Outcome::Aborted, true), (Outcome::Returned, false)] {
+        let mut driver = querying();
+        driver.action();
+        let writes = driver.handle(SourceEvent::Answered(Some(answer)));
+        assert_eq!(writes, Some(SourceAction::Write(From::ResumingHere)));
+        assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
+        assert_eq!(driver.handle(SourceEvent::Written(is_written)), Some(SourceAction::ResumeHere));
     }
 }
 
@@ -226,10 +240,11 @@ fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_quest
 
 #[test]
 fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
+    let takes_back = SourceAction::Write(From::ResumingHere);
     for (answer, follows) in [
         (Outcome::Committed, SourceAction::EndSource),
-        (Outcome::Aborted, SourceAction::ResumeHere),
-        (Outcome::Returned, SourceAction::ResumeHere),
+        (Outcome::Aborted, takes_back),
+        (Outcome::Returned, takes_back),
     ] {
         for resume in [true, false] {
             let mut driver = querying();
@@ -237,7 +252,7 @@ fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
             driver.handle(SourceEvent::Resolve(resume));
             let next = driver.handle(SourceEvent::Answered(Some(answer)));
             assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
-            let followed = resume == (follows == SourceAction::ResumeHere);
+            let followed = resume == (follows == takes_back);
             let decided = if followed { Decided::Taken } else { Decided::Overruled };
             assert_eq!(driver.recovery.decided(), decided, "{answer:?}, {resume}");
         }

@@ -310,6 +310,27 @@ fn a_given_up_copy_that_has_not_ended_is_resumed_if_the_destination_gives_the_gu
     assert!(driver.machine.is_ended());
 }
 
+/// A later agent that asks would see the guest run, and take that for another program's doing.
+#[test]
+fn that_the_destination_has_given_the_guest_up_is_written_before_it_is_resumed() {
+    let words: [fn(&mut Driver) -> Vec<Action>; 3] = [
+        |d| d.handle(Event::Answered(Outcome::Aborted)),
+        |d| d.handle(Event::Answered(Outcome::Returned)),
+        |d| d.receive(Message::Abort(fault(Code::HypervisorFailed))),
+    ];
+    for (n, word) in words.into_iter().enumerate() {
+        let mut driver = Driver::at(Committing);
+        let actions = word(&mut driver);
+        let place = |wanted: Action| actions.iter().position(|action| *action == wanted);
+        let written = place(Action::Journal(SourcePhase::ResumingHere));
+        assert!(written.is_some() && written < place(Action::RollBack), "{n}: {actions:?}");
+        // A full disk does not keep it from running.
+        driver.handle(Event::Failed(fault(Code::JournalFailed)));
+        driver.handle(rolled_back(true));
+        assert!(driver.machine.is_ended(), "{n}");
+    }
+}
+
 /// Each is a commit, and the destination's copy is older than what the guest has done here.
 #[test]
 fn neither_question_nor_message_commits_a_guest_that_ran_here_after_commit() {
