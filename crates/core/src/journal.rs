@@ -20,9 +20,9 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
-    /// Commit was written, and the guest runs here all the same: an operator has decided so, the destination has given it
-    /// up, or commit was not sent yet. Written before anything is done about it: from here on the destination is not asked, for it takes a question for
-    /// a commit.
+    /// Commit was written, and the guest runs here all the same: an operator has decided so, the destination has given
+    /// it up, or commit was not sent yet. Written before anything is done about it: from here on the destination is not
+    /// asked, for it takes a question for a commit.
     ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,

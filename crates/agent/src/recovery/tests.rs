@@ -1,6 +1,7 @@
 //! What recovery does to real processes.
 
 mod left_behind;
+mod slow_disk;
 mod taken_back;
 
 use std::net::{SocketAddr, TcpListener};

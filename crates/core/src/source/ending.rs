@@ -133,8 +133,8 @@ impl Source {
             && (fault.code, fault.side) == (Code::HypervisorFailed, Side::Source);
         let notify_at = if unexplained { now + PEER_EXPLAINS_WITHIN } else { now };
         let unwritten = std::mem::take(&mut self.commit_written);
-        // The destination has given the guest up. A later agent would take the guest that runs here for one that another
-        // program has resumed. The guest does not wait for a disk that is full: no question can commit it any more.
+        // The destination has given the guest up. A later agent would take the guest that runs here for one that
+        // another program has resumed. No question can commit it any more: it does not wait for a disk that is full.
         if !notify_peer && matches!(self.state, State::Committing { .. } | State::CleaningUp { .. }) {
             self.actions.push_back(RESUMES_HERE);
         }

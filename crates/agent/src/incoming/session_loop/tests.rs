@@ -10,6 +10,7 @@ use linerate_net::stream::endpoint::Socket;
 
 use super::super::{ChannelTarget, streams};
 use super::*;
+use crate::journal::Role;
 use crate::session::identity::Identity;
 use crate::session::paths::Door;
 use crate::testing::{Ending, TestQemu, agent, arrived};
@@ -72,6 +73,44 @@ fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(agent.incoming.outcome(session), Outcome::Committed);
+}
+
+/// The source has its guest back: the one here must not run beside it.
+#[test]
+fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
+    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
+    let (inputs, inbox) = channel();
+    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs.clone(), Door::closed()));
+    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    let mode = Ok(Mode::Direct { regions: Vec::new() });
+    let received = |sequence, message| Event::Received { path: 0, sequence, message };
+    // What has to be done on the way is not done.
+    for event in [
+        received(1, Message::Offer { guest: "g".into(), description: "{}".into(), mode }),
+        Event::Admitted(Vec::new()),
+        received(2, Message::Prepare),
+        Event::Prepared { regions: Vec::new(), touched: Vec::new() },
+        received(3, Message::Stopped { was_running: true, disks: "[]".into() }),
+        Event::DisksChecked,
+        received(4, Message::RamComplete { digest: None }),
+        Event::Sealed(None),
+        received(5, Message::DeviceStateEnd { total: 0 }),
+        Event::DeviceStateLoaded,
+        Event::Journaled(DestinationPhase::Loaded),
+    ] {
+        session_loop.handle(event);
+        let now = session_loop.shared.clock.now();
+        while session_loop.shared.machine().poll_action(now).is_some() {}
+    }
+    session_loop.handle(received(6, Message::Commit));
+    inputs.send(Input::Event(Event::RolledBackAtSource)).unwrap();
+    session_loop.act(&inbox);
+    let role = agent.journal.get(session).unwrap().unwrap().role;
+    assert!(matches!(role, Role::Destination { phase: DestinationPhase::Returned, .. }), "{role:?}");
+    session_loop.worker.finish();
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn a_guest_that_the_destination_gave_up_is_taken_back_on_disk_before_its_qemu_an
     let aborted = |accepted: Accepted| {
         let _ = accepted.outcome(Outcome::Aborted);
     };
-    let any = ["127.0.0.1:0".parse().unwrap()];
+    let any: [SocketAddr; 1] = ["127.0.0.1:0".parse().unwrap()];
     let destination = Listener::start(&any, ListenOptions::default(), aborted).unwrap();
     // It has no monitor that answers.
     let ending = Ending::start(&dir);
