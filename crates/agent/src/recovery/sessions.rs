@@ -40,8 +40,8 @@ impl Sessions {
         self.live.lock().remove(&session);
     }
 
-    /// Before leftovers of this guest are removed: if it left, and its QEMU has ended here, it may run at the other host.
-    /// The files that both hosts use stay open to it.
+    /// Before leftovers of this guest are removed: if it left, and its QEMU has ended here, it may run at the other
+    /// host. The files that both hosts use stay open to it.
     pub fn hand_files_over(&self, guest: &str) -> Result<(), JournalError> {
         let all = self.journal.all()?;
         let its = all.iter().filter(|(_, record)| record.guest == guest);

@@ -137,8 +137,8 @@ impl Unfinished {
         }
     }
 
-    /// The guest runs at the destination: its process here ends. What it leaves behind is marked and handed over then. An
-    /// agent that is restarted before asks the destination again, and may have to resume the guest.
+    /// The guest runs at the destination: its process here ends. What it leaves behind is marked and handed over then.
+    /// An agent that is restarted before asks the destination again, and may have to resume the guest.
     fn give_up(&self, sessions: &Sessions) -> bool {
         let Role::Source { qemu, copied, peers, .. } = self.record.lock().role.clone() else { return true };
         if self.is_arriving(sessions, &qemu) {
