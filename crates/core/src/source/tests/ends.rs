@@ -495,7 +495,7 @@ fn a_decision_that_is_not_on_disk_is_void_when_the_destination_runs_the_guest() 
 }
 
 /// A later agent would repeat the commit, and the destination run the guest with older memory than its disks.
-/// The destination's journal says that the guest never runs there: nothing more is needed here.
+/// The destination's journal says that the guest never runs there. What is written here is not waited for.
 #[test]
 fn a_guest_that_the_destination_returns_is_resumed_whatever_the_disk_does() {
     let mut driver = Driver::at(Journaling);
@@ -504,7 +504,11 @@ fn a_guest_that_the_destination_returns_is_resumed_whatever_the_disk_does() {
     assert!(sends(&actions, |message| *message == Message::Commit), "{actions:?}");
     let actions = driver.handle(Event::Answered(Outcome::Aborted));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
+    driver.handle(Event::Failed(fault(Code::JournalFailed)));
+    driver.now = driver.now + Duration::from_secs(1);
+    let actions = driver.handle(Event::Tick);
     assert!(!actions.contains(&Action::Journal(SourcePhase::ResumingHere)), "{actions:?}");
+    assert!(!driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
 }
 
 #[test]
