@@ -74,8 +74,7 @@ impl Fleet {
             // What an earlier try of this guest still has there is not counted beside what it needs.
             let own = if record.has_domain(guest) { 0 } else { bytes };
             let taken = record.taken_bytes(on_way.chain([(guest, name, bytes)])).saturating_sub(own);
-            let taken = record.reserve_bytes.saturating_add(taken);
-            let free_bytes = record.memory_bytes.saturating_sub(taken);
+            let free_bytes = record.memory_bytes.saturating_sub(record.reserve_bytes.saturating_add(taken));
             if bytes > free_bytes {
                 return Err(FleetError::NoRoom { host: host.to_owned(), bytes, free_bytes });
             }
