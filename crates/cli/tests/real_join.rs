@@ -2,15 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
+#[path = "real/processes.rs"]
+mod processes;
 #[path = "real/stage.rs"]
 #[allow(dead_code, reason = "other programs use more of it")]
 mod stage;
 
 use std::io::Write;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use linerate_lab::{Agent, AgentOptions, Gate, GuestParameters, GuestSpec, Host, Lab, LinkSpec, QemuVersion};
+use processes::Processes;
 use serde_json::Value;
 use stage::{Stage, ended, round_began};
 
@@ -20,18 +24,26 @@ const LONG: Duration = Duration::from_secs(180);
 /// Nothing is said about `security = `: the lab writes nothing of its own.
 const DEFAULT: &str = "# no security = here: the default\n";
 
-/// A command at an agent's host: exit code, standard output, standard error.
-fn linerate(agent: &Agent, words: &[&str], input: &str) -> (i32, String, String) {
+/// A command at an agent's host, with pipes.
+fn command(agent: &Agent, words: &[&str]) -> Command {
     let file = agent.host().directory().join("agent.toml");
     let mut command = agent.client();
     command.args(words).arg("--config").arg(file);
     // A host's clock is that of its commands, too.
     command.envs(agent.environment().iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    command
+}
+
+/// The same, done: exit code, standard output, standard error.
+fn linerate(agent: &Agent, words: &[&str], input: &str) -> (i32, String, String) {
+    let mut child = command(agent, words).spawn().unwrap();
     // A command that reads nothing may have ended already.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let output = child.wait_with_output().unwrap();
+    said(child.wait_with_output().unwrap())
+}
+
+fn said(output: Output) -> (i32, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     // Messages are broken into lines.
     let err = text(output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -143,6 +155,69 @@ fn two_hosts_are_a_cluster_after_three_commands_and_a_guest_moves_over_tls() {
     let secret = &token[2][token[2].len() - 30..];
     for host in [0, 1] {
         assert!(!log(stage.agent_of(host)).contains(secret));
+    }
+}
+
+/// Lines of the private key in a file.
+fn key_lines(file: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let (_, key) = text.split_once("PRIVATE KEY-----").unwrap();
+    let lines = key.lines().take_while(|line| !line.starts_with("-----"));
+    lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+/// Tokens of the sessions in a host's journal, as it keeps them.
+fn session_tokens(host: &Host) -> Vec<String> {
+    const FIELD: &[u8] = b"\"token\":\"";
+    let journal = std::fs::read(host.state_directory().join("journal.redb")).unwrap();
+    let places = journal.windows(FIELD.len()).enumerate().filter(|(_, part)| *part == FIELD);
+    let digits = places.filter_map(|(at, _)| journal.get(at + FIELD.len()..at + FIELD.len() + 64));
+    digits.map(|digits| String::from_utf8(digits.to_vec()).unwrap()).collect()
+}
+
+/// The watch sees what it looks for, where it is.
+fn sees_arguments_and_environments(processes: &Processes) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "read line", "linerate-test-in-an-argument"]).stdin(Stdio::piped());
+    let mut shell = shell.env("LINERATE_TEST", "linerate-test-in-the-environment").spawn().unwrap();
+    processes.wait("linerate-test-in-an-argument");
+    processes.wait("linerate-test-in-the-environment");
+    drop(shell.stdin.take());
+    shell.wait().unwrap();
+}
+
+#[test]
+fn no_secret_is_in_the_command_line_or_environment_of_any_process() {
+    let mut stage = Stage::configured(&[1000, 1000], calm(), DEFAULT);
+    let processes = Processes::watch();
+    sees_arguments_and_environments(&processes);
+    done(stage.agent_of(0), &["cluster", "init"]);
+    let token = line(stage.agent_of(0), &[]);
+    let mut joining = command(stage.agent_of(1), &["join", &token[1], "-"]).spawn().unwrap();
+    processes.wait(&format!("join\0{}\0-\0", token[1]));
+    joining.stdin.take().unwrap().write_all(token[2].as_bytes()).unwrap();
+    let (exit, out, err) = said(joining.wait_with_output().unwrap());
+    assert_eq!(exit, 0, "{out}{err}");
+    ended(&stage.migrate(&["--verify"]).finish()).completed();
+    stage.arrived();
+    stage.guest_goes_on();
+    processes.wait("\0-incoming\0");
+
+    let [a, b] = [&stage.lab.hosts()[0], &stage.lab.hosts()[1]];
+    let sessions = [session_tokens(a), session_tokens(b)].concat();
+    assert!(!sessions.is_empty(), "looked for in the wrong place");
+    let keys =
+        ["authority/authority-key.pem", "identity/host.pem"].map(|file| a.state_directory().join(file));
+    let keys: Vec<String> = keys
+        .iter()
+        .chain([&b.state_directory().join("identity/host.pem")])
+        .flat_map(|file| key_lines(file))
+        .collect();
+    assert!(keys.len() >= 3, "{} lines of keys", keys.len());
+    // What is in front of it is the authority's and no secret.
+    let secret = token[2][token[2].len() - 30..].to_owned();
+    for secret in sessions.iter().chain(&keys).chain([&secret]) {
+        assert!(!processes.have(secret), "a process has {secret}");
     }
 }
 

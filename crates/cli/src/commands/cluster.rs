@@ -1,7 +1,7 @@
 //! `linerate cluster | token | join | host | certificate`: they write this host's files, and ask its agent to read
 //! them.
 
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::time::Duration;
 
 use linerate_agent::cluster::operations::{self, NewToken};
@@ -178,9 +178,10 @@ pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure>
     here.tell_membership(&joined.map_err(failed)?, context).await
 }
 
+/// One line: who pastes it does not have to end the input.
 fn read_token() -> Result<String, Failure> {
     let mut text = String::new();
-    let read = std::io::stdin().lock().take(TOKEN_BYTES_MAX).read_to_string(&mut text);
+    let read = std::io::stdin().lock().take(TOKEN_BYTES_MAX).read_line(&mut text);
     read.map_err(|error| Failure::new(Exit::Usage, format!("the token cannot be read: {error}"), ""))?;
     Ok(text)
 }
