@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_core::{LinkId, Message};
-use linerate_wire::frame::{Frame, HEADER_BYTES, Header, Tag};
+use linerate_wire::frame::{CONTROL_BODY_MAX, Frame, HEADER_BYTES, Header, Tag};
 use linerate_wire::{DecodeError, EncodeError};
 use thiserror::Error;
 
@@ -39,8 +39,14 @@ impl Default for ControlOptions {
 
 /// Events of control paths between their threads and who hears them; more wait in the kernel's buffers.
 pub const EVENTS_MAX: usize = 8;
-/// Between two tries to hand an event over while too many wait.
+/// Between two tries to hand an event over while too many wait, and to find room for a message.
 const EVENT_WAIT: Duration = Duration::from_micros(500);
+
+/// Memory for the longer messages that the control paths of a session have received: one of the longest, or seven
+/// pieces of device state. A message is there twice while it is decoded.
+const ROOM_BYTES: usize = 2 * CONTROL_BODY_MAX as usize;
+/// A message of up to this many bytes needs no room: fences and notes of streams do not wait for longer ones.
+const SHORT_BYTES: usize = 4 << 10;
 
 /// Why a control path cannot be used any more.
 #[derive(Debug, Error)]
@@ -74,6 +80,8 @@ pub enum ControlEvent {
         path: LinkId,
         sequence: u64,
         message: Message,
+        /// Of a longer message.
+        room: Option<RoomTaken>,
     },
     /// The peer has all messages up to this number.
     Acknowledged {
@@ -88,6 +96,44 @@ pub enum ControlEvent {
         path: LinkId,
         error: ControlError,
     },
+}
+
+impl ControlEvent {
+    /// The room of a message, to be kept as long as that is not counted elsewhere.
+    pub fn take_room(&mut self) -> Option<RoomTaken> {
+        if let ControlEvent::Message { room, .. } = self { room.take() } else { None }
+    }
+}
+
+/// What the control paths of one session have for longer messages together. A path reads no message that has no room
+/// yet, so a peer with many connections occupies no more.
+#[derive(Debug, Default)]
+pub struct MessageRoom {
+    taken: Mutex<usize>,
+}
+
+impl MessageRoom {
+    fn take(self: &Arc<MessageRoom>, bytes: usize) -> Option<RoomTaken> {
+        let mut taken = self.taken.lock();
+        if *taken + bytes > ROOM_BYTES {
+            return None;
+        }
+        *taken += bytes;
+        Some(RoomTaken { room: Arc::clone(self), bytes })
+    }
+}
+
+/// Given back when it is dropped.
+#[derive(Debug)]
+pub struct RoomTaken {
+    room: Arc<MessageRoom>,
+    bytes: usize,
+}
+
+impl Drop for RoomTaken {
+    fn drop(&mut self) {
+        *self.room.taken.lock() -= self.bytes;
+    }
 }
 
 /// Sends on a path, from any thread.
@@ -139,6 +185,7 @@ pub struct ControlPath {
     threads: Vec<JoinHandle<()>>,
     /// What its owner counts it by.
     counted: Option<Arc<()>>,
+    room: Arc<MessageRoom>,
 }
 
 impl ControlPath {
@@ -170,6 +217,7 @@ impl ControlPath {
             stop: Arc::clone(&stop),
             threads: Vec::new(),
             counted: None,
+            room: Arc::default(),
         };
         this.spawn("keepalive", move || {
             // Looked at twice as often, so that a pause is never much longer than it should be.
@@ -194,6 +242,7 @@ impl ControlPath {
             events,
             silence_max: self.silence_max,
             stop: Arc::clone(&self.stop),
+            room: Arc::clone(&self.room),
             last_received_at: Instant::now(),
         };
         self.spawn("control", move || reader.run())
@@ -208,6 +257,11 @@ impl ControlPath {
     /// Keeps this as long as the path lives.
     pub fn count_by(&mut self, counted: Arc<()>) {
         self.counted = Some(counted);
+    }
+
+    /// Has it share the room of the other paths of its session. To be called before [`ControlPath::listen`].
+    pub fn share_room(&mut self, room: Arc<MessageRoom>) {
+        self.room = room;
     }
 
     /// Sends on this path.
@@ -259,6 +313,7 @@ struct Reader {
     events: mpsc::SyncSender<ControlEvent>,
     silence_max: Duration,
     stop: Arc<Stop>,
+    room: Arc<MessageRoom>,
     /// When a byte came last.
     last_received_at: Instant,
 }
@@ -304,14 +359,33 @@ impl Reader {
         if !matches!(tag, Tag::Control | Tag::ControlAck | Tag::Keepalive) {
             return Err(ControlError::UnexpectedFrame { tag });
         }
-        let mut body = vec![0; header.body_length as usize];
+        let length = header.body_length as usize;
+        let room = self.room_for(length)?;
+        let mut body = vec![0; length];
         self.fill(&mut body)?;
         let (path, sequence) = (self.path, header.sequence);
         match Frame::decode(&header, &body)? {
-            Frame::Control(message) => Ok(ControlEvent::Message { path, sequence, message }),
+            Frame::Control(message) => Ok(ControlEvent::Message { path, sequence, message, room }),
             Frame::ControlAck => Ok(ControlEvent::Acknowledged { path, through: sequence }),
             Frame::Keepalive => Ok(ControlEvent::Keepalive { path }),
             other => Err(ControlError::UnexpectedFrame { tag: other.tag() }),
+        }
+    }
+
+    /// Waits for room for a message of this length; a short one needs none.
+    fn room_for(&mut self, length: usize) -> Result<Option<RoomTaken>, ControlError> {
+        if length <= SHORT_BYTES {
+            return Ok(None);
+        }
+        loop {
+            if let Some(taken) = self.room.take(2 * length) {
+                // Nothing was read meanwhile: that was not the peer's silence.
+                self.last_received_at = Instant::now();
+                return Ok(Some(taken));
+            }
+            if !self.stop.sleep(EVENT_WAIT) {
+                return Err(ControlError::Closed);
+            }
         }
     }
 
@@ -350,7 +424,62 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use linerate_wire::frame::encode_control;
+
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// For what must not come.
+    const A_WHILE: Duration = Duration::from_millis(300);
+
+    fn frame(message: &Message) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode_control(&mut bytes, 1, message).unwrap();
+        bytes
+    }
+
+    fn path_of(event: &ControlEvent) -> LinkId {
+        if let ControlEvent::Message { path, .. } = event { *path } else { panic!("{event:?}") }
+    }
+
+    #[test]
+    fn long_messages_of_a_session_share_their_room_and_short_ones_need_none() {
+        let (sent, events) = mpsc::sync_channel(64);
+        let (room, deadline) = (Arc::<MessageRoom>::default(), Instant::now() + LONG);
+        let open = |path: LinkId| {
+            let (peer, here) = UnixStream::pair().unwrap();
+            let options = ControlOptions { silence_max: LONG, ..ControlOptions::default() };
+            let mut control = ControlPath::keep(Stream::new(here).unwrap(), options).unwrap();
+            control.share_room(room.clone());
+            control.listen(path, sent.clone()).unwrap();
+            (Stream::new(peer).unwrap(), control)
+        };
+        let long = frame(&Message::DeviceState { bytes: vec![7; 256 << 10] });
+        let (last, most) = long.split_last().unwrap();
+        let needed = 2 * (long.len() - HEADER_BYTES);
+        let count = ROOM_BYTES / needed;
+        let begun: Vec<_> = (0..count).map(|path| open(path as LinkId)).collect();
+        begun.iter().for_each(|(peer, _)| peer.send_all(most, deadline).unwrap());
+        while *room.taken.lock() < count * needed {
+            assert!(Instant::now() < deadline, "they are not being received");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let ((late, _late), whole) = (open(100), long.clone());
+        let sending = std::thread::spawn(move || late.send_all(&whole, deadline).map(|()| late));
+        let (short, _short) = open(101);
+        short.send_all(&frame(&Message::Prepare), deadline).unwrap();
+        assert_eq!(path_of(&events.recv_timeout(LONG).unwrap()), 101);
+        assert!(events.recv_timeout(A_WHILE).is_err(), "more is received than there is room for");
+        begun[0].0.send_all(&[*last], deadline).unwrap();
+        let first = events.recv_timeout(LONG).unwrap();
+        assert_eq!(path_of(&first), 0);
+        assert!(events.recv_timeout(A_WHILE).is_err(), "a message that waits has no room any more");
+        drop(first);
+        assert_eq!(path_of(&events.recv_timeout(LONG).unwrap()), 100);
+        drop(sending.join().unwrap().unwrap());
+    }
 
     /// Tests of whole migrations read it from logs.
     #[test]

@@ -42,7 +42,7 @@ fn messages_and_acknowledgements_arrive_with_their_path() {
     encode_control(&mut frame, 9, &message).unwrap();
     source.sender().send(&frame).unwrap();
     match next(&events) {
-        ControlEvent::Message { path: 5, sequence: 9, message: got } => assert_eq!(got, message),
+        ControlEvent::Message { path: 5, sequence: 9, message: got, .. } => assert_eq!(got, message),
         other => panic!("{other:?}"),
     }
     destination.sender().acknowledge(9).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::{LinkId, Message, PathId, destination, source};
 use linerate_lock::{Condvar, Mutex};
-use linerate_net::control::{ControlError, ControlEvent, ControlPath, EVENTS_MAX};
+use linerate_net::control::{ControlError, ControlEvent, ControlPath, EVENTS_MAX, MessageRoom};
 use linerate_wire::frame::encode_control;
 
 use crate::faults::chain;
@@ -36,7 +36,7 @@ pub(crate) enum PathEvent {
 impl From<ControlEvent> for PathEvent {
     fn from(event: ControlEvent) -> PathEvent {
         match event {
-            ControlEvent::Message { path, sequence, message } => {
+            ControlEvent::Message { path, sequence, message, .. } => {
                 PathEvent::Received { path: path.into(), sequence, message }
             }
             ControlEvent::Acknowledged { path, through } => {
@@ -136,6 +136,8 @@ pub(crate) struct Door {
     next: AtomicU32,
     events: Mutex<Option<SyncSender<ControlEvent>>>,
     backlog: Arc<Backlog>,
+    /// For messages that are not in the backlog yet.
+    room: Arc<MessageRoom>,
     /// Every connection that is open has a clone.
     open: Arc<()>,
 }
@@ -148,22 +150,25 @@ impl Door {
         let backlog = Arc::new(Backlog { bytes: Mutex::new(Some(0)), changed: Condvar::new() });
         let entered = backlog.clone();
         let forward = move || {
-            for event in received.into_iter().map(PathEvent::from) {
+            for mut event in received {
+                let room = event.take_room();
+                let event = PathEvent::from(event);
                 let held = Backlog::enter(&entered, event.weight());
+                drop(room);
                 deliver(event, held);
             }
         };
         std::thread::Builder::new().name("control-events".into()).spawn(forward)?;
-        Ok(Door { next: AtomicU32::new(0), events: Mutex::new(Some(events)), backlog, open: Arc::default() })
+        Ok(Door { events: Mutex::new(Some(events)), backlog, ..Door::closed() })
     }
 
     /// One that takes no connection.
-    #[cfg(test)]
     pub fn closed() -> Door {
         Door {
             next: AtomicU32::new(0),
             events: Mutex::default(),
             backlog: Arc::default(),
+            room: Arc::default(),
             open: Arc::default(),
         }
     }
@@ -175,6 +180,7 @@ impl Door {
             return Err(io::Error::other(format!("the session has {PATHS_MAX} control connections already")));
         }
         connection.count_by(self.open.clone());
+        connection.share_room(self.room.clone());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = u16::try_from(number).map_err(io::Error::other)?;
         let events = self.events.lock().clone();
