@@ -1,6 +1,7 @@
 //! The agent: it makes the modules and gives each what it needs. It decides which module gets a connection from another
 //! agent, and answers what concerns sessions of all kinds.
 
+mod connections;
 mod parts;
 
 use std::fmt;
@@ -44,12 +45,8 @@ use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
+use connections::{Connections, welcome_once};
 use parts::Sessions;
-
-/// Questions of one host about the cluster at a time: each has a thread.
-const MEMBERSHIP_OF_ONE: usize = 8;
-/// The same of all hosts.
-const MEMBERSHIP_OF_ALL: usize = 64;
 
 pub struct Agent {
     pub config: Arc<Config>,
@@ -75,6 +72,8 @@ pub struct Agent {
     pub bench: Arc<bench::Host>,
     /// Questions about the cluster that are answered now.
     members: Seats,
+    /// Of the sessions that other hosts opened.
+    connections: Connections,
     /// Where RDMA connections are taken, for migrations and measurements.
     pub(crate) rdma: RdmaPorts,
     /// This host as the doctor knows it.
@@ -146,7 +145,8 @@ impl Agent {
             registry,
             qemu_cache,
             bench,
-            members: Seats::new(MEMBERSHIP_OF_ONE, MEMBERSHIP_OF_ALL),
+            members: connections::members(),
+            connections: Connections::new(),
             rdma,
             doctor,
             trials,
@@ -287,7 +287,7 @@ impl Agent {
     // ---- connections ----
 
     /// A connection from another agent: a new session, one more connection of a session, or a question.
-    pub fn accept(self: &Arc<Agent>, accepted: Accepted) {
+    pub fn accept(self: &Arc<Agent>, mut accepted: Accepted) {
         let (peer, hello) = (accepted.peer, accepted.hello.clone());
         let name = match self.security.peer(accepted.peer_certificates()) {
             Ok(name) => name,
@@ -305,6 +305,7 @@ impl Agent {
             Purpose::ControlNew | Purpose::Arrival => self.fleet.admit(),
             _ => Ok(()),
         });
+        let permitted = permitted.and_then(|()| self.connections.count(&mut accepted, &name));
         let mut asked = None;
         let handled = match hello.role {
             _ if permitted.is_err() => {
@@ -613,18 +614,6 @@ impl fmt::Display for OpenSession {
         let what = if self.in_doubt { "is in doubt" } else { "is being brought to its end" };
         write!(f, "its migration {} {what}: `linerate migration list` shows what it waits for", self.session)
     }
-}
-
-/// The answer is that there is one.
-fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
-    let Hello { version_min, version_max, .. } = accepted.hello;
-    let Some(version) = negotiate(version_min, version_max) else {
-        let fault = refusal(Code::VersionMismatch, "update the older agent");
-        return Err(refuse(fault, |fault| accepted.refuse(fault)));
-    };
-    let welcome = Welcome { version, control_received: 0 };
-    accepted.welcome(welcome)?;
-    Ok(())
 }
 
 /// One more connection of a tunnel.

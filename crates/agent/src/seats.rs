@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_lock::{Condvar, Mutex};
@@ -17,6 +18,11 @@ pub(crate) const NO_SEAT: &str =
 pub(crate) struct Seats {
     of_one: usize,
     of_all: usize,
+    occupied: Arc<Occupied>,
+}
+
+#[derive(Debug, Default)]
+struct Occupied {
     /// How many each host has now.
     taken: Mutex<BTreeMap<String, usize>>,
     free: Condvar,
@@ -24,40 +30,41 @@ pub(crate) struct Seats {
 
 /// Given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Seat<'a> {
-    seats: &'a Seats,
+pub(crate) struct Seat {
+    occupied: Arc<Occupied>,
     host: String,
 }
 
 impl Seats {
-    pub const fn new(of_one: usize, of_all: usize) -> Seats {
-        Seats { of_one, of_all, taken: Mutex::new(BTreeMap::new()), free: Condvar::new() }
+    pub fn new(of_one: usize, of_all: usize) -> Seats {
+        Seats { of_one, of_all, occupied: Arc::default() }
     }
 
     /// A seat for this host; by its address where it proves no name. None if there is none now.
-    pub fn take(&self, name: &PeerName, peer: SocketAddr) -> Option<Seat<'_>> {
+    pub fn take(&self, name: &PeerName, peer: SocketAddr) -> Option<Seat> {
         self.wait(name, peer, Duration::ZERO)
     }
 
     /// The same, and waits for one.
-    pub fn wait(&self, name: &PeerName, peer: SocketAddr, wait: Duration) -> Option<Seat<'_>> {
+    pub fn wait(&self, name: &PeerName, peer: SocketAddr, wait: Duration) -> Option<Seat> {
         let host = name.as_ref().map_or_else(|| peer.ip().to_string(), ToString::to_string);
         let is_full = |taken: &mut BTreeMap<String, usize>| {
             taken.get(&host).is_some_and(|own| *own >= self.of_one)
                 || taken.values().sum::<usize>() >= self.of_all
         };
-        let (mut taken, _) = self.free.wait_timeout_while(self.taken.lock(), wait, is_full);
+        let Occupied { taken, free } = &*self.occupied;
+        let (mut taken, _) = free.wait_timeout_while(taken.lock(), wait, is_full);
         if is_full(&mut taken) {
             return None;
         }
         *taken.entry(host.clone()).or_default() += 1;
-        Some(Seat { seats: self, host })
+        Some(Seat { occupied: self.occupied.clone(), host })
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Seat {
     fn drop(&mut self) {
-        let mut taken = self.seats.taken.lock();
+        let mut taken = self.occupied.taken.lock();
         let left = taken.get(&self.host).map_or(0, |own| own.saturating_sub(1));
         if left == 0 {
             taken.remove(&self.host);
@@ -65,7 +72,7 @@ impl Drop for Seat<'_> {
             taken.insert(self.host.clone(), left);
         }
         drop(taken);
-        self.seats.free.notify_all();
+        self.occupied.free.notify_all();
     }
 }
 
@@ -85,7 +92,7 @@ mod tests {
         assert!(seats.take(&None, peer(1)).is_none(), "of all");
         drop(first);
         assert!(seats.take(&None, peer(1)).is_some());
-        assert_eq!(seats.taken.lock().len(), 2);
+        assert_eq!(seats.occupied.taken.lock().len(), 2);
     }
 
     #[test]

@@ -122,7 +122,7 @@ type Became = (AuditResult, Option<String>);
 fn serve_question<C, S>(
     doctor: &Doctor,
     (stream, peer, asker): (&Stream, SocketAddr, &PeerName),
-    seat: Seat<'_>,
+    seat: Seat,
     (question, permitted): (Question, Result<(), Fault>),
     doing: Doing<C, S>,
 ) -> Became

@@ -11,6 +11,7 @@
 //! | `gate` | turns to do the handshake |
 //! | `known` | addresses of hosts that are no strangers |
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -121,6 +122,11 @@ impl Accepted {
     /// Cipher of the connection; `None` in plain text.
     pub fn cipher(&self) -> Option<&'static str> {
         self.stream.cipher()
+    }
+
+    /// Keeps this as long as the connection, or a clone of it, lives.
+    pub fn count_by(&mut self, counted: Arc<dyn Any + Send + Sync>) {
+        self.stream.count_by(counted);
     }
 
     pub fn welcome(self, welcome: Welcome) -> Result<Stream, ExchangeError> {

@@ -17,6 +17,7 @@ mod room;
 pub mod send;
 pub mod stats;
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ use crate::tls::{Tls, TlsError};
 pub struct Stream {
     socket: Arc<OwnedFd>,
     tls: Option<Arc<Session>>,
+    /// What its owner counts it by.
+    counted: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Stream {
@@ -45,7 +48,7 @@ impl Stream {
     pub fn new(socket: impl Into<OwnedFd>) -> io::Result<Stream> {
         let socket = socket.into();
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Stream { socket: Arc::new(socket), tls: None })
+        Ok(Stream { socket: Arc::new(socket), tls: None, counted: None })
     }
 
     /// Begins TLS as the side that connected. Nothing may have been sent or received.
@@ -64,7 +67,12 @@ impl Stream {
     }
 
     pub(crate) fn of_session(socket: Arc<OwnedFd>, session: Arc<Session>) -> Stream {
-        Stream { socket, tls: Some(session) }
+        Stream { socket, tls: Some(session), counted: None }
+    }
+
+    /// Keeps this as long as it, or a clone that is made from now on, lives.
+    pub(crate) fn count_by(&mut self, counted: Arc<dyn Any + Send + Sync>) {
+        self.counted = Some(counted);
     }
 
     /// Whether the bytes go through TLS.

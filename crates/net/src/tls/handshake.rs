@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use super::connection::{Connection, Step};
 use super::error::TlsError;
-use super::incoming::Incoming;
+use super::incoming::{FIRST_BYTES, Incoming};
 use crate::socket::{Wait, is_transient, send_all, wait_readable};
 
-/// Far more than a chain of several certificates needs.
-const BYTES_MAX: usize = 64 << 10;
+/// Far more than a chain of several certificates needs. The first buffer holds it: a handshake makes none grow.
+const BYTES_MAX: usize = 32 << 10;
+const _: () = assert!(BYTES_MAX < FIRST_BYTES);
 /// Content types of TLS records: change_cipher_spec, alert, handshake, application_data (RFC 8446, 5.1).
 const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=23;
 /// The alert `unexpected_message` (RFC 8446, 6), so that a peer that speaks plain text sees who answers.

@@ -2,18 +2,45 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::connection::{WIRE_RECORD_BYTES_MAX, begins_with_record};
 use super::error::TlsError;
 use crate::socket::Wait;
 
-/// At first; enough for a control connection.
-const FIRST_BYTES: usize = 2 * WIRE_RECORD_BYTES_MAX;
+/// At first; enough for a control connection. A handshake is shorter, and a full buffer has a whole record.
+pub(super) const FIRST_BYTES: usize = 2 * WIRE_RECORD_BYTES_MAX;
 /// Where bytes come fast. Larger reads save system calls, and smaller ones stay in the cache.
 const BYTES_MAX: usize = 16 * WIRE_RECORD_BYTES_MAX;
+/// Connections of this process that have more than at first, at a time. The others read in smaller steps.
+const LARGE_MAX: usize = 256;
+
+/// Connections that have more now.
+static LARGE: AtomicUsize = AtomicUsize::new(0);
+
+/// The right to a large buffer; given back when it is dropped.
+struct Large(&'static AtomicUsize);
+
+impl Large {
+    fn take(count: &'static AtomicUsize) -> Option<Large> {
+        let before = count.fetch_add(1, Ordering::SeqCst);
+        // Given back at once if there are too many.
+        let taken = Large(count);
+        (before < LARGE_MAX).then_some(taken)
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 pub(super) struct Incoming {
     records: Vec<u8>,
+    /// What large buffers are counted by, and this one's right to be one.
+    count: &'static AtomicUsize,
+    large: Option<Large>,
     start: usize,
     end: usize,
     /// Content of records that are verified, not taken yet from `taken` on.
@@ -27,8 +54,14 @@ pub(super) struct Incoming {
 
 impl Incoming {
     pub fn new() -> Incoming {
+        Incoming::counted_by(&LARGE)
+    }
+
+    fn counted_by(count: &'static AtomicUsize) -> Incoming {
         Incoming {
             records: vec![0; FIRST_BYTES],
+            count,
+            large: None,
             start: 0,
             end: 0,
             content: Vec::new(),
@@ -48,10 +81,15 @@ impl Incoming {
         let room = room.get_mut(..limit.min(room.len())).unwrap_or_default();
         let (bytes, _) = rustix::net::recv(socket, room, wait.receiving())?;
         self.end += bytes;
-        if self.end == self.records.len() && self.end < BYTES_MAX {
+        if self.end == self.records.len() && self.end < BYTES_MAX && self.may_grow() {
             self.records.resize((2 * self.end).min(BYTES_MAX), 0);
         }
         Ok(bytes)
+    }
+
+    fn may_grow(&mut self) -> bool {
+        self.large = self.large.take().or_else(|| Large::take(self.count));
+        self.large.is_some()
     }
 
     /// Whether a record is there to be read. After an error and after the end none is.
@@ -89,5 +127,40 @@ impl Incoming {
 
     pub fn take(&mut self, bytes: usize) {
         self.taken = (self.taken + bytes).min(self.content.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Its buffer was full three times.
+    fn filled(count: &'static AtomicUsize) -> Incoming {
+        let (mut peer, here) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::counted_by(count);
+        for _ in 0..3 {
+            let room = incoming.records.len();
+            peer.write_all(&vec![0; room]).unwrap();
+            let mut received = 0;
+            while received < room {
+                received += incoming.receive(here.as_fd(), usize::MAX, Wait::Never).unwrap();
+            }
+            incoming.discard(room);
+        }
+        incoming
+    }
+
+    #[test]
+    fn large_buffers_are_bounded_and_other_connections_read_in_smaller_steps() {
+        static ALMOST_ALL: AtomicUsize = AtomicUsize::new(LARGE_MAX - 1);
+        let first = filled(&ALMOST_ALL);
+        assert_eq!(first.records.len(), BYTES_MAX);
+        assert_eq!(filled(&ALMOST_ALL).records.len(), FIRST_BYTES);
+        drop(first);
+        assert_eq!(filled(&ALMOST_ALL).records.len(), BYTES_MAX);
     }
 }

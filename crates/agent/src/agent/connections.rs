@@ -1,0 +1,119 @@
+//! How many connections of sessions, and questions, other hosts have here at a time.
+
+use std::sync::Arc;
+
+use linerate_core::{Code, Fault, Side, Step};
+use linerate_net::tcp::listen::Accepted;
+use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
+use linerate_wire::negotiate;
+
+use crate::not_taken::{NotTaken, refuse};
+use crate::seats::Seats;
+use crate::security::PeerName;
+
+/// Of one host: 16 domains that come over four links of 100 Gb/s, each with a copy and a tunnel, need 1700. Each has a
+/// thread or two and, with TLS, up to 97 KiB of buffers.
+const OF_ONE_HOST: usize = 2048;
+const OF_ALL_HOSTS: usize = 8192;
+
+/// Questions of one host about the cluster at a time, and of all: each has a thread.
+const MEMBERSHIP: (usize, usize) = (8, 64);
+
+const TOO_MANY: &str =
+    "this host has reached its limit of connections of sessions; it takes one more when another is closed";
+
+/// Those that are open.
+pub(super) struct Connections(Seats);
+
+impl Connections {
+    /// None yet.
+    pub fn new() -> Connections {
+        Connections(Seats::new(OF_ONE_HOST, OF_ALL_HOSTS))
+    }
+
+    /// Counts a connection of a session as long as it is open. Refused if there are too many. Others are short, or are
+    /// counted by what they are for.
+    pub fn count(&self, accepted: &mut Accepted, name: &PeerName) -> Result<(), Fault> {
+        let is_of_session = match accepted.hello.role {
+            Purpose::ControlNew | Purpose::ControlJoin | Purpose::TunnelNew => true,
+            Purpose::Data | Purpose::ReverseData => true,
+            Purpose::Query | Purpose::CommitAgain | Purpose::RolledBack | Purpose::Arrival => false,
+            Purpose::Bench | Purpose::BenchData | Purpose::Doctor | Purpose::Membership => false,
+        };
+        if !is_of_session {
+            return Ok(());
+        }
+        let Some(seat) = self.0.take(name, accepted.peer) else {
+            return Err(Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, TOO_MANY));
+        };
+        accepted.count_by(Arc::new(seat));
+        Ok(())
+    }
+}
+
+/// Seats for questions about the cluster.
+pub(super) fn members() -> Seats {
+    Seats::new(MEMBERSHIP.0, MEMBERSHIP.1)
+}
+
+/// The answer is that there is one.
+pub(super) fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
+    let Hello { version_min, version_max, .. } = accepted.hello;
+    let Some(version) = negotiate(version_min, version_max) else {
+        let fault =
+            Fault::new(Code::VersionMismatch, Step::Authorise, Side::Destination, "update the older agent");
+        return Err(refuse(fault, |fault| accepted.refuse(fault)));
+    };
+    let welcome = Welcome { version, control_received: 0 };
+    accepted.welcome(welcome)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use linerate_net::tcp::connect::{ConnectError, Route, connect};
+    use linerate_net::tcp::listen::{ListenOptions, Listener};
+    use linerate_wire::VERSION_MAX;
+
+    use super::*;
+    use crate::security::Security;
+    use crate::session::contact::tcp_options;
+    use crate::session::identity::Identity;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn connections_of_a_hosts_sessions_are_bounded_as_long_as_they_are_open() {
+        let connections = Connections(Seats::new(2, 8));
+        let (sender, welcomed) = channel();
+        let takes = move |mut accepted: Accepted| match connections.count(&mut accepted, &None) {
+            Ok(()) => {
+                let stream = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
+                sender.send(stream.unwrap()).unwrap();
+            }
+            Err(fault) => accepted.refuse(fault).unwrap(),
+        };
+        let listener =
+            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), takes).unwrap();
+        let identity = Identity::random(&Security::insecure()).unwrap();
+        let route = Route { local: None, device: None, remote: listener.addresses()[0] };
+        let ask = |role| connect(&route, &identity.hello(role, 0, 0), &tcp_options(&identity));
+        let refused = |role| match ask(role) {
+            Err(ConnectError::Refused { fault, .. }) => assert_eq!(fault.code, Code::GuestBusy),
+            other => panic!("{other:?}"),
+        };
+        let _open = (ask(Purpose::ControlNew).unwrap(), ask(Purpose::Data).unwrap());
+        let (one, _other) = (welcomed.recv_timeout(LONG).unwrap(), welcomed.recv_timeout(LONG).unwrap());
+        refused(Purpose::ReverseData);
+        refused(Purpose::TunnelNew);
+        ask(Purpose::Query).unwrap();
+        let clone = one.clone();
+        drop(one);
+        refused(Purpose::ControlJoin);
+        drop(clone);
+        ask(Purpose::ControlJoin).unwrap();
+    }
+}
