@@ -134,7 +134,13 @@ impl Audit {
     }
 
     /// A migration from this host has ended, with this last event.
-    pub fn migration_end(&self, session: &str, guest: &str, to: &str, last: &EventKind) {
+    pub fn migration_end(
+        &self,
+        session: &str,
+        guest: &str,
+        (to, cipher): (&str, Option<&str>),
+        last: &EventKind,
+    ) {
         let EventKind::Finished { outcome, error, .. } = last else { return };
         let (result, reason) = match outcome {
             MigrationOutcome::Completed => (AuditResult::Done, None),
@@ -150,6 +156,7 @@ impl Audit {
             guest: Some(guest.to_owned()),
             session: Some(session.to_owned()),
             to: Some(to.to_owned()),
+            cipher: cipher.map(str::to_owned),
             reason,
             ..entry(AuditAction::MigrationEnd, result, AuditCaller::Agent)
         });
@@ -202,6 +209,7 @@ pub(crate) fn entry(action: AuditAction, result: AuditResult, caller: AuditCalle
         guest: None,
         session: None,
         to: None,
+        cipher: None,
         reason: None,
         left_out: 0,
     }
@@ -224,6 +232,7 @@ fn to_journald(entry: &AuditEntry) {
         }
         AuditCaller::Agent => ("agent", None, None, None, None),
     };
+    let cipher = cipher.or(entry.cipher.as_deref());
     tracing::info!(
         target: TARGET,
         action = entry.action.name(),

@@ -22,6 +22,9 @@ pub struct AuditEntry {
     /// The other host that was asked for, or its address; the host that joined or was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+    /// Cipher of the connections to the other host, where a migration from this host has ended; none in plain text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cipher: Option<String>,
     /// Why it was refused or failed, and what exactly was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -227,6 +230,7 @@ mod tests {
             guest: Some("web".into()),
             session: Some("abc123".into()),
             to: None,
+            cipher: None,
             reason: None,
             left_out: 0,
         }

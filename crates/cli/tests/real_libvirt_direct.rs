@@ -6,6 +6,8 @@
 mod names;
 #[path = "libvirt/saves.rs"]
 mod saves;
+#[path = "libvirt/secured.rs"]
+mod secured;
 #[path = "libvirt/stage.rs"]
 #[allow(dead_code, reason = "shared with real_libvirt.rs")]
 mod stage;

@@ -69,7 +69,8 @@ fn who_did_what_is_in_the_audit_log_of_both_hosts() {
     assert_eq!((&begun["caller"]["kind"], &begun["caller"]["uid"]), (&"local".into(), &0.into()));
     assert!(begun["to"].as_str().unwrap().contains("7979"), "{begun}");
     let ended = audit(here, &["--session", id, "--guest", "g"]);
-    assert_eq!(has(&ended, "migration_end")["result"], "done");
+    let ended = has(&ended, "migration_end");
+    assert_eq!(ended["result"], "done");
     let failed = audit(here, &["--result", "failed"]);
     let reason = has(&failed, "migration_begin")["reason"].as_str().unwrap();
     assert!(reason.contains("may not send here"), "{reason}");
@@ -77,6 +78,7 @@ fn who_did_what_is_in_the_audit_log_of_both_hosts() {
     let arrived = audit(there, &["--session", id, "--by", &source_name]);
     let begun = has(&arrived, "arrival_begin");
     assert!(begun["caller"]["cipher"].as_str().unwrap().starts_with("TLS13_"), "{begun}");
+    assert_eq!(ended["cipher"], begun["caller"]["cipher"]);
     assert_eq!(has(&arrived, "arrival_end")["guest"], "g");
     let refused = audit(there, &["--result", "refused"]);
     let refused = has(&refused, "arrival_begin");

@@ -154,6 +154,7 @@ impl Job {
 
     async fn drive_waiting(&self, copy: &Outgoing, over: &Notify) -> Result<Driven, ErrorBody> {
         let mut tunnel = DomainTunnel::open(&self.needs, self.plan.tunnel()).await?;
+        self.shared.note_cipher(tunnel.cipher());
         tunnel.ready(|_| ()).await?;
         let there = Virsh::new(self.plan.destination());
         check_there(&self.domain, &there).await?;

@@ -65,6 +65,11 @@ impl DomainTunnel {
         }
     }
 
+    /// Cipher of its first connection; none in plain text.
+    pub fn cipher(&self) -> Option<&'static str> {
+        self.begun.as_ref().and_then(Begun::cipher)
+    }
+
     /// For the end of a sentence.
     pub fn trouble(&self) -> String {
         self.trouble.as_ref().map(|text| format!("; {text}")).unwrap_or_default()

@@ -1,8 +1,8 @@
 //! What is known of each migration of a domain, and that there is one at a time for each.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use linerate_api::{
     Direction, ErrorBody, EventKind, Job, MigrationDetail, MigrationId, MigrationOutcome, MigrationState,
@@ -135,6 +135,8 @@ pub struct Move {
     /// The copy of RAM; none in other modes than direct.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
+    /// Of its tunnel.
+    cipher: OnceLock<&'static str>,
     /// How often its end was asked for.
     asked: AtomicU32,
     pub(super) cancelled: Notify,
@@ -150,6 +152,7 @@ impl Move {
             event_log: EventLog::default(),
             copy,
             known: Mutex::new(Known { step: Step::Resolve, job: Job::new(), recovering: false, note: None }),
+            cipher: OnceLock::new(),
             asked: AtomicU32::new(0),
             cancelled: Notify::new(),
         }
@@ -173,6 +176,18 @@ impl Move {
 
     pub fn to(&self) -> &str {
         &self.to
+    }
+
+    /// Its tunnel has this cipher.
+    pub fn note_cipher(&self, cipher: Option<&'static str>) {
+        if let Some(cipher) = cipher {
+            let _ = self.cipher.set(cipher);
+        }
+    }
+
+    /// For the audit log; none in plain text, and where the tunnel was not opened or is of an earlier agent process.
+    pub fn cipher(&self) -> Option<&'static str> {
+        self.cipher.get().copied()
     }
 
     pub fn copy(&self) -> Option<&Arc<Outgoing>> {

@@ -34,6 +34,7 @@ impl Job {
     /// From the tunnel to libvirt's answer about the end. On an error the domain was not touched.
     pub(super) async fn drive(&self) -> Result<Ended, ErrorBody> {
         let mut tunnel = DomainTunnel::open(&self.needs, self.plan.tunnel()).await?;
+        self.shared.note_cipher(tunnel.cipher());
         tunnel.ready(|event| self.show(event)).await?;
         self.drive_through(&mut tunnel, &Virsh::new(self.plan.destination())).await
     }

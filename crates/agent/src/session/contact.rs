@@ -42,6 +42,7 @@ pub(crate) fn open_session(
                 // The other end of a tunnel opens no streams, so that it reaches nothing here.
                 let needs = (role == Role::ControlNew).then_some(Permission::Receive);
                 identity.pin(stream.peer_certificates(), needs)?;
+                identity.note_cipher(stream.cipher());
                 let control = keep(stream)
                     .map_err(|error| fault(Code::Internal, Step::Authorise, Side::Source, &error))?;
                 return Ok((control, remote));

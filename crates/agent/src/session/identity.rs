@@ -22,12 +22,21 @@ pub(crate) struct Identity {
     pinned: Arc<OnceLock<Pinned>>,
     /// What the other host proved itself with last. It may renew its certificate during a session.
     shown: Arc<Mutex<Vec<CertificateDer<'static>>>>,
+    /// Of the first connection, where this agent opened it.
+    cipher: Arc<OnceLock<&'static str>>,
 }
 
 impl Identity {
     /// Of a session that has begun.
     pub fn new(session: SessionId, token: Token, security: &Arc<Security>) -> Identity {
-        Identity { session, token, security: security.clone(), pinned: Arc::default(), shown: Arc::default() }
+        Identity {
+            session,
+            token,
+            security: security.clone(),
+            pinned: Arc::default(),
+            shown: Arc::default(),
+            cipher: Arc::default(),
+        }
     }
 
     /// Of a session that an earlier agent process began. If its other host is known by name, no other host gets its
@@ -63,6 +72,18 @@ impl Identity {
     /// A control connection of the session showed these certificates of the other host.
     pub fn note_peer(&self, chain: &[CertificateDer<'static>]) {
         *self.shown.lock() = chain.to_vec();
+    }
+
+    /// The session's first connection, which this agent opened, has this cipher.
+    pub fn note_cipher(&self, cipher: Option<&'static str>) {
+        if let Some(cipher) = cipher {
+            let _ = self.cipher.set(cipher);
+        }
+    }
+
+    /// Cipher of the session, for the audit log; none in plain text, and at the host that was asked.
+    pub fn cipher(&self) -> Option<&'static str> {
+        self.cipher.get().copied()
     }
 
     /// Whether the other host was revoked.

@@ -45,6 +45,13 @@ pub struct Begun {
     pub events: UnboundedReceiver<TunnelEvent>,
 }
 
+impl Begun {
+    /// Cipher of its first connection; none in plain text.
+    pub fn cipher(&self) -> Option<&'static str> {
+        self.tunnel.dialler.identity.cipher()
+    }
+}
+
 impl Drop for Begun {
     fn drop(&mut self) {
         self.accepting = None;

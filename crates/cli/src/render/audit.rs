@@ -99,6 +99,7 @@ mod tests {
             guest: None,
             session: None,
             to: None,
+            cipher: None,
             reason: None,
             left_out: 0,
         }

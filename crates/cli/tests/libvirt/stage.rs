@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use linerate_lab::guest::kvm_is_missing;
 use linerate_lab::libvirt::{IMAGES, SHARED};
+use linerate_lab::trust::Cluster;
 use linerate_lab::{
-    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, Libvirt,
-    LibvirtVersion, LinkSpec, make_disk,
+    Agent, AgentOptions, Console, DiskMode, GuestParameters, GuestProgram, GuestSpec, Lab, LabBuilder,
+    Libvirt, LibvirtVersion, LinkSpec, make_disk,
 };
 use linerate_lock::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
@@ -107,14 +108,38 @@ impl Stage {
 
     /// With two links of this rate, Mb/s.
     pub fn empty_over(version: LibvirtVersion, mbps: u64) -> Stage {
+        Stage::with_hosts(version, Lab::builder().links([LinkSpec::shaped(mbps); 2]), |_| String::new())
+    }
+
+    /// Hosts of one cluster, which prove who they are. The first two are each other's operators, and take the third
+    /// one for a viewer.
+    pub fn secured(version: LibvirtVersion) -> Stage {
+        let hosts = Lab::builder().hosts(3).links([LinkSpec::shaped(300); 2]);
+        Stage::with_hosts(version, hosts, |lab| {
+            let mut cluster = Cluster::new(&lab.directory().join("authority")).unwrap();
+            lab.hosts().iter().for_each(|host| cluster.join(host).unwrap());
+            let roles = lab.hosts().iter().zip(["operator", "operator", "viewer"]);
+            let tables =
+                roles.map(|(host, role)| format!("[peers.hosts.{}]\nrole = {role:?}\n", host.name()));
+            tables.collect()
+        })
+    }
+
+    /// `configure` prepares the hosts, and has more lines for the configuration of all agents.
+    fn with_hosts(
+        version: LibvirtVersion,
+        hosts: LabBuilder,
+        configure: impl FnOnce(&Lab) -> String,
+    ) -> Stage {
         let one = ONE.lock();
-        let lab = Lab::builder().links([LinkSpec::shaped(mbps); 2]).build().unwrap();
-        let libvirts: Vec<Libvirt> =
-            lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
+        let lab = hosts.build().unwrap();
         let allowed =
             "tunnel_targets = [\"unix:/run/libvirt/libvirt-sock\", \"unix:/run/linerate-libvirt/\"]";
-        let agents =
-            libvirts.iter().map(|libvirt| Agent::start(libvirt.host(), options(allowed)).unwrap()).collect();
+        let configuration = format!("{allowed}\n{}", configure(&lab));
+        let libvirts: Vec<Libvirt> =
+            lab.hosts().iter().map(|host| Libvirt::start(host, version).unwrap()).collect();
+        let start = |libvirt: &Libvirt| Agent::start(libvirt.host(), options(&configuration)).unwrap();
+        let agents = libvirts.iter().map(start).collect();
         let console = Console::new([libvirts[0].console("g")]);
         Stage { agents, libvirts, console, consoles: Vec::new(), passes: 2, lab, _one: one }
     }
