@@ -14,8 +14,8 @@ fn audited(stage: &Stage, host: usize, words: &[&str], action: &str) -> Value {
     found.unwrap_or_else(|| panic!("{action} is not in {lines:#}")).clone()
 }
 
-/// It has moved in this mode, and both hosts have written down the cipher: the source with the end of the migration, the
-/// other with what the source began there.
+/// It has moved in this mode, and both hosts have written down the cipher. The source did with the migration's end, the
+/// other host with what the source began there.
 fn moved(stage: &Stage, from: usize, ended: &Ended, mode: &str) {
     assert_eq!(ended.code, Some(0), "{mode}: {ended:#?}\n{}", stage.evidence());
     let chosen = ended.lines.iter().find(|line| line["event"] == "mode").unwrap();
