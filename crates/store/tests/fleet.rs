@@ -125,6 +125,32 @@ fn a_host_has_one_open_drain_and_is_cordoned_until_it_is_released() {
 }
 
 #[test]
+fn guests_that_an_undrain_has_not_brought_back_are_known_to_the_next_agent_of_their_host() {
+    for kind in Kind::both() {
+        let client = kind.open();
+        let (first, other) = (client.fleet("a"), client.fleet("b"));
+        hosts(&first, &["a"]);
+        hosts(&other, &["b"]);
+        assert_eq!(first.elsewhere().unwrap(), None);
+        let guests = serde_json::json!({ "guests": ["web"] });
+        first.set_elsewhere(Some(&guests)).unwrap();
+        first.set_elsewhere(Some(&guests)).unwrap();
+        assert_eq!((first.elsewhere().unwrap(), other.elsewhere().unwrap()), (Some(guests.clone()), None));
+        assert_eq!(first.view().unwrap().hosts.len(), 2, "it is no host and no drain");
+        drop((first, other));
+        client.end();
+
+        let next = kind.open().fleet("a");
+        wait("the end of the lease", || !next.view().unwrap().hosts["a"].alive);
+        assert_eq!(next.elsewhere().unwrap(), Some(guests));
+        assert!(matches!(next.set_elsewhere(None), Err(FleetError::NotRegistered(_))));
+        hosts(&next, &["a"]);
+        next.set_elsewhere(None).unwrap();
+        assert_eq!(next.elsewhere().unwrap(), None);
+    }
+}
+
+#[test]
 fn a_cordon_of_the_operator_stays_the_operators() {
     let kind = Kind::Local(tempfile::tempdir().unwrap());
     let fleet = kind.open().fleet("a");

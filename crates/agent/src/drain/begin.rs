@@ -70,9 +70,8 @@ fn begin_with(
     let (fleet, cordon) = described(agent, &ready).map_err(|error| of_fleet(&error, agent))?;
     let (id, begun_ms) = (drain_id(), unix_ms());
     let cordoned_ms = Some(cordon.map_or(begun_ms, |cordon| cordon.since_ms));
-    let left_over = drains.left_over.lock().clone();
     let last = last_order(&fleet, &agent.config.name).map_err(|error| of_fleet(&error, agent))?;
-    let kept = Kept { cordoned_ms, order: last + 1, left_over, ..owner::kept(&request, &ready.unseen) };
+    let kept = Kept { cordoned_ms, order: last + 1, ..owner::kept(&request, &ready.unseen) };
     let record = DrainRecord {
         id: id.clone(),
         host: agent.config.name.clone(),

@@ -111,19 +111,9 @@ struct Kept {
     /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.
     #[serde(default)]
     cordoned_ms: Option<u64>,
-    /// What the undrain before it could not bring back.
-    #[serde(default)]
-    left_over: LeftOver,
     /// Its place among the drains of this host: a clock may be set back between two of them.
     #[serde(default)]
     order: u64,
-}
-
-/// Guests that an undrain could not bring back, and the hosts that it asked.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct LeftOver {
-    guests: Vec<DrainGuest>,
-    to: Vec<String>,
 }
 
 /// By which drains of a host are sorted. Those of earlier agents have no number, and come first.
@@ -147,8 +137,6 @@ pub(crate) struct Drains {
     undrain: Mutex<Option<UndrainDetail>>,
     /// Migrations of domains that left, and that undrains of this process have brought back: once each.
     back: Mutex<BTreeSet<String>>,
-    /// What the last undrain could not bring back, for the next drain's record.
-    left_over: Mutex<LeftOver>,
     /// Held while a drain gets its thread: no drain gets two.
     taking: Mutex<()>,
 }

@@ -28,7 +28,7 @@ use super::leaving::{self, Unseen};
 use super::member::{Decided, Member, ms};
 use super::rules::Rules;
 use super::sessions::{End, Line, Report, Session, request};
-use super::{Drain, Input, Kept, LeftOver};
+use super::{Drain, Input, Kept};
 use crate::agent::Agent;
 use crate::audit;
 use crate::clock::{Clock, unix_ms};
@@ -603,7 +603,6 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         takes: BTreeMap::new(),
         unseen: unseen.clone(),
         cordoned_ms: None,
-        left_over: LeftOver::default(),
         order: 0,
     }
 }

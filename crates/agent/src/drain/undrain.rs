@@ -3,6 +3,9 @@
 //!
 //! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not
 //! asked for again, so an undrain that was cut off is begun once more.
+//!
+//! The store has the guests that come back until they are here (`LeftOver`): also the undrain of a later drain, by a
+//! later process of this agent, tries the others again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,10 +22,12 @@ use linerate_fabric::probe::{Answer as PeerAnswer, Question, SentBack};
 use linerate_guest::registry::Registry;
 use linerate_lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
+use linerate_store::fleet::{Fleet, FleetError};
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::hosts::{self, Destination};
-use super::{Answer, Drains, Kept, LeftOver, is_of_cordon, leaving, of_fleet, order, refused};
+use super::{Answer, Drains, Kept, is_of_cordon, leaving, of_fleet, order, refused};
 use crate::agent::Agent;
 use crate::clock::Clock;
 use crate::doctor::sides::{FindError, find};
@@ -34,6 +39,35 @@ use crate::send_back;
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(300);
+
+/// Guests that an undrain has not brought back, and the hosts that it asked.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct LeftOver {
+    guests: Vec<DrainGuest>,
+    to: Vec<String>,
+}
+
+impl LeftOver {
+    fn read(fleet: &Fleet) -> Answer<LeftOver> {
+        let Some(value) = fleet.elsewhere().map_err(|error| of_left_over(&error.to_string()))? else {
+            return Ok(LeftOver::default());
+        };
+        serde_json::from_value(value).map_err(|error| of_left_over(&chain(&error)))
+    }
+
+    fn write(&self, fleet: &Fleet) -> Result<(), FleetError> {
+        let value = serde_json::to_value(self).unwrap_or_default();
+        fleet.set_elsewhere((!self.guests.is_empty()).then_some(&value))
+    }
+}
+
+fn of_left_over(why: &str) -> ErrorBody {
+    let text =
+        format!("it cannot be read what the last undrain has not brought back: {why}; nothing was begun");
+    ErrorBody::new("journal_failed", text).with_hint(
+        "start the release of the agent that wrote it; or move the guests by hand, and `linerate uncordon`",
+    )
+}
 
 /// Begins, unless it goes on already. Returns what is to come.
 pub(crate) fn begin(
@@ -51,7 +85,7 @@ pub(crate) fn begin(
     if let Some(going) = slot.as_ref().filter(|one| !one.over) {
         return Ok(going.clone());
     }
-    let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
+    let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
     let mut known: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
     known.retain(|drain| drain.host == *own);
@@ -69,7 +103,10 @@ pub(crate) fn begin(
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     known.retain(|one| one.id == last.id || is_of_cordon(one, since));
-    let (moved, to) = coming(&known, agent.fleet.shared().is_some())?;
+    let coming = coming(&known, LeftOver::read(&fleet)?, agent.fleet.shared().is_some())?;
+    // Before the first comes back: this agent may end on the way.
+    coming.write(&fleet).map_err(|error| of_fleet(&error, agent))?;
+    let LeftOver { guests: moved, to } = coming;
     // It refuses while a drain is open.
     agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
     let shown = |guest: &DrainGuest| UndrainGuest {
@@ -98,19 +135,16 @@ pub(crate) fn begin(
 }
 
 /// The guests that come back after these drains, and the hosts that are asked.
-fn coming(drains: &[&DrainRecord], is_shared: bool) -> Answer<(Vec<DrainGuest>, Vec<String>)> {
-    let (mut to, mut left_over) = (BTreeSet::new(), Vec::new());
+fn coming(drains: &[&DrainRecord], left_over: LeftOver, is_shared: bool) -> Answer<LeftOver> {
+    let mut to: BTreeSet<String> = left_over.to.into_iter().collect();
     for drain in drains {
-        let kept = kept(drain)?;
-        to.extend(kept.left_over.to);
-        left_over.extend(kept.left_over.guests);
-        to.extend(kept.request.to.into_iter().filter(|_| !is_shared));
+        to.extend(kept(drain)?.request.to.into_iter().filter(|_| !is_shared));
     }
-    let moved = moved_by(drains, left_over)?;
+    let guests = moved_by(drains, left_over.guests)?;
     if is_shared {
-        to.extend(moved.iter().filter_map(|guest| guest.to.clone()));
+        to.extend(guests.iter().filter_map(|guest| guest.to.clone()));
     }
-    Ok((moved, to.into_iter().collect()))
+    Ok(LeftOver { guests, to: to.into_iter().collect() })
 }
 
 /// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left
@@ -196,9 +230,13 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
             });
         }
     });
+    let guests = later.lock().iter().filter_map(|at| moved.get(*at).cloned()).collect();
+    let left_over = LeftOver { guests, to: to.to_vec() };
+    // Before it is over, and another one may begin.
+    if let Err(error) = here.agent.fleet.fleet_to_change().and_then(|fleet| left_over.write(&fleet)) {
+        tracing::warn!(%error, "the undrain of the next drain looks for all guests of this one again");
+    }
     if let Some(detail) = drains.undrain.lock().as_mut() {
-        let guests = later.lock().iter().filter_map(|at| moved.get(*at).cloned()).collect();
-        *drains.left_over.lock() = LeftOver { guests, to: to.to_vec() };
         detail.over = true;
         tracing::info!(drain = detail.drain, back = detail.count(State::Back), "undrain ends");
     }
@@ -337,6 +375,7 @@ fn silent(error: &FindError) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use linerate_api::DrainRequest;
     use linerate_core::SessionId;
     use linerate_core::journal::DestinationPhase;
     use linerate_guest::registry::GuestRecord;
@@ -373,6 +412,78 @@ mod tests {
         // The undrain of the first drain did not bring them back, and the second has begun since.
         let before = moved_by(&[&earlier], Vec::new()).unwrap();
         assert_eq!(brought(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
+    }
+
+    /// A drain of this host that has ended, under a cordon of its own.
+    fn drained(agent: &Agent, number: u64, to: &[String], moved: &[&str]) {
+        let fleet = agent.fleet.fleet().unwrap();
+        let request = DrainRequest { to: to.to_vec(), ..DrainRequest::default() };
+        let kept = Kept {
+            cordoned_ms: Some(number),
+            order: number,
+            ..crate::drain::owner::kept(&request, &leaving::Unseen::default())
+        };
+        let guest = |name: &&str| {
+            let guest = serde_json::json!({
+                "guest": name, "uuid": name, "state": "moved", "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": [],
+                "migration": (*name == "web").then(|| SessionId([1; 16]).to_string()),
+            });
+            ((*name).to_owned(), guest)
+        };
+        let record = DrainRecord {
+            settings: serde_json::to_value(&kept).unwrap(),
+            guests: moved.iter().map(guest).collect(),
+            begun_ms: number,
+            ..crate::drain::tests::record(&format!("d{number}"), &agent.config.name)
+        };
+        let owner = fleet.begin(&record).unwrap();
+        fleet.end(&owner, &record).unwrap();
+    }
+
+    /// The guests of an undrain that has ended.
+    fn ended(drains: &Drains) -> Vec<(String, State)> {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while !show(drains).unwrap().over {
+            assert!(std::time::Instant::now() < end, "the undrain does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        show(drains).unwrap().guests.into_iter().map(|one| (one.guest, one.state)).collect()
+    }
+
+    #[test]
+    fn what_an_undrain_has_not_brought_back_is_known_after_a_restart_and_to_later_drains() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        // It takes connections, and says nothing.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = [silent.local_addr().unwrap().to_string()];
+        let first = crate::testing::agent(&dir, &[]);
+        // Of `db` it is not known how it left: no host can be asked for it.
+        drained(&first, 1, &to, &["db", "web"]);
+        let drains = Arc::new(Drains::default());
+        begin(&first, &drains, runtime.handle().clone(), None).unwrap();
+        let known = LeftOver::read(&first.fleet.fleet().unwrap()).unwrap();
+        assert_eq!(
+            (known.guests.len(), &known.to[..]),
+            (2, &to[..]),
+            "the agent may end before the undrain does"
+        );
+        drop(silent);
+        let failed = |name: &str| (name.to_owned(), State::Failed);
+        assert_eq!(ended(&drains), [failed("db"), failed("web")]);
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while Arc::strong_count(&first) > 1 {
+            assert!(std::time::Instant::now() < end, "the thread of the undrain does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(first);
+
+        let second = crate::testing::agent(&dir, &[]);
+        drained(&second, 2, &to, &[]);
+        let drains = Arc::new(Drains::default());
+        let begun = begin(&second, &drains, runtime.handle().clone(), None).unwrap();
+        assert_eq!(begun.guests.iter().map(|one| &one.guest[..]).collect::<Vec<_>>(), ["web"]);
+        assert_eq!(ended(&drains), [failed("web")]);
     }
 
     #[test]

@@ -43,6 +43,10 @@ fn drain_key(drain: &str) -> String {
     format!("drain/{drain}")
 }
 
+fn elsewhere_key(host: &str) -> String {
+    format!("elsewhere/{host}")
+}
+
 impl Fleet {
     /// Begins a drain, which this agent owns, and cordons its host.
     ///
@@ -218,6 +222,39 @@ impl Fleet {
             }
             let conditions = vec![Condition::as_read(&drain_key(drain), entry.as_ref())];
             Ok(Some(Transaction { conditions, writes: vec![Write::Delete(drain_key(drain))] }))
+        })
+    }
+
+    /// Guests of this host that an undrain has not brought back; the agent's business.
+    ///
+    /// # Errors
+    /// Those of the store; [`FleetError::Damaged`].
+    pub fn elsewhere(&self) -> Result<Option<serde_json::Value>, FleetError> {
+        Ok(self.read(&elsewhere_key(&self.host))?.1)
+    }
+
+    /// Writes which guests an undrain of this host has not brought back; `None` if it has brought back all.
+    ///
+    /// # Errors
+    /// [`FleetError::NameTaken`], [`FleetError::NotRegistered`]; those of the store.
+    pub fn set_elsewhere(&self, guests: Option<&serde_json::Value>) -> Result<(), FleetError> {
+        let key = elsewhere_key(&self.host);
+        let write = match guests {
+            Some(guests) => put(&key, guests, false)?,
+            None => Write::Delete(key.clone()),
+        };
+        self.change(|| {
+            let entry = self.store.get(&key)?;
+            let is_done = match (&entry, &write) {
+                (Some(entry), Write::Put { value, .. }) => entry.value == *value,
+                (entry, Write::Delete(_)) => entry.is_none(),
+                (None, Write::Put { .. }) => false,
+            };
+            if is_done {
+                return Ok(None);
+            }
+            let conditions = vec![self.registered()?, Condition::as_read(&key, entry.as_ref())];
+            Ok(Some(Transaction { conditions, writes: vec![write.clone()] }))
         })
     }
 

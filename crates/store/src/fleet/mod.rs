@@ -8,6 +8,7 @@
 //! | `drain/ID` | [`DrainRecord`] | its owner |
 //! | `owner/ID` | [`OwnerRecord`]; leased | the agent that takes the drain |
 //! | `open/NAME` | identity of the host's open drain | the owner |
+//! | `elsewhere/NAME` | guests that an undrain has not brought back | the host's agent |
 //! | `reserved/GUEST` | [`Reservation`] | the owner |
 //! | `load/NAME` | sum of the host's reservations | owners |
 //!
