@@ -29,9 +29,11 @@ use crate::security::PeerName;
 
 mod token;
 mod trouble;
+mod unreadable;
 
 pub(crate) use token::{parse_token, token_text};
 pub use trouble::JournalTrouble;
+use unreadable::Unreadable;
 
 /// The format of the records, under [`FORMAT_KEY`].
 const FORMATS: TableDefinition<'_, &str, u64> = TableDefinition::new("format");
@@ -64,6 +66,14 @@ pub enum JournalError {
         path: PathBuf,
         /// 1 for a journal without a number.
         found: u64,
+    },
+    /// Another release wrote the record, or it is damaged.
+    #[error("the journal's record of session {session} cannot be read: {source}")]
+    Record {
+        /// Whose record it is.
+        session: SessionId,
+        /// What is wrong with it.
+        source: serde_json::Error,
     },
     /// A record could not be written as JSON.
     #[error("a journal record could not be written: {0}")]
@@ -403,6 +413,7 @@ pub struct Journal {
     /// Ends that were written since it was opened.
     ends: AtomicU64,
     unwritten: Mutex<Unwritten>,
+    unreadable: Unreadable,
     clock: Clock,
     /// The disk takes nothing, and what is on it can be read.
     #[cfg(test)]
@@ -427,6 +438,7 @@ impl Journal {
             next_order: AtomicU64::new(1),
             ends: AtomicU64::new(0),
             unwritten: Mutex::default(),
+            unreadable: Unreadable::default(),
             clock: Clock::start(),
             #[cfg(test)]
             is_full: Default::default(),
@@ -467,6 +479,12 @@ impl Journal {
     /// Ends of sessions that the disk has not taken yet.
     pub fn unwritten_ends(&self) -> usize {
         self.unwritten.lock().ends.len()
+    }
+
+    /// What an operator should know of records that cannot be read, as of the last time that all were read; none if
+    /// there are none.
+    pub fn unreadable(&self) -> Option<String> {
+        self.unreadable.sentence(&self.path)
     }
 
     /// Puts a record on disk that ends a session. If the disk does not take it now, it is tried until it does, and an
@@ -624,7 +642,7 @@ impl Journal {
         })
     }
 
-    /// The record of a session.
+    /// The record of a session. One that cannot be read is an error: its session is not unknown here.
     pub fn get(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
         self.newest(&self.unwritten.lock(), session)
     }
@@ -637,14 +655,16 @@ impl Journal {
     }
 
     fn read(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
-        self.with(|database| {
+        let json = self.with(|database| {
             let table = database.begin_read()?.open_table(SESSIONS)?;
             let found = table.get(session.0.as_slice())?;
-            Ok(found.and_then(|value| serde_json::from_slice(value.value()).ok()))
-        })
+            Ok(found.map(|value| value.value().to_vec()))
+        })?;
+        let record = json.map(|json| serde_json::from_slice(&json)).transpose();
+        record.map_err(|source| JournalError::Record { session, source })
     }
 
-    /// All sessions. A record that cannot be read is reported in the log and left alone.
+    /// All sessions. A record that cannot be read is left alone, and noted for the operator ([`Journal::unreadable`]).
     pub fn all(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
         let unwritten = self.unwritten.lock();
         let mut sessions = self.on_disk()?;
@@ -654,21 +674,23 @@ impl Journal {
     }
 
     fn on_disk(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
+        let (mut sessions, mut others) = (Vec::new(), BTreeMap::new());
         self.with(|database| {
             let table = database.begin_read()?.open_table(SESSIONS)?;
-            let mut sessions = Vec::new();
             for entry in table.iter()? {
                 let (key, value) = entry?;
-                let Ok(id) = <[u8; 16]>::try_from(key.value()) else { continue };
+                let Ok(session) = <[u8; 16]>::try_from(key.value()).map(SessionId) else { continue };
                 match serde_json::from_slice(value.value()) {
-                    Ok(record) => sessions.push((SessionId(id), record)),
+                    Ok(record) => sessions.push((session, record)),
                     Err(error) => {
-                        tracing::error!(session = %SessionId(id), %error, "a journal record cannot be read")
+                        others.insert(session, unreadable::describe(session, value.value(), &error));
                     }
                 }
             }
-            Ok(sessions)
-        })
+            Ok(())
+        })?;
+        self.unreadable.set(others);
+        Ok(sessions)
     }
 
     /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so

@@ -202,6 +202,7 @@ fn status_of(agent: &Agent) -> AgentStatus {
         in_doubt: count(in_doubt),
         unfinished: count(unfinished.len() + recovering.len()),
         unwritten: count(agent.journal.unwritten_ends()),
+        journal_error: agent.journal.unreadable(),
         protocol_versions: (VERSION_MIN..=VERSION_MAX).collect(),
         kernel_features: crate::kernel::features(),
     }

@@ -198,8 +198,8 @@ pub struct DrainDetail {
     pub left_ms: Option<u64>,
     /// The lower bound of those guests that have a destination.
     pub bound: DrainBound,
-    /// Why there may be guests that the drain did not find, as of its last look: libvirt does not answer. Then the host
-    /// is not known to be empty.
+    /// Why there may be guests that the drain did not find, as of its last look: libvirt does not answer, or a record
+    /// cannot be read. Then the host is not known to be empty.
     #[serde(default)]
     pub unseen: Vec<String>,
     /// What an operator should know: a destination that does not answer, a store that cannot be written.

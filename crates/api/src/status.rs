@@ -52,6 +52,10 @@ pub struct AgentStatus {
     /// How many ends of sessions the journal has not taken yet, because its disk is full or fails.
     #[serde(default)]
     pub unwritten: u32,
+    /// Records of the journal that cannot be read, and what to do: guests of these migrations may be here, and recovery
+    /// does not know them. `null` if all can be read.
+    #[serde(default)]
+    pub journal_error: Option<String>,
     /// Versions of the protocol between agents that it speaks.
     pub protocol_versions: Vec<u16>,
     /// What it needs of the kernel, and whether that is there.

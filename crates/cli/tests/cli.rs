@@ -324,6 +324,7 @@ async fn lists_and_decisions() {
     assert!(guests.out.contains("no: a VFIO device writes to RAM unseen (and 1 more)"), "{}", guests.out);
     let status = lab.run("status").await;
     assert!(status.out.contains("26 h 03 min"), "{}", status.out);
+    assert!(status.out.contains("the journal has records that cannot be read"), "{}", status.out);
     let resolved = lab.run(&format!("resolve {ID}-web --resume-here")).await;
     assert_eq!(resolved.out, "web is to run here; `linerate migration list` says when it does\n");
     let listed = lab.run("migration list --json").await;

@@ -46,16 +46,19 @@ impl Leaving {
     }
 }
 
-/// Why there may be guests that were not found.
+/// Why there may be guests that were not found, or are not what they seem.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Unseen {
     pub guests: Option<String>,
     pub domains: Option<String>,
+    /// Of migrations that recovery does not know.
+    #[serde(default)]
+    pub migrations: Option<String>,
 }
 
 impl Unseen {
     pub fn texts(&self) -> Vec<String> {
-        self.guests.iter().chain(&self.domains).cloned().collect()
+        self.guests.iter().chain(&self.domains).chain(&self.migrations).cloned().collect()
     }
 }
 
@@ -74,6 +77,7 @@ pub(super) struct Found {
 /// All guests of this host but those whose names are in `known`, which are not looked at again.
 pub(super) fn look(agent: &Agent, mode: ModeChoice, known: &BTreeSet<(String, bool)>) -> Found {
     let mut found = Found::default();
+    found.unseen.migrations = agent.journal.unreadable();
     agent.free_ram_of_dead();
     let (records, unreadable) = agent.registry.list_all().unwrap_or_else(|error| {
         found.unseen.guests = Some(format!("the guests of this host cannot be listed: {error}"));
@@ -262,6 +266,21 @@ mod tests {
         let begun = agent.begin_outgoing("g", || crate::outgoing::start(&agent.outgoing, request));
         let code = begun.map(|one| one.session).unwrap_err().code;
         assert_eq!(code, linerate_core::Code::Internal, "a drain would take it for gone");
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_read_keeps_a_drain_from_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let unseen = || look(&agent, ModeChoice::Auto, &BTreeSet::new()).unseen.texts();
+        assert_eq!(unseen(), [""; 0]);
+        agent.journal.write_for_test(&[7; 16], br#"{"guest":"web","role":"of another release"}"#);
+        agent.journal.all().unwrap();
+        let texts = unseen();
+        assert!(
+            matches!(&texts[..], [why] if why.contains("of guest web") && why.contains("Start")),
+            "{texts:?}"
+        );
     }
 
     #[test]

@@ -349,6 +349,39 @@ fn a_failure_is_not_for_ever() {
 }
 
 #[test]
+fn a_record_that_cannot_be_read_is_noted_and_its_session_is_not_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, newer, damaged) = (SessionId([7; 16]), SessionId([8; 16]), SessionId([9; 16]));
+    let journal = Journal::open(dir.path()).unwrap();
+    let mut record = serde_json::to_value(source(SourcePhase::CommitSent)).unwrap();
+    record["mode"] = "post_copy".into();
+    journal.write_for_test(&newer.0, &serde_json::to_vec(&record).unwrap());
+    journal.write_for_test(&damaged.0, b"{");
+    journal.put(good, &source(SourcePhase::CommitSent)).unwrap();
+    assert_eq!(journal.unreadable(), None, "it was empty when all records were read");
+    drop(journal);
+    let journal = Journal::open(dir.path()).unwrap();
+    let said = journal.unreadable().unwrap();
+    assert!(
+        said.contains(&format!("session {newer} of guest db: this release does not know mode")),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("session {damaged}: EOF")) && said.contains("journal.redb away"),
+        "{said}"
+    );
+    assert!(!said.contains(&good.to_string()), "{said}");
+    // Others would take a session that is unknown here for one that may run elsewhere.
+    for session in [newer, damaged] {
+        let error = journal.get(session).unwrap_err();
+        assert!(matches!(error, JournalError::Record { session: of, .. } if of == session), "{error}");
+    }
+    journal.put(newer, &source(SourcePhase::Finished)).unwrap();
+    journal.put(damaged, &source(SourcePhase::Finished)).unwrap();
+    assert_eq!((journal.all().unwrap().len(), journal.unreadable()), (3, None));
+}
+
+#[test]
 fn a_second_agent_on_the_same_journal_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _first = Journal::open(dir.path()).unwrap();
@@ -356,7 +389,7 @@ fn a_second_agent_on_the_same_journal_is_refused() {
 }
 
 impl Journal {
-    fn write_for_test(&self, id: &[u8], json: &[u8]) {
+    pub(crate) fn write_for_test(&self, id: &[u8], json: &[u8]) {
         self.with(|database| {
             let mut transaction = database.begin_write()?;
             transaction.set_durability(redb::Durability::None)?;

@@ -228,6 +228,9 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         );
         row("Journal", paint.red(&what));
     }
+    if let Some(error) = &status.journal_error {
+        row("Journal", paint.red(&clean(error)));
+    }
     let mut lines = table.lines(0);
     let mut kernel = Table::new(&[Align::Left, Align::Left, Align::Left]);
     for feature in &status.kernel_features {

@@ -109,6 +109,7 @@ async fn status() -> Json<AgentStatus> {
         in_doubt: 0,
         unfinished: 0,
         unwritten: 0,
+        journal_error: Some("the journal has records that cannot be read".into()),
         protocol_versions: vec![1],
         cordon_error: None,
         kernel_features: vec![

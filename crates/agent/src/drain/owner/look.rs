@@ -28,6 +28,7 @@ impl Owner {
         let known = known.map(|guest| (guest.guest.clone(), guest.domain)).collect();
         let found = leaving::look(&self.agent, self.kept.request.mode, &known);
         self.kept.unseen.guests.clone_from(&found.unseen.guests);
+        self.kept.unseen.migrations.clone_from(&found.unseen.migrations);
         self.take_up(found);
         let ports = self.agent.describer.ports();
         if self.update_ports(ports) {
