@@ -35,12 +35,25 @@ pub(crate) fn end(
     if !is_taken && one.is_some_and(|one| hosts::is_running(&one, &agent.security, ASK_WAIT)) {
         return Ok(false);
     }
+    let own = &agent.config.name;
+    let why = format!("host {host} has not answered for {silent_s} s, and {own} ended its drain");
+    end_open(agent, fleet, id, &view, why)?;
+    Ok(true)
+}
+
+/// Ends an open drain that nobody carries on. What it has reserved for guests that are not in doubt is given up.
+///
+/// # Errors
+/// As [`end`].
+pub(super) fn end_open(
+    agent: &Agent,
+    fleet: &Fleet,
+    id: &str,
+    view: &View,
+    why: String,
+) -> Result<(), FleetError> {
     let (ownership, record) = fleet.take_over(id)?;
-    let why = format!(
-        "host {} has not answered for {silent_s} s, and {} ended its drain",
-        record.host, agent.config.name
-    );
-    let (record, given_up) = judged(record, &view, &why);
+    let (record, given_up) = judged(record, view, &why);
     for guest in &given_up {
         match fleet.release(&ownership, guest) {
             // A guest that has moved may be on its way again, by a drain of its present host.
@@ -49,13 +62,13 @@ pub(crate) fn end(
         }
     }
     fleet.end(&ownership, &record)?;
-    tracing::warn!(drain = id, host = record.host, "a host is lost: its drain was ended");
+    tracing::warn!(drain = id, host = record.host, why, "a drain that nobody carried on was ended");
     agent.audit.record(AuditEntry {
         session: Some(id.to_owned()),
         reason: Some(why),
         ..audit::entry(AuditAction::Drain, AuditResult::Failed, AuditCaller::Agent)
     });
-    Ok(true)
+    Ok(())
 }
 
 /// What became of each guest, and those whose reservation is given up. A guest that was being moved may still arrive:

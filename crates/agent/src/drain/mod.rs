@@ -14,6 +14,7 @@
 //! | `status` | the fleet, for people |
 //! | `sessions` | the migration of each guest, as the controller orders it |
 //! | `member` | a guest of a drain, as it is shown and kept |
+//! | `stored` | what the store keeps of a drain |
 //! | `leaving` | the guests of this host |
 //! | `hosts` | the destinations, and the ledger of both |
 //! | `rules` | which guests must be on different hosts, and which on one |
@@ -28,6 +29,7 @@ mod plan;
 mod rules;
 mod sessions;
 pub(crate) mod status;
+mod stored;
 pub(crate) mod undrain;
 
 use std::cmp::Reverse;
@@ -46,7 +48,6 @@ use linerate_lock::Mutex;
 use linerate_store::StoreError;
 use linerate_store::fleet::FleetError;
 use linerate_store::fleet::records::{DrainRecord, HostRecord};
-use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -61,6 +62,7 @@ use member::{Decided, Member};
 use owner::{Begin, Owner, PlaceResult};
 pub(crate) use plan::plan;
 use rules::Rules;
+use stored::{Kept, is_of_cordon, of_record, order};
 
 /// An order to a drain is taken within this: its thread waits for the store at most.
 const STEER_MAX: Duration = Duration::from_secs(20);
@@ -96,39 +98,6 @@ struct Drain {
     detail: Mutex<DrainDetail>,
 }
 
-/// What the store keeps of a drain besides its guests.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Kept {
-    request: DrainRequest,
-    bound: DrainBound,
-    links_bytes_per_s: u64,
-    /// Bytes per second that destinations take, by name, where that was measured.
-    #[serde(default)]
-    takes: BTreeMap<String, u64>,
-    /// By the last look.
-    #[serde(default)]
-    unseen: leaving::Unseen,
-    /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.
-    #[serde(default)]
-    cordoned_ms: Option<u64>,
-    /// Its place among the drains of this host: a clock may be set back between two of them.
-    #[serde(default)]
-    order: u64,
-}
-
-/// By which drains of a host are sorted. Those of earlier agents have no number, and come first.
-fn order(drain: &DrainRecord) -> (u64, u64) {
-    (drain.settings["order"].as_u64().unwrap_or_default(), drain.begun_ms)
-}
-
-/// Whether a drain was begun under the cordon that began then.
-fn is_of_cordon(drain: &DrainRecord, since_ms: u64) -> bool {
-    match drain.settings["cordoned_ms"].as_u64() {
-        Some(cordoned) => cordoned == since_ms,
-        None => drain.begun_ms >= since_ms,
-    }
-}
-
 /// The drain of this host, if one is open.
 #[derive(Default)]
 pub(crate) struct Drains {
@@ -139,6 +108,8 @@ pub(crate) struct Drains {
     back: Mutex<BTreeSet<String>>,
     /// Held while a drain gets its thread: no drain gets two.
     taking: Mutex<()>,
+    /// Why the drain that was open when the agent ended is not taken up yet.
+    not_taken_up: Mutex<Option<String>>,
 }
 
 type Answer<T> = Result<T, ErrorBody>;
@@ -164,8 +135,18 @@ pub(crate) fn of_fleet(error: &FleetError, agent: &Agent) -> ErrorBody {
                 .with_hint(agent.fleet.hint())
         }
         FleetError::Store(_) | FleetError::Damaged { .. } => {
+            let hint = match (error, agent.fleet.shared().is_some()) {
+                (FleetError::Damaged { .. }, true) => {
+                    "start the release of the agent that wrote the entry, or remove the entry with etcdctl"
+                }
+                (FleetError::Damaged { .. }, false) => {
+                    "start the release of the agent that wrote it; or stop the agent and move fleet.redb under \
+                     state_dir away, which has the cordon and the drains of this host"
+                }
+                _ => agent.fleet.hint(),
+            };
             ErrorBody::new("journal_failed", format!("the store fails: {error}; nothing was changed"))
-                .with_hint(agent.fleet.hint())
+                .with_hint(hint)
         }
         FleetError::NameTaken(_) | FleetError::NotRegistered(_) => refused(
             format!("{error}; nothing was changed"),
@@ -271,7 +252,7 @@ fn measured_before(agent: &Agent) -> BTreeMap<String, u64> {
     let mut drains: Vec<DrainRecord> = view.drains.into_values().map(|drain| drain.record).collect();
     drains.retain(|drain| drain.host == agent.config.name);
     drains.sort_by_key(order);
-    let kept = drains.into_iter().filter_map(|drain| serde_json::from_value::<Kept>(drain.settings).ok());
+    let kept = drains.iter().filter_map(|drain| Kept::read(drain).ok());
     kept.flat_map(|kept| kept.takes).collect()
 }
 
@@ -388,9 +369,11 @@ pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::r
             if reported != error.message {
                 tracing::error!(error = error.message, "an open drain of this host is not taken up yet");
                 reported = error.message;
+                *drains.not_taken_up.lock() = Some(reported.clone());
             }
             std::thread::sleep(RESUME_AGAIN);
         }
+        *drains.not_taken_up.lock() = None;
     };
     let _ = std::thread::Builder::new().name("drain-resume".into()).spawn(run);
 }
@@ -412,15 +395,14 @@ fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle,
     }
     let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
     let (ownership, record) = fleet.take_over(id).map_err(|error| of_fleet(&error, agent))?;
-    let kept: Kept = serde_json::from_value(record.settings.clone()).map_err(|error| {
+    let kept = Kept::read(&record).map_err(|error| {
         ErrorBody::new("journal_failed", format!("drain {id} cannot be read: {}", faults::chain(&error)))
     })?;
     let rules = Rules::new(&agent.config.placement, &kept.request.apart, &kept.request.together)?;
     let mut destinations =
         hosts::named(agent, &kept.request.to, Some(id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
-    let members = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
-    let members = members.map(|shown: DrainGuest| again(shown, &destinations)).collect();
+    let members = stored::guests(&record).into_iter().map(|shown| again(shown, &destinations)).collect();
     tracing::info!(drain = id, "the drain goes on");
     let begin = |drain| Begin {
         drain,
@@ -470,25 +452,6 @@ fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
 
 // ---- shown and steered ----
 
-/// A drain as the store has it.
-fn of_record(record: &DrainRecord) -> DrainDetail {
-    let kept = serde_json::from_value::<Kept>(record.settings.clone()).ok();
-    let guests = record.guests.values().filter_map(|value| serde_json::from_value(value.clone()).ok());
-    DrainDetail {
-        id: record.id.clone(),
-        host: record.host.clone(),
-        by: record.by.clone(),
-        state: owner::state(record.state),
-        begun_unix_ms: record.begun_ms,
-        ended_unix_ms: record.ended_ms,
-        guests: sorted(guests.collect()),
-        links_bytes_per_s: kept.as_ref().map_or(0, |kept| kept.links_bytes_per_s),
-        unseen: kept.as_ref().map(|kept| kept.unseen.texts()).unwrap_or_default(),
-        bound: kept.map(|kept| kept.bound).unwrap_or_default(),
-        ..nothing()
-    }
-}
-
 /// Drains that are known, newest first: of this host, or of the whole fleet that shares a store.
 pub(crate) fn list(agent: &Agent, drains: &Drains, of_fleet_too: bool) -> Answer<Vec<DrainDetail>> {
     let open = drains.open.lock().as_ref().map(|drain| drain.detail.lock().clone());
@@ -499,6 +462,12 @@ pub(crate) fn list(agent: &Agent, drains: &Drains, of_fleet_too: bool) -> Answer
         Err(_) if open.is_some() && !of_fleet_too => Vec::new(),
         Err(error) => return Err(of_fleet(&error, agent)),
     };
+    if let Some(why) = drains.not_taken_up.lock().as_ref() {
+        let waits = |one: &DrainDetail| one.host == agent.config.name && !one.is_over();
+        for (_, one) in all.iter_mut().filter(|(_, one)| waits(one)) {
+            one.warnings.push(format!("this agent has not taken the drain up yet: {why}"));
+        }
+    }
     if let Some(open) = open {
         all.retain(|(_, one)| one.id != open.id);
         all.push(((u64::MAX, u64::MAX), open));
@@ -541,8 +510,11 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
         return Err(ErrorBody::new(code::TOO_LATE, format!("drain {id} is over")));
     }
     let Some(drain) = open else {
+        if order == DrainOrder::Abort && end_unreadable(agent, drains, id)? {
+            return show(agent, drains, id);
+        }
         let text = format!("drain {id} is not taken up yet by this agent; nothing was changed");
-        return Err(refused(text, "the agent's log says what it waits for; try again"));
+        return Err(refused(text, "`linerate drain status` says what it waits for; try again"));
     };
     let (done, answer) = channel();
     let sent = drain.inbox.send(Input::Steer(order, done));
@@ -551,6 +523,22 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
         return Err(ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`"));
     }
     show(agent, drains, id)
+}
+
+/// Ends a drain of this host that nobody can carry on, as its settings cannot be read. False if they can be.
+fn end_unreadable(agent: &Agent, drains: &Drains, id: &str) -> Answer<bool> {
+    let _taking = drains.taking.lock();
+    let end = || -> Result<bool, FleetError> {
+        let fleet = agent.fleet.fleet()?;
+        let Some(error) = fleet.drain(id)?.and_then(|record| Kept::read(&record).err()) else {
+            return Ok(false);
+        };
+        let why =
+            format!("the drain's settings could not be read, and it was aborted: {}", faults::chain(&error));
+        lost::end_open(agent, &fleet, id, &fleet.view()?, why)?;
+        Ok(true)
+    };
+    end().map_err(|error| of_fleet(&error, agent))
 }
 
 /// Where a guest can go.

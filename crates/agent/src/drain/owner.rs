@@ -28,6 +28,7 @@ use super::leaving::{self, Unseen};
 use super::member::{Decided, Member, ms};
 use super::rules::Rules;
 use super::sessions::{End, Line, Report, Session, request};
+use super::stored::{self, Unreadable};
 use super::{Drain, Input, Kept};
 use crate::agent::Agent;
 use crate::audit;
@@ -69,6 +70,8 @@ pub(super) struct Owner {
     fleet: Fleet,
     ownership: Ownership,
     record: DrainRecord,
+    /// Guests of the record that cannot be read: they stay in it.
+    unreadable: BTreeMap<String, Unreadable>,
     kept: Kept,
     clock: Clock,
     controller: Controller,
@@ -121,6 +124,7 @@ impl Owner {
         let settings = Settings { copies_max: COPIES_MAX, prepared_max: COPIES_MAX, ..Settings::default() };
         let ports = hosts::port_rates(&source, &destinations);
         let controller = Controller::new(settings, ports, &[], clock.now());
+        let unreadable = stored::unreadable(&record);
         Owner {
             agent,
             runtime,
@@ -129,6 +133,7 @@ impl Owner {
             fleet,
             ownership,
             record,
+            unreadable,
             kept,
             clock,
             controller,
@@ -554,7 +559,7 @@ impl Owner {
     }
 
     fn audit(&self, left: usize, with_fault: usize) {
-        let mut why = self.kept.unseen.texts();
+        let mut why = self.unseen();
         why.extend((left > 0).then(|| format!("{left} guests are left")));
         why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
         let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };

@@ -43,6 +43,66 @@ fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
     assert!(drains.open.lock().is_some());
 }
 
+/// A guest as a later release may write it.
+fn unknown_guest() -> serde_json::Value {
+    serde_json::json!({ "guest": "web", "uuid": "u1", "state": "of another release" })
+}
+
+fn wait(what: &str, is: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !is() {
+        assert!(std::time::Instant::now() < end, "{what} was waited for");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_drain_that_cannot_be_read_is_shown_with_what_to_do_and_can_be_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let drains = Arc::new(Drains::default());
+    let fleet = agent.fleet.fleet().unwrap();
+    let host = agent.config.name.clone();
+    let mut damaged = record("d1", &host);
+    damaged.settings = serde_json::json!({ "request": 7 });
+    damaged.guests.insert("u1".into(), unknown_guest());
+    fleet.begin(&damaged).unwrap();
+    resume(&agent, &drains, runtime.handle().clone());
+    let shown = || show(&agent, &drains, "d1").unwrap();
+    let says = |texts: &[String], part: &str| texts.iter().any(|text| text.contains(part));
+    wait("the reason", || says(&shown().warnings, "has not taken the drain up yet: drain d1 cannot be read"));
+    let open = shown();
+    assert!(says(&open.unseen, "linerate drain abort d1") && says(&open.unseen, "of guest web"), "{open:?}");
+    steer(&agent, &drains, "d1", DrainOrder::Pause).unwrap_err();
+    assert_eq!(shown().state, DrainState::Running);
+    let ended = steer(&agent, &drains, "d1", DrainOrder::Abort).unwrap();
+    assert!(ended.state == DrainState::Ended && ended.unseen.len() == 2, "not known to be empty: {ended:?}");
+    assert_eq!(fleet.view().unwrap().hosts[&host].drain, None);
+    assert_eq!(fleet.drain("d1").unwrap().unwrap().guests["u1"], unknown_guest());
+    wait("the end of its thread", || drains.not_taken_up.lock().is_none());
+}
+
+#[test]
+fn a_guest_of_a_drain_that_cannot_be_read_is_named_and_stays_in_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let drains = Arc::new(Drains::default());
+    let fleet = agent.fleet.fleet().unwrap();
+    let mut damaged = record("d1", &agent.config.name);
+    damaged.guests.insert("u1".into(), unknown_guest());
+    fleet.begin(&damaged).unwrap();
+    take_up(&agent, &drains, runtime.handle().clone(), "d1").unwrap();
+    wait("the end of the drain", || fleet.drain("d1").unwrap().unwrap().state == Stored::Ended);
+    let stored = fleet.drain("d1").unwrap().unwrap();
+    assert_eq!(stored.guests["u1"], unknown_guest(), "the release that wrote it can read it");
+    // As long as this process knows it, and by a later one.
+    for shown in [show(&agent, &drains, "d1").unwrap(), of_record(&stored)] {
+        assert!(shown.unseen.iter().any(|text| text.contains("of guest web")), "{shown:?}");
+    }
+}
+
 #[test]
 fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
     let unknown = FleetError::Store(StoreError::Unknown("no answer".into()));

@@ -39,6 +39,9 @@ use crate::send_back;
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(300);
+/// What an operator does about a record that cannot be read.
+const UNREADABLE: &str =
+    "start the release of the agent that wrote it; or move the guests by hand, and `linerate uncordon`";
 
 /// Guests that an undrain has not brought back, and the hosts that it asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -64,9 +67,7 @@ impl LeftOver {
 fn of_left_over(why: &str) -> ErrorBody {
     let text =
         format!("it cannot be read what the last undrain has not brought back: {why}; nothing was begun");
-    ErrorBody::new("journal_failed", text).with_hint(
-        "start the release of the agent that wrote it; or move the guests by hand, and `linerate uncordon`",
-    )
+    ErrorBody::new("journal_failed", text).with_hint(UNREADABLE)
 }
 
 /// Begins, unless it goes on already. Returns what is to come.
@@ -173,12 +174,12 @@ fn name_of(guest: &DrainGuest) -> (String, Option<String>) {
 }
 
 fn kept(drain: &DrainRecord) -> Answer<Kept> {
-    serde_json::from_value(drain.settings.clone()).map_err(|error| damaged(drain, &error))
+    Kept::read(drain).map_err(|error| damaged(drain, &error))
 }
 
 fn damaged(drain: &DrainRecord, error: &serde_json::Error) -> ErrorBody {
     let text = format!("drain {} cannot be read: {}; nothing was begun", drain.id, chain(error));
-    ErrorBody::new("journal_failed", text)
+    ErrorBody::new("journal_failed", text).with_hint(UNREADABLE)
 }
 
 /// The last one since the agent was started.

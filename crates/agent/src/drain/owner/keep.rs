@@ -26,7 +26,8 @@ impl Owner {
             (guest.copied_bytes, guest.rate_bytes_per_s, guest.write_rate_bytes_per_s) = (0, 0, 0);
             (guest.uuid.clone(), serde_json::to_value(&guest).unwrap_or_default())
         });
-        self.record.guests = guests.collect();
+        let unreadable = self.unreadable.iter().map(|(key, one)| (key.clone(), one.value.clone()));
+        self.record.guests = unreadable.chain(guests).collect();
         self.record.settings = serde_json::to_value(&self.kept).unwrap_or_default();
         if self.saved.as_ref() == Some(&self.record) && self.away.is_none() {
             return;

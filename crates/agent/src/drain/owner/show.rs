@@ -18,6 +18,13 @@ impl Owner {
         all.map(|(member, n)| member.show(states.get(&GuestId(n)).copied(), &self.destinations)).collect()
     }
 
+    /// Why there may be guests that the drain does not know. One that cannot be read may have been found here.
+    pub(super) fn unseen(&self) -> Vec<String> {
+        let is_found = |key: &String| self.members.iter().any(|member| member.guest.key == *key);
+        let others = self.unreadable.iter().filter(|(key, _)| !is_found(key));
+        self.kept.unseen.texts().into_iter().chain(others.map(|(_, one)| one.text.clone())).collect()
+    }
+
     pub(super) fn show(&mut self) {
         self.shown = Instant::now();
         let detail = self.detail();
@@ -72,7 +79,7 @@ impl Owner {
             left_ms: (self.record.ended_ms.is_none() && links > 1.0)
                 .then(|| (left as f64 / links * 1e3) as u64),
             bound: self.kept.bound,
-            unseen: self.kept.unseen.texts(),
+            unseen: self.unseen(),
             warnings,
         }
     }
