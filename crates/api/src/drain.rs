@@ -1,5 +1,7 @@
 //! Drains: all guests of a host leave it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ModeChoice;
@@ -202,6 +204,10 @@ pub struct DrainDetail {
     /// cannot be read. Then the host is not known to be empty.
     #[serde(default)]
     pub unseen: Vec<String>,
+    /// Groups of guests that must be together and are on different hosts, as the drain has ended: by the name of each
+    /// guest its host, `null` if nobody knows.
+    #[serde(default)]
+    pub split: Vec<BTreeMap<String, Option<String>>>,
     /// What an operator should know: a destination that does not answer, a store that cannot be written.
     pub warnings: Vec<String>,
 }
@@ -210,6 +216,19 @@ impl DrainDetail {
     /// Whether nothing more happens to it.
     pub fn is_over(&self) -> bool {
         self.state == DrainState::Ended
+    }
+
+    /// A sentence for each group that is split: which guests, and where each is.
+    pub fn split_texts(&self) -> Vec<String> {
+        let place = |(guest, host): (&String, &Option<String>)| match host {
+            Some(host) => format!("{guest} is on {host}"),
+            None => format!("nobody knows where {guest} is"),
+        };
+        let text = |group: &BTreeMap<String, Option<String>>| {
+            let all: Vec<String> = group.iter().map(place).collect();
+            format!("guests that must be together are not: {}", all.join(", "))
+        };
+        self.split.iter().map(text).collect()
     }
 
     /// How many guests are in this state.

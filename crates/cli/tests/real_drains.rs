@@ -313,6 +313,42 @@ fn a_lost_destination_gives_its_guests_to_another() {
     hall.all_go_on();
 }
 
+/// One of a group has left, and then its destination is lost: the other can go nowhere else.
+#[test]
+fn a_group_that_stays_split_is_tried_once_more_and_named() {
+    let mut hall = Hall::with(3, &[200, 200], "[placement]\ntogether = [[\"db-*\"]]\n");
+    hall.start(0, &[calm("db-1"), hall::large("db-2")]);
+    let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
+    let to = format!("{},{}", hall.address(1), hall.address(2));
+    // Ten seconds for one guest, and thirty for the other.
+    hall.slow(40);
+    let going = hall.begin(0, &["drain", "--to", &to]);
+    let now = hall.wait(0, "one has left, and the other copies", |now| {
+        hall::count(now, "moved") == 1 && hall::count(now, "copying") == 1
+    });
+    let moved = hall::guests(&now).find(|one| one["state"] == "moved").unwrap();
+    let left = hall::guests(&now).find(|one| one["state"] == "copying").unwrap();
+    let lost = if moved["to"] == json!(names[1]) { 1 } else { 2 };
+    hall.agents[lost].kill().unwrap();
+    hall.fast();
+    let (exit, lines) = going.finish();
+    let last = lines.last().unwrap();
+    assert_eq!((exit, hall::count(last, "failed")), (1, 1), "{last:#}\n{}", hall.logs());
+    let (moved, left) = (hall::text(moved, "guest"), hall::text(left, "guest"));
+    assert_eq!(last["split"], json!([{ moved: names[lost], left: names[0] }]), "{last:#}");
+    let failed = hall::guests(last).find(|one| one["guest"] == left).unwrap();
+    let tries = failed["tries"].as_array().unwrap().iter();
+    let nowhere = tries.filter(|one| hall::text(one, "reason").contains("no host can take it"));
+    assert_eq!(nowhere.count(), 6, "three times, and once more: {last:#}");
+    assert_eq!(hall.drain(0)["split"], last["split"]);
+    hall.agents[lost].restart().unwrap();
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &to]);
+    let last = lines.last().unwrap();
+    assert_eq!((exit, &last["split"]), (0, &json!([])), "{last:#}\n{}", hall.logs());
+    assert_eq!(hall.names(lost).len(), 2);
+    hall.all_go_on();
+}
+
 #[test]
 fn a_link_that_is_cut_during_a_drain_costs_no_guest() {
     let hall = Hall::new(2, &[200, 200]);

@@ -353,6 +353,7 @@ fn nothing() -> DrainDetail {
         left_ms: None,
         bound: DrainBound::default(),
         unseen: Vec::new(),
+        split: Vec::new(),
         warnings: Vec::new(),
     }
 }

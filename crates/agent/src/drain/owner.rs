@@ -7,6 +7,7 @@ mod look;
 mod places;
 mod settle;
 mod show;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,6 +103,8 @@ pub(super) struct Owner {
     /// Reservations to give up, and guests to place, when the store answers again.
     not_released: BTreeSet<GuestId>,
     not_placed: Vec<(GuestId, Vec<HostId>)>,
+    /// Guests that stayed when others of their group had left, and were tried once more.
+    tried_again: BTreeSet<GuestId>,
     /// Another agent has ended the drain: why nothing is written any more.
     disowned: Option<String>,
     /// Destinations that do not answer, or are emptied themselves: as the controller was told.
@@ -156,6 +159,7 @@ impl Owner {
             away: None,
             not_released: BTreeSet::new(),
             not_placed: Vec::new(),
+            tried_again: BTreeSet::new(),
             disowned: None,
             unusable: BTreeMap::new(),
             hosts_looked: Instant::now(),
@@ -260,6 +264,9 @@ impl Owner {
                 // Guests that came or were started since the last look leave too.
                 self.look();
                 self.look_for_domains();
+                if self.is_over() {
+                    self.try_split_again();
+                }
                 if self.is_over() {
                     break;
                 }
@@ -532,12 +539,13 @@ impl Owner {
         if self.disowned.is_none() {
             self.give_all_up();
         }
+        self.kept.split = self.split_groups();
         self.record.state = Stored::Ended;
         self.record.ended_ms = Some(unix_ms());
         let detail = self.detail();
         let left = detail.guests.iter().filter(|guest| !is_well(guest.state)).count();
         let has_fault = |guest: &&DrainGuest| guest.state == DrainGuestState::Moved && guest.reason.is_some();
-        self.audit(left, detail.guests.iter().filter(has_fault).count());
+        self.audit(left, detail.guests.iter().filter(has_fault).count(), &detail.split_texts());
         tracing::info!(drain = self.record.id, left, "drain ends");
         loop {
             self.save();
@@ -558,10 +566,11 @@ impl Owner {
         *self.drain.detail.lock() = detail;
     }
 
-    fn audit(&self, left: usize, with_fault: usize) {
+    fn audit(&self, left: usize, with_fault: usize, split: &[String]) {
         let mut why = self.unseen();
         why.extend((left > 0).then(|| format!("{left} guests are left")));
         why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
+        why.extend(split.iter().cloned());
         let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };
         let reason = (!why.is_empty()).then(|| why.join("; "));
         self.agent.audit.record(AuditEntry {
@@ -590,15 +599,6 @@ fn is_well(state: DrainGuestState) -> bool {
     matches!(state, DrainGuestState::Moved | DrainGuestState::Kept | DrainGuestState::Gone)
 }
 
-pub(super) fn state(stored: Stored) -> DrainState {
-    match stored {
-        Stored::Running => DrainState::Running,
-        Stored::Paused => DrainState::Paused,
-        Stored::Aborting => DrainState::Aborting,
-        Stored::Ended => DrainState::Ended,
-    }
-}
-
 /// Kept in the store besides the guests.
 pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
     Kept {
@@ -607,6 +607,7 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         links_bytes_per_s: 0,
         takes: BTreeMap::new(),
         unseen: unseen.clone(),
+        split: Vec::new(),
         cordoned_ms: None,
         order: 0,
     }

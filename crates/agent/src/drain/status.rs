@@ -6,7 +6,7 @@ use linerate_api::{Cordon, FleetCount, FleetDrain, FleetHost, FleetStatus};
 use linerate_store::fleet::records::DrainState as Stored;
 use linerate_store::fleet::{FleetError, HostView, View};
 
-use super::{Answer, of_fleet, owner};
+use super::{Answer, of_fleet, stored};
 use crate::agent::Agent;
 
 /// Hosts that this host's store knows.
@@ -76,7 +76,7 @@ fn drains(view: &View) -> Vec<FleetDrain> {
         id: drain.record.id.clone(),
         host: drain.record.host.clone(),
         owner: drain.owner.as_ref().map(|owner| owner.host.clone()),
-        state: owner::state(drain.record.state),
+        state: stored::state(drain.record.state),
         guests: u32::try_from(drain.record.guests.len()).unwrap_or(u32::MAX),
         moved: u32::try_from(drain.record.guests.values().filter(moved).count()).unwrap_or(u32::MAX),
     })

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use linerate_api::{DrainBound, DrainDetail, DrainGuest, DrainRequest};
+use linerate_api::{DrainBound, DrainDetail, DrainGuest, DrainRequest, DrainState};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use serde::{Deserialize, Serialize};
 
-use super::{leaving, nothing, owner, sorted};
+use super::{leaving, nothing, sorted};
 use crate::faults::chain;
 
 /// What the store keeps of a drain besides its guests.
@@ -21,6 +21,9 @@ pub(super) struct Kept {
     /// By the last look.
     #[serde(default)]
     pub unseen: leaving::Unseen,
+    /// As the drain has ended.
+    #[serde(default)]
+    pub split: Vec<BTreeMap<String, Option<String>>>,
     /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.
     #[serde(default)]
     pub cordoned_ms: Option<u64>,
@@ -92,6 +95,15 @@ fn of_settings(record: &DrainRecord, error: &serde_json::Error) -> String {
     )
 }
 
+pub(super) fn state(stored: Stored) -> DrainState {
+    match stored {
+        Stored::Running => DrainState::Running,
+        Stored::Paused => DrainState::Paused,
+        Stored::Aborting => DrainState::Aborting,
+        Stored::Ended => DrainState::Ended,
+    }
+}
+
 /// A drain as the store has it.
 pub(super) fn of_record(record: &DrainRecord) -> DrainDetail {
     let kept = Kept::read(record);
@@ -105,12 +117,13 @@ pub(super) fn of_record(record: &DrainRecord) -> DrainDetail {
         id: record.id.clone(),
         host: record.host.clone(),
         by: record.by.clone(),
-        state: owner::state(record.state),
+        state: state(record.state),
         begun_unix_ms: record.begun_ms,
         ended_unix_ms: record.ended_ms,
         guests: sorted(guests(record)),
         links_bytes_per_s: kept.as_ref().map_or(0, |kept| kept.links_bytes_per_s),
         unseen,
+        split: kept.as_ref().map(|kept| kept.split.clone()).unwrap_or_default(),
         bound: kept.map(|kept| kept.bound).unwrap_or_default(),
         ..nothing()
     }

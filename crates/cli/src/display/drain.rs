@@ -125,7 +125,11 @@ fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
         let guests = detail.guests.iter().filter(|guest| guest.state == state);
         guests.map(|guest| clean(&guest.guest)).collect::<Vec<_>>().join(", ")
     };
-    let fail = |exit, text: String, hint: &str| Err(Failure::new(exit, text, hint));
+    let split = clean(&detail.split_texts().join("; "));
+    let fail = |exit, text: String, hint: &str| {
+        let text = if split.is_empty() { text } else { format!("{text}; {split}") };
+        Err(Failure::new(exit, text, hint))
+    };
     if detail.count(S::InDoubt) > 0 {
         let hint = "see `linerate migration list` and `linerate resolve` on both hosts";
         return fail(Exit::InDoubt, format!("in doubt: {}", named(S::InDoubt)), hint);
@@ -139,6 +143,10 @@ fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
         return fail(Exit::Failed, text, "the reason of each is above; remove it and begin the drain again");
     }
     unseen(detail)?;
+    if !split.is_empty() {
+        let hint = "move the others by hand, or bring back with `linerate undrain` those that have left";
+        return fail(Exit::Failed, "all guests have left that were to leave".into(), hint);
+    }
     let arrived = |guest: &&DrainGuest| guest.state == S::Moved && guest.reason.is_some();
     let faulty: Vec<_> = detail.guests.iter().filter(arrived).map(|guest| clean(&guest.guest)).collect();
     if !faulty.is_empty() {
@@ -233,5 +241,19 @@ mod tests {
         let failure = ending(&detail).unwrap_err();
         assert_eq!(failure.exit, Exit::Failed);
         assert!(failure.message().contains("host a") && failure.message().contains("does not answer"));
+        // By hand one of a group was moved to another host than the drain has taken the rest to.
+        detail.unseen.clear();
+        detail.guests.pop();
+        let at = |host: &str| Some(host.to_owned());
+        detail.split = vec![[("db".to_owned(), at("c")), ("web".to_owned(), at("b"))].into()];
+        let failure = ending(&detail).unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+        let text = "guests that must be together are not: db is on c, web is on b";
+        assert!(failure.message().contains(text), "{}", failure.message());
+        let mut left = detail.guests[0].clone();
+        left.state = DrainGuestState::Failed;
+        detail.guests.push(left);
+        let failure = ending(&detail).unwrap_err();
+        assert!(failure.message().contains(text) && failure.message().contains("here as before: web"));
     }
 }

@@ -121,7 +121,8 @@ pub fn undrain_line(guest: &UndrainGuest) -> String {
 }
 
 fn warnings(detail: &DrainDetail, width: usize, paint: Paint) -> Vec<String> {
-    let all = detail.unseen.iter().chain(&detail.warnings);
+    let split = detail.split_texts();
+    let all = split.iter().chain(&detail.unseen).chain(&detail.warnings);
     let texts = all.flat_map(|text| wrap(&clean(text), width.saturating_sub(2).max(20)));
     texts.map(|line| format!("  {}", paint.yellow(&line))).collect()
 }

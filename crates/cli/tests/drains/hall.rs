@@ -41,6 +41,11 @@ pub fn writes(name: &str, mbps: u32) -> GuestSpec {
     GuestSpec::bare(name, parameters(96, mbps))
 }
 
+/// A guest whose copy takes three times as long.
+pub fn large(name: &str) -> GuestSpec {
+    GuestSpec::bare(name, parameters(288, 1))
+}
+
 /// The same with a kernel.
 pub fn linux(name: &str, mbps: u32) -> GuestSpec {
     GuestSpec::new(name, parameters(24, mbps))

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::bound::{Bound, Work};
 use super::learned::Learned;
+use super::reason::may_pass;
 use super::{Attempt, Event, Order, Outcome, Reason, Sample, Settings, Stage, Start, State, Then};
 use crate::fleet::placement::Nowhere;
 use crate::fleet::{GuestId, HostId, Obstacle};
@@ -126,6 +127,7 @@ impl Controller {
             Event::Cancelled { guest } => self.cancelled(guest, now),
             Event::Gone { guest } => self.gone(guest, now),
             Event::Taken { guest } => self.taken(guest, now),
+            Event::Again(guests) => guests.into_iter().for_each(|guest| self.again(guest, now)),
         }
         self.expire(now);
         if !self.paused && !self.aborted && self.store {
@@ -346,7 +348,7 @@ impl Controller {
             return self.gone(id, now);
         }
         let elsewhere = fault.side == Side::Destination;
-        let retry = fault.code != Code::Cancelled && (elsewhere || fault.code.retry_can_help());
+        let retry = may_pass(&fault);
         if let Some(guest) = self.guests.get_mut(&id).filter(|_| elsewhere) {
             let hosts = if fault.code.retry_can_help() { &mut guest.avoid } else { &mut guest.never };
             hosts.extend(guest.destination.map(|to| to.host));
@@ -384,6 +386,21 @@ impl Controller {
             }
             _ => {}
         }
+    }
+
+    /// What failed before stays among its attempts.
+    fn again(&mut self, id: GuestId, now: Time) {
+        let has_failed =
+            matches!(self.state(id), Some(State::Ended(Outcome::Failed { in_doubt: false, .. })));
+        if self.aborted || !has_failed {
+            return;
+        }
+        if let Some(guest) = self.guests.get_mut(&id) {
+            (guest.tries, guest.placements) = (0, 0);
+            guest.avoid.clear();
+            guest.never.clear();
+        }
+        self.set(id, State::Unplaced { from: now }, now);
     }
 
     /// No guest goes to this host any more.

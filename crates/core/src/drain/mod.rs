@@ -158,6 +158,8 @@ pub enum Event {
     Gone { guest: GuestId },
     /// Another migration has the guest, so that no session began. It is no try. If it stays here, it is `Added` again.
     Taken { guest: GuestId },
+    /// Guests that have failed get all their tries once more, together: others of their group have left.
+    Again(Vec<GuestId>),
     /// A host does not answer.
     HostLost(HostId),
     /// A host is being emptied itself: guests on their way there go elsewhere.

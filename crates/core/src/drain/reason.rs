@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::Fault;
 use crate::fleet::HostId;
 use crate::fleet::placement::Nowhere;
+use crate::{Code, Fault, Side};
 
 /// Why a try of a guest did not succeed.
 #[allow(missing_docs, reason = "the variant says what its fields are")]
@@ -26,6 +26,21 @@ pub enum Reason {
     WritesTooFast { writes: f64, copied: f64 },
     /// The destination took no copy for too long.
     Busy(HostId),
+}
+
+impl Reason {
+    /// Whether another try may succeed, here or with another destination.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Reason::Fault(fault) => may_pass(fault),
+            _ => true,
+        }
+    }
+}
+
+/// What somebody has cancelled is not tried again.
+pub(super) fn may_pass(fault: &Fault) -> bool {
+    fault.code != Code::Cancelled && (fault.side == Side::Destination || fault.code.retry_can_help())
 }
 
 /// What was asked of the agent.

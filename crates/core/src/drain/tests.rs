@@ -554,6 +554,34 @@ fn a_guest_that_another_migration_has_uses_no_try_and_is_added_again_when_that_h
 }
 
 #[test]
+fn guests_that_have_failed_get_all_their_tries_again_and_are_placed_together() {
+    let mut hand = Hand::ready(&[start(0, 60), start(1, 50)], &[1, 1]);
+    hand.failed(0, Code::NotMigratable, Side::Source);
+    hand.failed(1, Code::NotMigratable, Side::Source);
+    assert!(hand.controller.is_over());
+    let both = vec![guest(0), guest(1)];
+    let orders = hand.tell(Event::Again(both.clone()));
+    assert_eq!(orders, [Order::Place(vec![(guest(0), vec![]), (guest(1), vec![])])]);
+    assert_eq!(hand.reasons(0).len(), 1, "what failed is still known");
+    assert_eq!(hand.tell(Event::Again(both.clone())), [], "they do not wait for it");
+    hand.tell(Event::Abort);
+    assert_eq!(hand.tell(Event::Again(both)), []);
+    assert_eq!(hand.state(0), State::Ended(Outcome::Aborted));
+
+    let mut hand = Hand::new(&[start(0, 1)]);
+    let fail = |hand: &mut Hand| {
+        hand.placed(0, 1, 2e9);
+        hand.failed(0, Code::PeerLost, Side::Source);
+        hand.after(60.0);
+        hand.controller.is_over()
+    };
+    assert_eq!([0; 3].map(|_| fail(&mut hand)), [false, false, true]);
+    hand.tell(Event::Again(vec![guest(0)]));
+    assert_eq!([0; 3].map(|_| fail(&mut hand)), [false, false, true]);
+    assert_eq!(hand.reasons(0).len(), 6);
+}
+
+#[test]
 fn a_session_whose_end_is_not_reported_leaves_the_guest_in_doubt_and_its_reservation() {
     let mut hand = Hand::ready(&[start(0, 60)], &[1]);
     hand.tell(Event::HostLost(HostId(1)));

@@ -7,7 +7,8 @@ use linerate_api::{DrainBound, DrainDetail, DrainGuest};
 use linerate_core::drain::{Attempt, State};
 use linerate_core::fleet::GuestId;
 
-use super::{Owner, state};
+use super::Owner;
+use crate::drain::stored::state;
 use crate::drain::{hosts, sorted};
 
 impl Owner {
@@ -80,6 +81,7 @@ impl Owner {
                 .then(|| (left as f64 / links * 1e3) as u64),
             bound: self.kept.bound,
             unseen: self.unseen(),
+            split: self.kept.split.clone(),
             warnings,
         }
     }

@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 use super::super::leaving::Leaving;
 use super::super::nothing;
 use super::*;
+use crate::config::Placement;
 
 const GUEST: GuestId = GuestId(0);
 
@@ -102,6 +103,40 @@ fn a_guest_that_somebody_else_moves_is_waited_for_and_uses_no_try() {
         owner.found(GUEST, Whereabouts::Here);
         assert_eq!(state_of(&owner), Some(State::Placing), "it is drained then");
     }
+}
+
+#[test]
+fn what_stays_of_a_group_is_tried_once_more_when_others_have_left() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    let lists = [vec!["web".to_owned(), "db".to_owned()]];
+    owner.rules = Rules::new(&Placement::default(), &[], &lists).unwrap();
+    let other = Leaving { name: "db".into(), key: "u2".into(), looked: true, ..Leaving::default() };
+    let moved = Decided { state: DrainGuestState::Moved, reason: None, hint: String::new() };
+    owner.members.push(Member { decided: Some(moved), to: Some(HostId(2)), ..Member::new(other) });
+    let now = owner.clock.now();
+    // Wherever it goes, something is lacking, until it has been everywhere.
+    let fail = |owner: &mut Owner| {
+        for _ in 0..owner.controller.settings().placements_max {
+            let question = owner.questions[&GUEST];
+            owner.placed(GUEST, question, found(1));
+            let lacks = Fault::new(Code::NotMigratable, Step::Prepare, Side::Destination, "");
+            owner.ended(GUEST, End::Stays(lacks), None, now);
+        }
+        let state = state_of(owner);
+        let has_failed = matches!(state, Some(State::Ended(Outcome::Failed { in_doubt: false, .. })));
+        assert!(has_failed, "{state:?}");
+    };
+    fail(&mut owner);
+    owner.try_split_again();
+    assert_eq!(state_of(&owner), Some(State::Placing));
+    fail(&mut owner);
+    owner.try_split_again();
+    assert!(matches!(state_of(&owner), Some(State::Ended(_))), "not for ever");
+    let here = Some(owner.record.host.clone());
+    let split: BTreeMap<String, Option<String>> =
+        [("db".to_owned(), Some("127.0.0.1:2".to_owned())), ("web".to_owned(), here)].into();
+    assert_eq!(owner.split_groups(), [split]);
 }
 
 #[test]
