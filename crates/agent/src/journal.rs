@@ -27,10 +27,12 @@ use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
 use crate::security::PeerName;
 
+mod names;
 mod token;
 mod trouble;
 mod unreadable;
 
+use names::{destination_phase, mode_name, source_phase};
 pub(crate) use token::{parse_token, token_text};
 pub use trouble::JournalTrouble;
 use unreadable::Unreadable;
@@ -329,79 +331,6 @@ impl Record {
 pub fn process(qemu: &GuestRecord) -> Process {
     Process { boot: qemu.boot.clone(), pid: qemu.process.pid, start_ticks: qemu.process.start_ticks }
 }
-
-/// A mode by its name. A record of a mode that this agent does not know is not read.
-mod mode_name {
-    use linerate_core::ModeTag;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(mode: &ModeTag, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(mode.name())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModeTag, D::Error> {
-        known(&String::deserialize(deserializer)?)
-    }
-
-    fn known<E: Error>(name: &str) -> Result<ModeTag, E> {
-        ModeTag::from_name(name).ok_or_else(|| E::custom(format!("this release does not know mode {name}")))
-    }
-
-    pub mod optional {
-        use super::{Deserialize, Deserializer, ModeTag, Serializer, known};
-
-        pub fn serialize<S: Serializer>(mode: &Option<ModeTag>, serializer: S) -> Result<S::Ok, S::Error> {
-            match mode {
-                Some(mode) => serializer.serialize_some(mode.name()),
-                None => serializer.serialize_none(),
-            }
-        }
-
-        pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ModeTag>, D::Error> {
-            Option::<String>::deserialize(deserializer)?.as_deref().map(known).transpose()
-        }
-    }
-}
-
-macro_rules! phase_names {
-    ($module:ident, $phase:ident, $($variant:ident = $name:literal),*) => {
-        mod $module {
-            use linerate_core::journal::$phase;
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            pub fn serialize<S: Serializer>(phase: &$phase, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(match phase { $($phase::$variant => $name),* })
-            }
-
-            pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$phase, D::Error> {
-                match String::deserialize(deserializer)?.as_str() {
-                    $($name => Ok($phase::$variant),)*
-                    other => Err(D::Error::unknown_variant(other, &[$($name),*])),
-                }
-            }
-        }
-    };
-}
-phase_names!(
-    source_phase,
-    SourcePhase,
-    Started = "started",
-    CommitSent = "commit_sent",
-    ResumingHere = "taking_back",
-    Finished = "finished",
-    RolledBack = "rolled_back"
-);
-phase_names!(
-    destination_phase,
-    DestinationPhase,
-    Started = "started",
-    Loaded = "loaded",
-    Committed = "committed",
-    Running = "running",
-    Aborted = "aborted",
-    Returned = "returned",
-    Finished = "finished"
-);
 
 /// See the module. Cheap to share; one user at a time.
 #[derive(Debug)]
