@@ -72,7 +72,7 @@ pub(super) fn welcome_once(accepted: Accepted) -> Result<(), NotTaken> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use linerate_net::tcp::connect::{ConnectError, Route, connect};
     use linerate_net::tcp::listen::{ListenOptions, Listener};
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::security::Security;
-    use crate::session::contact::tcp_options;
+    use crate::session::contact::{open_session, tcp_options};
     use crate::session::identity::Identity;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -115,5 +115,32 @@ mod tests {
         refused(Purpose::ControlJoin);
         drop(clone);
         ask(Purpose::ControlJoin).unwrap();
+    }
+
+    /// Its host has all places but one already.
+    #[test]
+    fn the_agent_takes_one_more_connection_of_a_host_when_another_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let accepting = agent.clone();
+        let takes = move |accepted| accepting.accept(accepted);
+        let listener =
+            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), takes).unwrap();
+        let here = listener.addresses()[0];
+        let seats = &agent.connections.0;
+        let _others: Vec<_> = (1..OF_ONE_HOST).map(|_| seats.take(&None, here).unwrap()).collect();
+        let open = || {
+            let identity = Identity::random(&Security::insecure()).unwrap();
+            open_session(&[here], Purpose::ControlNew, &identity)
+        };
+        let (first, _) = open().unwrap();
+        let refused = open().map(drop).unwrap_err();
+        assert_eq!((refused.code, refused.detail.as_str()), (Code::GuestBusy, TOO_MANY));
+        drop(first);
+        let end = Instant::now() + LONG;
+        while let Err(fault) = open() {
+            assert!(fault.detail == TOO_MANY && Instant::now() < end, "{fault}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

@@ -261,10 +261,14 @@ mod tests {
 
     use linerate_net::control::ControlOptions;
     use linerate_net::tcp::Stream;
+    use linerate_wire::frame::CONTROL_BODY_MAX;
+    use socket2::SockRef;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+    /// For what must not come.
+    const A_WHILE: Duration = Duration::from_millis(300);
 
     type Events = Receiver<(PathEvent, Held)>;
 
@@ -335,6 +339,42 @@ mod tests {
             drop(held);
         }
         sending.join().unwrap();
+    }
+
+    #[test]
+    fn control_connections_of_a_session_share_the_room_for_long_messages() {
+        let (door, events) = door();
+        let deadline = Instant::now() + LONG;
+        let open = || {
+            let (here, there) = UnixStream::pair().unwrap();
+            // Small, so that what was sent is being received.
+            SockRef::from(&there).set_send_buffer_size(16 << 10).unwrap();
+            let options = ControlOptions { silence_max: LONG, ..ControlOptions::default() };
+            let mut path = ControlPath::keep(Stream::new(here).unwrap(), options).unwrap();
+            let number = door.listen(&mut path).unwrap();
+            (number, path, Stream::new(there).unwrap())
+        };
+        let next = |wait: Duration| {
+            let (event, _held) = events.recv_timeout(wait).ok()?;
+            if let PathEvent::Received { path, .. } = event { Some(path) } else { None }
+        };
+        let mut frame = Vec::new();
+        let message = Message::DeviceState { bytes: vec![7; 256 << 10] };
+        encode_control(&mut frame, 1, &message).unwrap();
+        let (last, most) = frame.split_last().unwrap();
+        // A message needs room twice, and there is room for the longest one.
+        let count = CONTROL_BODY_MAX as usize / frame.len();
+        let begun: Vec<_> = (0..count).map(|_| open()).collect();
+        for (_, _, peer) in &begun {
+            peer.send_all(most, deadline).unwrap();
+        }
+        let ((late, _path, peer), whole) = (open(), frame.clone());
+        let sending = std::thread::spawn(move || peer.send_all(&whole, deadline).map(|()| peer));
+        assert_eq!(next(A_WHILE), None, "more is received than there is room for");
+        let (first, _, peer) = &begun[0];
+        peer.send_all(&[*last], deadline).unwrap();
+        assert_eq!((next(LONG), next(LONG)), (Some(*first), Some(late)));
+        drop(sending.join().unwrap().unwrap());
     }
 
     #[test]
