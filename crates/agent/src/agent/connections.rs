@@ -12,7 +12,7 @@ use crate::seats::Seats;
 use crate::security::PeerName;
 
 /// Of one host: 16 domains that come over four links of 100 Gb/s, each with a copy and a tunnel, need 1700. Each has a
-/// thread or two and, with TLS, up to 97 KiB of buffers.
+/// thread or two and, with TLS, up to 97 KiB of buffers for what it receives.
 const OF_ONE_HOST: usize = 2048;
 const OF_ALL_HOSTS: usize = 8192;
 
