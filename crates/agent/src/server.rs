@@ -2,10 +2,10 @@
 
 mod callers;
 mod connections;
+mod resolve;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Json;
@@ -17,12 +17,11 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use linerate_api::{
-    AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, Decision, DoctorRequest,
+    AgentStatus, AuditCaller, AuditRequest, BenchEvent, BenchRequest, CordonRequest, DoctorRequest,
     DrainStarted, DrainSteer, ErrorBody, GuestState, LinkConfirm, LinkRequest, MigrateRequest,
-    MigrationDetail, MigrationStarted, MigrationState, MigrationSummary, NDJSON, QosRequest, ResolveRequest,
-    TunnelEvent, TunnelRequest, UndrainRequest, code, paths,
+    MigrationDetail, MigrationStarted, MigrationState, MigrationSummary, NDJSON, QosRequest, TunnelEvent,
+    TunnelRequest, UndrainRequest, code, paths,
 };
-use linerate_core::journal::Decided;
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,7 +30,6 @@ use tokio_stream::StreamExt as _;
 use crate::agent::Agent;
 use crate::bench;
 use crate::config::Config;
-use crate::decision::NotDecided;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
@@ -111,7 +109,7 @@ fn routes(agent: Arc<Agent>, drains: Arc<Drains>) -> Router {
         .route(paths::MIGRATIONS, get(list_migrations).post(migrate))
         .route(paths::MIGRATION, get(show_migration).delete(cancel))
         .route(paths::MIGRATION_EVENTS, get(events))
-        .route(paths::SESSION_RESOLVE, post(resolve))
+        .route(paths::SESSION_RESOLVE, post(resolve::resolve))
         .route(paths::BENCH, post(measure))
         .route(paths::DOCTOR, post(examine))
         .route(paths::LINK_SET, post(set_link))
@@ -346,93 +344,6 @@ async fn cancel(State(agent): Shared, Path(id): Path<String>) -> Result<Response
     }
     outgoing.cancel();
     Ok((StatusCode::ACCEPTED, Json(outgoing.summary())).into_response())
-}
-
-async fn resolve(
-    State(agent): Shared,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Result<Json<MigrationSummary>, Refusal> {
-    let request: ResolveRequest = parse(&body)?;
-    let resume_here = request.decision == Decision::ResumeHere;
-    let refused = |why: NotDecided| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
-    if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
-        unfinished.resolve(resume_here).map_err(refused)?;
-        let counts = until_decided(|| unfinished.decided(resume_here), resume_here).await?;
-        may_run(counts && resume_here, unfinished.process_is_alive())?;
-        return Ok(Json(decided(unfinished.summary(), counts)));
-    }
-    if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
-        incoming.resolve(resume_here).map_err(refused)?;
-        let counts = until_decided(|| incoming.decided_for(resume_here), resume_here).await?;
-        return Ok(Json(decided(incoming.summary(), counts)));
-    }
-    let outgoing = find(&agent, &id)?;
-    outgoing.resolve(resume_here).map_err(refused)?;
-    let counts = until_decided(|| outgoing.decided_for(resume_here), resume_here).await?;
-    may_run(counts && resume_here, outgoing.qemu_is_alive())?;
-    Ok(Json(decided(outgoing.summary(), counts)))
-}
-
-/// A guest that is to run here needs a QEMU here. It may have ended before the decision or since.
-fn may_run(is_to_run: bool, is_alive: bool) -> Result<(), Refusal> {
-    if !is_to_run || is_alive {
-        return Ok(());
-    }
-    let text = "it is decided, but the guest's QEMU on this host has ended: the guest does not run here";
-    let hint = "`linerate migration list` on both hosts shows whether another copy is left";
-    let body = ErrorBody::new("guest_gone", text).with_hint(hint);
-    Err(Refusal(ErrorBody { guest_state: Some(GuestState::Gone), ..body }))
-}
-
-/// The answer to an operator. A session whose decision does not count yet is in doubt, whatever it does meanwhile.
-fn decided(summary: MigrationSummary, counts: bool) -> MigrationSummary {
-    if counts {
-        return summary;
-    }
-    let waits = "the decision waits for the other host, for the disk, or for QEMU";
-    let note = summary.note.clone().unwrap_or_else(|| waits.to_owned());
-    MigrationSummary { state: MigrationState::InDoubt, note: Some(note), ..summary }
-}
-
-/// A source asks the other host once more before a decision counts, a destination writes it or ends QEMU: that takes a
-/// moment.
-const DECISION_WAIT: Duration = Duration::from_secs(15);
-const DECISION_LOOK: Duration = Duration::from_millis(50);
-
-/// Waits until the decision counts. An operator who is not told that it was not would act as if it were.
-/// Returns whether it counts; one that still waits is in the session's note.
-async fn until_decided(decided: impl Fn() -> Decided, resume_here: bool) -> Result<bool, Refusal> {
-    let end = tokio::time::Instant::now() + DECISION_WAIT;
-    while decided() == Decided::Waiting && tokio::time::Instant::now() < end {
-        tokio::time::sleep(DECISION_LOOK).await;
-    }
-    let (text, guest) = match (decided(), resume_here) {
-        (Decided::Waiting, _) => return Ok(false),
-        (Decided::Taken, _) => return Ok(true),
-        (Decided::Void, true) => (
-            "the destination holds the guest, so it was not resumed here; decide there",
-            Some(GuestState::InDoubt),
-        ),
-        (Decided::Void, false) => (
-            "the destination has the guest and has not confirmed that it runs, so the copy here is kept; decide there",
-            Some(GuestState::InDoubt),
-        ),
-        (Decided::Overruled, true) => (
-            "the guest runs at the destination, so it was not resumed here",
-            Some(GuestState::RunsAtDestination),
-        ),
-        (Decided::Overruled, false) => (
-            "the destination gave the guest up, so it is resumed here and not ended",
-            Some(GuestState::RunsAtSource),
-        ),
-        (Decided::GivenUp, _) => (
-            "the guest does not run here: its source has it back, another operator has given it up, or its QEMU on this host has ended",
-            None,
-        ),
-    };
-    let body = ErrorBody::new(code::TOO_LATE, text).with_hint("`linerate migration list` on both hosts");
-    Err(Refusal(ErrorBody { guest_state: guest, ..body }))
 }
 
 async fn read_audit(State(agent): Shared, body: Bytes) -> Result<Response, Refusal> {

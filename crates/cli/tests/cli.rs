@@ -326,7 +326,7 @@ async fn lists_and_decisions() {
     assert!(status.out.contains("26 h 03 min"), "{}", status.out);
     assert!(status.out.contains("the journal has records that cannot be read"), "{}", status.out);
     let resolved = lab.run(&format!("resolve {ID}-web --resume-here")).await;
-    assert_eq!(resolved.out, "web is to run here; `linerate migration list` says when it does\n");
+    assert_eq!(resolved.out, "web is here, and does what it did before it was stopped\n");
     let listed = lab.run("migration list --json").await;
     assert_eq!(serde_json::from_str::<Value>(&listed.out).unwrap()[0]["state"], "running");
 }

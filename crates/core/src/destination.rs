@@ -424,7 +424,15 @@ impl Destination {
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        self.operator_decision.decided_at_destination_for(run, self.is_in_doubt())
+        match self.operator_decision.decided_for(run) {
+            Decided::Taken if run && self.rolled_back => Decided::AlsoAtSource,
+            decided => decided,
+        }
+    }
+
+    /// The source has rolled back after commit: the guest is not to be let run here any more.
+    pub fn is_rolled_back_at_source(&self) -> bool {
+        self.rolled_back
     }
 
     /// The guest is complete here, and this copy may be the only one: it is too late to cancel.
@@ -646,7 +654,7 @@ impl Destination {
                 self.commit_written();
             }
             (State::Resuming { .. }, Event::GuestRuns { took, cpu }) => {
-                self.operator_decision.stop_waiting();
+                self.operator_decision.settle(true);
                 self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::TakenOver { resume_us: us(took), cpu_us: us(cpu) });
@@ -655,11 +663,8 @@ impl Destination {
             (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
             (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();
-                self.operator_decision.stop_waiting();
+                self.operator_decision.settle(false);
                 self.close(now, fault);
-            }
-            (State::Discarding { .. }, Event::Journaled(DestinationPhase::Aborted)) => {
-                self.operator_decision.stop_waiting();
             }
             (_, Event::Journaled(_)) => {}
             (State::Discarding { .. } | State::Closing { .. } | State::Ended, _) => {}

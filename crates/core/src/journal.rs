@@ -80,18 +80,18 @@ pub fn outcome(phase: Option<DestinationPhase>, fate: ProcessFate) -> Outcome {
 /// What became of an operator's decision over a session in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// It does not count yet. A source asks the destination once more, or has not ended the copy yet. A destination has
-    /// not carried it out yet.
+    /// It is not carried out yet.
     Waiting,
-    /// It is carried out, or nothing was decided.
+    /// It is carried out: the hypervisor has confirmed that the guest runs here, or nothing is left of it here.
     Taken,
-    /// The destination holds the guest: it is neither resumed nor ended here.
+    /// It is not followed, and an operator may decide again. At a source: the destination holds the guest. At a
+    /// destination: the hypervisor refused to run the guest, which may have run here, or its answer was lost.
     Void,
-    /// The destination has answered otherwise, and knows better.
+    /// The opposite was carried out. The other host knows better, another operator has decided so since, or the guest's
+    /// process has ended.
     Overruled,
-    /// At the destination: the guest was to run here, and is given up here instead. Its source has rolled back,
-    /// another operator has decided so since, or its process has ended.
-    GivenUp,
+    /// At a destination: the guest runs here, and its source has rolled back, so it may run there too.
+    AlsoAtSource,
 }
 
 /// What a source that asked does with the answer.

@@ -6,28 +6,28 @@ use std::time::Duration;
 use crate::journal::Decided;
 use crate::{Outcome, Time};
 
-/// A destination that answers *Pending* has the guest, and may still return it or give it up. So a decision to give it
-/// up at the source waits so long for what the destination decides. An agent's API answers after 15 s.
+/// A destination that answers *Pending* has the guest, and may still run it, return it or give it up. So a decision at
+/// the source waits so long for what the destination decides. An agent's API answers after 15 s.
 const PENDING_MAX: Duration = Duration::from_secs(10);
 
 /// The last decision and what became of it. `true`: the guest runs on this host. `false`: it is given up here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperatorDecision {
-    /// The decision that does not count yet.
+    /// The decision that is not carried out yet.
     waiting: Option<bool>,
     /// The last decision, whatever became of it.
     last: Option<bool>,
-    /// The last decision was not followed. At a destination also: the guest is given up.
-    is_void: bool,
+    /// Where the guest is in the end: on this host, or not. None before that is carried out.
+    settled: Option<bool>,
 }
 
 impl OperatorDecision {
     /// The operator has decided. It waits from now on, and what became of an earlier decision is forgotten.
     pub fn note(&mut self, here: bool) {
-        *self = OperatorDecision { waiting: Some(here), last: Some(here), is_void: false };
+        *self = OperatorDecision { waiting: Some(here), last: Some(here), settled: None };
     }
 
-    /// The decision that does not count yet; none if nothing waits.
+    /// The decision that is not carried out yet; none if nothing waits.
     pub fn waiting(&self) -> Option<bool> {
         self.waiting
     }
@@ -37,62 +37,41 @@ impl OperatorDecision {
         self.waiting.is_none_or(|waiting| waiting == here)
     }
 
-    /// It waits no longer: it counts, or another may be taken.
-    pub fn stop_waiting(&mut self) {
+    /// It is carried out that the guest is here (`true`) or not (`false`), whoever decided that.
+    pub fn settle(&mut self, here: bool) {
+        (self.waiting, self.settled) = (None, Some(here));
+    }
+
+    /// It is certain that the guest will not be `here`. A decision for that is not followed. One for the opposite waits
+    /// until that is carried out.
+    pub fn rule_out(&mut self, here: bool) {
+        if self.waiting == Some(here) {
+            self.settle(!here);
+        }
+    }
+
+    /// The decision that waits, if there is one, is not followed, and another may be taken.
+    pub fn void(&mut self) {
         self.waiting = None;
     }
 
-    /// The guest runs here (`true`) or not (`false`), whoever decided that. A decision that waited for the opposite is
-    /// not followed.
-    pub fn settle(&mut self, here: bool) {
-        self.is_void |= self.waiting.take() == Some(!here);
+    /// What became of the last decision; none before there is one.
+    pub fn decided(&self) -> Option<Decided> {
+        self.last.map(|here| self.decided_for(here))
     }
 
-    /// The decision that waits, if there is one, is not followed.
-    pub fn void(&mut self) {
-        self.is_void |= self.waiting.take().is_some();
-    }
-
-    /// A destination gives the guest up, whatever was decided. A decision to run it is not followed; one to give it up
-    /// waits until that is done.
-    pub fn give_up(&mut self) {
-        self.waiting = self.waiting.filter(|here| !here);
-        self.is_void = true;
-    }
-
-    /// At a source: what became of the last decision. `is_open`: only the destination or an operator decides.
-    pub fn decided_at_source(&self, is_open: bool) -> Decided {
-        match (self.waiting, self.is_void) {
-            (Some(_), _) => Decided::Waiting,
-            (None, false) => Decided::Taken,
-            (None, true) if is_open => Decided::Void,
-            (None, true) => Decided::Overruled,
-        }
-    }
-
-    /// At a source: what became of the decision of the operator who decided `here`. A different decision is taken only
-    /// once the one before is void.
-    pub fn decided_at_source_for(&self, here: bool, is_open: bool) -> Decided {
-        if self.last.is_some_and(|last| last != here) {
-            Decided::Void
-        } else {
-            self.decided_at_source(is_open)
-        }
-    }
-
-    /// At a destination: what became of the decision of the operator who decided `here`. `is_in_doubt`: an operator may
-    /// decide, or a decision waits.
-    pub fn decided_at_destination_for(&self, here: bool, is_in_doubt: bool) -> Decided {
-        let is_given_up = self.is_void || self.last == Some(false);
-        match here && is_given_up {
-            true => Decided::GivenUp,
-            false if is_in_doubt => Decided::Waiting,
-            false => Decided::Taken,
+    /// What became of the decision of the operator who decided `here`. Another one is taken only once that is void.
+    pub fn decided_for(&self, here: bool) -> Decided {
+        match (self.settled, self.waiting) {
+            (Some(settled), _) if settled == here => Decided::Taken,
+            (Some(_), _) if self.last == Some(here) => Decided::Overruled,
+            (None, Some(waiting)) if waiting == here => Decided::Waiting,
+            _ => Decided::Void,
         }
     }
 }
 
-/// At a source: when a decision to give the guest up counts although the destination decides nothing.
+/// At a source: when a decision is carried out although the destination decides nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GivingUp {
     decided: Option<Time>,
@@ -100,14 +79,14 @@ pub(crate) struct GivingUp {
     pending: Option<Time>,
 }
 
-/// What an answer that decides nothing means for a decision to give the guest up.
+/// What an answer that decides nothing means for the operator's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undecided {
-    /// The decision counts.
+    /// It is carried out.
     Counts,
     /// The destination is asked again.
     AsksAgain,
-    /// The decision is not followed: the destination has the guest, and its operator decides.
+    /// It is not followed: the destination has the guest, and its operator decides.
     Void,
 }
 
@@ -145,28 +124,58 @@ mod tests {
     #[test]
     fn while_one_decision_waits_no_other_is_taken() {
         let none = OperatorDecision::default();
-        assert!(none.takes(true) && none.takes(false) && none.waiting().is_none());
+        assert!(
+            none.takes(true) && none.takes(false) && none.waiting().is_none() && none.decided().is_none()
+        );
         for here in [true, false] {
             let mut decision = noted(here);
-            assert_eq!(decision.waiting(), Some(here));
+            assert_eq!((decision.waiting(), decision.decided()), (Some(here), Some(Decided::Waiting)));
             assert!(decision.takes(here) && !decision.takes(!here), "{here}");
-            decision.stop_waiting();
+            decision.void();
             assert!(decision.takes(!here), "{here}");
         }
     }
 
     #[test]
-    fn a_source_tells_a_decision_that_was_followed_from_one_that_was_not() {
+    fn a_decision_that_was_followed_is_told_from_one_that_was_not() {
         for here in [true, false] {
             let mut decision = noted(here);
-            assert_eq!(decision.decided_at_source(true), Decided::Waiting, "{here}");
+            assert_eq!(decision.decided_for(here), Decided::Waiting, "{here}");
             decision.settle(here);
-            assert_eq!(decision.decided_at_source(false), Decided::Taken, "{here}");
+            assert_eq!(decision.decided_for(here), Decided::Taken, "{here}");
             let mut decision = noted(here);
             decision.settle(!here);
-            assert_eq!(decision.decided_at_source(true), Decided::Void, "{here}");
-            assert_eq!(decision.decided_at_source(false), Decided::Overruled, "{here}");
+            assert_eq!(decision.decided_for(here), Decided::Overruled, "{here}");
         }
+    }
+
+    /// The session ends before the operator's question is answered.
+    #[test]
+    fn a_decision_that_was_void_is_judged_by_how_the_session_ends() {
+        for here in [true, false] {
+            let mut decision = noted(here);
+            decision.void();
+            assert_eq!(decision.decided_for(here), Decided::Void, "{here}");
+            decision.settle(here);
+            assert_eq!(decision.decided_for(here), Decided::Taken, "{here}");
+            decision.settle(!here);
+            assert_eq!(decision.decided_for(here), Decided::Overruled, "{here}");
+        }
+    }
+
+    #[test]
+    fn only_a_decision_for_what_is_ruled_out_is_not_followed() {
+        for here in [true, false] {
+            let mut decision = noted(here);
+            decision.rule_out(!here);
+            assert_eq!(decision, noted(here), "it waits until it is carried out");
+            decision.rule_out(here);
+            assert_eq!((decision.decided_for(here), decision.waiting()), (Decided::Overruled, None));
+        }
+        let mut none = OperatorDecision::default();
+        none.rule_out(true);
+        none.void();
+        assert_eq!(none, OperatorDecision::default());
     }
 
     #[test]
@@ -191,45 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_void_where_nothing_waited() {
-        let mut decision = OperatorDecision::default();
-        decision.void();
-        decision.settle(true);
-        decision.settle(false);
-        assert_eq!(decision, OperatorDecision::default());
-        assert_eq!(decision.decided_at_source(false), Decided::Taken);
-    }
-
-    #[test]
-    fn each_operator_at_a_source_is_told_of_their_own_decision() {
+    fn each_operator_is_told_of_their_own_decision() {
         let mut decision = noted(true);
         decision.void();
-        assert_eq!(decision.decided_at_source_for(true, true), Decided::Void);
         decision.note(false);
-        let fates = [true, false].map(|here| decision.decided_at_source_for(here, true));
+        let fates = [true, false].map(|here| decision.decided_for(here));
         assert_eq!(fates, [Decided::Void, Decided::Waiting]);
-    }
-
-    #[test]
-    fn a_guest_that_is_given_up_at_a_destination_does_not_run_for_any_operator() {
-        // Another operator has decided so.
-        assert_eq!(noted(false).decided_at_destination_for(true, true), Decided::GivenUp);
-        assert_eq!(noted(false).decided_at_destination_for(false, true), Decided::Waiting);
-        // Its source has it, or its process has ended.
-        let mut settled = noted(true);
-        settled.settle(false);
-        assert_eq!(settled.decided_at_destination_for(true, false), Decided::GivenUp);
-        // For any other reason.
-        for here in [true, false] {
-            let mut decision = noted(here);
-            decision.give_up();
-            assert_eq!(decision.waiting(), (!here).then_some(false));
-            assert_eq!(decision.decided_at_destination_for(true, !here), Decided::GivenUp);
-        }
-        // One that came to nothing is not void.
-        let mut held = noted(true);
-        held.stop_waiting();
-        assert_eq!(held.decided_at_destination_for(true, true), Decided::Waiting);
-        assert_eq!(held.decided_at_destination_for(true, false), Decided::Taken);
+        decision.settle(false);
+        let fates = [true, false].map(|here| decision.decided_for(here));
+        assert_eq!(fates, [Decided::Void, Decided::Taken]);
+        // Nothing was decided: no operator is told that it was done.
+        assert_eq!(OperatorDecision::default().decided_for(true), Decided::Void);
     }
 }

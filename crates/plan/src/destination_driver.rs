@@ -300,6 +300,11 @@ impl World {
         if !is_current && self.now - since >= RUN_AGAIN_AFTER {
             return;
         }
+        let rolled_back = self.destination.machine.as_ref().is_some_and(|one| one.is_rolled_back_at_source());
+        let is_retry = is_current && self.now - since >= RUN_AGAIN_AFTER;
+        if is_retry && let Some(instead) = take_over.instead(rolled_back) {
+            return self.after_try(instead, operations, ran, since, take_over);
+        }
         let refuses = is_current && std::mem::take(&mut self.destination.fails_next);
         let result = match self.destination.guest.as_ref().map(|guest| guest.pid) {
             None => RunResult::Ended,
@@ -320,6 +325,10 @@ impl World {
         );
         let is_known = matches!(result, RunResult::Runs | RunResult::Ended);
         self.destination.unsure = take_over.may_have_run() && !is_known;
+        self.after_try(after, operations, ran, since, take_over);
+    }
+
+    fn after_try(&mut self, after: AfterTry, operations: u64, ran: bool, since: Time, take_over: TakeOver) {
         let step = linerate_core::Step::Commit;
         let fault = |code| Fault::new(code, step, Side::Destination, "injected");
         match after {

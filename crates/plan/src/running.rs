@@ -64,7 +64,6 @@ impl World {
         if self.is_split_by_operators(pid) {
             return;
         }
-        self.check_told_of_run(pid);
         let Some(guest) = self.find(pid) else { return };
         let (host, current, image, owned) = (guest.host, guest.current, guest.image, guest.owned);
         self.note(|| format!("the guest runs on host {host}, process {pid}"));

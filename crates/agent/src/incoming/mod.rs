@@ -44,6 +44,7 @@ use linerate_core::destination::{Config, Destination, Event};
 use linerate_core::journal::Decided;
 use linerate_core::stream::StreamId;
 use linerate_core::{ChannelId, LinkId, Outcome, PathId, SessionId, Token};
+use linerate_guest::procfs::ProcessIdentity;
 use linerate_lock::Mutex;
 use linerate_net::channel::ChannelError;
 use linerate_net::control::{ControlOptions, ControlPath};
@@ -143,6 +144,8 @@ pub struct Incoming {
     /// Of each link, as its control connection showed it.
     round_trips: Mutex<BTreeMap<LinkId, RoundTrip>>,
     journal_trouble: JournalTrouble,
+    /// The incoming QEMU, once it has started.
+    qemu: OnceLock<ProcessIdentity>,
 }
 
 impl Incoming {
@@ -188,6 +191,7 @@ impl Incoming {
             received_bytes: AtomicU64::new(0),
             round_trips: Mutex::default(),
             journal_trouble: JournalTrouble::default(),
+            qemu: OnceLock::new(),
         }
     }
 
@@ -284,6 +288,16 @@ impl Incoming {
         // What follows is done by the session's loop.
         self.send(Event::Tick);
         Ok(())
+    }
+
+    /// Whether the guest's QEMU is here, as far as it is known.
+    pub fn qemu_is_alive(&self) -> bool {
+        self.qemu.get().is_none_or(|qemu| qemu.is_alive())
+    }
+
+    /// Its source has rolled back after commit: the guest is not to be let run here any more.
+    fn is_rolled_back_at_source(&self) -> bool {
+        self.machine().is_rolled_back_at_source()
     }
 
     /// What became of the operator's decision for `run`.

@@ -261,8 +261,13 @@ impl Outgoing {
         self.qemu.is_none_or(ProcessIdentity::is_alive)
     }
 
-    /// What became of the operator's last decision.
-    pub fn decided(&self) -> Decided {
+    /// The guest ran until it was stopped for the migration.
+    pub fn ran(&self) -> bool {
+        self.machine().was_running()
+    }
+
+    /// What became of the operator's last decision; none before there is one.
+    pub fn decided(&self) -> Option<Decided> {
         self.machine().decided()
     }
 

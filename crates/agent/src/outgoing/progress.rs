@@ -289,11 +289,11 @@ pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let not_asked = shared.not_asked.lock().clone();
     let ran_here = shared.ran_here.load(Ordering::SeqCst);
     let what = match shared.decided() {
-        Decided::Waiting if ran_here => RAN_HERE_WAITS,
-        Decided::Waiting => WAITS,
+        Some(Decided::Waiting) if ran_here => RAN_HERE_WAITS,
+        Some(Decided::Waiting) => WAITS,
         _ if ran_here => RAN_HERE,
-        Decided::Void => VOID,
-        Decided::Taken | Decided::Overruled | Decided::GivenUp => IN_DOUBT,
+        Some(Decided::Void) => VOID,
+        _ => IN_DOUBT,
     };
     let not_asked = not_asked.filter(|_| !ran_here).map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());

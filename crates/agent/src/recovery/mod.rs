@@ -393,6 +393,14 @@ impl Unfinished {
         Ok(())
     }
 
+    /// At a source: whether the guest ran until it was stopped for the migration.
+    pub fn ran_at_source(&self) -> Option<bool> {
+        match self.record.lock().role {
+            Role::Source { ran, .. } => Some(ran),
+            _ => None,
+        }
+    }
+
     /// What became of the operator's decision for `resume_here`.
     pub fn decided(&self, resume_here: bool) -> Decided {
         match &*self.machine.lock() {

@@ -47,11 +47,11 @@ pub(super) fn describe(machine: &SourceRecovery, ran_here: bool) -> &'static str
         return "decided; what is left to do here is tried until it is done";
     }
     match machine.decided() {
-        Decided::Waiting if ran_here => return RAN_HERE_WAITS,
-        Decided::Waiting => return WAITS,
+        Some(Decided::Waiting) if ran_here => return RAN_HERE_WAITS,
+        Some(Decided::Waiting) => return WAITS,
         _ if ran_here => return RAN_HERE,
-        Decided::Void => return VOID,
-        Decided::Taken | Decided::Overruled | Decided::GivenUp => {}
+        Some(Decided::Void) => return VOID,
+        _ => {}
     }
     match machine.answer() {
         Some(Outcome::Gone) => {

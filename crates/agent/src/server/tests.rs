@@ -6,14 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, Client, ClientError, StopGuest,
+    AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, Client, ClientError, Decision, StopGuest,
 };
 use linerate_core::SessionId;
-use linerate_core::journal::SourcePhase;
+use linerate_core::journal::{Decided, SourcePhase};
 use linerate_guest::registry::Registry;
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
+use super::resolve::{Place, judge, resolve};
 use super::*;
 use crate::audit::Audit;
 use crate::journal::{Journal, Record, Role};
@@ -305,24 +306,37 @@ fn a_session_that_recovery_has_is_in_doubt_to_whoever_attaches_or_cancels() {
                 "{body:?}"
             );
         }
-        // It is answered when the decision counts: no agent answers at the destination.
+        // It is written, and nothing shows that the guest is back: its process does not answer.
         let summary = client.resolve(&id, Decision::ResumeHere).await.unwrap();
-        assert_eq!(summary.state, MigrationState::Recovering, "{summary:?}");
+        assert_eq!(summary.state, MigrationState::InDoubt, "{summary:?}");
+        assert!(summary.note.unwrap().contains("is being resumed here"));
     });
 }
 
-#[tokio::test]
-async fn resolve_reports_a_decision_that_was_not_followed() {
-    let fate = async |decided, resume_here| {
-        let refused = until_decided(|| decided, resume_here).await.err();
-        refused.and_then(|Refusal(body)| body.guest_state)
+#[test]
+fn resolve_reports_a_decision_that_was_not_followed() {
+    let fate = |decided, here, place, is_alive| {
+        judge(decided, here, place, is_alive).map_err(|Refusal(body)| body.guest_state)
     };
-    assert_eq!(fate(Decided::Taken, true).await, None);
-    assert_eq!(fate(Decided::Void, true).await, Some(GuestState::InDoubt));
-    assert_eq!(fate(Decided::Overruled, true).await, Some(GuestState::RunsAtDestination));
-    assert_eq!(fate(Decided::Overruled, false).await, Some(GuestState::RunsAtSource));
-    let given_up = until_decided(|| Decided::GivenUp, true).await.unwrap_err();
-    assert!(given_up.0.message.contains("does not run here"), "{:?}", given_up.0);
+    let (source, paused) = (Place::Source { ran: true }, Place::Source { ran: false });
+    for place in [source, paused, Place::Destination] {
+        for here in [true, false] {
+            for is_alive in [true, false] {
+                assert_eq!(fate(Decided::Waiting, here, place, is_alive), Ok(false));
+                let done = if here && !is_alive { Err(Some(GuestState::Gone)) } else { Ok(true) };
+                assert_eq!(fate(Decided::Taken, here, place, is_alive), done, "{place:?}, {here}");
+                let doubt = Err(Some(GuestState::InDoubt));
+                assert_eq!(fate(Decided::Void, here, place, is_alive), doubt);
+                assert_eq!(fate(Decided::AlsoAtSource, here, place, is_alive), doubt);
+            }
+        }
+    }
+    let overruled = |here, place, is_alive| fate(Decided::Overruled, here, place, is_alive).unwrap_err();
+    assert_eq!(overruled(true, source, true), Some(GuestState::RunsAtDestination));
+    assert_eq!(overruled(true, paused, true), Some(GuestState::PausedAtDestination));
+    assert_eq!(overruled(false, source, true), Some(GuestState::RunsAtSource));
+    assert_eq!(overruled(false, source, false), Some(GuestState::Gone), "it could not be resumed");
+    assert_eq!(overruled(true, Place::Destination, true), None);
 }
 
 /// It ran here after commit, by another program, and has ended: the decision has the destination give its copy up.

@@ -146,7 +146,7 @@ impl Door {
     /// Calls `deliver` in a thread of its own, which ends after [`Door::close`] and the last connection.
     /// The loop drops what it gets with an event when it has handled that.
     pub fn open(deliver: impl Fn(PathEvent, Held) + Send + 'static) -> io::Result<Door> {
-        let (events, received) = sync_channel(EVENTS_MAX);
+        let (events, received) = sync_channel::<ControlEvent>(EVENTS_MAX);
         let backlog = Arc::new(Backlog { bytes: Mutex::new(Some(0)), changed: Condvar::new() });
         let entered = backlog.clone();
         let forward = move || {

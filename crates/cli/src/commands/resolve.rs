@@ -27,10 +27,10 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
     }
     context.answer(&summary, || match decision {
         Decision::ResumeHere => {
-            format!("{guest} is to run here; `linerate migration list` says when it does\n")
+            format!("{guest} is here, and does what it did before it was stopped\n")
         }
         Decision::GiveUp => {
-            format!("{guest} is to be ended here; `linerate migration list` says when it is\n")
+            format!("the copy of {guest} on this host has ended\n")
         }
     })?;
     Ok(Exit::Ok)

@@ -35,7 +35,7 @@ impl Destination {
 
     /// It could not be run here, and never will be: a decision of the operator to run it is not followed.
     fn give_back(&mut self, fault: Fault) {
-        self.operator_decision.give_up();
+        self.operator_decision.rule_out(true);
         (self.committed, self.returned) = (false, true);
         self.end_guest(DestinationPhase::Returned, fault);
     }
@@ -44,6 +44,7 @@ impl Destination {
     /// for whom recovery holds it. The source learns what becomes of it by its next question.
     pub(super) fn may_have_run(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. }) {
+            self.operator_decision.void();
             self.left_to_recovery = true;
             self.state = State::Ended;
             let rolled_back = self.rolled_back;
@@ -103,7 +104,7 @@ impl Destination {
     /// First the journal, then the end of the guest, and only then the message to the source (which may resume on it).
     /// What was not begun is not begun any more, a commit not yet written least of all.
     pub(super) fn give_up(&mut self, fault: Fault) {
-        self.operator_decision.give_up();
+        self.operator_decision.rule_out(true);
         self.end_guest(DestinationPhase::Aborted, fault);
     }
 
@@ -144,7 +145,7 @@ impl Destination {
                 self.give_back(fault);
             }
             _ => {
-                // What the driver does now cannot be stopped; nothing follows from it that runs the guest.
+                // A command that the hypervisor has cannot be called back. The driver gives it no further one.
                 self.rolled_back |=
                     matches!(self.state, State::Journaling { retry_at: None } | State::Resuming { .. });
                 self.fail(now, fault);

@@ -43,12 +43,14 @@ pub struct TakeOver {
     /// A command whose answer is lost may have been carried out: a later refusal does not prove that the guest never
     /// ran.
     may_have_run: bool,
+    /// The last command has no answer, so it may still be carried out.
+    is_unanswered: bool,
 }
 
 impl TakeOver {
     /// The tries begin now.
     pub fn new(now: Time) -> TakeOver {
-        TakeOver { end: now + RUN_FOR, may_have_run: false }
+        TakeOver { end: now + RUN_FOR, may_have_run: false, is_unanswered: false }
     }
 
     /// An answer was lost, and nothing shows that the guest has not run.
@@ -56,8 +58,19 @@ impl TakeOver {
         self.may_have_run
     }
 
+    /// Asked before each try: what the driver does instead of one when the source has rolled back. The guest must not
+    /// be let run beside its source.
+    pub fn instead(&self, rolled_back: bool) -> Option<AfterTry> {
+        match (rolled_back, self.may_have_run || self.is_unanswered) {
+            (false, _) => None,
+            (true, false) => Some(AfterTry::CannotRun),
+            (true, true) => Some(AfterTry::MayHaveRun),
+        }
+    }
+
     /// A try has come to this.
     pub fn tried(&mut self, now: Time, result: Try) -> AfterTry {
+        self.is_unanswered = result == Try::Late;
         match result {
             Try::Done => AfterTry::Runs,
             Try::Ended => AfterTry::Ended,
@@ -66,7 +79,7 @@ impl TakeOver {
             Try::Lost { ran } => {
                 if ran != Some(false) && !self.may_have_run {
                     // The wait for the lost answer was no refusal.
-                    *self = TakeOver { end: now + RUN_FOR, may_have_run: true };
+                    *self = TakeOver { end: now + RUN_FOR, may_have_run: true, is_unanswered: false };
                 }
                 AfterTry::TryAt(now + RUN_AGAIN_AFTER)
             }
@@ -109,6 +122,27 @@ mod tests {
         assert_eq!(follow(&[(1.9, Refused), (2.1, Done)]), [AGAIN, AfterTry::Runs]);
         assert_eq!(follow(&[(1.9, Late), (9.0, Late), (9.1, Refused)]), [AGAIN, AGAIN, AfterTry::CannotRun]);
         assert_eq!(follow(&[(9.0, Ended)]), [AfterTry::Ended]);
+    }
+
+    #[test]
+    fn a_guest_whose_source_has_rolled_back_is_not_tried_any_more() {
+        let cases = [
+            (vec![], AfterTry::CannotRun),
+            (vec![Try::Refused], AfterTry::CannotRun),
+            (vec![Try::Lost { ran: Some(false) }], AfterTry::CannotRun),
+            (vec![Try::Late, Try::Refused], AfterTry::CannotRun),
+            (vec![Try::Late], AfterTry::MayHaveRun),
+            (vec![Try::Lost { ran: None }], AfterTry::MayHaveRun),
+            (vec![Try::Lost { ran: None }, Try::Refused], AfterTry::MayHaveRun),
+        ];
+        for (tries, instead) in cases {
+            let mut take_over = TakeOver::new(Time::ZERO);
+            for one in &tries {
+                take_over.tried(Time::ZERO, *one);
+            }
+            assert_eq!(take_over.instead(false), None, "{tries:?}");
+            assert_eq!(take_over.instead(true), Some(instead), "{tries:?}");
+        }
     }
 
     #[test]

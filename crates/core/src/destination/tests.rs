@@ -416,7 +416,7 @@ fn a_decision_to_run_a_guest_whose_source_rolls_back_is_not_followed() {
         for at in order {
             driver.machine.handle(driver.now, events[at].clone());
         }
-        assert_eq!(driver.machine.decided_for(true), Decided::GivenUp, "{notice_first}");
+        assert_eq!(driver.machine.decided_for(true), Decided::Overruled, "{notice_first}");
         let actions = driver.handle(Event::Tick);
         assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
     }

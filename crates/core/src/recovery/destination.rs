@@ -178,7 +178,10 @@ impl DestinationRecovery {
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        self.operator_decision.decided_at_destination_for(run, self.is_in_doubt())
+        match self.operator_decision.decided_for(run) {
+            Decided::Taken if run && self.rolled_back => Decided::AlsoAtSource,
+            decided => decided,
+        }
     }
 
     /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
@@ -265,7 +268,7 @@ impl DestinationRecovery {
             }
             // A later agent finds that its process has ended, and writes the same.
             (State::Discarding(end), E::Discarded(true)) => {
-                self.operator_decision.stop_waiting();
+                self.operator_decision.settle(false);
                 self.enter(now, State::Writing(end));
             }
             (State::Writing(end), E::Written(true)) => (self.state, self.due) = (State::Over(end), None),
@@ -312,7 +315,7 @@ impl DestinationRecovery {
 
     /// It never ran here, and its source has it: an operator's decision to run it here is not followed.
     fn give_back(&mut self, now: Time) {
-        self.operator_decision.give_up();
+        self.operator_decision.rule_out(true);
         self.enter(now, State::Returning);
     }
 
@@ -336,14 +339,17 @@ impl DestinationRecovery {
 
     /// A later agent finds that too.
     fn runs(&mut self, now: Time) {
-        self.operator_decision.stop_waiting();
+        self.operator_decision.settle(true);
         self.enter(now, State::Writing(DestinationPhase::Running));
     }
 
     /// An operator decides, here or by letting the guest run himself: it is looked at now and then.
     fn hold(&mut self, now: Time) {
         self.may_have_run = true;
-        self.operator_decision.stop_waiting();
+        if self.rolled_back {
+            self.operator_decision.rule_out(true);
+        }
+        self.operator_decision.void();
         (self.state, self.due) = (State::Holding, Some(now + LOOK_EVERY));
     }
 

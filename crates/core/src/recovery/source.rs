@@ -62,8 +62,8 @@ pub struct SourceRecovery {
     /// The action of the state is due then; none while it is in progress.
     due: Option<Time>,
     answer: Option<Outcome>,
-    /// The operator's decision. It waits while a question is in flight, and until it is on disk, or the copy that is
-    /// given up has ended.
+    /// The operator's decision. It waits until it is carried out: the guest does here what it did before, or the copy
+    /// that is given up has ended.
     operator_decision: OperatorDecision,
     giving_up: GivingUp,
     /// The last question said that there is no copy here any more.
@@ -119,14 +119,14 @@ impl SourceRecovery {
         self.is_in_doubt() && self.operator_decision.takes(resume)
     }
 
-    /// What became of the operator's last decision.
-    pub fn decided(&self) -> Decided {
-        self.operator_decision.decided_at_source(self.is_in_doubt())
+    /// What became of the operator's last decision; none before there is one.
+    pub fn decided(&self) -> Option<Decided> {
+        self.operator_decision.decided()
     }
 
     /// What became of the operator's decision for `resume`.
     pub fn decided_for(&self, resume: bool) -> Decided {
-        self.operator_decision.decided_at_source_for(resume, self.is_in_doubt())
+        self.operator_decision.decided_for(resume)
     }
 
     /// The guest is being resumed here.
@@ -164,13 +164,11 @@ impl SourceRecovery {
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
-            (State::Deciding, SourceEvent::Written(true)) => {
-                self.operator_decision.settle(true);
-                self.enter(now, State::ResumingHere);
-            }
+            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::ResumingHere),
             // On disk or not: no question can commit the guest any more.
             (State::TakingBack, SourceEvent::Written(_)) => self.enter(now, State::ResumingHere),
             (State::ResumingHere, SourceEvent::ResumedHere(Some(guest))) => {
+                self.operator_decision.settle(true);
                 self.enter(now, State::Writing(SourcePhase::RolledBack, guest));
             }
             (State::EndingSource, SourceEvent::SourceEnded(true)) => {
@@ -202,16 +200,15 @@ impl SourceRecovery {
         let undecided = self.giving_up.answered(now, answer);
         match (answer.map(verdict), self.operator_decision.waiting()) {
             (Some(Verdict::EndSource), _) => {
-                self.operator_decision.settle(false);
+                self.operator_decision.rule_out(true);
                 self.enter(now, State::EndingSource);
             }
-            (Some(Verdict::Resume), _) => {
-                self.operator_decision.settle(true);
-                self.enter(now, State::TakingBack);
-            }
+            (Some(Verdict::Resume), _) => self.enter(now, State::TakingBack),
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !self.query_gives_up => self.due = Some(now),
-            (_, Some(false)) if undecided == Undecided::AsksAgain => self.due = Some(now + RETRY_AFTER),
+            (_, Some(false)) | (None, Some(true)) if undecided == Undecided::AsksAgain => {
+                self.due = Some(now + RETRY_AFTER);
+            }
             (_, Some(false)) if undecided == Undecided::Counts => self.decide(now, false),
             (_, Some(true)) if answer != Some(Outcome::Pending) => self.decide(now, true),
             (Some(Verdict::QueryAgain) | None, _) => {

@@ -193,10 +193,8 @@ impl Source {
         // An operator's decision to resume here that is not on disk yet is void: a later agent would carry it out.
         self.actions.retain(|action| *action != Action::Journal(SourcePhase::ResumingHere));
         self.resuming = false;
-        // One to give the copy up counts when it has ended.
-        if !self.given_up {
-            self.operator_decision.settle(false);
-        }
+        // One to give the copy up counts when that has ended.
+        self.operator_decision.rule_out(true);
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
         self.enter_step(now, Step::CleanUp, self.config.step_timeout);

@@ -122,7 +122,6 @@ impl Source {
         self.scheduler.stop();
         self.step_deadline = None;
         self.scan_at = None;
-        self.operator_decision.settle(true);
         // A destination that has the guest complete keeps it for its operator: there is no other copy.
         let notify_peer = notify_peer && !self.source_copy_lost;
         // What was not begun is not begun any more, a journal entry that says commit least of all.
@@ -262,6 +261,7 @@ impl Source {
             let back = complete && guest != GuestState::Gone;
             roll_back.peer_done |= !back && roll_back.may_be_loaded && roll_back.notify_at.is_some();
             if complete {
+                self.operator_decision.settle(true);
                 if roll_back.may_be_loaded && !roll_back.peer_done {
                     self.actions.push_back(Action::NoticeDue(true));
                 }
@@ -319,7 +319,7 @@ impl Source {
             // The destination may still return the guest to the copy that is to be ended.
             (_, Some(false)) if !decides && !self.query_gives_up => self.ask(now),
             // The next question is asked when it is due.
-            (_, Some(false)) if !decides && undecided == Undecided::AsksAgain => {}
+            (_, Some(false)) | (None, Some(true)) if !decides && undecided == Undecided::AsksAgain => {}
             (_, Some(false)) if !decides && undecided == Undecided::Counts => self.decide(now, false),
             (_, Some(true)) if !decides && answer != Some(Outcome::Pending) => self.decide(now, true),
             (Some(outcome), _) => self.decided_by_peer(now, outcome),

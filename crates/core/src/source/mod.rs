@@ -461,14 +461,19 @@ impl Source {
         self.is_open() && self.operator_decision.takes(resume_here)
     }
 
-    /// What became of the operator's last decision.
-    pub fn decided(&self) -> Decided {
-        self.operator_decision.decided_at_source(self.is_open())
+    /// The guest ran until it was stopped.
+    pub fn was_running(&self) -> bool {
+        self.was_running
+    }
+
+    /// What became of the operator's last decision; none before there is one.
+    pub fn decided(&self) -> Option<Decided> {
+        self.operator_decision.decided()
     }
 
     /// What became of the operator's decision for `resume_here`.
     pub fn decided_for(&self, resume_here: bool) -> Decided {
-        self.operator_decision.decided_at_source_for(resume_here, self.is_open())
+        self.operator_decision.decided_for(resume_here)
     }
 
     /// The guest is the destination's: links have nothing to carry any more but the last word.

@@ -94,6 +94,7 @@ impl OwnQemu {
         let (record, mut qmp) = started.map_err(|error| failed(&error))?;
         let pid = record.process.pid;
         self.context.record().qemu = Some(record.clone());
+        let _ = self.context.shared.qemu.set(record.process);
         drop(self.admitted.claim.take());
         let found = read::read(&mut qmp, pid, deadline);
         self.process = Some((record, DestinationQemu::new(qmp)));
@@ -156,7 +157,10 @@ impl OwnQemu {
     fn take_over(&mut self, ran: bool) -> Result<(), Event> {
         let vcpu_time = self.context.record().vcpu_time.clone();
         match &mut self.process {
-            Some((record, qemu)) => take_over(record, qemu, &vcpu_time, ran),
+            Some((record, qemu)) => {
+                let shared = &self.context.shared;
+                take_over(record, qemu, &vcpu_time, ran, &|| shared.is_rolled_back_at_source())
+            }
             None => Err(Event::CannotRun(internal("no hypervisor holds the guest"))),
         }
     }
@@ -213,16 +217,22 @@ impl OwnQemu {
 }
 
 /// Tries until the guest runs, or its QEMU has ended, or that has refused for long enough. `vcpu_time`: of the guest
-/// when it was committed.
+/// when it was committed. `rolled_back`: whether the source has rolled back.
 fn take_over(
     record: &GuestRecord,
     qemu: &mut DestinationQemu,
     vcpu_time: &VcpuTime,
     ran: bool,
+    rolled_back: &dyn Fn() -> bool,
 ) -> Result<(), Event> {
     let clock = Clock::start();
     let mut take_over = TakeOver::new(clock.now());
     loop {
+        if let Some(instead) = take_over.instead(rolled_back()) {
+            let fault = Fault::new(Code::Cancelled, Step::Commit, Side::Source, "the source has rolled back");
+            let never_ran = instead == AfterTry::CannotRun;
+            return Err(if never_ran { Event::CannotRun(fault) } else { Event::MayHaveRun(fault) });
+        }
         let (result, error) = match qemu.take_over(ran, Instant::now() + QMP_WAIT) {
             TakeOverResult::Done => return Ok(()),
             TakeOverResult::Refused(error) => (Try::Refused, error),
@@ -310,10 +320,15 @@ mod tests {
         other.execute("query-status", json!({}), soon()).unwrap();
         let record = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
         let mut qemu = DestinationQemu::new(qmp);
-        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true).unwrap_err();
+        let asked = std::cell::Cell::new(0);
+        let rolled_back = || asked.replace(asked.get() + 1) > 0;
+        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &rolled_back).unwrap_err();
+        assert!(matches!(&event, Event::CannotRun(fault) if fault.side == Side::Source), "{event:?}");
+        assert_eq!(asked.get(), 2, "it is not tried again beside its source");
+        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &|| false).unwrap_err();
         assert!(matches!(event, Event::CannotRun(_)), "no answer was lost: {event:?}");
         qemu.qmp().hang_up();
-        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true).unwrap_err();
+        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &|| false).unwrap_err();
         assert!(matches!(event, Event::MayHaveRun(_)), "{event:?}");
     }
 }

@@ -42,5 +42,5 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
         wait("it stays");
     }
     assert_eq!(agent.incoming.outcome(session), Outcome::Returned);
-    assert!(one.decided(true) == Decided::GivenUp && !qemu.is_alive());
+    assert!(one.decided(true) == Decided::Overruled && !qemu.is_alive());
 }

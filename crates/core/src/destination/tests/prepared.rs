@@ -430,20 +430,20 @@ fn an_operators_decision_counts_when_it_is_carried_out() {
     assert!(driver.machine.is_in_doubt() && !driver.machine.takes(false));
     driver.handle(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO });
     assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::Taken, false));
-    for done in [Event::Journaled(DestinationPhase::Aborted), Event::Discarded] {
-        let mut driver = held();
-        assert!(aborts(&driver.handle(Event::Resolve(false))));
-        driver.handle(unwritten());
-        assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "before {done:?}");
+    let mut driver = held();
+    assert!(aborts(&driver.handle(Event::Resolve(false))));
+    for before in [unwritten(), Event::Journaled(DestinationPhase::Aborted)] {
+        driver.handle(before);
+        assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "QEMU has not ended");
         assert!(!driver.machine.takes(true));
-        driver.handle(done);
-        assert_eq!(driver.machine.decided_for(false), Decided::Taken);
     }
+    driver.handle(Event::Discarded);
+    assert_eq!(driver.machine.decided_for(false), Decided::Taken);
     let mut driver = held();
     driver.handle(Event::Resolve(true));
     driver.handle(unwritten());
     assert!(aborts(&driver.handle(Event::RolledBackAtSource)), "its source runs it");
-    assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::GivenUp, false));
+    assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::Overruled, false));
 }
 
 #[test]
@@ -513,15 +513,28 @@ fn a_guest_that_an_operator_lets_run_in_vain_returns_to_its_source() {
     assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{actions:?}");
     driver.handle(Event::Journaled(DestinationPhase::Returned));
     driver.handle(Event::Discarded);
-    assert_eq!(driver.machine.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.machine.decided_for(true), Decided::Overruled);
+}
+
+/// A command that the hypervisor had could not be called back.
+#[test]
+fn an_operator_reads_that_a_guest_may_run_at_the_source_too() {
+    let mut driver = Driver::at(Loaded);
+    driver.handle(Event::PathLost(PATH));
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Journaled(DestinationPhase::Committed));
+    driver.handle(Event::RolledBackAtSource);
+    assert!(driver.machine.is_rolled_back_at_source());
+    driver.handle(Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO });
+    assert_eq!(driver.machine.decided_for(true), Decided::AlsoAtSource);
 }
 
 /// The decision is on disk, and nothing shows that the guest runs.
 #[test]
 fn an_operators_decision_does_not_count_for_a_guest_that_ends_or_is_left_to_recovery() {
     let ends = [
-        (Event::GuestEnded(fault(Code::GuestGone)), Decided::GivenUp),
-        (Event::MayHaveRun(fault(Code::HypervisorFailed)), Decided::Waiting),
+        (Event::GuestEnded(fault(Code::GuestGone)), Decided::Overruled),
+        (Event::MayHaveRun(fault(Code::HypervisorFailed)), Decided::Void),
     ];
     for (end, decided) in ends {
         let mut driver = Driver::at(Loaded);

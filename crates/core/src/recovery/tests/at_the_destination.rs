@@ -120,7 +120,8 @@ fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
         assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Write(To::Returned)), "{decided}");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Discard));
-        assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+        let fate = if decided { Decided::Overruled } else { Decided::Void };
+        assert_eq!(driver.recovery.decided_for(true), fate, "{decided}");
     }
 }
 
@@ -131,7 +132,7 @@ fn a_commit_that_the_disk_refuses_is_not_written_any_more_when_the_source_has_ro
     driver.handle(Did::Resolve(true));
     driver.handle(Did::RolledBackAtSource);
     assert_eq!(driver.handle(Did::Written(false)), Some(Do::Discard));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
     assert_eq!(driver.handle(Did::Discarded(true)), Some(Do::Write(To::Aborted)));
 }
 
@@ -142,7 +143,7 @@ fn a_decision_is_not_followed_if_the_source_rolls_back_before_the_guest_is_run()
     driver.handle(Did::Resolve(true));
     driver.recovery.handle(driver.now, Did::Written(true));
     assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Write(To::Returned)));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
 }
 
 /// The live session had the notice.
@@ -163,7 +164,7 @@ fn a_decision_over_a_guest_that_is_returned_is_not_followed() {
     driver.handle(Did::RolledBackAtSource);
     driver.again(Do::Inspect);
     assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Write(To::Returned)));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
 }
 
 #[test]
@@ -266,7 +267,7 @@ fn an_operator_reads_that_a_guest_that_was_to_run_here_has_ended() {
     let mut driver = held();
     assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
     driver.handle(Did::Ran(RunResult::Ended));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
     assert!(driver.recovery.is_over().is_some() && !driver.recovery.is_in_doubt());
 }
 
@@ -329,7 +330,7 @@ fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
     assert!(driver.recovery.is_held() && driver.recovery.takes(false));
     driver.handle(Did::CommitAgain { copy: true });
     driver.handle(Did::Resolve(false));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Void);
 }
 
 #[test]
@@ -341,7 +342,7 @@ fn an_operator_reads_that_a_guest_that_was_to_run_here_is_returned() {
     driver.now = driver.now + RUN_FOR;
     driver.handle(Did::CommitAgain { copy: true });
     assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn an_operator_reads_that_the_source_has_revoked_what_was_to_run_here() {
     driver.handle(Did::Resolve(true));
     driver.handle(Did::Written(false));
     assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Discard));
-    assert_eq!(driver.recovery.decided_for(true), Decided::GivenUp);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
     assert!(!driver.recovery.is_in_doubt());
 }
 
@@ -446,6 +447,7 @@ fn a_guest_that_may_have_run_is_held_again_and_not_returned_for_a_refusal() {
         assert!(next.is_none_or(|next| matches!(next, Do::Run | Do::Inspect)), "{next:?}");
     }
     assert!(next != Some(Do::Run) && driver.recovery.is_held(), "an operator decides again");
+    assert_eq!(driver.recovery.decided_for(true), Decided::Void);
 }
 
 /// Its source's operator has let it run there.
@@ -472,6 +474,7 @@ fn a_guest_that_may_have_run_is_not_tried_any_more_when_its_source_has_rolled_ba
             assert_eq!(driver.handle(Did::RolledBackAtSource), None);
         }
         assert!(driver.recovery.is_held(), "{in_flight}");
+        assert_eq!(driver.recovery.decided_for(true), Decided::Overruled, "{in_flight}");
         assert_ne!(driver.handle(Did::Resolve(true)), Some(Do::Run), "{in_flight}");
         driver.again(Do::Inspect);
     }

@@ -127,9 +127,9 @@ fn a_decision_to_resume_is_void_if_the_query_in_progress_finds_the_guest_over_th
     let mut driver = querying();
     driver.action();
     driver.handle(SourceEvent::Resolve(true));
-    assert_eq!(driver.recovery.decided(), Decided::Waiting);
+    assert_eq!(driver.recovery.decided(), Some(Decided::Waiting));
     assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Pending))), None);
-    assert_eq!(driver.recovery.decided(), Decided::Void, "it is not dropped without a word");
+    assert_eq!(driver.recovery.decided(), Some(Decided::Void), "it is not dropped without a word");
     driver.again(SourceAction::Query { gives_up: false });
     assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::EndSource));
 }
@@ -208,7 +208,7 @@ fn a_copy_that_was_given_up_and_has_not_ended_is_asked_about_once_more() {
 
 /// A later agent asks again, which is a commit.
 #[test]
-fn a_decision_to_resume_waits_until_it_is_on_disk() {
+fn a_decision_to_resume_waits_until_the_guest_is_back() {
     let mut driver = querying();
     driver.action();
     driver.handle(SourceEvent::Resolve(true));
@@ -220,7 +220,35 @@ fn a_decision_to_resume_waits_until_it_is_on_disk() {
     driver.again(SourceAction::Write(From::ResumingHere));
     assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
     assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
+    for _ in 0..100 {
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting, "it is not back yet");
+        assert_eq!(driver.handle(SourceEvent::ResumedHere(None)), None);
+        driver.again(SourceAction::ResumeHere);
+    }
+    driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource)));
     assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
+}
+
+/// It may still hold the guest, and run it by a question that arrived.
+#[test]
+fn a_guest_that_the_destination_has_is_resumed_only_after_a_silence() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Answered(Some(Outcome::Pending)));
+    let mut next = driver.handle(SourceEvent::Resolve(true));
+    let mut seconds = 0;
+    loop {
+        assert_eq!(next, Some(SourceAction::Query { gives_up: false }));
+        assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
+        if driver.handle(SourceEvent::Answered(None)).is_some() {
+            break;
+        }
+        seconds += 1;
+        assert!(seconds < 30, "it waits for ever");
+        driver.again(SourceAction::Query { gives_up: false });
+        next = Some(SourceAction::Query { gives_up: false });
+    }
+    assert!(seconds > 5, "{seconds} s");
 }
 
 #[test]
@@ -252,9 +280,17 @@ fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
             driver.handle(SourceEvent::Resolve(resume));
             let next = driver.handle(SourceEvent::Answered(Some(answer)));
             assert_eq!(next, Some(follows), "{answer:?}, {resume}: the destination knows");
+            if follows == takes_back {
+                assert_eq!(driver.recovery.decided(), Some(Decided::Waiting), "it is not back yet");
+                driver.handle(SourceEvent::Written(true));
+                driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource)));
+            } else if !resume {
+                assert_eq!(driver.recovery.decided(), Some(Decided::Waiting), "it has not ended yet");
+                driver.handle(SourceEvent::SourceEnded(true));
+            }
             let followed = resume == (follows == takes_back);
             let decided = if followed { Decided::Taken } else { Decided::Overruled };
-            assert_eq!(driver.recovery.decided(), decided, "{answer:?}, {resume}");
+            assert_eq!(driver.recovery.decided(), Some(decided), "{answer:?}, {resume}");
         }
     }
 }

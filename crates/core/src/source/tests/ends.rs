@@ -204,7 +204,7 @@ fn an_operators_decision_waits_for_the_query_in_progress_and_revokes_the_commit(
 
 /// A disk that is full takes no decision either.
 #[test]
-fn it_is_in_doubt_until_the_decision_to_resume_is_on_disk() {
+fn a_decision_to_resume_counts_when_the_guest_is_back() {
     let mut driver = Driver::at(Committing);
     driver.handle(Event::PathLost(PATH));
     for _ in 0..5 {
@@ -218,12 +218,35 @@ fn it_is_in_doubt_until_the_decision_to_resume_is_on_disk() {
     assert!(driver.handle(Event::Unanswered).contains(&journals));
     driver.handle(Event::Failed(fault(Code::JournalFailed)));
     assert!(driver.machine.is_in_doubt(), "nothing is decided");
-    assert_eq!(driver.machine.decided(), Decided::Waiting);
+    assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
     driver.now = driver.now + Duration::from_secs(1);
     assert!(driver.handle(Event::Tick).contains(&journals), "it is tried again");
     assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
     assert!(!driver.machine.is_in_doubt());
-    assert_eq!(driver.machine.decided(), Decided::Taken);
+    assert_eq!(driver.machine.decided_for(true), Decided::Waiting, "QEMU may refuse");
+    driver.handle(rolled_back(true));
+    assert_eq!(driver.machine.decided_for(true), Decided::Taken);
+}
+
+/// It may still hold the guest, and run it by a question that arrived.
+#[test]
+fn a_guest_that_the_destination_has_is_resumed_only_after_a_silence() {
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::PathLost(PATH));
+    driver.now = driver.now + Duration::from_secs(1);
+    driver.handle(Event::Tick);
+    driver.handle(Event::Answered(Outcome::Pending));
+    driver.handle(Event::Resolve(true));
+    let journals = Action::Journal(SourcePhase::ResumingHere);
+    let mut seconds = 0;
+    while !driver.handle(Event::Unanswered).contains(&journals) {
+        seconds += 1;
+        assert!(seconds < 30, "it waits for ever");
+        assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
+        driver.now = driver.now + Duration::from_secs(1);
+        assert!(driver.handle(Event::Tick).contains(&Action::Query { gives_up: false }));
+    }
+    assert!(seconds > 5, "{seconds} s");
 }
 
 /// What was asked before may have the destination return the guest, while the copy here is ended.
@@ -271,7 +294,10 @@ fn the_copy_of_a_guest_that_the_destination_has_is_not_ended_by_an_operator() {
     let pending = Some(Outcome::Pending);
     for last in [Outcome::Aborted, Outcome::Returned] {
         let (driver, actions) = gives_up(&[pending, pending, None, Some(last)]);
+        let mut driver = driver;
         assert!(actions.contains(&Action::RollBack), "{last:?}: {actions:?}");
+        assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "it is not back yet");
+        driver.handle(rolled_back(true));
         assert_eq!(driver.machine.decided_for(false), Decided::Overruled);
     }
     let (driver, actions) = gives_up(&[pending; 15]);
@@ -302,10 +328,11 @@ fn a_given_up_copy_that_has_not_ended_is_resumed_if_the_destination_gives_the_gu
     driver.handle(Event::PathUp(PATH));
     let actions = driver.receive(Message::Abort(fault(Code::HypervisorFailed)));
     assert!(actions.contains(&Action::RollBack), "{actions:?}");
-    assert_eq!(driver.machine.decided_for(false), Decided::Overruled);
     driver.now = driver.now + Duration::from_secs(1);
     assert!(!driver.handle(Event::Tick).contains(&Action::CleanUp), "it is ended all the same");
+    assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "it is not back yet");
     let actions = driver.handle(rolled_back(true));
+    assert_eq!(driver.machine.decided_for(false), Decided::Overruled);
     assert!(!sends(&actions, is_abort), "{actions:?}");
     assert!(driver.machine.is_ended());
 }
@@ -363,6 +390,7 @@ fn an_answer_that_decides_nothing_does_not_void_a_decision_that_is_being_written
         assert_eq!(driver.machine.decided_for(true), Decided::Waiting, "{answer:?}");
         let rolls_back = driver.handle(Event::Journaled(SourcePhase::ResumingHere));
         assert!(rolls_back.contains(&Action::RollBack), "{answer:?}");
+        driver.handle(rolled_back(true));
         assert_eq!(driver.machine.decided_for(true), Decided::Taken, "{answer:?}");
     }
 }
@@ -377,8 +405,20 @@ fn an_operator_is_told_that_the_destination_decided_otherwise() {
         let mut driver = Driver::at(Committing);
         driver.handle(Event::Resolve(resume));
         driver.handle(event.clone());
+        if !resume {
+            assert_eq!(driver.machine.decided_for(false), Decided::Waiting, "{event:?}: it is not back yet");
+            driver.handle(rolled_back(true));
+        }
         assert_eq!(driver.machine.decided_for(resume), Decided::Overruled, "{event:?}");
     }
+    // It was void already, as the destination had the guest.
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Answered(Outcome::Pending));
+    driver.handle(Event::Answered(Outcome::Returned));
+    assert_eq!(driver.machine.decided_for(true), Decided::Void);
+    driver.handle(rolled_back(true));
+    assert_eq!(driver.machine.decided_for(true), Decided::Taken);
     // The decision is being written.
     let mut driver = Driver::at(Committing);
     driver.handle(Event::Resolve(true));
@@ -399,11 +439,12 @@ fn a_destination_that_answers_decides_and_not_the_operator() {
     }
     let mut driver = Driver::at(Committing);
     driver.handle(Event::Resolve(true));
-    assert_eq!(driver.machine.decided(), Decided::Waiting);
+    assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
     assert_eq!(driver.handle(Event::Answered(Outcome::Pending)), [], "it holds the guest");
-    assert_eq!(driver.machine.decided(), Decided::Void);
+    assert_eq!(driver.machine.decided_for(true), Decided::Void);
     assert!(driver.handle(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp));
-    assert_eq!(driver.machine.decided(), Decided::Overruled);
+    driver.handle(Event::CleanedUp);
+    assert_eq!(driver.machine.decided_for(true), Decided::Overruled);
 }
 
 /// Two operators: each is told what became of their own decision.
