@@ -314,6 +314,8 @@ pub struct Check {
     pub decisions: Vec<Decision>,
     /// Those of which an operator was told that they are done.
     pub told: Vec<Decision>,
+    /// Processes that an operator has paused, and not let run since.
+    pub paused: BTreeSet<u64>,
     /// Sessions over which two operators decided, each by what their own host shows.
     pub pairs: BTreeSet<u64>,
     /// Both processes of sessions whose source one of two operators has resumed without the destination's answer.

@@ -105,7 +105,9 @@ impl World {
         let Decision { host, session, here, pid, .. } = *decision;
         self.check.told.retain(|told| (told.host, told.session) != (host, session));
         if here {
-            (self.wanted, self.paused_since) = (true, true);
+            if !self.is_paused_elsewhere(pid) {
+                (self.wanted, self.paused_since) = (true, true);
+            }
             return;
         }
         self.check.given_up_there.insert(session);
@@ -338,13 +340,14 @@ impl World {
         self.fired.push(true);
     }
 
-    /// One of the two decides, if there is still something to decide. Nobody gives up a guest that they see running.
+    /// One of the two decides, if there is still something to decide. Nobody gives up a guest that they see running, or
+    /// that they have paused after it ran here.
     pub fn operator_decides(&mut self, host: usize, session: u64, here: bool) {
         if !self.asks_for_decision(host, session) || self.awaits_answer(host, session) {
             return;
         }
         let runs = self.process_of(host, session).and_then(|pid| self.find(pid));
-        let here = here || runs.is_some_and(|guest| guest.running);
+        let here = here || runs.is_some_and(|guest| guest.running || guest.executed && guest.current);
         self.note(|| format!("host {host}, session {session}: one of two operators decides: {here}"));
         self.decide(host, session, here);
     }

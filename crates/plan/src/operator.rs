@@ -122,7 +122,10 @@ impl World {
         let case = self.hosts[host].cases.get(&session).map(|case| &case.machine);
         let is_revoked =
             matches!(case, Some(Machine::Destination(machine)) if machine.is_rolled_back_at_source());
-        let run = !(runs_there || is_revoked || is_free && self.random.percent(50));
+        let run = !(runs_there
+            || self.is_paused_elsewhere(here)
+            || is_revoked
+            || is_free && self.random.percent(50));
         self.note(|| format!("host {host}, session {session}: the operator lets it run: {run}"));
         if run {
             (self.wanted, self.paused_since) = (true, true);
@@ -130,6 +133,12 @@ impl World {
             self.check.run_there.insert(session);
         }
         self.decide(host, session, run);
+    }
+
+    /// An operator has paused the guest in another process than `here`, which has it.
+    pub fn is_paused_elsewhere(&self, here: Option<u64>) -> bool {
+        let has_guest = |pid: u64| self.find(pid).is_some_and(|guest| guest.owned && guest.current);
+        self.check.paused.iter().any(|pid| Some(*pid) != here && has_guest(*pid))
     }
 
     /// The process that the record of a session names, if it is alive.
@@ -247,6 +256,7 @@ impl World {
         }
         self.wanted = false;
         self.note(|| format!("the operator pauses process {pid}"));
+        self.check.paused.insert(pid);
         if let Some(guest) = self.find_mut(pid) {
             guest.running = false;
         }
@@ -260,6 +270,7 @@ impl World {
         let pid =
             self.all().find(|guest| paused(guest) && guest.sending == Sending::No).map(|guest| guest.pid);
         let Some(pid) = pid.filter(|_| !self.all().any(|guest| guest.running)) else { return };
+        self.check.paused.remove(&pid);
         if let Some(guest) = self.find_mut(pid) {
             (guest.running, guest.executed) = (true, true);
         }

@@ -24,7 +24,7 @@ const WIDTH_MAX: usize = 110;
 enum Display {
     Live(Canvas),
     Plain(Lines),
-    Json(Option<DrainDetail>, Instant),
+    Json(Option<Box<DrainDetail>>, Instant),
     Quiet,
 }
 
@@ -93,7 +93,7 @@ impl Display {
                 let news = before.as_ref().is_none_or(|before| says_more(before, detail));
                 if news || written.elapsed() >= FIGURES {
                     context.print_json_line(detail)?;
-                    (*before, *written) = (Some(detail.clone()), Instant::now());
+                    (*before, *written) = (Some(Box::new(detail.clone())), Instant::now());
                 }
             }
             Display::Quiet => {}
