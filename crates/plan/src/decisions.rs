@@ -210,8 +210,8 @@ impl World {
         }
     }
 
-    /// A host says that the guest is there when its hypervisor has confirmed that, not when something is on disk. A guest
-    /// that was paused when it was moved only has its disks there. One that has ended since did so by itself.
+    /// A host says that the guest is there when its hypervisor has confirmed that, not when something is on disk. A
+    /// guest that was paused when it was moved only has its disks there. One that has ended since did so by itself.
     fn has_guest_if_decided(&self, decision: &Decision) -> bool {
         let record = self.hosts[decision.host].record(decision.session);
         let (Some(record), true, false) = (record, decision.here, self.check.is_split) else { return true };

@@ -77,7 +77,8 @@ async fn wait(decided: impl Fn() -> Decided) -> Decided {
     decided()
 }
 
-/// Whether the decision for `here` is carried out; `false` if it still waits. `is_alive`: the guest's QEMU on this host.
+/// Whether the decision for `here` is carried out; `false` if it still waits. `is_alive`: the guest's QEMU on this
+/// host.
 ///
 /// # Errors
 /// It was not followed, or the guest has ended since.
