@@ -155,6 +155,24 @@ fn a_guest_that_was_left_to_recovery_is_not_run_if_its_source_has_rolled_back() 
     assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Write(To::Returned)));
 }
 
+/// A command that the hypervisor had could not be called back.
+#[test]
+fn an_operator_reads_that_a_guest_may_run_at_the_source_too() {
+    for answered in [true, false] {
+        let mut driver = held();
+        assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Run));
+        assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it is just being run");
+        if answered {
+            driver.handle(Did::Ran(RunResult::Runs));
+        } else {
+            driver.handle(Did::Ran(RunResult::Unknown));
+            driver.again(Do::Inspect);
+            driver.handle(Did::Inspected(Inspection::Runs));
+        }
+        assert_eq!(driver.recovery.decided_for(true), Decided::AlsoAtSource, "{answered}");
+    }
+}
+
 /// The process answered nothing, so it is looked at, and never ran.
 #[test]
 fn a_decision_over_a_guest_that_is_returned_is_not_followed() {
