@@ -9,7 +9,7 @@ pub enum NotDecided {
     NotInDoubt,
     /// Another operator has decided, and that is not carried out yet.
     #[error(
-        "has the opposite decision pending, so this one was refused: that one waits for the other host's answer, for the disk or for QEMU, and the guest is paused here until then. `linerate migration list` shows what becomes of it; if it is not followed, decide again"
+        "has the opposite decision pending, so this one was refused. The pending decision waits for the other host's answer, for the disk or for QEMU; until then the guest is paused here. `linerate migration list` shows the result. If the pending decision is not followed, decide again"
     )]
     OppositeWaits,
     /// At a source: it cannot be resumed here.
@@ -52,8 +52,8 @@ pub(crate) fn check_resumable(resume_here: bool, is_alive: bool, ran_here: bool)
 /// What follows at a destination from a decision that is not carried out yet: `true` runs the guest here.
 pub(crate) fn describe_decision(run: bool) -> &'static str {
     if run {
-        "it was decided that the guest is to run here; QEMU has not confirmed that it does. That is tried until it does, or until the source has the guest back. If the agent is restarted before, decide again if the guest is in doubt then"
+        "it was decided that the guest is to run here; QEMU has not confirmed that it runs. The agent tries until QEMU confirms it, or until the source has the guest back. If the agent restarts before that and the guest is in doubt again, decide again"
     } else {
-        "it was decided that the guest is given up here; its QEMU has not ended yet, and that is tried until it has. If the agent is restarted before, decide again"
+        "it was decided that the guest is given up here; its QEMU has not ended yet, and the agent tries until it has. If the agent restarts before that and the guest is in doubt again, decide again"
     }
 }

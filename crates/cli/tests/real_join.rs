@@ -195,9 +195,12 @@ fn no_secret_is_in_the_command_line_or_environment_of_any_process() {
     let token = line(stage.agent_of(0), &[]);
     let mut joining = command(stage.agent_of(1), &["join", &token[1], "-"]).spawn().unwrap();
     processes.wait(&format!("join\0{}\0-\0", token[1]));
-    joining.stdin.take().unwrap().write_all(token[2].as_bytes()).unwrap();
+    // As a person who pastes it: the input does not end.
+    let mut typed = joining.stdin.take().unwrap();
+    typed.write_all(format!("{}\n", token[2]).as_bytes()).unwrap();
     let (exit, out, err) = said(joining.wait_with_output().unwrap());
     assert_eq!(exit, 0, "{out}{err}");
+    drop(typed);
     ended(&stage.migrate(&["--verify"]).finish()).completed();
     stage.arrived();
     stage.guest_goes_on();

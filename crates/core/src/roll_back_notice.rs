@@ -64,8 +64,9 @@ impl RollBackNotice {
                 if self.acknowledged { Next::Acknowledged } else { Next::NoAnswer }
             }
             // It has acknowledged and is ending its guest, which does not take long.
-            Some(Outcome::Pending) => Next::RetryAt(now + WAIT),
-            None => {
+            Some(Outcome::Pending) if now < self.until => Next::RetryAt(now + WAIT),
+            // Something keeps it from that, such as a record that it cannot read.
+            Some(Outcome::Pending) | None => {
                 let wait = self.wait;
                 let longest = if now >= self.until { WAIT_HELD_MAX } else { WAIT_MAX };
                 self.wait = (wait * 2).min(longest);
@@ -116,5 +117,18 @@ mod tests {
             now = at;
         }
         assert_eq!(notice.answered(now, Some(Outcome::Aborted)), Next::GivenUp);
+    }
+
+    #[test]
+    fn a_destination_that_cannot_end_its_guest_is_notified_ever_more_seldom() {
+        let mut notice = RollBackNotice::new(Time::ZERO, true);
+        let (mut now, mut waits) = (Time::ZERO, Vec::new());
+        while now < Time::ZERO + Duration::from_secs(3600) {
+            let next = notice.answered(now, Some(Outcome::Pending));
+            let Next::RetryAt(at) = next else { panic!("given up at {now:?}: {next:?}") };
+            waits.push(at - now);
+            now = at;
+        }
+        assert_eq!((waits.first(), waits.last()), (Some(&WAIT), Some(&WAIT_HELD_MAX)));
     }
 }

@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// As the agent's `until_decided` and `may_run`; none while the operator has to wait.
+    /// As `wait` and `judge` of the agent's `server/resolve.rs`; none while the operator has to wait.
     fn answer_to(&self, decision: &Decision) -> Option<Answer> {
         let early = self.options.mutation == Some(Mutation::DecisionReportedEarly);
         let is_late = self.now - decision.since >= DECISION_WAIT;

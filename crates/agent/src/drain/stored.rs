@@ -72,8 +72,9 @@ pub(super) fn unreadable(record: &DrainRecord) -> BTreeMap<String, Unreadable> {
         let error = serde_json::from_value::<DrainGuest>(value.clone()).err()?;
         let name = value["guest"].as_str().unwrap_or(key);
         let text = format!(
-            "what the store has of guest {name} cannot be read, and the guest may be here: {}. See `linerate vm list` \
-             and `virsh list`. Start the release of the agent that wrote it, or drain again when this drain has ended",
+            "the store's record of guest {name} cannot be read, and the guest may still be here: {}. See `linerate vm \
+             list` and `virsh list`. Start the release of the agent that wrote the record, or drain again when this \
+             drain has ended",
             chain(&error)
         );
         Some((key.clone(), Unreadable { value: value.clone(), text }))

@@ -43,8 +43,10 @@ impl Unreadable {
         (!all.is_empty()).then(|| {
             format!(
                 "the journal has records that cannot be read, and guests of these migrations may be here: {}. Start \
-                 the release of the agent that wrote them, and let it end these migrations. If `linerate migration \
-                 list` shows them on no host, and no other migration here goes on, stop the agent and move {} away",
+                 the release of the agent that wrote them, and let it end these migrations. If that cannot be, and one \
+                 is in doubt at its source: see that no QEMU of the guest runs here, stop this agent, wait 10 s, and \
+                 decide there (`linerate resolve ID --resume-here`). If `linerate migration list` shows them on no \
+                 host, and no other migration here goes on, stop the agent and move {} away",
                 all.join("; "),
                 journal.display()
             )
