@@ -7,12 +7,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use linerate_guest::folder_rights::FolderRights;
 use rustix::fs::{Mode, OFlags};
 
 /// Read and write for group and others. Search alone (0711) shows no names: libvirt's QEMUs may need it for `ram_dir`.
 const FOR_OTHERS: u32 = 0o066;
-const WRITE_FOR_OTHERS: u32 = 0o022;
-const STICKY: u32 = 0o1000;
 
 /// Why a folder is not used.
 #[derive(Debug, thiserror::Error)]
@@ -58,10 +57,10 @@ pub(crate) fn private_folder(path: &Path) -> Result<(), FolderError> {
     let real = std::fs::canonicalize(&whole).map_err(failed)?;
     for above in real.ancestors().skip(1) {
         let facts = std::fs::metadata(above).map_err(failed)?;
-        let mode = facts.mode() & 0o7777;
-        let foreign = facts.uid() != own && facts.uid() != 0;
-        if foreign || (mode & WRITE_FOR_OTHERS != 0 && mode & STICKY == 0) {
-            return Err(FolderError::Replaceable { path: whole.clone(), above: above.to_owned(), mode });
+        let rights = FolderRights::new(facts.uid(), facts.mode());
+        if rights.others_replace() {
+            let (path, above) = (whole.clone(), above.to_owned());
+            return Err(FolderError::Replaceable { path, above, mode: rights.mode });
         }
     }
     Ok(())

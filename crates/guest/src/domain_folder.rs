@@ -9,9 +9,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::access::open_exactly;
-
-const WRITE_FOR_OTHERS: u32 = 0o022;
-const STICKY: u32 = 0o1000;
+use crate::folder_rights::{FolderRights, is_ours};
 
 /// Why the sockets in a folder are not used.
 #[derive(Debug, thiserror::Error)]
@@ -48,31 +46,32 @@ impl DomainFolder {
     /// Looks at the folder and all above it, from the root on: what was found safe stays so. No symbolic link is
     /// followed.
     pub fn open(path: &Path) -> Result<DomainFolder, DomainFolderError> {
-        let replaceable = |above: &Path, mode: u32| DomainFolderError::Replaceable {
+        let replaceable = |above: &Path, rights: FolderRights| DomainFolderError::Replaceable {
             path: path.to_owned(),
             above: above.to_owned(),
-            mode,
+            mode: rights.mode,
         };
         let folders: Vec<&Path> = path.ancestors().skip(1).collect();
-        let mut parent = (path, 0);
-        for &folder in folders.iter().rev() {
-            let (mode, owner) = look_at(folder)?;
-            // The sticky bit keeps others from replacing what is not theirs, and all below is ours.
-            if !is_ours(owner) || (mode & WRITE_FOR_OTHERS != 0 && mode & STICKY == 0) {
-                return Err(replaceable(folder, mode));
+        let mut parent = None;
+        for &above in folders.iter().rev() {
+            let rights = look_at(above)?;
+            if rights.others_replace() {
+                return Err(replaceable(above, rights));
             }
-            parent = (folder, mode);
+            parent = Some((above, rights));
         }
-        let (mode, owner) = look_at(path)?;
-        let (above, mode_above) = parent;
+        let own = look_at(path)?;
         // Its owner may have made it.
-        if !is_ours(owner) && mode_above & WRITE_FOR_OTHERS != 0 {
-            return Err(replaceable(above, mode_above));
+        if let Some((above, rights)) = parent
+            && !own.is_ours()
+            && rights.others_write()
+        {
+            return Err(replaceable(above, rights));
         }
-        if mode & WRITE_FOR_OTHERS != 0 {
-            return Err(DomainFolderError::Writable { path: path.to_owned(), mode });
+        if own.others_write() {
+            return Err(DomainFolderError::Writable { path: path.to_owned(), mode: own.mode });
         }
-        Ok(DomainFolder { owner })
+        Ok(DomainFolder { owner: own.owner })
     }
 
     /// Whether a socket of this user may be a domain's: of the folder's owner, root and this process's user.
@@ -81,12 +80,7 @@ impl DomainFolder {
     }
 }
 
-fn is_ours(user: u32) -> bool {
-    user == 0 || user == rustix::process::geteuid().as_raw()
-}
-
-/// Mode and owner of a folder.
-fn look_at(folder: &Path) -> Result<(u32, u32), DomainFolderError> {
+fn look_at(folder: &Path) -> Result<FolderRights, DomainFolderError> {
     let failed = |source: Errno| match source {
         Errno::LOOP | Errno::NOTDIR => DomainFolderError::NotAFolder { path: folder.to_owned() },
         other => DomainFolderError::Open { path: folder.to_owned(), source: other.into() },
@@ -96,7 +90,7 @@ fn look_at(folder: &Path) -> Result<(u32, u32), DomainFolderError> {
     if FileType::from_raw_mode(facts.st_mode) != FileType::Directory {
         return Err(DomainFolderError::NotAFolder { path: folder.to_owned() });
     }
-    Ok((facts.st_mode & 0o7777, facts.st_uid))
+    Ok(FolderRights::new(facts.st_uid, facts.st_mode))
 }
 
 #[cfg(test)]
