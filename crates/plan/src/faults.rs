@@ -177,6 +177,12 @@ impl Focus {
         Some(self)
     }
 
+    /// On what has these names, as [`Focus::on`] takes them; none if one of them is unknown.
+    #[must_use]
+    pub fn on_all(names: &[&str]) -> Option<Focus> {
+        names.iter().try_fold(Focus::default(), |focus, name| focus.on(name))
+    }
+
     /// Draws until it is one of these, most of the time.
     fn draw<T>(random: &mut Random, among: u64, draw: impl Fn(&mut Random) -> T, kind: fn(&T) -> usize) -> T {
         if among == 0 || !random.percent(Focus::SHARE) {

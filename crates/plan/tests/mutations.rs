@@ -40,8 +40,7 @@ fn noticed_in_histories(mutation: Mutation, property: Property, seeds: u64) {
 
 /// Most of what goes wrong is this, at these moments.
 fn often(names: &[&str]) -> Options {
-    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
-    Options { focus: focus.expect("all of them are known"), ..Options::default() }
+    Options { focus: Focus::on_all(names).expect("all of them are known"), ..Options::default() }
 }
 
 #[test]
@@ -225,28 +224,24 @@ fn rule_12_a_commit_that_is_not_repeated() {
 }
 
 /// Links that are away for long leave a session in doubt at both hosts, and two operators decide.
-fn two_operators(mode: ModeTag, histories: bool) -> Options {
-    Options { mode, histories, ..often(&["all links silent", "agent crashes", "commit"]) }
+#[track_caller]
+fn noticed_with_two_operators(mutation: Mutation, property: Property, seeds: u64) {
+    let often = often(&["all links silent", "agent crashes", "commit"]);
+    for mode in [ModeTag::Direct, ModeTag::Streams] {
+        for histories in [false, true] {
+            noticed_in(Options { mode, histories, ..often }, mutation, property, seeds);
+        }
+    }
 }
 
 #[test]
 fn a_decision_that_is_reported_done_while_it_waits() {
-    for mode in [ModeTag::Direct, ModeTag::Streams] {
-        for histories in [false, true] {
-            let sound = two_operators(mode, histories);
-            noticed_in(sound, Mutation::DecisionReportedEarly, Property::DecisionKept, 1000);
-        }
-    }
+    noticed_with_two_operators(Mutation::DecisionReportedEarly, Property::DecisionKept, 1000);
 }
 
 #[test]
 fn a_decision_that_was_reported_done_and_is_forgotten_at_a_restart() {
-    for mode in [ModeTag::Direct, ModeTag::Streams] {
-        for histories in [false, true] {
-            let sound = two_operators(mode, histories);
-            noticed_in(sound, Mutation::DecisionNotWritten, Property::OneRuns, 2500);
-        }
-    }
+    noticed_with_two_operators(Mutation::DecisionNotWritten, Property::OneRuns, 2500);
 }
 
 #[test]

@@ -74,8 +74,7 @@ fn with_faults_over_several_sessions_there_and_back() {
 fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
     let names =
         ["journal fails", "journal full", "agent crashes", "host crashes", "hypervisor dies", "commit"];
-    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
-    let focus = focus.expect("all of them are known");
+    let focus = Focus::on_all(&names).expect("all of them are known");
     for mode in [ModeTag::Direct, ModeTag::Streams] {
         let options = Options { focus, mode, ..Options::default() };
         all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
@@ -85,8 +84,7 @@ fn with_faults_of_the_journal_and_of_whole_hosts_around_commit() {
 #[test]
 fn histories_of_libvirts_guests_with_a_journal_that_refuses_and_crashes_inside_recovery() {
     let names = ["journal fails", "journal full", "agent crashes", "host crashes", "recovery", "action"];
-    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
-    let focus = focus.expect("all of them are known");
+    let focus = Focus::on_all(&names).expect("all of them are known");
     let options = Options { focus, mode: ModeTag::Handover, histories: true, ..Options::default() };
     all(0..1000, options).unwrap_or_else(|violation| panic!("{violation}"));
 }
@@ -95,8 +93,7 @@ fn histories_of_libvirts_guests_with_a_journal_that_refuses_and_crashes_inside_r
 #[test]
 fn with_an_operator_at_each_host_who_decide_against_each_other() {
     let names = ["all links silent", "agent crashes", "commit"];
-    let focus = names.iter().try_fold(Focus::default(), |focus, name| focus.on(name));
-    let focus = focus.expect("all of them are known");
+    let focus = Focus::on_all(&names).expect("all of them are known");
     for (mode, histories) in
         [ModeTag::Direct, ModeTag::Streams].into_iter().flat_map(|mode| [(mode, false), (mode, true)])
     {
