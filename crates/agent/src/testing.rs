@@ -53,6 +53,16 @@ fn made(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>, has_acces
     Arc::new(Agent::new(config, journal, registry, security, Audit::open(&path("state")).unwrap()))
 }
 
+/// Waits until it is so. `trouble`: what is wrong if it never is, which only a hang shows.
+#[track_caller]
+pub(crate) fn wait(trouble: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is() {
+        assert!(Instant::now() < end, "{trouble}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// An address that refuses connections. Nobody else gets its port while the socket is held.
 pub(crate) fn closed_port() -> (Socket, SocketAddr) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();

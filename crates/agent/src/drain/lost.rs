@@ -112,14 +112,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    fn guest(name: &str, state: &str) -> serde_json::Value {
-        json!({
-            "guest": name, "uuid": name, "state": state, "to": "b", "memory_bytes": 1, "copy_bytes": 1,
-            "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "predicted_ms": null,
-            "took_ms": null, "blackout_us": null, "migration": null, "reason": null, "tries": [],
-        })
-    }
+    use crate::drain::tests::guest;
 
     #[test]
     fn a_guest_that_was_being_moved_is_in_doubt_unless_its_host_lists_it() {
@@ -139,7 +132,10 @@ mod tests {
             by: "root".into(),
             state: DrainState::Running,
             settings: json!(null),
-            guests: states.iter().map(|(name, state, _)| ((*name).to_owned(), guest(name, state))).collect(),
+            guests: states
+                .iter()
+                .map(|(name, state, _)| ((*name).to_owned(), guest(name, name, state, Some("b"))))
+                .collect(),
             begun_ms: 1,
             ended_ms: None,
         };

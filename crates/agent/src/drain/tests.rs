@@ -6,9 +6,12 @@ use linerate_store::StoreError;
 use linerate_store::fleet::Fleet;
 use linerate_store::fleet::records::DrainState as Stored;
 use linerate_store::local::Local;
+use tempfile::TempDir;
+use tokio::runtime::{Handle, Runtime};
 
 use super::begin::{forget_old, look_again, may_have_begun, settle_known, unsure};
 use super::*;
+use crate::testing::wait;
 
 /// A drain that goes on.
 pub(super) fn record(id: &str, host: &str) -> DrainRecord {
@@ -25,22 +28,66 @@ pub(super) fn record(id: &str, host: &str) -> DrainRecord {
     }
 }
 
+/// A guest of a drain, as the store has it.
+pub(super) fn guest(name: &str, uuid: &str, state: &str, to: Option<&str>) -> serde_json::Value {
+    serde_json::json!({
+        "guest": name, "uuid": uuid, "state": state, "to": to, "memory_bytes": 1, "copy_bytes": 1,
+        "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": [],
+    })
+}
+
+/// A host whose agent has begun no drain yet.
+struct Stage {
+    fleet: Fleet,
+    drains: Arc<Drains>,
+    agent: Arc<Agent>,
+    runtime: Runtime,
+    _dir: TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        Stage {
+            fleet: agent.fleet.fleet().unwrap(),
+            drains: Arc::default(),
+            agent,
+            runtime: Runtime::new().unwrap(),
+            _dir: dir,
+        }
+    }
+
+    /// A drain of this host that goes on.
+    fn record(&self) -> DrainRecord {
+        record("d1", &self.agent.config.name)
+    }
+
+    fn stored(&self) -> DrainRecord {
+        self.fleet.drain("d1").unwrap().unwrap()
+    }
+
+    fn shown(&self) -> DrainDetail {
+        show(&self.agent, &self.drains, "d1").unwrap()
+    }
+
+    fn steer(&self, order: DrainOrder) -> Answer<DrainDetail> {
+        steer(&self.agent, &self.drains, "d1", order)
+    }
+
+    fn tasks(&self) -> Handle {
+        self.runtime.handle().clone()
+    }
+}
+
 #[test]
 fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = crate::testing::agent(&dir, &[]);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let drains = Arc::new(Drains::default());
-    let fleet = agent.fleet.fleet().unwrap();
+    let stage = Stage::new();
     // As if the answer was lost.
-    fleet.begin(&record("d1", &agent.config.name)).unwrap();
-    look_again(&agent, &drains, runtime.handle().clone(), "d1");
-    let end = std::time::Instant::now() + Duration::from_secs(60);
-    while fleet.drain("d1").unwrap().unwrap().state != Stored::Ended {
-        assert!(std::time::Instant::now() < end, "nobody works on it");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert!(drains.open.lock().is_some());
+    stage.fleet.begin(&stage.record()).unwrap();
+    look_again(&stage.agent, &stage.drains, stage.tasks(), "d1");
+    wait("nobody works on it", || stage.stored().state == Stored::Ended);
+    assert!(stage.drains.open.lock().is_some());
 }
 
 /// A guest as a later release may write it.
@@ -48,57 +95,40 @@ fn unknown_guest() -> serde_json::Value {
     serde_json::json!({ "guest": "web", "uuid": "u1", "state": "of another release" })
 }
 
-fn wait(what: &str, is: impl Fn() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(60);
-    while !is() {
-        assert!(std::time::Instant::now() < end, "{what} was waited for");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn a_drain_that_cannot_be_read_is_shown_with_what_to_do_and_can_be_ended() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = crate::testing::agent(&dir, &[]);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let drains = Arc::new(Drains::default());
-    let fleet = agent.fleet.fleet().unwrap();
-    let host = agent.config.name.clone();
-    let mut damaged = record("d1", &host);
+    let stage = Stage::new();
+    let mut damaged = stage.record();
     damaged.settings = serde_json::json!({ "request": 7 });
     damaged.guests.insert("u1".into(), unknown_guest());
-    fleet.begin(&damaged).unwrap();
-    resume(&agent, &drains, runtime.handle().clone());
-    let shown = || show(&agent, &drains, "d1").unwrap();
+    stage.fleet.begin(&damaged).unwrap();
+    resume(&stage.agent, &stage.drains, stage.tasks());
     let says = |texts: &[String], part: &str| texts.iter().any(|text| text.contains(part));
-    wait("the reason", || says(&shown().warnings, "has not taken the drain up yet: drain d1 cannot be read"));
-    let open = shown();
+    let reason = "has not taken the drain up yet: drain d1 cannot be read";
+    wait("the reason is not shown", || says(&stage.shown().warnings, reason));
+    let open = stage.shown();
     assert!(says(&open.unseen, "linerate drain abort d1") && says(&open.unseen, "of guest web"), "{open:?}");
-    steer(&agent, &drains, "d1", DrainOrder::Pause).unwrap_err();
-    assert_eq!(shown().state, DrainState::Running);
-    let ended = steer(&agent, &drains, "d1", DrainOrder::Abort).unwrap();
+    stage.steer(DrainOrder::Pause).unwrap_err();
+    assert_eq!(stage.shown().state, DrainState::Running);
+    let ended = stage.steer(DrainOrder::Abort).unwrap();
     assert!(ended.state == DrainState::Ended && ended.unseen.len() == 2, "not known to be empty: {ended:?}");
-    assert_eq!(fleet.view().unwrap().hosts[&host].drain, None);
-    assert_eq!(fleet.drain("d1").unwrap().unwrap().guests["u1"], unknown_guest());
-    wait("the end of its thread", || drains.not_taken_up.lock().is_none());
+    assert_eq!(stage.fleet.view().unwrap().hosts[&stage.agent.config.name].drain, None);
+    assert_eq!(stage.stored().guests["u1"], unknown_guest());
+    wait("its thread does not end", || stage.drains.not_taken_up.lock().is_none());
 }
 
 #[test]
 fn a_guest_of_a_drain_that_cannot_be_read_is_named_and_stays_in_the_store() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = crate::testing::agent(&dir, &[]);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let drains = Arc::new(Drains::default());
-    let fleet = agent.fleet.fleet().unwrap();
-    let mut damaged = record("d1", &agent.config.name);
+    let stage = Stage::new();
+    let mut damaged = stage.record();
     damaged.guests.insert("u1".into(), unknown_guest());
-    fleet.begin(&damaged).unwrap();
-    take_up(&agent, &drains, runtime.handle().clone(), "d1").unwrap();
-    wait("the end of the drain", || fleet.drain("d1").unwrap().unwrap().state == Stored::Ended);
-    let stored = fleet.drain("d1").unwrap().unwrap();
+    stage.fleet.begin(&damaged).unwrap();
+    take_up(&stage.agent, &stage.drains, stage.tasks(), "d1").unwrap();
+    wait("the drain does not end", || stage.stored().state == Stored::Ended);
+    let stored = stage.stored();
     assert_eq!(stored.guests["u1"], unknown_guest(), "the release that wrote it can read it");
     // As long as this process knows it, and by a later one.
-    for shown in [show(&agent, &drains, "d1").unwrap(), of_record(&stored)] {
+    for shown in [stage.shown(), of_record(&stored)] {
         assert!(shown.unseen.iter().any(|text| text.contains("of guest web")), "{shown:?}");
     }
 }

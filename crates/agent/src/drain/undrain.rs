@@ -382,15 +382,16 @@ mod tests {
     use linerate_guest::registry::GuestRecord;
 
     use super::*;
+    use crate::drain::tests::guest;
     use crate::journal::{IncomingRecord, Record};
+    use crate::testing::wait;
 
     #[test]
     fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
         let guest = |uuid: &str, domain: bool, state: &str, to: &str| {
-            serde_json::json!({
-                "guest": "web", "uuid": uuid, "domain": domain, "state": state, "to": to, "memory_bytes": 1,
-                "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
-            })
+            let mut guest = guest("web", uuid, state, Some(to));
+            guest["domain"] = domain.into();
+            guest
         };
         let drain = |guests: Vec<serde_json::Value>| DrainRecord {
             id: "d".into(),
@@ -425,11 +426,8 @@ mod tests {
             ..crate::drain::owner::kept(&request, &leaving::Unseen::default())
         };
         let guest = |name: &&str| {
-            let guest = serde_json::json!({
-                "guest": name, "uuid": name, "state": "moved", "to": "b", "memory_bytes": 1, "copy_bytes": 1,
-                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": [],
-                "migration": (*name == "web").then(|| SessionId([1; 16]).to_string()),
-            });
+            let mut guest = guest(name, name, "moved", Some("b"));
+            guest["migration"] = (*name == "web").then(|| SessionId([1; 16]).to_string()).into();
             ((*name).to_owned(), guest)
         };
         let record = DrainRecord {
@@ -444,11 +442,7 @@ mod tests {
 
     /// The guests of an undrain that has ended.
     fn ended(drains: &Drains) -> Vec<(String, State)> {
-        let end = std::time::Instant::now() + Duration::from_secs(60);
-        while !show(drains).unwrap().over {
-            assert!(std::time::Instant::now() < end, "the undrain does not end");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait("the undrain does not end", || show(drains).unwrap().over);
         show(drains).unwrap().guests.into_iter().map(|one| (one.guest, one.state)).collect()
     }
 
@@ -472,11 +466,7 @@ mod tests {
         drop(silent);
         let failed = |name: &str| (name.to_owned(), State::Failed);
         assert_eq!(ended(&drains), [failed("db"), failed("web")]);
-        let end = std::time::Instant::now() + Duration::from_secs(60);
-        while Arc::strong_count(&first) > 1 {
-            assert!(std::time::Instant::now() < end, "the thread of the undrain does not end");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait("the thread of the undrain does not end", || Arc::strong_count(&first) == 1);
         drop(first);
 
         let second = crate::testing::agent(&dir, &[]);
@@ -497,11 +487,7 @@ mod tests {
     #[test]
     fn a_guest_that_was_never_looked_at_is_known_by_its_name() {
         let left = |uuid: &str| -> DrainGuest {
-            serde_json::from_value(serde_json::json!({
-                "guest": "web", "uuid": uuid, "state": "in_doubt", "memory_bytes": 1, "copy_bytes": 1, "copied_bytes": 0,
-                "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
-            }))
-            .unwrap()
+            serde_json::from_value(guest("web", uuid, "in_doubt", None)).unwrap()
         };
         assert!(is_it("u1", &left("u1")) && !is_it("u2", &left("u1")));
         assert!(is_it("u1", &left("web")), "it was in doubt all the time");

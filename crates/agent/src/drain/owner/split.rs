@@ -131,11 +131,7 @@ mod tests {
         let lists = [vec!["db-*".to_owned()], vec!["web".to_owned(), "cache".to_owned()]];
         let rules = Rules::new(&Placement::default(), &[], &lists).unwrap();
         let guest = |name: &str, uuid: &str, state: &str, to: Option<&str>| -> DrainGuest {
-            serde_json::from_value(serde_json::json!({
-                "guest": name, "uuid": uuid, "state": state, "to": to, "memory_bytes": 1, "copy_bytes": 1,
-                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
-            }))
-            .unwrap()
+            serde_json::from_value(crate::drain::tests::guest(name, uuid, state, to)).unwrap()
         };
         let spot =
             |name: &str, host: &str| Spot { name: name.into(), host: Some(host.into()), of_drain: None };
