@@ -285,6 +285,7 @@ pub(crate) mod tests {
     use rustls_pki_types::pem::PemObject;
 
     use super::*;
+    use crate::testing::authority;
 
     /// A host of this name, with a certificate of the authority.
     pub(crate) fn member(
@@ -351,9 +352,7 @@ pub(crate) mod tests {
     #[test]
     fn parts_of_a_revoked_host_end_and_those_of_other_hosts_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority =
-            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
-                .unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let folder = |name: &str| dir.path().join(name);
         for name in ["b", "c"] {
             member(&mut authority, &folder(name), name, "");
@@ -386,9 +385,7 @@ pub(crate) mod tests {
     #[test]
     fn with_tls_a_role_decides_and_rdma_needs_a_trusted_network() {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority =
-            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
-                .unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let policy = "[hosts.b]\nrole = \"viewer\"\n";
         let security = member(&mut authority, &dir.path().join("a"), "a", policy);
         assert!(!security.allows_rdma());

@@ -4,12 +4,16 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use linerate_guest::access::Access;
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
+use linerate_net::tcp::options::TcpOptions;
+use linerate_trust::authority::Authority;
+use rustls_pki_types::UnixTime;
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
@@ -51,6 +55,32 @@ fn made(dir: &TempDir, listen: &[SocketAddr], security: Arc<Security>, has_acces
         registry = registry.with_access(Access::new(config.state_dir.join("access"))).unwrap();
     }
     Arc::new(Agent::new(config, journal, registry, security, Audit::open(&path("state")).unwrap()))
+}
+
+/// The authority of a new cluster, whose files are in this folder.
+pub(crate) fn authority(folder: &Path) -> Authority {
+    Authority::create(folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap()
+}
+
+/// A port at which a host that is known to others as `security` says takes connections.
+pub(crate) fn listen(security: &Security, takes: impl Fn(Accepted) + Send + Sync + 'static) -> Listener {
+    let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
+    let options = ListenOptions { tcp, ..ListenOptions::default() };
+    Listener::start(&["127.0.0.1:0".parse().unwrap()], options, takes).unwrap()
+}
+
+/// An agent and its port. `takes` does with a connection what the agent would do, or something else.
+pub(crate) fn listening(
+    dir: &TempDir,
+    security: Arc<Security>,
+    takes: impl Fn(&Arc<Agent>, Accepted) + Send + Sync + 'static,
+) -> (Arc<Agent>, Listener) {
+    let place = Arc::new(OnceLock::<Arc<Agent>>::new());
+    let taking = place.clone();
+    let listener = listen(&security, move |accepted| takes(taking.get().unwrap(), accepted));
+    let agent = secured(dir, listener.addresses(), security);
+    place.set(agent.clone()).ok().unwrap();
+    (agent, listener)
 }
 
 /// Waits until it is so. `trouble`: what is wrong if it never is, which only a hang shows.

@@ -75,13 +75,13 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use linerate_net::tcp::connect::{ConnectError, Route, connect};
-    use linerate_net::tcp::listen::{ListenOptions, Listener};
     use linerate_wire::VERSION_MAX;
 
     use super::*;
     use crate::security::Security;
     use crate::session::contact::{open_session, tcp_options};
     use crate::session::identity::Identity;
+    use crate::testing::listen;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -96,8 +96,7 @@ mod tests {
             }
             Err(fault) => accepted.refuse(fault).unwrap(),
         };
-        let listener =
-            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), takes).unwrap();
+        let listener = listen(&Security::insecure(), takes);
         let identity = Identity::random(&Security::insecure()).unwrap();
         let route = Route { local: None, device: None, remote: listener.addresses()[0] };
         let ask = |role| connect(&route, &identity.hello(role, 0, 0), &tcp_options(&identity));
@@ -124,8 +123,7 @@ mod tests {
         let agent = crate::testing::agent(&dir, &[]);
         let accepting = agent.clone();
         let takes = move |accepted| accepting.accept(accepted);
-        let listener =
-            Listener::start(&["127.0.0.1:0".parse().unwrap()], ListenOptions::default(), takes).unwrap();
+        let listener = listen(&Security::insecure(), takes);
         let here = listener.addresses()[0];
         let seats = &agent.connections.0;
         let _others: Vec<_> = (1..OF_ONE_HOST).map(|_| seats.take(&None, here).unwrap()).collect();

@@ -12,15 +12,14 @@ use linerate_net::links::Link;
 use linerate_net::rdma::test_connection::MEMORY_BYTES;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_trust::authority::Authority;
 use linerate_wire::frame::{Hello, Role};
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
-use rustls_pki_types::UnixTime;
 
 use super::documents::{PeerReply, QUEUE_PAIRS_MAX, receive};
 use super::*;
 use crate::security::tests::{member, revoke};
 use crate::security::{Security, SessionPart};
+use crate::testing::authority;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -373,8 +372,7 @@ fn a_measurement_that_is_stopped_ends_at_once_on_both_sides() {
 fn a_measurement_ends_on_the_side_that_learns_that_the_other_host_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    let mut authority =
-        Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+    let mut authority = authority(&path("authority"));
     let here = member(&mut authority, &path("a"), "a", "");
     let there = member(&mut authority, &path("b"), "b", "");
     let terms = Terms { migrating: false, may_force: true };

@@ -191,11 +191,10 @@ mod tests {
     use std::sync::Arc;
 
     use linerate_guest::incoming_qemu::NeededFile;
-    use linerate_trust::authority::Authority;
-    use rustls_pki_types::UnixTime;
 
     use super::*;
     use crate::security::tests::member;
+    use crate::testing::authority;
 
     struct Host {
         dir: tempfile::TempDir,
@@ -206,8 +205,7 @@ mod tests {
     /// A host that grants host b the folder, and more.
     fn secured(dir: &tempfile::TempDir, name: &str, more: &str) -> Arc<Security> {
         let own = |what: &str| dir.path().join(format!("{name}-{what}"));
-        let mut authority =
-            Authority::create(&own("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&own("authority"));
         let granted = dir.path().join("granted");
         let policy = format!("[grants]\nfolders = []\n[hosts.b.grants]\nfolders = [{granted:?}]\n{more}\n");
         member(&mut authority, &own("a"), "a", &policy)

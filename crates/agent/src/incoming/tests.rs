@@ -10,14 +10,13 @@ use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 use linerate_trust::authority::Authority;
 use linerate_wire::frame::{Hello, Role};
-use rustls_pki_types::UnixTime;
 
 use super::streams::Services;
 use super::*;
 use crate::security::tests::{certificates, member, revoke};
 use crate::security::{Caller, Security};
 use crate::session::stream_transport::DISKS_SERVICE;
-use crate::testing::TestQemu;
+use crate::testing::{TestQemu, authority};
 
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(60);
@@ -226,8 +225,7 @@ impl Revocable {
     fn new() -> Revocable {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        let mut authority =
-            Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&path("authority"));
         member(&mut authority, &path("source"), "a", "");
         let security = member(&mut authority, &path("here"), "b", "");
         let agent = crate::testing::secured(&dir, &[], security.clone());

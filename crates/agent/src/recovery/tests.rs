@@ -16,10 +16,7 @@ use linerate_core::{GuestState, ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::stale;
 use linerate_guest::vcpu_time::VcpuTime;
-use linerate_net::tcp::listen::{ListenOptions, Listener};
-use linerate_net::tcp::options::TcpOptions;
-use linerate_trust::authority::Authority;
-use rustls_pki_types::UnixTime;
+use linerate_net::tcp::listen::{Accepted, Listener};
 use tempfile::TempDir;
 
 use super::{Unfinished, continue_session, recover};
@@ -29,7 +26,7 @@ use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
 use crate::security::Security;
 use crate::security::tests::member;
-use crate::testing::{Ending, TestQemu, agent, arrived, closed_port, secured};
+use crate::testing::{Ending, TestQemu, agent, arrived, authority, closed_port, listen, secured};
 
 /// An address at which no host answers, as long as these tests run.
 fn nobody() -> SocketAddr {
@@ -574,18 +571,13 @@ struct Cluster {
 impl Cluster {
     fn new() -> Cluster {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority =
-            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
-                .unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
         let (security, one, other) = (made("own"), made("one"), made("other"));
         let answers = |security: &Security| {
-            let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
-            let options = ListenOptions { tcp, ..ListenOptions::default() };
-            let committed = |accepted: linerate_net::tcp::listen::Accepted| {
+            listen(security, |accepted: Accepted| {
                 let _ = accepted.outcome(Outcome::Committed);
-            };
-            Listener::start(&["127.0.0.1:0".parse().unwrap()], options, committed).unwrap()
+            })
         };
         let (one, other) = (answers(&one), answers(&other));
         Cluster { dir, security, one, other }

@@ -137,35 +137,25 @@ fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outco
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use linerate_net::tcp::listen::{ListenOptions, Listener};
-    use linerate_trust::authority::Authority;
+    use linerate_net::tcp::listen::{Accepted, Listener};
     use linerate_wire::VERSION_MAX;
     use linerate_wire::frame::Welcome;
-    use rustls_pki_types::UnixTime;
 
     use super::*;
     use crate::security::tests::member;
+    use crate::testing::{authority, listen};
 
     /// An agent that welcomes everybody who passes its TLS.
     fn host(security: &Security) -> Listener {
-        let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
-        let options = ListenOptions { tcp, ..ListenOptions::default() };
-        let welcome = |accepted: linerate_net::tcp::listen::Accepted| {
+        listen(security, |accepted: Accepted| {
             let _ = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
-        };
-        Listener::start(&["127.0.0.1:0".parse().unwrap()], options, welcome).unwrap()
-    }
-
-    fn authority(folder: &Path) -> Authority {
-        Authority::create(&folder.join("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap()
+        })
     }
 
     #[test]
     fn further_connections_go_to_the_host_that_the_first_one_reached() {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority = authority(dir.path());
+        let mut authority = authority(&dir.path().join("authority"));
         let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
         let (own, one, other) = (made("own"), made("one"), made("other"));
         let (one, other) = (host(&one), host(&other));
@@ -181,7 +171,7 @@ mod tests {
     #[test]
     fn a_guest_is_not_offered_to_a_host_that_may_not_receive_it() {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority = authority(dir.path());
+        let mut authority = authority(&dir.path().join("authority"));
         let own = "[hosts.one]\ndeny = [\"receive\"]\n";
         let own = member(&mut authority, &dir.path().join("own"), "own", own);
         let one = host(&member(&mut authority, &dir.path().join("one"), "one", ""));

@@ -104,20 +104,18 @@ fn left(folder: &Path) -> Vec<(PendingNotice, Session)> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use linerate_core::Outcome;
     use linerate_lock::Mutex;
-    use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
-    use linerate_net::tcp::options::TcpOptions;
-    use linerate_trust::authority::Authority;
+    use linerate_net::tcp::listen::{Accepted, Listener};
     use linerate_wire::VERSION_MAX;
     use linerate_wire::frame::{Role, Welcome};
-    use rustls_pki_types::UnixTime;
 
     use super::*;
     use crate::security::tests::member;
     use crate::session::contact::open_session;
+    use crate::testing::{authority, listen, wait};
 
     /// Only a hang reaches it.
     const LONG: Duration = Duration::from_secs(60);
@@ -126,8 +124,6 @@ mod tests {
     fn host(security: &Security) -> (Listener, Receiver<Role>) {
         let (roles, asked) = channel();
         let roles = Mutex::new(roles);
-        let tcp = TcpOptions { tls: security.tls().cloned(), ..TcpOptions::default() };
-        let options = ListenOptions { tcp, ..ListenOptions::default() };
         let answer = move |accepted: Accepted| {
             let role = accepted.hello.role;
             let _ = roles.lock().send(role);
@@ -137,7 +133,7 @@ mod tests {
                 let _ = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
             }
         };
-        (Listener::start(&["127.0.0.1:0".parse().unwrap()], options, answer).unwrap(), asked)
+        (listen(security, answer), asked)
     }
 
     #[test]
@@ -164,8 +160,7 @@ mod tests {
     #[test]
     fn the_notice_goes_to_the_host_that_the_session_was_opened_at_and_to_no_other() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("authority");
-        let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
         let (own, one, other) = (made("own"), made("one"), made("other"));
         let ((one, asked_one), (other, asked_other)) = (host(&one), host(&other));
@@ -178,11 +173,8 @@ mod tests {
         send_all(dir.path(), &own);
         assert_eq!(asked_one.recv_timeout(LONG).unwrap(), Role::TunnelNew);
         assert_eq!(asked_one.recv_timeout(LONG).unwrap(), Role::RolledBack);
-        let end = Instant::now() + LONG;
-        while fs::read_dir(dir.path().join(FOLDER)).unwrap().count() > 0 {
-            assert!(Instant::now() < end, "the notice stays due");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let due = || fs::read_dir(dir.path().join(FOLDER)).unwrap().count();
+        wait("the notice stays due", || due() == 0);
         assert!(asked_other.try_recv().is_err(), "another host of the cluster got the session's token");
     }
 

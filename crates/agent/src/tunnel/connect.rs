@@ -125,18 +125,14 @@ fn open(sessions: &Sessions, address: &TunnelAddress, opener: &PeerName) -> io::
 
 #[cfg(test)]
 mod tests {
-    use linerate_trust::authority::Authority;
-    use rustls_pki_types::UnixTime;
-
     use super::*;
     use crate::security::tests::member;
-    use crate::testing::secured;
+    use crate::testing::{authority, secured};
 
     #[test]
     fn a_tunnel_reaches_what_is_granted_to_its_host_and_no_more() {
         let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let folder = dir.path().join("authority");
-        let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let policy =
             "[grants]\ntunnel_targets = [\"tcp:127.0.0.1:9\"]\n[hosts.other.grants]\ntunnel_targets = []\n";
         let own = member(&mut authority, &dir.path().join("own"), "own", policy);

@@ -1,18 +1,16 @@
 //! Two agents in one process, one of which does what it should not.
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use linerate_api::{TunnelPair, TunnelRequest};
 use linerate_core::Outcome;
 use linerate_net::tcp::connect::{ConnectError, Route, query};
-use linerate_net::tcp::listen::{Accepted, ListenOptions, Listener};
+use linerate_net::tcp::listen::{Accepted, Listener};
 use linerate_net::tcp::options::TcpOptions;
-use linerate_trust::authority::Authority;
 use linerate_wire::VERSION_MAX;
 use linerate_wire::frame::{Role, Welcome};
-use rustls_pki_types::UnixTime;
 use tempfile::TempDir;
 
 use super::*;
@@ -20,7 +18,7 @@ use crate::agent::Agent;
 use crate::security::Security;
 use crate::security::tests::{member, revoke};
 use crate::session::identity::Identity;
-use crate::testing::secured;
+use crate::testing::{authority, listening, secured, wait};
 
 /// Only a hang reaches it.
 const LONG: Duration = Duration::from_secs(60);
@@ -47,19 +45,12 @@ impl Stage {
         takes: impl Fn(&Arc<Agent>, Accepted) + Send + Sync + 'static,
     ) -> Stage {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let place = Arc::new(OnceLock::<Arc<Agent>>::new());
         let (roles, connected) = std::sync::mpsc::channel();
         let roles = Mutex::new(roles);
-        let taking = place.clone();
-        let handler = move |accepted: Accepted| {
+        let (other, listener) = listening(&dirs[1], other, move |agent, accepted| {
             let _ = roles.lock().send(accepted.hello.role);
-            takes(taking.get().unwrap(), accepted);
-        };
-        let tcp = TcpOptions { tls: other.tls().cloned(), ..TcpOptions::default() };
-        let options = ListenOptions { tcp, ..ListenOptions::default() };
-        let listener = Listener::start(&[([127, 0, 0, 1], 0).into()], options, handler).unwrap();
-        let other = secured(&dirs[1], listener.addresses(), other);
-        place.set(other.clone()).ok().unwrap();
+            takes(agent, accepted);
+        });
         let request = TunnelRequest {
             to: listener.addresses()[0].to_string(),
             pairs: vec![TunnelPair {
@@ -129,9 +120,7 @@ fn a_link_whose_reverse_channel_has_ended_is_opened_again() {
 fn a_tunnel_ends_at_the_host_that_learns_that_the_other_is_revoked() {
     for revoked in ["one", "two"] {
         let dir = tempfile::tempdir().unwrap();
-        let mut authority =
-            Authority::create(&dir.path().join("authority"), &"lab".parse().unwrap(), UnixTime::now())
-                .unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let one = member(&mut authority, &dir.path().join("one"), "one", "");
         let may_tunnel = "[hosts.one]\nrole = \"operator\"\n";
         let two = member(&mut authority, &dir.path().join("two"), "two", may_tunnel);
@@ -140,11 +129,7 @@ fn a_tunnel_ends_at_the_host_that_learns_that_the_other_is_revoked() {
         let theirs = stage.theirs();
         if revoked == "one" {
             revoke(&mut authority, "one", &two);
-            let end = Instant::now() + LONG;
-            while !theirs.is_over() {
-                assert!(Instant::now() < end, "it keeps its sockets");
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            wait("it keeps its sockets", || theirs.is_over());
         } else {
             revoke(&mut authority, "two", &one);
             let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
@@ -197,8 +182,7 @@ fn notice(
 #[test]
 fn a_tunnel_is_ended_by_a_notice_of_the_host_that_asked_for_it_and_of_no_other() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("authority");
-    let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+    let mut authority = authority(&dir.path().join("authority"));
     // All may do the same.
     let policy = "[hosts.one]\nrole = \"operator\"\n[hosts.third]\nrole = \"operator\"\n";
     let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, policy);

@@ -5,11 +5,9 @@ use std::sync::mpsc::sync_channel;
 use linerate_core::Fault;
 use linerate_net::control::ControlEvent;
 use linerate_net::tcp::connect::{ConnectError, Route, connect, query};
-use linerate_net::tcp::listen::{ListenOptions, Listener};
+use linerate_net::tcp::listen::Listener;
 use linerate_net::tcp::options::TcpOptions;
-use linerate_trust::authority::Authority;
 use linerate_wire::frame::encode_control;
-use rustls_pki_types::UnixTime;
 use tempfile::TempDir;
 
 use super::*;
@@ -17,7 +15,7 @@ use crate::agent::Agent;
 use crate::security::Security;
 use crate::security::tests::member;
 use crate::session::contact::open_session;
-use crate::testing::secured;
+use crate::testing::{listening, wait};
 
 /// A host that may send guests, and the agent that takes them. Of the folders that the agent allows to guests one is
 /// granted to the host.
@@ -33,19 +31,11 @@ struct Hosts {
 impl Hosts {
     fn new() -> Hosts {
         let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("authority");
-        let mut authority = Authority::create(&folder, &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
         let policy = "[hosts.source.grants]\nfolders = [\"/srv\"]\n";
         let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, policy);
         let (source, other, here) = (made("source"), made("other"), made("here"));
-        let place = Arc::new(OnceLock::<Arc<Agent>>::new());
-        let taking = place.clone();
-        let tcp = TcpOptions { tls: here.tls().cloned(), ..TcpOptions::default() };
-        let options = ListenOptions { tcp, ..ListenOptions::default() };
-        let takes = move |accepted| taking.get().unwrap().accept(accepted);
-        let listener = Listener::start(&["127.0.0.1:0".parse().unwrap()], options, takes).unwrap();
-        let agent = secured(&dir, listener.addresses(), here);
-        place.set(agent.clone()).ok().unwrap();
+        let (agent, listener) = listening(&dir, here, |agent, accepted| agent.accept(accepted));
         Hosts { source, other, agent, listener, _dir: dir }
     }
 
@@ -78,10 +68,7 @@ impl Hosts {
                 _ => {}
             }
         };
-        while !self.agent.incoming_live().is_empty() {
-            assert!(Instant::now() < end, "{line}: the session stays");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait(&format!("{line}: the session stays"), || self.agent.incoming_live().is_empty());
         fault
     }
 }

@@ -1,7 +1,5 @@
 //! A guest that its source resumes, as the destination has given it up.
 
-use linerate_net::tcp::listen::Accepted;
-
 use super::*;
 
 /// The agent may end when QEMU has the command and the guest runs. The next one would take that for another program's
@@ -10,11 +8,9 @@ use super::*;
 fn a_guest_that_the_destination_gave_up_is_taken_back_on_disk_before_its_qemu_answers() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
-    let aborted = |accepted: Accepted| {
+    let destination = listen(&Security::insecure(), |accepted: Accepted| {
         let _ = accepted.outcome(Outcome::Aborted);
-    };
-    let any: [SocketAddr; 1] = ["127.0.0.1:0".parse().unwrap()];
-    let destination = Listener::start(&any, ListenOptions::default(), aborted).unwrap();
+    });
     // It has no monitor that answers.
     let ending = Ending::start(&dir);
     let mut role = leaves(&arrived(&agent, ending.pid()), SourcePhase::CommitSent);

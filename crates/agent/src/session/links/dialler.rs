@@ -105,13 +105,12 @@ mod tests {
     use linerate_net::channel::{AckReader, ChannelError};
     use linerate_net::rdma::error::RdmaError;
     use linerate_net::rdma::listen::{Accepted, Listener};
-    use linerate_trust::authority::Authority;
     use linerate_wire::VERSION_MAX;
     use linerate_wire::frame::Welcome;
-    use rustls_pki_types::UnixTime;
 
     use super::*;
     use crate::security::tests::{certificates, member, revoke};
+    use crate::testing::authority;
 
     #[test]
     fn rdma_has_the_configured_time_and_no_less_than_tcp() {
@@ -129,8 +128,7 @@ mod tests {
         const LONG: Duration = Duration::from_secs(60);
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        let mut authority =
-            Authority::create(&path("authority"), &"lab".parse().unwrap(), UnixTime::now()).unwrap();
+        let mut authority = authority(&path("authority"));
         member(&mut authority, &path("there"), "b", "");
         let here = member(&mut authority, &path("here"), "a", "");
         let (taken, connections) = channel();
