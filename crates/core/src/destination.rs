@@ -424,10 +424,7 @@ impl Destination {
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        match self.operator_decision.decided_for(run) {
-            Decided::Taken if run && self.rolled_back => Decided::AlsoAtSource,
-            decided => decided,
-        }
+        self.operator_decision.decided_at_destination_for(run, self.rolled_back)
     }
 
     /// The source has rolled back after commit: the guest is not to be let run here any more.

@@ -69,6 +69,14 @@ impl OperatorDecision {
             _ => Decided::Void,
         }
     }
+
+    /// The same at a destination. `rolled_back`: its source has its guest back.
+    pub fn decided_at_destination_for(&self, run: bool, rolled_back: bool) -> Decided {
+        match self.decided_for(run) {
+            Decided::Taken if run && rolled_back => Decided::AlsoAtSource,
+            decided => decided,
+        }
+    }
 }
 
 /// At a source: when a decision is carried out although the destination decides nothing.

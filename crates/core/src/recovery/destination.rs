@@ -178,10 +178,7 @@ impl DestinationRecovery {
 
     /// What became of the operator's decision for `run`.
     pub fn decided_for(&self, run: bool) -> Decided {
-        match self.operator_decision.decided_for(run) {
-            Decided::Taken if run && self.rolled_back => Decided::AlsoAtSource,
-            decided => decided,
-        }
+        self.operator_decision.decided_at_destination_for(run, self.rolled_back)
     }
 
     /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
