@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use linerate_lock::{Condvar, Mutex};
 
-use crate::security::PeerName;
+use crate::security::{PeerName, counted_as};
 
 /// The refusal of a question for which there is no seat.
 pub(crate) const NO_SEAT: &str =
@@ -47,7 +47,7 @@ impl Seats {
 
     /// The same, and waits for one.
     pub fn wait(&self, name: &PeerName, peer: SocketAddr, wait: Duration) -> Option<Seat> {
-        let host = name.as_ref().map_or_else(|| peer.ip().to_string(), ToString::to_string);
+        let host = counted_as(name, peer);
         let is_full = |taken: &mut BTreeMap<String, usize>| {
             taken.get(&host).is_some_and(|own| *own >= self.of_one)
                 || taken.values().sum::<usize>() >= self.of_all

@@ -1,5 +1,6 @@
 //! Who this host is to other agents, how connections with them are protected, and what each of them may do.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
@@ -31,6 +32,11 @@ pub enum SecurityError {
 
 /// The name of a host that proved it; `None` in plain text, where no host proves anything.
 pub(crate) type PeerName = Option<HostName>;
+
+/// What a host's share of something is counted by: its name, or its address where it proves none.
+pub(crate) fn counted_as(name: &PeerName, peer: SocketAddr) -> String {
+    name.as_ref().map_or_else(|| peer.ip().to_string(), ToString::to_string)
+}
 
 /// What is granted to one host.
 pub(crate) struct HostGrants<'a> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use linerate_lock::Mutex;
 
 use crate::config::Config;
-use crate::security::PeerName;
+use crate::security::{PeerName, counted_as};
 
 /// More would be held than the configuration allows. On `Err` nothing has changed.
 #[derive(Debug, thiserror::Error)]
@@ -56,8 +56,7 @@ pub(super) struct Share {
 impl Share {
     /// Nothing yet, for a session of this host; by its address where it proves no name.
     pub fn new(budget: Arc<Budget>, name: &PeerName, peer: SocketAddr) -> Share {
-        let host = name.as_ref().map_or_else(|| peer.ip().to_string(), ToString::to_string);
-        Share { budget, host, bytes: 0 }
+        Share { budget, host: counted_as(name, peer), bytes: 0 }
     }
 
     /// The session holds this many bytes now. Fewer than before are always taken.
