@@ -22,7 +22,7 @@ use crate::testing::{TestQemu, authority};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A session whose loop is the test.
-fn session() -> (Arc<Incoming>, Receiver<Input>) {
+pub(super) fn session() -> (Arc<Incoming>, Receiver<Input>) {
     let (inbox, inputs) = channel();
     let peer = ([127, 0, 0, 1], 1).into();
     let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());

@@ -1,19 +1,24 @@
 //! What the loop of a session does with its guest's QEMU.
 
-use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use linerate_core::destination::Action;
-use linerate_core::{Mode, ModeTag, SessionId, Token};
+use linerate_core::{Mode, ModeTag};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
+use super::super::tests::session;
 use super::super::{ChannelTarget, streams};
 use super::*;
+use crate::agent::Agent;
 use crate::journal::Role;
-use crate::session::identity::Identity;
-use crate::session::paths::Door;
 use crate::testing::{Ending, TestQemu, agent, arrived};
+
+/// The loop of a session of this agent, and what it receives.
+fn session_loop(agent: &Agent) -> (SessionLoop, Receiver<Input>) {
+    let (incoming, inbox) = session();
+    (SessionLoop::new(agent.incoming.clone(), incoming).unwrap(), inbox)
+}
 
 /// A source must not wait for a QEMU that takes long to end: the message that the guest runs is held back at once.
 #[test]
@@ -21,10 +26,8 @@ fn a_guest_whose_qemu_is_ending_is_not_reported_as_running() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
     let mut ending = Ending::start(&dir);
-    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
-    let session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    let (session_loop, _inbox) = session_loop(&agent);
+    let session = session_loop.shared.session;
     let own = i32::try_from(std::process::id()).unwrap();
     let is_gone = |pid: i32| {
         let incoming_record =
@@ -49,11 +52,9 @@ fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
     let hand = TestQemu::start(&socket, &[]);
     let pid = i32::try_from(hand.pid()).unwrap();
     let qemu = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
-    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, channel().0, Door::closed()));
-    *incoming.guest.lock() = "g".into();
-    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    let (mut session_loop, _inbox) = session_loop(&agent);
+    let session = session_loop.shared.session;
+    *session_loop.shared.guest.lock() = "g".into();
     session_loop.worker.set_record(IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() });
     let fault = Fault::new(Code::HypervisorFailed, Step::Commit, Side::Destination, "no lock");
     session_loop.execute(Action::LeaveToRecovery { fault, rolled_back: false });
@@ -80,11 +81,7 @@ fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
 fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_written() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
-    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
-    let (inputs, inbox) = channel();
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs.clone(), Door::closed()));
-    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    let (mut session_loop, inbox) = session_loop(&agent);
     let mode = Ok(Mode::Direct { regions: Vec::new() });
     let received = |sequence, message| Event::Received { path: 0, sequence, message };
     // What has to be done on the way is not done.
@@ -106,9 +103,9 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
         while session_loop.shared.machine().poll_action(now).is_some() {}
     }
     session_loop.handle(received(6, Message::Commit));
-    inputs.send(Input::Event(Event::RolledBackAtSource)).unwrap();
+    session_loop.shared.send(Event::RolledBackAtSource);
     session_loop.act(&inbox);
-    let role = agent.journal.get(session).unwrap().unwrap().role;
+    let role = agent.journal.get(session_loop.shared.session).unwrap().unwrap().role;
     assert!(matches!(role, Role::Destination { phase: DestinationPhase::Returned, .. }), "{role:?}");
     session_loop.worker.finish();
 }
@@ -116,10 +113,7 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
 #[test]
 fn streams_are_reset_before_the_incoming_qemu_is_discarded() {
     let dir = tempfile::tempdir().unwrap();
-    let peer = ([127, 0, 0, 1], 1).into();
-    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
-    let (inbox, _inputs) = channel();
-    let shared = Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed()));
+    let (shared, _inbox) = session();
     shared.target.set(ChannelTarget::Streams(streams::stream_transport(&shared))).ok().unwrap();
     let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), shared.clone()).unwrap();
     let open = || {
@@ -136,16 +130,12 @@ fn streams_are_reset_before_the_incoming_qemu_is_discarded() {
 fn first_record_names_the_mode_that_was_offered() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
-    let (session, peer) = (SessionId([1; 16]), ([127, 0, 0, 1], 1).into());
-    let identity = Identity::new(session, Token([2; 32]), &crate::security::Security::insecure());
-    let (inputs, inbox) = channel();
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs, Door::closed()));
-    let mut session_loop = SessionLoop::new(agent.incoming.clone(), incoming).unwrap();
+    let (mut session_loop, inbox) = session_loop(&agent);
     let mode = Ok(Mode::Handover { regions: Vec::new() });
     let message = Message::Offer { guest: "g".into(), description: "{}".into(), mode };
     session_loop.handle(Event::Received { path: 0, sequence: 1, message });
     session_loop.act(&inbox);
-    let record = agent.journal.get(session).unwrap().unwrap();
+    let record = agent.journal.get(session_loop.shared.session).unwrap().unwrap();
     assert_eq!((record.guest.as_str(), record.mode()), ("g", Some(ModeTag::Handover)));
     session_loop.worker.finish();
 }
@@ -153,13 +143,9 @@ fn first_record_names_the_mode_that_was_offered() {
 #[test]
 fn source_that_never_pauses_does_not_keep_actions_waiting() {
     let dir = tempfile::tempdir().unwrap();
-    let peer = ([127, 0, 0, 1], 1).into();
-    let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
-    let (inputs, inbox) = channel();
-    let incoming = Arc::new(Incoming::new(identity, 1, peer, inputs.clone(), Door::closed()));
-    let mut session_loop = SessionLoop::new(agent(&dir, &[]).incoming.clone(), incoming).unwrap();
+    let (mut session_loop, inbox) = session_loop(&agent(&dir, &[]));
     for _ in 0..=INPUTS_MAX {
-        inputs.send(Input::Event(Event::Tick)).unwrap();
+        session_loop.shared.send(Event::Tick);
     }
     session_loop.take_waiting(&inbox);
     assert!(inbox.try_recv().is_ok(), "actions wait until nothing more comes");
