@@ -72,7 +72,7 @@ pub enum JournalError {
     /// Another release wrote the record, or it is damaged.
     #[error("the journal's record of session {session} cannot be read: {source}")]
     Record {
-        /// Whose record it is.
+        /// The session, of which nothing else may be known.
         session: SessionId,
         /// What is wrong with it.
         source: serde_json::Error,

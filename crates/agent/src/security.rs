@@ -107,7 +107,7 @@ struct Protected {
 }
 
 impl Protected {
-    /// Without an identity yet.
+    /// Every handshake fails until an identity is taken up.
     fn new() -> Protected {
         Protected { identity: Mutex::default(), tls: Tls::without_identity(), parts: Parts::default() }
     }

@@ -334,7 +334,7 @@ pub struct PlaceRequest {
     /// As [`DrainRequest::apart`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<Vec<String>>,
-    /// As [`DrainRequest::together`].
+    /// Lists of guests that go to one host, beside those of agent.toml, as in [`DrainRequest::together`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together: Vec<Vec<String>>,
 }

@@ -90,7 +90,7 @@ pub(crate) struct GivingUp {
 /// What an answer that decides nothing means for the operator's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undecided {
-    /// It is carried out.
+    /// The destination was silent for long enough: the decision is carried out.
     Counts,
     /// The destination is asked again.
     AsksAgain,

@@ -80,7 +80,7 @@ pub enum ControlEvent {
         path: LinkId,
         sequence: u64,
         message: Message,
-        /// Of a longer message.
+        /// Held while the message is not counted elsewhere; none for a short one.
         room: Option<RoomTaken>,
     },
     /// The peer has all messages up to this number.

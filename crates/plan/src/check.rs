@@ -259,7 +259,7 @@ impl Default for Options {
 pub struct Decision {
     pub host: usize,
     pub session: u64,
-    /// `--resume-here`; otherwise `--give-up`.
+    /// The guest is to run on this host (`--resume-here`); otherwise its copy there is given up (`--give-up`).
     pub here: bool,
     /// The session in progress took it; otherwise recovery.
     pub is_live: bool,
@@ -271,9 +271,9 @@ pub struct Decision {
 /// What `linerate resolve` ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Exit code 0.
+    /// The decision is carried out (exit code 0).
     Done,
-    /// Exit code 8.
+    /// It is not known yet whether it is followed (exit code 8).
     Waits,
     Refused,
     /// It is decided, and the guest's process has ended.

@@ -22,11 +22,10 @@ const MEMBERSHIP: (usize, usize) = (8, 64);
 const TOO_MANY: &str =
     "this host has reached its limit of connections of sessions; it takes one more when another is closed";
 
-/// Those that are open.
+/// Connections of sessions that other hosts have opened here.
 pub(super) struct Connections(Seats);
 
 impl Connections {
-    /// None yet.
     pub fn new() -> Connections {
         Connections(Seats::new(OF_ONE_HOST, OF_ALL_HOSTS))
     }

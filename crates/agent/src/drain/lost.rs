@@ -44,7 +44,7 @@ pub(crate) fn end(
 /// Ends an open drain that nobody carries on. What it has reserved for guests that are not in doubt is given up.
 ///
 /// # Errors
-/// As [`end`].
+/// [`FleetError::Owned`] and [`FleetError::HasEnded`] if another agent was faster; those of the store.
 pub(super) fn end_open(
     agent: &Agent,
     fleet: &Fleet,

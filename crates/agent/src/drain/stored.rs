@@ -18,10 +18,10 @@ pub(super) struct Kept {
     /// Bytes per second that destinations take, by name, where that was measured.
     #[serde(default)]
     pub takes: BTreeMap<String, u64>,
-    /// By the last look.
+    /// Why guests may be left that the last look at this host did not find.
     #[serde(default)]
     pub unseen: leaving::Unseen,
-    /// As the drain has ended.
+    /// Groups on different hosts when the drain ended: by the name of each guest its host, none if nobody knows.
     #[serde(default)]
     pub split: Vec<BTreeMap<String, Option<String>>>,
     /// Since when the host is cordoned, Unix ms. Drains begun since then are attempts of the same.

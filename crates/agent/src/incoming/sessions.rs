@@ -121,7 +121,7 @@ impl Sessions {
         self.recovery.is_going(guest)
     }
 
-    /// See [`recovery::Sessions::hand_files_over`].
+    /// Keeps files of a guest that left open to it at the other host, before its leftovers here are removed.
     pub(super) fn hand_files_over(&self, guest: &str) -> Result<(), JournalError> {
         self.recovery.hand_files_over(guest)
     }

@@ -135,7 +135,7 @@ pub struct Move {
     /// The copy of RAM; none in other modes than direct.
     copy: Option<Arc<Outgoing>>,
     known: Mutex<Known>,
-    /// Of its tunnel.
+    /// Cipher of its tunnel, once that is open; never set in plain text.
     cipher: OnceLock<&'static str>,
     /// How often its end was asked for.
     asked: AtomicU32,

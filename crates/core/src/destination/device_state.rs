@@ -23,7 +23,7 @@ pub(super) struct DeviceState {
     received: u64,
     /// Weight of the pieces that the driver has not taken.
     waiting: u64,
-    /// All pieces have come.
+    /// The source has said that no more pieces come.
     complete: bool,
 }
 

@@ -225,7 +225,8 @@ impl Fleet {
         })
     }
 
-    /// Guests of this host that an undrain has not brought back; the agent's business.
+    /// Guests of this host that an undrain has not brought back, in a shape that only the agent knows; none if all are
+    /// back.
     ///
     /// # Errors
     /// Those of the store; [`FleetError::Damaged`].
