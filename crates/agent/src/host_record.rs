@@ -129,7 +129,7 @@ impl Describer {
         total.min(available).min(folder.map_or(u64::MAX, |bytes| bytes.saturating_add(had.folder)))
     }
 
-    /// Memory of the guests that are arriving and have a QEMU here, by name, and of `domains` by UUID; and what they
+    /// Memory of the guests that are arriving and have a QEMU here, by name, and of `domains` by UUID. With what they
     /// have of it so far.
     fn arriving(&self, domains: &[Domain]) -> (BTreeMap<String, u64>, Had) {
         let coming: BTreeMap<String, u64> = self

@@ -200,11 +200,11 @@ pub struct DrainDetail {
     pub left_ms: Option<u64>,
     /// The lower bound of those guests that have a destination.
     pub bound: DrainBound,
-    /// Why there may be guests that the drain did not find, as of its last look: libvirt does not answer, or a record
-    /// cannot be read. Then the host is not known to be empty.
+    /// Why the drain may not have found all guests at its last look: libvirt does not answer, or a record cannot be
+    /// read. Then the host is not known to be empty.
     #[serde(default)]
     pub unseen: Vec<String>,
-    /// Groups of guests that must be together and are on different hosts, as the drain has ended: by the name of each
+    /// Groups of guests that must be together and were on different hosts when the drain ended. By the name of each
     /// guest its host, `null` if nobody knows.
     #[serde(default)]
     pub split: Vec<BTreeMap<String, Option<String>>>,

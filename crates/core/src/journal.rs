@@ -20,7 +20,7 @@ pub enum SourcePhase {
     Started,
     /// Commit may have reached the destination.
     CommitSent,
-    /// Commit was written, and the guest runs here all the same: an operator has decided so, the destination has given
+    /// Commit was written, and the guest runs here all the same. An operator has decided so, the destination has given
     /// it up, or commit was not sent yet. Written before anything is done about it: from here on the destination is not
     /// asked, for it takes a question for a commit.
     ResumingHere,

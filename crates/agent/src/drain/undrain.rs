@@ -4,7 +4,7 @@
 //! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not
 //! asked for again, so an undrain that was cut off is begun once more.
 //!
-//! The store has the guests that come back until they are here (`LeftOver`): also the undrain of a later drain, by a
+//! The store has the guests that come back until they are here (`LeftOver`). So the undrain of a later drain, also by a
 //! later process of this agent, tries the others again.
 
 use std::cmp::Reverse;

@@ -1,7 +1,7 @@
-//! Sessions that the other host shall give up if this agent dies: kept in files, so that the next start of the agent
-//! sends the roll-back notice. Without that the other host holds sockets, and a hypervisor behind them, until its own
-//! limit. The file names the host that the session's first connection reached, and the notice goes to no other: one
-//! that has that address now would answer that it gave the session up.
+//! Sessions that the other host shall give up if this agent dies. They are kept in files, so that the next start of the
+//! agent sends the roll-back notice. Without that the other host holds sockets, and a hypervisor behind them, until its
+//! own limit. The file names the host that the session's first connection reached, and the notice goes to no other.
+//! Another one that has that address now would answer that it gave the session up.
 
 use std::fs;
 use std::io;

@@ -190,7 +190,7 @@ impl OwnQemu {
         true
     }
 
-    /// Ends the process of a guest that has left. What it leaves behind is marked and handed over when it has ended: a
+    /// Ends the process of a guest that has left. What it leaves behind is marked and handed over when it has ended. A
     /// copy that an operator gives up, and that does not end, may be resumed.
     pub fn clean_up(&mut self) -> Done {
         let Guest { qemu, record, description, shared, .. } = &mut self.guest;
