@@ -1,5 +1,7 @@
 //! What a guest that leaves has here: images that stay, and files that both hosts use.
 
+use linerate_guest::stale;
+
 use super::*;
 use crate::testing::with_access;
 

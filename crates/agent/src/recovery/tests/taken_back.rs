@@ -1,6 +1,10 @@
 //! A guest that its source resumes, as the destination has given it up.
 
+use linerate_net::tcp::listen::Accepted;
+
 use super::*;
+use crate::security::Security;
+use crate::testing::listen;
 
 /// The agent may end when QEMU has the command and the guest runs. The next one would take that for another program's
 /// doing, and leave the session to an operator.
