@@ -182,9 +182,9 @@ impl Security {
     }
 
     /// Ends a part of a session when the host with these certificates is revoked, and now if it is revoked already.
-    pub(crate) fn end_with_peer(&self, chain: &[CertificateDer<'static>], part: &Arc<dyn SessionPart>) {
+    pub(crate) fn end_with_peer(&self, chain: &[CertificateDer<'static>], part: Arc<dyn SessionPart>) {
         let Some(protected) = &self.protection else { return };
-        protected.parts.add(chain, part);
+        protected.parts.add(chain, &part);
         // Only now: of a list that comes into force meanwhile, one of the two sees the other.
         if self.is_revoked(chain) {
             part.peer_revoked();
@@ -345,8 +345,7 @@ pub(crate) mod tests {
     impl Counted {
         fn with(here: &Security, folder: &Path) -> Arc<Counted> {
             let counted = Arc::new(Counted::default());
-            let part: Arc<dyn SessionPart> = counted.clone();
-            here.end_with_peer(&certificates(folder), &part);
+            here.end_with_peer(&certificates(folder), counted.clone());
             counted
         }
 

@@ -31,7 +31,6 @@ use super::host::{Claim, Host};
 use super::stop::{Reason, Stop};
 use super::{PeerKind, bandwidth, pingpong, ports};
 use crate::clock::unix_ms;
-use crate::security::SessionPart;
 
 /// Most sizes of a ping-pong.
 const SIZES_MAX: usize = 64;
@@ -110,8 +109,7 @@ pub fn measure(
         return Err(BenchError::Migration { host: "this host".into() });
     }
     let stream = contact(host, &request.to, names)?;
-    let part: Arc<dyn SessionPart> = stop.clone();
-    host.security.end_with_peer(stream.peer_certificates(), &part);
+    host.security.end_with_peer(stream.peer_certificates(), stop.clone());
     let talk = DocumentChannel::new(stream);
     stop.add(talk.closer());
     send(&talk, &PeerRequest::Open { force: request.force })?;

@@ -21,7 +21,7 @@ use super::{BenchError, answer};
 use crate::audit::Asked;
 use crate::faults::chain;
 use crate::not_taken::{NotTaken, refuse};
-use crate::security::{Security, SessionPart};
+use crate::security::Security;
 use crate::session::offer::RdmaPorts;
 
 /// Conversations at a time; all but one of them are refused, as this host is busy.
@@ -208,8 +208,7 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, No
         return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
     let stop = Arc::<Stop>::default();
-    let part: Arc<dyn SessionPart> = stop.clone();
-    host.security.end_with_peer(accepted.peer_certificates(), &part);
+    host.security.end_with_peer(accepted.peer_certificates(), stop.clone());
     let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     let mut force = false;
     let names = (hello.session, hello.token);

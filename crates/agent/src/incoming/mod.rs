@@ -58,7 +58,7 @@ use crate::clock::{Clock, unix_ms};
 use crate::convert;
 use crate::decision::{NotDecided, check_decision, describe_decision};
 use crate::journal::JournalTrouble;
-use crate::security::{PeerName, SessionPart};
+use crate::security::PeerName;
 use crate::session::contact::keep;
 use crate::session::fences::Fences;
 use crate::session::identity::Identity;
@@ -369,8 +369,7 @@ impl Incoming {
         let (channel, link) = (accepted.hello.channel, accepted.hello.link);
         let round_trip = self.round_trips().get(&link).copied().unwrap_or_default();
         let connection = accepted.welcome(welcome, &self.domains, round_trip)?;
-        let part: Arc<dyn SessionPart> = connection.clone();
-        self.identity.end_with_peer(&part);
+        self.identity.end_with_peer(connection.clone());
         Ok(channels::attach_rdma(self, channel, connection)?)
     }
 

@@ -37,7 +37,6 @@ use crate::event_log::EventLog;
 use crate::faults::fault;
 use crate::journal::{Record, Role, token_text};
 use crate::kernel;
-use crate::security::SessionPart;
 use crate::session::address;
 use crate::session::contact::open_session;
 use crate::session::identity::Identity;
@@ -229,8 +228,7 @@ pub(super) fn run(
     let guest = Guest::new(shared.clone(), found.description, found.record, found.qemu);
     let worker = Worker::start(driver::of(sessions, guest, found.mode)?).map_err(failed)?;
     let session_loop = SessionLoop::new(shared.clone(), worker, sessions.clone(), record);
-    let part: Arc<dyn SessionPart> = shared.clone();
-    shared.dialler.identity.end_with_peer(&part);
+    shared.dialler.identity.end_with_peer(shared.clone());
     shared.attach_path(control, None).map_err(failed)?;
     session_loop.worker.submit("begin", |guest| guest.begin());
     let name = format!("out-{}", shared.request.guest);

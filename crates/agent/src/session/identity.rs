@@ -93,7 +93,7 @@ impl Identity {
     }
 
     /// Ends a part of the session when the other host is revoked, and now if it is revoked already.
-    pub fn end_with_peer(&self, part: &Arc<dyn SessionPart>) {
+    pub fn end_with_peer(&self, part: Arc<dyn SessionPart>) {
         let chain = self.shown.lock().clone();
         self.security.end_with_peer(&chain, part);
     }

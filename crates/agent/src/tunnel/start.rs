@@ -20,7 +20,7 @@ use super::session_loop::{Opening, SessionLoop};
 use super::{Input, Sessions, Tunnel, connect};
 use crate::clock::Clock;
 use crate::faults::fault;
-use crate::security::{PeerName, SessionPart};
+use crate::security::PeerName;
 use crate::session::address::resolve;
 use crate::session::contact::{keep, open_session};
 use crate::session::identity::Identity;
@@ -183,8 +183,7 @@ fn run(
 impl Tunnel {
     /// Ends when the other host is revoked: no link to it comes back.
     fn end_with_peer(self: &Arc<Tunnel>) {
-        let part: Arc<dyn SessionPart> = self.clone();
-        self.dialler.identity.end_with_peer(&part);
+        self.dialler.identity.end_with_peer(self.clone());
     }
 
     /// A welcomed connection of the session, at the host that was asked.

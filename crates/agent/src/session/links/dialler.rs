@@ -13,7 +13,6 @@ use linerate_net::tcp::Stream;
 use linerate_net::tcp::connect::{ConnectError, Route, connect};
 use linerate_wire::frame::Role;
 
-use crate::security::SessionPart;
 use crate::session::contact::tcp_options;
 use crate::session::identity::Identity;
 
@@ -90,8 +89,7 @@ impl Dialler {
         let channel = self.next_channel();
         let hello = self.identity.hello(Role::Data, link, channel);
         let (connection, _) = rdma::connect::connect(route, &hello, options, &self.domains)?;
-        let part: Arc<dyn SessionPart> = connection.clone();
-        self.identity.end_with_peer(&part);
+        self.identity.end_with_peer(connection.clone());
         Ok((channel, connection))
     }
 }
