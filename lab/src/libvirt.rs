@@ -245,12 +245,15 @@ fn domain(guest: &GuestSpec, memory_backing: &str, monitor: &str) -> Result<Stri
     ))
 }
 
+/// Debian's user id of the hypervisor, on a machine that has none of its own.
+const HYPERVISOR_USER: u32 = 64055;
+
 /// User id of the hypervisor: the machine's own, or that of the line which is added to the users' file.
 fn hypervisor_user() -> Result<u32, LabError> {
     let path = Path::new("/etc/passwd");
     let users = std::fs::read_to_string(path).map_err(io_error("read", path))?;
     let own = users.lines().find(|line| line.starts_with("libvirt-qemu:"));
-    Ok(own.and_then(|line| line.split(':').nth(2)?.parse().ok()).unwrap_or(64055))
+    Ok(own.and_then(|line| line.split(':').nth(2)?.parse().ok()).unwrap_or(HYPERVISOR_USER))
 }
 
 fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
@@ -293,13 +296,14 @@ fn write_folders(folder: &Path, host: &Host) -> Result<(), LabError> {
         format!("{QEMU}memory_backing_dir = \"{}\"\nshared_filesystems = [ \"{SHARED}\" ]\n", ram.display()),
     )?;
     // The user that Debian's libvirt was built for must exist, also when another is configured.
+    let id = HYPERVISOR_USER;
     for (name, line) in [
-        ("passwd", "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin\n"),
-        ("group", "libvirt-qemu:x:64055:\n"),
+        ("passwd", format!("libvirt-qemu:x:{id}:{id}::/var/lib/libvirt:/usr/sbin/nologin\n")),
+        ("group", format!("libvirt-qemu:x:{id}:\n")),
     ] {
         let path = Path::new("/etc").join(name);
         let known = std::fs::read_to_string(&path).map_err(io_error("read", &path))?;
-        let missing = if known.contains("libvirt-qemu:") { "" } else { line };
+        let missing = if known.contains("libvirt-qemu:") { "" } else { line.as_str() };
         write(name, format!("{known}{missing}"))?;
     }
     Ok(())
