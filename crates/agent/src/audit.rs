@@ -133,12 +133,13 @@ impl Audit {
         self.record(AuditEntry { to, reason, ..line });
     }
 
-    /// A migration from this host has ended, with this last event.
+    /// A migration from this host has ended, with this last event. `cipher`: of its connections; none in plain text.
     pub fn migration_end(
         &self,
         session: &str,
         guest: &str,
-        (to, cipher): (&str, Option<&str>),
+        to: &str,
+        cipher: Option<&str>,
         last: &EventKind,
     ) {
         let EventKind::Finished { outcome, error, .. } = last else { return };

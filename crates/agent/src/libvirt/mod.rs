@@ -213,7 +213,7 @@ impl Move {
         }
         let report = self.copied().and_then(|copied| copied.report);
         let last = EventKind::Finished { outcome, error: error.map(Box::new), report };
-        audit.migration_end(&self.id().0, self.guest(), (self.to(), self.cipher()), &last);
+        audit.migration_end(&self.id().0, self.guest(), self.to(), self.cipher(), &last);
         self.event_log.publish(last);
     }
 }

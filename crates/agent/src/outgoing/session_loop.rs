@@ -356,7 +356,8 @@ impl SessionLoop {
             self.sessions.audit.migration_end(
                 &self.shared.session.to_string(),
                 &request.guest,
-                (request.to.as_str(), self.shared.dialler.identity.cipher()),
+                &request.to,
+                self.shared.dialler.identity.cipher(),
                 &finished,
             );
         }
