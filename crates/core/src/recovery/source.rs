@@ -179,11 +179,13 @@ impl SourceRecovery {
             (State::Writing(_, guest), SourceEvent::Written(true)) => {
                 (self.state, self.due) = (State::Over(guest), None);
             }
+            // The disk may be full for long; an operator of the destination may decide meanwhile: it is asked again.
+            (State::Deciding, SourceEvent::Written(false)) => {
+                (self.state, self.due) = (State::Querying, Some(now + RETRY_AFTER));
+            }
             (State::ResumingHere, SourceEvent::ResumedHere(None))
             | (State::EndingSource, SourceEvent::SourceEnded(false))
-            | (State::Deciding | State::Writing(..), SourceEvent::Written(false)) => {
-                self.due = Some(now + RETRY_AFTER)
-            }
+            | (State::Writing(..), SourceEvent::Written(false)) => self.due = Some(now + RETRY_AFTER),
             (State::Querying, SourceEvent::Resolve(resume)) if self.takes(resume) => {
                 self.resolve(now, resume)
             }

@@ -101,6 +101,8 @@ impl Source {
                 self.source_copy_lost = true;
                 self.journal_when_loaded(now);
             }
+            // It may be full for long, and an operator of the destination may decide meanwhile: it is asked again.
+            State::Committing { .. } if fault.code == Code::JournalFailed => self.resuming = false,
             State::RollingBack(roll_back) if roll_back.unwritten && fault.code == Code::JournalFailed => {
                 roll_back.write_at.get_or_insert(now + WRITE_AGAIN_AFTER);
             }

@@ -3,7 +3,6 @@
 use super::blackout::ASK_AFTER;
 use super::ending::IN_DOUBT_AFTER;
 use super::{Action, Preparation, Source, State};
-use crate::journal::SourcePhase;
 use crate::{Code, Fault, Side, Step, Time};
 
 /// Something that happens because time passed. The order is that in which timers due at one moment are looked at.
@@ -186,14 +185,11 @@ impl Source {
         let State::Committing { ask_at, in_doubt } = &mut self.state else { return };
         *ask_at = now + ASK_AFTER;
         *in_doubt |= journaled.is_some_and(|at| now - at >= IN_DOUBT_AFTER);
-        match self.resuming {
-            true => self.actions.push_back(Action::Journal(SourcePhase::ResumingHere)),
-            false if self.querying => {}
-            false => {
-                let gives_up = self.operator_decision.waiting() == Some(false);
-                (self.querying, self.query_gives_up) = (true, gives_up);
-                self.actions.push_back(Action::Query { gives_up });
-            }
+        // The decision to resume here is just being written.
+        if !self.resuming && !self.querying {
+            let gives_up = self.operator_decision.waiting() == Some(false);
+            (self.querying, self.query_gives_up) = (true, gives_up);
+            self.actions.push_back(Action::Query { gives_up });
         }
     }
 }

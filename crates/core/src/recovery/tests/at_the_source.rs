@@ -217,7 +217,9 @@ fn a_decision_to_resume_waits_until_the_guest_is_back() {
     assert!(driver.recovery.is_in_doubt() && !driver.recovery.resumes_here());
     assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
     assert!(!driver.recovery.takes(false));
-    driver.again(SourceAction::Write(From::ResumingHere));
+    driver.again(SourceAction::Query { gives_up: false });
+    let writes = SourceAction::Write(From::ResumingHere);
+    assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes), "it is tried again");
     assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
     assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
     for _ in 0..100 {
@@ -227,6 +229,19 @@ fn a_decision_to_resume_waits_until_the_guest_is_back() {
     }
     driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource)));
     assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
+}
+
+/// Its operator has let the guest run there, since the disk was full here.
+#[test]
+fn a_decision_to_resume_that_the_disk_refused_is_not_followed_if_the_guest_runs_at_the_destination() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Written(false));
+    driver.again(SourceAction::Query { gives_up: false });
+    assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
 }
 
 /// It may still hold the guest, and run it by a question that arrived.
@@ -261,7 +276,8 @@ fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_quest
     assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
     for _ in 0..100 {
         assert_eq!(driver.handle(SourceEvent::Written(false)), None);
-        driver.again(writes);
+        driver.again(SourceAction::Query { gives_up: false });
+        assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
     }
     assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
 }

@@ -220,7 +220,11 @@ fn a_decision_to_resume_counts_when_the_guest_is_back() {
     assert!(driver.machine.is_in_doubt(), "nothing is decided");
     assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
     driver.now = driver.now + Duration::from_secs(1);
-    assert!(driver.handle(Event::Tick).contains(&journals), "it is tried again");
+    let asks = Action::Query { gives_up: false };
+    assert!(driver.handle(Event::Tick).contains(&asks), "it may have been let run there meanwhile");
+    assert!(driver.handle(Event::Unanswered).contains(&journals), "it is tried again");
+    driver.now = driver.now + Duration::from_secs(1);
+    assert!(!driver.handle(Event::Tick).contains(&asks), "it is being written");
     assert!(driver.handle(Event::Journaled(SourcePhase::ResumingHere)).contains(&Action::RollBack));
     assert!(!driver.machine.is_in_doubt());
     assert_eq!(driver.machine.decided_for(true), Decided::Waiting, "QEMU may refuse");
@@ -247,6 +251,20 @@ fn a_guest_that_the_destination_has_is_resumed_only_after_a_silence() {
         assert!(driver.handle(Event::Tick).contains(&Action::Query { gives_up: false }));
     }
     assert!(seconds > 5, "{seconds} s");
+}
+
+/// Its operator has let the guest run there, since the disk was full here.
+#[test]
+fn a_decision_to_resume_that_the_disk_refused_is_not_followed_if_the_guest_runs_at_the_destination() {
+    let mut driver = Driver::at(Committing);
+    driver.handle(Event::PathLost(PATH));
+    driver.handle(Event::Resolve(true));
+    driver.handle(Event::Unanswered);
+    driver.handle(Event::Failed(fault(Code::JournalFailed)));
+    driver.now = driver.now + Duration::from_secs(1);
+    driver.handle(Event::Tick);
+    assert!(driver.handle(Event::Answered(Outcome::Committed)).contains(&Action::CleanUp));
+    assert_eq!(driver.machine.decided_for(true), Decided::Overruled);
 }
 
 /// What was asked before may have the destination return the guest, while the copy here is ended.
