@@ -1,13 +1,13 @@
 //! The user that QEMU runs as, and how a program is started as that user.
 //!
-//! `setpriv` (util-linux) changes the user and gives every privilege up before it runs the program in its own place, so
-//! that the process id stays. QEMU never runs as root, not even while it opens its files.
+//! `setsid` and `setpriv` (util-linux) give a program its own session and its user, and take every privilege away. Each
+//! runs the next in its own place, so that the process id stays. QEMU never runs as root, not even while it opens its
+//! files.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -77,19 +77,19 @@ impl QemuUser {
         command.args(["--scope", "--quiet", "--collect"]).arg(format!("--slice={slice}"));
         command.arg(format!("--description=Linerate guest {guest}")).arg("--");
         command.arg(plain.get_program()).args(plain.get_args());
-        command.process_group(0).current_dir("/");
+        command.current_dir("/");
         command
     }
 
     /// A command that runs a program as this user, with the user's groups, without any capability, and without a way to
-    /// get one.
+    /// get one. It has a session of its own: no signal of the agent's terminal reaches it. Otherwise the kernel would
+    /// also hang it up if it is stopped (SIGSTOP) when the agent ends.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        command.arg(format!("--reuid={}", self.uid)).arg(format!("--regid={}", self.gid));
+        let mut command = Command::new("setsid");
+        command.arg("setpriv").arg(format!("--reuid={}", self.uid)).arg(format!("--regid={}", self.gid));
         command.args(["--init-groups", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]);
         command.args(["--bounding-set=-all", "--"]).arg(program);
-        // No signal of the agent's terminal reaches it.
-        command.process_group(0).current_dir("/");
+        command.current_dir("/");
         command
     }
 
@@ -215,6 +215,26 @@ mod tests {
         );
     }
 
+    /// The kernel hangs up a stopped process whose session's other processes have ended.
+    #[test]
+    fn a_guest_has_a_session_of_its_own_and_the_pid_that_was_started() {
+        let mut child = user(None).guest_command("web", "sleep").arg("600").spawn().unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let found = loop {
+            // pid (comm) state parent group session
+            let text = fs::read_to_string(&stat).unwrap();
+            let fields: Vec<&str> = text.split(' ').collect();
+            if fields[1] == "(sleep)" || std::time::Instant::now() > end {
+                break (fields[1].to_owned(), fields[5].to_owned());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, ("(sleep)".to_owned(), child.id().to_string()));
+    }
+
     #[test]
     fn a_guest_gets_a_scope_only_where_a_slice_is_named() {
         let line = |command: Command| {
@@ -222,7 +242,7 @@ mod tests {
             words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<String>>().join(" ")
         };
         let plain = line(user(None).guest_command("web", "/bin/qemu"));
-        assert!(plain.starts_with("setpriv ") && plain.ends_with(" -- /bin/qemu"), "{plain}");
+        assert!(plain.starts_with("setsid setpriv ") && plain.ends_with(" -- /bin/qemu"), "{plain}");
         let scoped = line(user(Some("machine.slice")).guest_command("web", "/bin/qemu"));
         assert!(
             scoped.starts_with("systemd-run --scope ") && scoped.contains(" --slice=machine.slice "),
