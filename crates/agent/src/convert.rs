@@ -70,7 +70,9 @@ fn hint(code: Code) -> &'static str {
             "a device writes past the tracker, or linerate has a defect: please report it with both agents' logs"
         }
         Code::Cordoned => "release that host with `linerate uncordon` there, or choose another one",
-        Code::GuestGone => "start the guest again",
+        Code::GuestGone => {
+            "see `linerate vm list` and `linerate migration list` on both hosts: start the guest again only if no copy of it is left"
+        }
         Code::ProtocolViolation | Code::Internal => "please report it with both agents' logs",
         Code::SessionUnknown
         | Code::Cancelled

@@ -90,8 +90,8 @@ numbered! {
         InDoubt = 4, "the guest is paused at the source, which asks the destination whether it took over";
         /// Its process ended by itself or with its host.
         Gone = 5, "the guest runs nowhere";
-        /// libvirt was let decide, and has not said where it runs.
-        Unknown = 6, "libvirt was let decide where the guest runs: see `virsh domstate` on both hosts before anything is resumed";
+        /// Nobody has confirmed where it runs: libvirt was let decide, or an operator gave the source's copy up.
+        Unknown = 6, "it is not known where the guest runs: see `linerate vm list` (of a domain `virsh domstate`) on both hosts before anything is resumed or started";
         /// The destination has taken it over and does not run it, as it did not run at the source.
         PausedAtDestination = 7, "the guest is at the destination and does not run, as it did not run at the source";
     }

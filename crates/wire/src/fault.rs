@@ -120,7 +120,7 @@ pub enum GuestState {
     InDoubt = 4,
     /// It runs nowhere: its process ended by itself or with its host.
     Gone = 5,
-    /// libvirt decides, and has not reported where it runs.
+    /// Nobody has confirmed where it runs: libvirt was let decide, or an operator gave the source's copy up.
     Unknown = 6,
     /// It has been taken over by the destination and does not run there, as it did not run at the source.
     PausedAtDestination = 7,
@@ -155,7 +155,7 @@ impl GuestState {
             }
             GuestState::Gone => "the guest runs nowhere",
             GuestState::Unknown => {
-                "libvirt was let decide where the guest runs: see `virsh domstate` on both hosts before anything is resumed"
+                "it is not known where the guest runs: see `linerate vm list` (of a domain `virsh domstate`) on both hosts before anything is resumed or started"
             }
         }
     }

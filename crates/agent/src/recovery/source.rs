@@ -28,13 +28,13 @@ use crate::session::identity::Identity;
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 
 /// What an operator reads whose decision does not count yet.
-pub(crate) const WAITS: &str = "your decision waits: the destination is asked once more, for up to 10 s if it has the guest. Then the decision is written to disk, or QEMU is ended. The guest is paused here until then";
+pub(crate) const WAITS: &str = "your decision waits: the destination is asked once more, for up to 10 s if it has the guest. Then the decision is written to disk, or QEMU is ended. The guest is paused here until then. Do not decide at the other host meanwhile. If the agent here restarts before, the decision is forgotten: decide again";
 /// And one whose decision was not followed.
 pub(crate) const VOID: &str = "the destination holds the guest, so your decision was not followed; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
 /// What an operator reads of a guest that is not asked about any more.
-pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here. `linerate resolve ID --resume-here` keeps the guest on this host, and the destination gives its copy up. `--give-up` ends the guest on this host, and the destination may then run its older copy";
+pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here. `linerate resolve ID --resume-here` keeps the guest on this host, and the destination gives its copy up. If the guest's QEMU here has ended (`linerate vm list`), that leaves no copy: then decide at the destination. `--give-up` ends the guest on this host, and the destination may then run its older copy";
 /// The same, of one whose decision does not count yet.
 pub(crate) const RAN_HERE_WAITS: &str = "your decision waits until it is on disk, or until QEMU has ended; the destination is not asked, as the guest ran on this host after commit";
 
