@@ -314,6 +314,7 @@ impl Agent {
             Purpose::Query => self.committed_again(accepted, &name, true),
             Purpose::RolledBack => self.roll_back_notice(accepted, &name),
             Purpose::CommitAgain => self.committed_again(accepted, &name, false),
+            Purpose::Resumes => self.source_resumes(accepted, &name),
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
@@ -493,6 +494,19 @@ impl Agent {
         let outcome = self.incoming.outcome(session);
         // Asked every second until it is decided.
         tracing::debug!(%session, %peer, ?outcome, copy, "its source has committed and asks");
+        Ok(accepted.outcome(outcome)?)
+    }
+
+    /// A source that is about to resume its guest asks whether it runs here. For some seconds one that is not committed
+    /// is not let run then.
+    fn source_resumes(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
+        let (peer, session) = (accepted.peer, accepted.hello.session);
+        if let Err(fault) = self.may_decide(&accepted.hello, name) {
+            accepted.refuse(fault.clone())?;
+            return Err(NotTaken::Resumes(fault));
+        }
+        let outcome = self.incoming.source_resumes(session);
+        tracing::debug!(%session, %peer, ?outcome, "its source is about to resume the guest and asks");
         Ok(accepted.outcome(outcome)?)
     }
 

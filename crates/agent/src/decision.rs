@@ -22,6 +22,11 @@ pub enum NotDecided {
         "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there"
     )]
     QemuEnded,
+    /// At a destination that has the guest complete: its source has just asked, as it is about to resume its own copy.
+    #[error(
+        "is not resumed here: the source is about to resume the guest, and its agent has asked this host within the last 5 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again"
+    )]
+    SourceResumes,
     /// At a destination that holds the guest: the source lets its own copy run.
     #[error(
         "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`"

@@ -20,6 +20,9 @@ pub(crate) enum NotTaken {
     /// The same, for a source that sent commit again.
     #[error("commit was sent again: {}", .0.detail)]
     CommitAgain(Fault),
+    /// The same, for a source that is about to resume its guest.
+    #[error("a source that is about to resume its guest: {}", .0.detail)]
+    Resumes(Fault),
     /// The same, for a source that sent a roll-back notice.
     #[error("a roll-back notice: {}", .0.detail)]
     RollBackNotice(Fault),

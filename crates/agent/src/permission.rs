@@ -24,6 +24,7 @@ pub(crate) fn of_purpose(purpose: Purpose) -> Option<Permission> {
         | Purpose::Query
         | Purpose::CommitAgain
         | Purpose::RolledBack
+        | Purpose::Resumes
         | Purpose::Arrival
         | Purpose::Membership => None,
     }

@@ -168,6 +168,8 @@ pub enum Event {
         /// Its own hypervisor runs: it can have the guest back.
         copy: bool,
     },
+    /// The source is about to let its own copy run, and asks on a connection of its own whether this one runs.
+    SourceResumes,
     /// The operator of this host decides over a loaded guest whose source does not answer: `true` runs it here.
     Resolve(bool),
     /// Only time passed: a timer may be due.
@@ -363,7 +365,8 @@ impl Destination {
             Event::Cancel => {}
             Event::RolledBackAtSource => self.rolled_back_at_source(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
-            Event::Resolve(run) => self.resolve(run),
+            Event::SourceResumes => self.source_copy.note_resumes(now),
+            Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::MayHaveRun(fault) => self.may_have_run(fault),
             Event::GuestEnded(fault) => self.guest_ended(fault),
@@ -531,6 +534,8 @@ impl Destination {
                 self.state = State::RestoringHypervisor;
                 self.actions.push_back(Action::RestoreHypervisor);
             }
+            // It arrives late.
+            (State::Loaded, Message::Commit) if self.source_resumes(now) => {}
             (State::Loaded, Message::Commit) => self.commit(),
             // It was said on a connection of its own before.
             (State::Journaling { .. } | State::Resuming { .. } | State::Running { .. }, Message::Commit) => {}
@@ -539,7 +544,8 @@ impl Destination {
             (State::Loaded | State::Journaling { .. } | State::Resuming { .. }, Message::Finished)
                 if self.commits() =>
             {
-                self.commit_aside(now, false);
+                self.source_copy.note(now, false);
+                self.commit();
             }
             (_, message) => self.violation(now, &message),
         }
@@ -587,7 +593,9 @@ impl Destination {
     /// Not by the session.
     pub(super) fn commit_aside(&mut self, now: Time, copy: bool) {
         self.source_copy.note(now, copy);
-        self.commit();
+        if !self.source_resumes(now) {
+            self.commit();
+        }
     }
 
     /// Whether the guest can return. Otherwise the copy here may be the only one.

@@ -21,8 +21,8 @@ pub enum SourcePhase {
     /// Commit may have reached the destination.
     CommitSent,
     /// Commit was written, and the guest runs here all the same. An operator has decided so, the destination has given
-    /// it up, or commit was not sent yet. Written before anything is done about it: from here on the destination is not
-    /// asked, for it takes a question for a commit.
+    /// it up, or commit was not sent yet. Written before anything is done about it: from here on commit is not repeated.
+    /// The destination is only asked whether it runs the guest.
     ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,
@@ -110,7 +110,8 @@ pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Committed => Verdict::EndSource,
         Outcome::Aborted | Outcome::Returned => Verdict::Resume,
-        Outcome::Pending | Outcome::Unknown | Outcome::Gone => Verdict::QueryAgain,
+        // The last is no answer to the question that is a commit.
+        Outcome::Pending | Outcome::Unknown | Outcome::Gone | Outcome::NotCommitted => Verdict::QueryAgain,
     }
 }
 

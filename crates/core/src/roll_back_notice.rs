@@ -60,13 +60,19 @@ impl RollBackNotice {
         match outcome {
             Some(Outcome::Aborted | Outcome::Returned | Outcome::Unknown) => Next::GivenUp,
             Some(Outcome::Committed | Outcome::Gone) => Next::Committed,
-            Some(Outcome::Pending) | None if now >= self.until && !self.may_be_loaded => {
-                if self.acknowledged { Next::Acknowledged } else { Next::NoAnswer }
+            Some(Outcome::Pending | Outcome::NotCommitted) | None
+                if now >= self.until && !self.may_be_loaded =>
+            {
+                if self.acknowledged {
+                    Next::Acknowledged
+                } else {
+                    Next::NoAnswer
+                }
             }
             // It has acknowledged and is ending its guest, which does not take long.
-            Some(Outcome::Pending) if now < self.until => Next::RetryAt(now + WAIT),
+            Some(Outcome::Pending | Outcome::NotCommitted) if now < self.until => Next::RetryAt(now + WAIT),
             // Something keeps it from that, such as a record that it cannot read.
-            Some(Outcome::Pending) | None => {
+            Some(Outcome::Pending | Outcome::NotCommitted) | None => {
                 let wait = self.wait;
                 let longest = if now >= self.until { WAIT_HELD_MAX } else { WAIT_MAX };
                 self.wait = (wait * 2).min(longest);

@@ -16,6 +16,7 @@ pub(crate) const NO_COPY_COUNTS_FOR: Duration = Duration::from_secs(60);
 pub(crate) struct SourceCopy {
     there: Option<Time>,
     gone: Option<Time>,
+    resumes: Option<Time>,
 }
 
 impl SourceCopy {
@@ -26,6 +27,16 @@ impl SourceCopy {
         } else if self.gone.is_none_or(|at| now - at > NO_COPY_COUNTS_FOR) {
             self.there = Some(now);
         }
+    }
+
+    /// The source is about to let its own copy run.
+    pub fn note_resumes(&mut self, now: Time) {
+        self.resumes = Some(now);
+    }
+
+    /// Whether the source has just said that it is about to let its own copy run: it repeats that every second.
+    pub fn is_resumed(&self, now: Time) -> bool {
+        self.resumes.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
     }
 
     /// Whether the guest can return. A connection alone says that the agent over there runs, and nothing of its

@@ -4,12 +4,14 @@
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, DomainAction, DomainEnd, Entry, Inspection,
-    Phase, Plan, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan, process_fate,
+    Look, Phase, Plan, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan,
+    process_fate,
 };
 use linerate_core::{GuestState, Outcome, Side, Time};
 
 use crate::check::Mutation;
 use crate::hosts::{Known, Machine, Record, RecoveryCase, session};
+use crate::recovery::Question;
 use crate::world::{SimEvent, World};
 
 /// Something that is done for a session that is brought to its end.
@@ -194,7 +196,7 @@ impl World {
         self.case_faults();
         let incarnation = self.hosts[host].incarnation;
         if let CaseWork::Source(SourceAction::Query { gives_up }) = work {
-            return self.ask(host, session, gives_up);
+            return self.ask(host, session, Question::Commits { gives_up });
         }
         let span = self.micros(100, 30_000);
         self.after(span, SimEvent::Recovers { host, incarnation, session, work });
@@ -224,6 +226,14 @@ impl World {
         let pid = self.named(host, session);
         Some(match action {
             SourceAction::Query { .. } => return None,
+            SourceAction::Look => match self.look(host, pid) {
+                Some(look) => SourceEvent::Looked(look),
+                None => {
+                    self.hosts[host].looks.insert(session);
+                    self.ask(host, session, Question::Resumes);
+                    return None;
+                }
+            },
             SourceAction::ResumeHere => {
                 let state = pid.map_or(Some(GuestState::Gone), |pid| self.resume_here(pid));
                 if state == Some(GuestState::Gone) {
@@ -243,6 +253,14 @@ impl World {
                 SourceEvent::Written(self.case_writes(host, session, Phase::Source(phase)))
             }
         })
+    }
+
+    /// What the agent finds before it resumes a guest; none if the destination has to be asked.
+    fn look(&self, host: usize, pid: Option<u64>) -> Option<Look> {
+        let unasked = self.options.mutation == Some(Mutation::ResumedUnasked);
+        let guest = pid.and_then(|pid| self.find(pid));
+        let runs = guest.is_some_and(|guest| guest.running) && !self.hypervisors_are_away(host);
+        (guest.is_none() || runs || unasked).then_some(Look::NotPaused)
     }
 
     fn destination_recovers(

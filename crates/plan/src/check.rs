@@ -180,10 +180,12 @@ pub enum Mutation {
     DecisionReportedEarly,
     /// The record of an operator's decision to run the guest is kept in memory only.
     DecisionNotWritten,
+    /// Recovery resumes the guest without asking whether it runs at the destination.
+    ResumedUnasked,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 34] = [
+    pub const ALL: [Mutation; 35] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -218,6 +220,7 @@ impl Mutation {
         Mutation::DestinationNotAsked,
         Mutation::DecisionReportedEarly,
         Mutation::DecisionNotWritten,
+        Mutation::ResumedUnasked,
     ];
 }
 

@@ -69,7 +69,9 @@ impl World {
             Some(Machine::Source(one)) => one.takes(here) && can_resume,
             Some(Machine::Destination(one)) if one.is_held() && here => !one.is_rolled_back_at_source(),
             Some(Machine::Destination(one)) if one.is_held() => one.may_be_given_up(self.now),
-            Some(Machine::Destination(one)) if one.is_waiting() && here => pid.is_some(),
+            Some(Machine::Destination(one)) if one.is_waiting() && here => {
+                pid.is_some() && !one.source_resumes(self.now)
+            }
             Some(Machine::Destination(one)) => one.takes(here),
             Some(Machine::Setting(_) | Machine::Domain(_)) => false,
             None if session != self.session => false,
@@ -77,7 +79,10 @@ impl World {
                 let machine = self.source.machine.as_ref();
                 machine.is_some_and(|one| one.is_in_doubt() && one.takes(here)) && can_resume
             }
-            None => self.destination.machine.as_ref().is_some_and(|one| one.takes(here)),
+            None => {
+                let machine = self.destination.machine.as_ref();
+                machine.is_some_and(|one| one.takes(here) && !(here && one.source_resumes(self.now)))
+            }
         }
     }
 
@@ -307,6 +312,9 @@ impl World {
         let sessions: BTreeSet<u64> = cases.chain([self.session]).collect();
         for session in sessions {
             let both = (0..2).all(|host| self.asks_for_decision(host, session));
+            if !both {
+                self.hasty_operator_looks(session);
+            }
             if !both || self.retrying || self.check.pairs.contains(&session) || !self.random.percent(10) {
                 continue;
             }
@@ -318,6 +326,38 @@ impl World {
             }
             self.disturb_decisions();
         }
+    }
+
+    /// A complete guest waits at its destination, whose operator sees that host only and lets it run. The source's agent
+    /// is down, or is resuming the guest there.
+    fn hasty_operator_looks(&mut self, session: u64) {
+        let waits = |host: usize| match self.case(host, session) {
+            Some(Machine::Destination(one)) => one.is_waiting(),
+            Some(_) => false,
+            None => {
+                let live = self.destination.machine.as_ref();
+                let live = live.filter(|_| (session, host) == (self.session, self.at(Side::Destination)));
+                live.is_some_and(|one| one.is_held())
+            }
+        };
+        let Some(host) = (0..2).find(|host| self.hosts[*host].up && waits(*host)) else { return };
+        let resumes = match self.case(1 - host, session) {
+            Some(Machine::Source(one)) => one.resumes_here(),
+            _ => !self.hosts[1 - host].up,
+        };
+        let is_paused = self
+            .process_of(1 - host, session)
+            .and_then(|pid| self.find(pid))
+            .is_some_and(|guest| !guest.running && guest.ran.is_some());
+        let free = !self.retrying && !self.check.pairs.contains(&session);
+        if !(resumes && is_paused && free && self.random.percent(10)) {
+            return;
+        }
+        self.check.pairs.insert(session);
+        let most = [1, 50_000, 3_000_000][self.random.below(3) as usize];
+        let span = self.micros(0, most);
+        self.after(span, SimEvent::OperatorDecides { host, session, here: true });
+        self.disturb_decisions();
     }
 
     fn disturb_decisions(&mut self) {
@@ -360,7 +400,8 @@ impl World {
             None if (session, host) != (self.session, self.at(Side::Source)) => None,
             None => self.source.machine.as_ref().map(|one| one.decided_for(true)),
         };
-        if machine != Some(Decided::Waiting) || !self.check.pairs.contains(&session) {
+        let resumes = matches!(self.case(host, session), Some(Machine::Source(one)) if one.resumes_here());
+        if (machine != Some(Decided::Waiting) && !resumes) || !self.check.pairs.contains(&session) {
             return;
         }
         let named = |at: usize| self.hosts[at].record(session).and_then(|record| record.process);

@@ -99,6 +99,8 @@ pub struct Host {
     pub notice_due: BTreeMap<u64, bool>,
     /// [`Record::ran_here`] in the agent's memory.
     pub ran_here: BTreeSet<u64>,
+    /// Sessions whose recovery has asked before it resumes the guest.
+    pub looks: BTreeSet<u64>,
     /// Settings that are off, and that the next start finds open.
     pub left_open: BTreeSet<u64>,
     /// Files beside the journal: sessions that the other host shall give up if this agent ends.
@@ -154,6 +156,8 @@ impl Host {
         record.domain = known.domain.or(record.domain);
         record.ran_here |= self.ran_here.contains(&session);
         record.notice_due = self.notice_due.get(&session).copied().unwrap_or(record.notice_due);
+        // It was to be resumed here, and runs at the destination.
+        record.notice_due &= phase != Phase::Source(SourcePhase::Finished);
         // The state machine of an active session says so itself.
         record.notice_due |= known.recovers && phase == Phase::Source(SourcePhase::ResumingHere);
         match ends(phase) && !known.recovers {
@@ -252,6 +256,7 @@ impl Host {
         self.roll_back_notices.clear();
         self.notice_due.clear();
         self.ran_here.clear();
+        self.looks.clear();
         self.left_open.clear();
     }
 

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use linerate_core::journal::{DestinationPhase, SourcePhase};
-use linerate_core::recovery::{DestinationEvent, DestinationRecovery, Phase, SourceEvent, SourceRecovery};
+use linerate_core::recovery::{
+    DestinationEvent, DestinationRecovery, Look, Phase, SourceEvent, SourceRecovery,
+};
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step, destination, source};
 
 use crate::check::{Mutation, Property};
@@ -13,6 +15,18 @@ use crate::hosts::{Known, Machine};
 use crate::source_driver::SourceWork;
 use crate::wire::index;
 use crate::world::{SimEvent, World};
+
+/// What a source asks on a connection of its own.
+#[derive(Clone, Copy, Debug)]
+pub enum Question {
+    /// How the session ended, which repeats the commit.
+    Commits {
+        /// The operator ends the source's copy.
+        gives_up: bool,
+    },
+    /// Whether the guest runs at the destination, before it is resumed at the source.
+    Resumes,
+}
 
 /// A host out of reach is taken for silent after this long.
 const UNANSWERED_AFTER: Duration = Duration::from_millis(500);
@@ -152,13 +166,15 @@ impl World {
 
     // ---- asking ----
 
-    /// A source asks for the outcome and says commit once more, on any link that works.
-    pub fn ask(&mut self, host: usize, session: u64, gives_up: bool) {
-        if self.options.mutation == Some(Mutation::ResumeAfterCommit) {
+    /// A source asks for the outcome and says commit once more, or asks before it resumes the guest; on any link that
+    /// works.
+    pub fn ask(&mut self, host: usize, session: u64, question: Question) {
+        let commits = matches!(question, Question::Commits { .. });
+        if commits && self.options.mutation == Some(Mutation::ResumeAfterCommit) {
             self.resume_source_guest();
         }
         let incarnation = self.hosts[host].incarnation;
-        if self.is_not_to_be_asked(host, session) {
+        if commits && self.is_not_to_be_asked(host, session) {
             let none = SimEvent::Answered { host, incarnation, session, outcome: None };
             return self.after(Duration::from_millis(1), none);
         }
@@ -167,18 +183,24 @@ impl World {
                 .after(UNANSWERED_AFTER, SimEvent::Answered { host, incarnation, session, outcome: None });
         };
         let latency = self.links[link].latency;
-        self.after(latency, SimEvent::Asked { host, incarnation, session, link, gives_up });
+        self.after(latency, SimEvent::Asked { host, incarnation, session, link, question });
     }
 
     /// The question arrives at the other host.
-    pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize, gives_up: bool) {
+    pub fn asked(&mut self, host: usize, incarnation: u64, session: u64, link: usize, question: Question) {
         let other = 1 - host;
         let receives = self.hosts[other].up && self.links[link].connects();
         let outcome = receives.then(|| {
-            if self.options.mutation != Some(Mutation::CommitNotRepeated) {
-                self.repeat_commit(host, other, session, gives_up);
-            }
-            let outcome = self.outcome_at(other, session);
+            let outcome = match question {
+                Question::Commits { .. } if self.options.mutation == Some(Mutation::CommitNotRepeated) => {
+                    self.outcome_at(other, session)
+                }
+                Question::Commits { gives_up } => {
+                    self.repeat_commit(host, other, session, gives_up);
+                    self.outcome_at(other, session)
+                }
+                Question::Resumes => self.outcome_for_resuming(other, session),
+            };
             let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
             let outcome =
                 if before && self.is_committed_at(other, session) { Outcome::Committed } else { outcome };
@@ -200,6 +222,22 @@ impl World {
             self.handle_destination(destination::Event::CommitAgain { copy });
         }
         self.handle_destination_case(host, session, DestinationEvent::CommitAgain { copy });
+    }
+
+    /// Both state machines of the destination keep that the source is about to resume.
+    fn outcome_for_resuming(&mut self, host: usize, session: u64) -> Outcome {
+        if session == self.session && host == self.at(Side::Destination) {
+            self.handle_destination(destination::Event::SourceResumes);
+        }
+        self.handle_destination_case(host, session, DestinationEvent::SourceResumes);
+        let outcome = self.outcome_at(host, session);
+        let live = self.destination.machine.as_ref();
+        let live = live.filter(|_| session == self.session && host == self.at(Side::Destination));
+        let is_free = match self.hosts[host].cases.get(&session).map(|case| &case.machine) {
+            Some(Machine::Destination(case)) => case.outcome_for_resuming() == Some(Outcome::NotCommitted),
+            _ => live.is_some_and(|live| live.outcome_for_resuming() == Outcome::NotCommitted),
+        };
+        if outcome == Outcome::Pending && is_free { Outcome::NotCommitted } else { outcome }
     }
 
     fn is_committed_at(&self, host: usize, session: u64) -> bool {
@@ -237,12 +275,22 @@ impl World {
         }
         if self.hosts[host].cases.contains_key(&session) {
             self.note(|| format!("host {host}, session {session}: gets the answer {outcome:?}"));
-            return self.handle_source_case(host, session, SourceEvent::Answered(outcome));
+            return self.case_answered(host, session, outcome);
         }
         let live = session == self.session && host == self.at(Side::Source);
         if live {
             self.handle_source(outcome.map_or(source::Event::Unanswered, source::Event::Answered));
         }
+    }
+
+    /// The answer to the question that the case has asked.
+    fn case_answered(&mut self, host: usize, session: u64, outcome: Option<Outcome>) {
+        let looks = self.hosts[host].looks.remove(&session);
+        let event = match looks {
+            true => SourceEvent::Looked(Look::Paused(outcome)),
+            false => SourceEvent::Answered(outcome),
+        };
+        self.handle_source_case(host, session, event);
     }
 
     // ---- crashes ----

@@ -7,6 +7,7 @@ use linerate_core::{Code, Extent, Fault, GuestState, ModeTag, Side, Step};
 
 use crate::check::Mutation;
 use crate::guest::digest;
+use crate::recovery::Question;
 use crate::wire::{Packet, Purpose, Write};
 use crate::world::{SimEvent, World};
 
@@ -192,7 +193,9 @@ impl World {
                 self.source_will(100, 20_000, SourceWork::RollsBack);
             }
             Action::NoticeDue(is) => self.notice_due(is),
-            Action::Query { gives_up } => self.ask(self.at(Side::Source), self.session, gives_up),
+            Action::Query { gives_up } => {
+                self.ask(self.at(Side::Source), self.session, Question::Commits { gives_up })
+            }
             Action::NotifyRollBack { may_be_loaded } => {
                 self.begin_roll_back_notice(self.at(Side::Source), self.session, may_be_loaded)
             }

@@ -14,6 +14,7 @@ use crate::guest::Guest;
 use crate::hosts::Host;
 use crate::libvirt_model::LibvirtModel;
 use crate::random::Random;
+use crate::recovery::Question;
 use crate::scenario::Scenario;
 use crate::source_driver::{SourceDriver, SourceWork};
 use crate::wire::{Connection, Link, Purpose};
@@ -94,8 +95,7 @@ pub enum SimEvent {
         session: u64,
         /// Index of the link.
         link: usize,
-        /// The operator ends the source's copy.
-        gives_up: bool,
+        question: Question,
     },
     /// The answer reaches the source.
     Answered {
@@ -405,8 +405,8 @@ impl World {
             }
             SimEvent::OwnerLoads { since } => self.owner_loads(since),
             SimEvent::OwnerGivesUp => self.owner_gives_up(),
-            SimEvent::Asked { host, incarnation, session, link, gives_up } => {
-                self.asked(host, incarnation, session, link, gives_up)
+            SimEvent::Asked { host, incarnation, session, link, question } => {
+                self.asked(host, incarnation, session, link, question)
             }
             SimEvent::Answered { host, incarnation, session, outcome } => {
                 self.answered(host, incarnation, session, outcome);

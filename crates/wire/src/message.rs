@@ -124,6 +124,9 @@ pub enum Outcome {
     /// The destination committed and its hypervisor has ended. The guest may have run there: only the operator can
     /// decide what the source's copy is still good for.
     Gone = 6,
+    /// The destination has not committed. For some seconds neither an operator nor an earlier commit that arrives late
+    /// lets the guest run there. Answered only to a source that is about to resume its guest.
+    NotCommitted = 7,
 }
 
 impl Outcome {
@@ -136,6 +139,7 @@ impl Outcome {
             4 => Some(Outcome::Unknown),
             5 => Some(Outcome::Returned),
             6 => Some(Outcome::Gone),
+            7 => Some(Outcome::NotCommitted),
             _ => None,
         }
     }

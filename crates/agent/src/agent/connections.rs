@@ -36,7 +36,11 @@ impl Connections {
         let is_of_session = match accepted.hello.role {
             Purpose::ControlNew | Purpose::ControlJoin | Purpose::TunnelNew => true,
             Purpose::Data | Purpose::ReverseData => true,
-            Purpose::Query | Purpose::CommitAgain | Purpose::RolledBack | Purpose::Arrival => false,
+            Purpose::Query
+            | Purpose::CommitAgain
+            | Purpose::RolledBack
+            | Purpose::Resumes
+            | Purpose::Arrival => false,
             Purpose::Bench | Purpose::BenchData | Purpose::Doctor | Purpose::Membership => false,
         };
         if !is_of_session {

@@ -249,6 +249,13 @@ impl Incoming {
         self.machine().outcome()
     }
 
+    /// Its source is about to resume the guest and asks whether it runs here.
+    pub fn source_resumes(&self) -> Outcome {
+        let mut machine = self.machine();
+        machine.handle(self.clock.now(), Event::SourceResumes);
+        machine.outcome_for_resuming()
+    }
+
     /// Highest control message received; it goes into a WELCOME.
     pub fn received_through(&self) -> u64 {
         self.machine().received_through()
@@ -282,8 +289,12 @@ impl Incoming {
     /// Why it is not decided so.
     pub fn resolve(&self, run: bool) -> Result<(), NotDecided> {
         let mut machine = self.machine();
+        let now = self.clock.now();
         check_decision(machine.is_in_doubt(), machine.takes(run))?;
-        machine.handle(self.clock.now(), Event::Resolve(run));
+        if run && machine.source_resumes(now) {
+            return Err(NotDecided::SourceResumes);
+        }
+        machine.handle(now, Event::Resolve(run));
         drop(machine);
         // What follows is done by the session's loop.
         self.send(Event::Tick);

@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::faults::{chain, fault};
 use crate::journal::{IncomingRecord, Journal, JournalError, Record};
 use crate::name_claims::NameClaims;
-use crate::recovery::{self, can_run, is_alive};
+use crate::recovery::{self, Unfinished, can_run, is_alive};
 use crate::security::{Caller, Security};
 use crate::session::identity::Identity;
 use crate::stream_gate::ArrivalCount;
@@ -226,11 +226,25 @@ impl Sessions {
 
     /// The answer to a source that asks: of the live session first, then of recovery, then of the journal.
     pub fn outcome(&self, session: SessionId) -> Outcome {
-        let live = self.live.lock().get(&session).map(|live| live.outcome());
+        self.answer(session, Incoming::outcome, Unfinished::outcome)
+    }
+
+    /// The answer to a source that is about to resume its guest. Both state machines keep that it is.
+    pub fn source_resumes(&self, session: SessionId) -> Outcome {
+        self.answer(session, Incoming::source_resumes, Unfinished::source_resumes)
+    }
+
+    fn answer(
+        &self,
+        session: SessionId,
+        of_live: impl Fn(&Incoming) -> Outcome,
+        of_unfinished: impl Fn(&Unfinished) -> Option<Outcome>,
+    ) -> Outcome {
+        let live = self.get(session).map(|live| of_live(&live));
         if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
             return outcome;
         }
-        if let Some(outcome) = self.recovery.get(session).and_then(|one| one.outcome()) {
+        if let Some(outcome) = self.recovery.get(session).and_then(|one| of_unfinished(&one)) {
             return outcome;
         }
         self.journalled(session, live).unwrap_or_else(|error| {

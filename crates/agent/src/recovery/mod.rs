@@ -377,6 +377,9 @@ impl Unfinished {
                 if resume_here && machine.is_held() && machine.is_rolled_back_at_source() {
                     return Err(NotDecided::RolledBack);
                 }
+                if resume_here && machine.is_waiting() && machine.source_resumes(now) {
+                    return Err(NotDecided::SourceResumes);
+                }
                 // It never ran, and cannot run any more: its source gets it back.
                 if resume_here && machine.is_waiting() && !is_alive {
                     machine.handle(now, DestinationEvent::ProcessEnded);
@@ -456,6 +459,17 @@ impl Unfinished {
         }
     }
 
+    /// The source of an incoming guest is about to resume it and asks whether it runs here; none if the journal knows.
+    pub fn source_resumes(&self) -> Option<Outcome> {
+        match &mut *self.machine.lock() {
+            Machine::Source(_) => None,
+            Machine::Destination(machine) => {
+                machine.handle(self.clock.now(), DestinationEvent::SourceResumes);
+                machine.outcome_for_resuming()
+            }
+        }
+    }
+
     /// An operator may decide, or has decided and that does not count yet.
     pub fn is_in_doubt(&self) -> bool {
         match &*self.machine.lock() {
@@ -523,6 +537,8 @@ impl Unfinished {
         record.set_phase(phase);
         match (&mut record.role, phase) {
             (Role::Source { notice_due, .. }, Phase::Source(SourcePhase::ResumingHere)) => *notice_due = true,
+            // It was to be resumed here, and the destination has answered that it runs there.
+            (Role::Source { notice_due, .. }, Phase::Source(SourcePhase::Finished)) => *notice_due = false,
             (Role::Destination { incoming, .. }, Phase::Destination(DestinationPhase::Committed)) => {
                 if let Some(qemu) = &incoming.qemu {
                     incoming.vcpu_time.count(qemu.process.pid);

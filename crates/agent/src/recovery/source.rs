@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
-    Entry, NoticeStep, Phase, SourceAction, SourceEvent, SourceRecovery, notice_step,
+    Entry, Look, NoticeStep, Phase, SourceAction, SourceEvent, SourceRecovery, notice_step,
 };
 use linerate_core::{GuestState, Outcome, SessionId};
 use linerate_guest::leftover_ram::LeftoverRam;
@@ -21,7 +21,8 @@ use super::{
 };
 use crate::faults::chain;
 use crate::journal::{Journal, Record, Role, parse_token};
-use crate::session::contact::{NoAnswer, ask_any, commit_any};
+use crate::security::PeerName;
+use crate::session::contact::{NoAnswer, ask_any, ask_before_resuming, commit_any};
 use crate::session::identity::Identity;
 
 /// A monitor that another client holds is not waited for.
@@ -76,6 +77,7 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
+            SourceAction::Look => SourceEvent::Looked(self.look(sessions)),
             SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
             SourceAction::Query { gives_up } => SourceEvent::Answered(self.ask(sessions, gives_up)),
@@ -92,6 +94,35 @@ impl Unfinished {
             machine.handle(now, event);
         }
         true
+    }
+
+    /// Whether the guest is still paused here, and if so, whether it runs at the destination.
+    fn look(&self, sessions: &Sessions) -> Look {
+        let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
+            return Look::NotPaused;
+        };
+        if !qemu.is_alive() || is_live(&qemu) {
+            return Look::NotPaused;
+        }
+        Look::Paused(
+            self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity)),
+        )
+    }
+
+    /// A question to the destination. Why it could not be asked is shown.
+    fn question(
+        &self,
+        sessions: &Sessions,
+        (token, peer): (&String, &PeerName),
+        ask: impl Fn(&Identity) -> Result<Outcome, NoAnswer>,
+    ) -> Option<Outcome> {
+        let asked = Identity::with_peer(self.session, parse_token(token), &sessions.security, peer)
+            .map_err(|fault| NoAnswer { not_asked: Some(fault.detail) })
+            .and_then(|identity| ask(&identity));
+        if let Err(NoAnswer { not_asked: Some(reason) }) = &asked {
+            self.failed(format!("the destination was not asked: {reason}"));
+        }
+        asked.ok()
     }
 
     /// Cancels QEMU's migration, puts its settings back and lets the guest run if it ran.
@@ -229,13 +260,7 @@ impl Unfinished {
             return None;
         }
         let ask = if qemu.can_run() && !gives_up { ask_any } else { commit_any };
-        let asked = Identity::with_peer(self.session, parse_token(&token), &sessions.security, &peer)
-            .map_err(|fault| NoAnswer { not_asked: Some(fault.detail) })
-            .and_then(|identity| ask(&peers, &identity));
-        if let Err(NoAnswer { not_asked: Some(reason) }) = &asked {
-            self.failed(format!("the destination was not asked: {reason}"));
-        }
-        asked.ok()
+        self.question(sessions, (&token, &peer), |identity| ask(&peers, identity))
     }
 }
 

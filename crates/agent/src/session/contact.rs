@@ -106,6 +106,11 @@ pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Ou
     ask_as(Role::CommitAgain, peers, identity)
 }
 
+/// Asks whether the guest runs there, before it is resumed here. That commits nothing.
+pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
+    ask_as(Role::Resumes, peers, identity)
+}
+
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
 pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
     ask_as(Role::RolledBack, peers, identity).ok()

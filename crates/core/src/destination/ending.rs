@@ -3,7 +3,7 @@
 use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
 use crate::recovery::RETRY_AFTER;
-use crate::{Code, Fault, Message, Side, Time};
+use crate::{Code, Fault, Message, Outcome, Side, Time};
 
 impl Destination {
     /// The hypervisor cannot run the committed guest and never did: the source is to have it back. The order is that of
@@ -63,9 +63,23 @@ impl Destination {
         }
     }
 
+    /// The source has just said that it is about to let its own copy run: a guest that is not committed is not run
+    /// beside it.
+    pub fn source_resumes(&self, now: Time) -> bool {
+        self.source_copy.is_resumed(now)
+    }
+
+    /// The answer to a source that is about to resume.
+    pub fn outcome_for_resuming(&self) -> Outcome {
+        let is_open = self.outcome() == Outcome::Pending && !self.is_committed() && !self.left_to_recovery;
+        // One that is being ended has its answer when it has.
+        let is_ending = matches!(self.state, State::Discarding { .. });
+        if is_open && !is_ending { Outcome::NotCommitted } else { self.outcome() }
+    }
+
     /// The operator's decision over a loaded guest whose source does not answer.
-    pub(super) fn resolve(&mut self, run: bool) {
-        if !self.is_held() {
+    pub(super) fn resolve(&mut self, now: Time, run: bool) {
+        if !self.is_held() || run && self.source_resumes(now) {
             return;
         }
         self.operator_decision.note(run);

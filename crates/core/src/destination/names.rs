@@ -30,6 +30,7 @@ impl Event {
             Event::Cancel => "Cancel",
             Event::RolledBackAtSource => "RolledBackAtSource",
             Event::CommitAgain { .. } => "CommitAgain",
+            Event::SourceResumes => "SourceResumes",
             Event::Resolve(_) => "Resolve",
             Event::Tick => "Tick",
         }

@@ -62,6 +62,8 @@ pub enum DestinationEvent {
     },
     /// The source has rolled back.
     RolledBackAtSource,
+    /// The source is about to let its own copy run, and asks whether this one runs.
+    SourceResumes,
     /// Its process has ended. Reported before a commit or a decision to run it, of which nothing comes then.
     ProcessEnded,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
@@ -187,6 +189,16 @@ impl DestinationRecovery {
         self.rolled_back || self.source_copy.is_there(now)
     }
 
+    /// The source has just said that it is about to let its own copy run: one that waits is not run beside it.
+    pub fn source_resumes(&self, now: Time) -> bool {
+        self.source_copy.is_resumed(now)
+    }
+
+    /// The answer to a source that is about to resume; none if the journal knows.
+    pub fn outcome_for_resuming(&self) -> Option<Outcome> {
+        if self.is_waiting() { Some(Outcome::NotCommitted) } else { self.outcome() }
+    }
+
     /// The source lets its own copy run: this one must not run beside it.
     pub fn is_rolled_back_at_source(&self) -> bool {
         self.rolled_back
@@ -232,9 +244,14 @@ impl DestinationRecovery {
         if let E::CommitAgain { copy } = event {
             self.source_copy.note(now, copy);
         }
+        if event == E::SourceResumes {
+            self.source_copy.note_resumes(now);
+        }
         self.rolled_back |= event == E::RolledBackAtSource;
         match (self.state, event) {
             (_, E::Resolve(run)) => self.resolve(now, run),
+            // An earlier question that arrives late.
+            (State::Waiting, E::CommitAgain { .. }) if self.source_resumes(now) => {}
             (State::Waiting, E::CommitAgain { .. }) => self.enter(now, State::Committing),
             // A process that ended while it waited never ran the guest, and cannot be committed any more.
             (State::Waiting, E::RolledBackAtSource | E::ProcessEnded) => {
@@ -283,6 +300,7 @@ impl DestinationRecovery {
     fn resolve(&mut self, now: Time, run: bool) {
         let next = match (self.state, run) {
             _ if self.operator_decision.waiting().is_some() => return,
+            (State::Waiting, true) if self.source_resumes(now) => return,
             (State::Waiting, true) => State::Committing,
             (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
             // The source's commit is not on disk. A driver that asks `takes` first does not decide here.

@@ -29,7 +29,7 @@ pub use domain::{
 };
 pub use ends::UnwrittenEnds;
 pub use setting::{PUT_BACK_FOR, SettingAction, SettingRecovery};
-pub use source::{SourceAction, SourceEvent, SourceRecovery};
+pub use source::{Look, SourceAction, SourceEvent, SourceRecovery};
 
 use std::time::Duration;
 

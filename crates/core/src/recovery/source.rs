@@ -1,13 +1,20 @@
 //! A session at the source that is to be brought to its end.
 
+use std::time::Duration;
+
 use super::RETRY_AFTER;
 use crate::journal::{Decided, SourcePhase, Verdict, verdict};
 use crate::operator_decision::{GivingUp, OperatorDecision, Undecided};
 use crate::{GuestState, Outcome, Time};
 
+/// A guest that is to be resumed here waits so long for a destination that does not answer. Its agent may be starting.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// What the driver reports to `SourceRecovery::handle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
+    /// [`SourceAction::Look`] came to an end.
+    Looked(Look),
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
     ResumedHere(Option<GuestState>),
     /// [`SourceAction::EndSource`] came to an end: whether the process has ended.
@@ -22,9 +29,21 @@ pub enum SourceEvent {
     Tick,
 }
 
+/// What is found before the guest is resumed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It runs here, or its process has ended: nothing was asked.
+    NotPaused,
+    /// It is paused here, or its hypervisor does not answer. What the destination answers; none without an answer.
+    Paused(Option<Outcome>),
+}
+
 /// What the driver is to do; each is answered by one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAction {
+    /// Find out whether the guest is still paused here. If so, ask the destination whether it runs there. That question
+    /// commits nothing.
+    Look,
     /// Cancel what was begun in the hypervisor and let the guest do what it did before.
     ResumeHere,
     /// End the guest's process here: it runs at the destination.
@@ -49,6 +68,8 @@ enum State {
     /// The destination has given the guest up. That is written once before it is resumed: a later agent would take the
     /// guest for one that another program has resumed.
     TakingBack,
+    /// Before each try to resume it: an operator of the destination may have let the guest run there meanwhile.
+    Looking,
     ResumingHere,
     EndingSource,
     Writing(SourcePhase, GuestState),
@@ -65,7 +86,11 @@ pub struct SourceRecovery {
     /// The operator's decision. It waits until it is carried out: the guest does here what it did before, or the copy
     /// that is given up has ended.
     operator_decision: OperatorDecision,
+    /// The last answer when the operator's decision was taken.
+    decided_on: Option<Outcome>,
     giving_up: GivingUp,
+    /// A destination that never answered until then is not waited for.
+    silent_until: Time,
     /// The last question said that there is no copy here any more.
     query_gives_up: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
@@ -73,9 +98,9 @@ pub struct SourceRecovery {
 }
 
 impl SourceRecovery {
-    /// Commit was not sent, or the destination will never run the guest: it runs here again.
+    /// Commit was not sent, or it was decided that the guest runs here: it does, unless it runs at the destination.
     pub fn resume_here(now: Time) -> SourceRecovery {
-        SourceRecovery::new(now, State::ResumingHere)
+        SourceRecovery::new(now, State::Looking)
     }
 
     /// Commit was sent: only the destination or an operator decides.
@@ -97,7 +122,9 @@ impl SourceRecovery {
             due: Some(now),
             answer: None,
             operator_decision: OperatorDecision::default(),
+            decided_on: None,
             giving_up: GivingUp::default(),
+            silent_until: now + SILENCE,
             query_gives_up: false,
             given_up: false,
         }
@@ -109,9 +136,19 @@ impl SourceRecovery {
     }
 
     /// Commit was sent and nothing is decided. A decision to resume here that is not on disk yet changes nothing of
-    /// that: a later agent would ask again, which is a commit.
+    /// that: a later agent would ask again, which is a commit. Or the guest was to be resumed here, and the destination
+    /// has it.
     pub fn is_in_doubt(&self) -> bool {
-        matches!(self.state, State::Querying | State::Deciding)
+        match self.state {
+            State::Querying | State::Deciding => true,
+            State::Looking => self.is_there(),
+            _ => false,
+        }
+    }
+
+    /// By its last answer the destination has committed the guest, or it has ended there after that.
+    fn is_there(&self) -> bool {
+        matches!(self.answer, Some(Outcome::Pending | Outcome::Gone))
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
@@ -131,7 +168,8 @@ impl SourceRecovery {
 
     /// The guest is being resumed here.
     pub fn resumes_here(&self) -> bool {
-        matches!(self.state, State::TakingBack | State::ResumingHere)
+        let looks = self.state == State::Looking && !self.is_there();
+        looks || matches!(self.state, State::TakingBack | State::ResumingHere)
     }
 
     /// The destination's last answer.
@@ -153,6 +191,7 @@ impl SourceRecovery {
                 Some(SourceAction::Query { gives_up: self.query_gives_up })
             }
             State::Deciding | State::TakingBack => Some(SourceAction::Write(SourcePhase::ResumingHere)),
+            State::Looking => Some(SourceAction::Look),
             State::ResumingHere => Some(SourceAction::ResumeHere),
             State::EndingSource => Some(SourceAction::EndSource),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
@@ -164,7 +203,10 @@ impl SourceRecovery {
     pub fn handle(&mut self, now: Time, event: SourceEvent) {
         match (self.state, event) {
             (State::Querying, SourceEvent::Answered(answer)) => self.answered(now, answer),
-            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::ResumingHere),
+            (State::Deciding, SourceEvent::Written(true)) => self.enter(now, State::Looking),
+            (State::Looking, SourceEvent::Looked(look)) => self.looked(now, look),
+            // The operator has decided meanwhile: the next question is another one.
+            (State::Querying, SourceEvent::Looked(_)) => self.due = Some(now),
             // On disk or not: no question can commit the guest any more.
             (State::TakingBack, SourceEvent::Written(_)) => self.enter(now, State::ResumingHere),
             (State::ResumingHere, SourceEvent::ResumedHere(Some(guest))) => {
@@ -183,10 +225,12 @@ impl SourceRecovery {
             (State::Deciding, SourceEvent::Written(false)) => {
                 (self.state, self.due) = (State::Querying, Some(now + RETRY_AFTER));
             }
-            (State::ResumingHere, SourceEvent::ResumedHere(None))
-            | (State::EndingSource, SourceEvent::SourceEnded(false))
+            (State::ResumingHere, SourceEvent::ResumedHere(None)) => {
+                (self.state, self.due) = (State::Looking, Some(now + RETRY_AFTER));
+            }
+            (State::EndingSource, SourceEvent::SourceEnded(false))
             | (State::Writing(..), SourceEvent::Written(false)) => self.due = Some(now + RETRY_AFTER),
-            (State::Querying, SourceEvent::Resolve(resume)) if self.takes(resume) => {
+            (State::Querying | State::Looking, SourceEvent::Resolve(resume)) if self.takes(resume) => {
                 self.resolve(now, resume)
             }
             _ => {}
@@ -220,15 +264,50 @@ impl SourceRecovery {
         }
     }
 
+    /// The guest is not resumed beside one that runs at the destination, nor with memory that is older than its disks.
+    /// A destination that has committed it is waited for, and one that has lost it needs an operator who knows that.
+    fn looked(&mut self, now: Time, look: Look) {
+        let Look::Paused(answer) = look else { return self.enter(now, State::ResumingHere) };
+        self.answer = answer.or(self.answer);
+        let undecided = self.giving_up.answered(now, answer);
+        let is_decided = self.operator_decision.waiting() == Some(true);
+        match answer {
+            Some(Outcome::Committed) => {
+                self.operator_decision.rule_out(true);
+                self.enter(now, State::EndingSource);
+            }
+            Some(Outcome::Gone) if is_decided && self.decided_on == Some(Outcome::Gone) => {
+                self.enter(now, State::ResumingHere);
+            }
+            Some(Outcome::Pending | Outcome::Gone) => {
+                if undecided != Undecided::AsksAgain {
+                    self.operator_decision.void();
+                }
+                self.due = Some(now + RETRY_AFTER);
+            }
+            None if is_decided && undecided == Undecided::Counts => self.enter(now, State::ResumingHere),
+            None if is_decided || self.is_there() || now < self.silent_until => {
+                self.due = Some(now + RETRY_AFTER);
+            }
+            // It has no record of the guest, has given it up, has not committed it, or is silent.
+            _ => self.enter(now, State::ResumingHere),
+        }
+    }
+
     /// The destination is asked once more before an operator's decision counts.
     fn resolve(&mut self, now: Time, resume: bool) {
         self.operator_decision.note(resume);
+        self.decided_on = self.answer;
+        if !resume {
+            self.state = State::Querying;
+        }
         self.giving_up.begin(now);
         self.due = self.due.map(|due| due.min(now));
     }
 
     fn decide(&mut self, now: Time, resume: bool) {
         self.given_up = !resume;
+        self.decided_on = self.answer;
         self.enter(now, if resume { State::Deciding } else { State::EndingSource });
     }
 

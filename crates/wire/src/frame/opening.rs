@@ -36,6 +36,9 @@ pub enum Role {
     /// A host that has a guest for this one asks whether it takes guests at present. Session and token say nothing.
     /// Answered by WELCOME or REFUSE and closed.
     Arrival = 9,
+    /// A source is about to let its paused guest run again, and asks whether the destination runs it. It commits nothing.
+    /// Answered by an OUTCOME and closed.
+    Resumes = 10,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
     Bench = 16,
@@ -50,7 +53,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 13] = [
+    pub const ALL: [Role; 14] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -60,6 +63,7 @@ impl Role {
         Role::ReverseData,
         Role::CommitAgain,
         Role::Arrival,
+        Role::Resumes,
         Role::Bench,
         Role::BenchData,
         Role::Doctor,

@@ -571,3 +571,44 @@ fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
         assert!(actions.contains(&Action::Journal(DestinationPhase::Returned)), "{n}: {actions:?}");
     }
 }
+
+/// Its agent was restarted, or its QEMU did not answer until now. Both copies would run.
+#[test]
+fn a_loaded_guest_is_not_run_while_its_source_is_about_to_resume_its_own() {
+    let words: [Onward; 4] = [
+        |d| d.handle(Event::Resolve(true)),
+        |d| d.handle(Event::CommitAgain { copy: true }),
+        |d| d.handle(Event::CommitAgain { copy: false }),
+        |d| {
+            d.handle(Event::PathUp(PATH));
+            d.receive(Message::Commit)
+        },
+    ];
+    for (n, word) in words.into_iter().enumerate() {
+        let mut driver = Driver::at(Loaded);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::SourceResumes);
+        assert_eq!(driver.machine.outcome_for_resuming(), Outcome::NotCommitted, "{n}");
+        assert!(!commits(&word(&mut driver)), "{n}");
+        // A source that is lost meanwhile does not keep it from running for ever.
+        driver.now = driver.now + Duration::from_secs(6);
+        if n < 3 {
+            assert!(commits(&word(&mut driver)), "{n}");
+            assert_eq!(driver.machine.outcome_for_resuming(), Outcome::Pending, "{n}");
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_about_to_resume_learns_what_the_destination_may_still_run() {
+    for state in ALL {
+        let driver = Driver::at(state);
+        let (plain, resuming) = (driver.machine.outcome(), driver.machine.outcome_for_resuming());
+        let may_run = driver.machine.is_committed() || plain != Outcome::Pending;
+        assert!(
+            resuming == plain || resuming == Outcome::NotCommitted && !may_run,
+            "{state:?}: {resuming:?}"
+        );
+    }
+    assert_eq!(Driver::at(Loaded).machine.outcome_for_resuming(), Outcome::NotCommitted);
+}

@@ -526,3 +526,22 @@ fn a_source_that_does_not_answer_any_more_does_not_get_the_guest_back() {
     driver.handle(Did::CommitAgain { copy: true });
     assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
 }
+
+/// Both copies would run.
+#[test]
+fn a_guest_that_waits_is_not_run_while_its_source_is_about_to_resume_its_own() {
+    for word in [Did::Resolve(true), Did::CommitAgain { copy: true }, Did::CommitAgain { copy: false }] {
+        let mut driver = waiting();
+        assert_eq!(driver.handle(Did::SourceResumes), None);
+        assert_eq!(driver.recovery.outcome_for_resuming(), Some(Outcome::NotCommitted));
+        assert_eq!(driver.handle(word), None, "{word:?}");
+        assert!(driver.recovery.is_waiting(), "{word:?}");
+        // A source that is lost meanwhile does not keep it from running for ever.
+        driver.now = driver.now + Duration::from_secs(6);
+        assert_eq!(driver.handle(word), Some(Do::Write(To::Committed)), "{word:?}");
+        assert_eq!(driver.recovery.outcome_for_resuming(), Some(Outcome::Pending), "{word:?}");
+    }
+    let mut driver = waiting();
+    driver.handle(Did::SourceResumes);
+    assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Discard));
+}

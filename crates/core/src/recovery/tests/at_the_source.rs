@@ -8,6 +8,9 @@ fn resuming() -> Driver {
     Driver::new(SourceRecovery::resume_here(Time::ZERO))
 }
 
+/// The guest is paused here, and the destination does not have it.
+const NOT_COMMITTED: SourceEvent = SourceEvent::Looked(Look::Paused(Some(Outcome::NotCommitted)));
+
 fn querying() -> Driver {
     Driver::new(SourceRecovery::query(Time::ZERO))
 }
@@ -16,10 +19,12 @@ fn querying() -> Driver {
 fn resuming_and_writing_the_end_are_repeated_until_they_succeed() {
     let mut driver = resuming();
     assert!(driver.recovery.resumes_here());
-    assert_eq!(driver.action(), Some(SourceAction::ResumeHere));
+    assert_eq!(driver.action(), Some(SourceAction::Look));
+    assert_eq!(driver.handle(NOT_COMMITTED), Some(SourceAction::ResumeHere));
     for _ in 0..1000 {
         assert_eq!(driver.handle(SourceEvent::ResumedHere(None)), None, "nothing is written for a failure");
-        driver.again(SourceAction::ResumeHere);
+        driver.again(SourceAction::Look);
+        assert_eq!(driver.handle(NOT_COMMITTED), Some(SourceAction::ResumeHere));
     }
     let writes = SourceAction::Write(From::RolledBack);
     assert_eq!(driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource))), Some(writes));
@@ -220,13 +225,15 @@ fn a_decision_to_resume_waits_until_the_guest_is_back() {
     driver.again(SourceAction::Query { gives_up: false });
     let writes = SourceAction::Write(From::ResumingHere);
     assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes), "it is tried again");
-    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::Look));
     assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
     for _ in 0..100 {
+        assert_eq!(driver.handle(SourceEvent::Looked(Look::Paused(None))), Some(SourceAction::ResumeHere));
         assert_eq!(driver.recovery.decided_for(true), Decided::Waiting, "it is not back yet");
         assert_eq!(driver.handle(SourceEvent::ResumedHere(None)), None);
-        driver.again(SourceAction::ResumeHere);
+        driver.again(SourceAction::Look);
     }
+    driver.handle(SourceEvent::Looked(Look::NotPaused));
     driver.handle(SourceEvent::ResumedHere(Some(GuestState::RunsAtSource)));
     assert_eq!(driver.recovery.decided_for(true), Decided::Taken);
 }
@@ -279,7 +286,7 @@ fn the_operators_decision_is_on_disk_before_the_guest_runs_without_further_quest
         driver.again(SourceAction::Query { gives_up: false });
         assert_eq!(driver.handle(SourceEvent::Answered(None)), Some(writes));
     }
-    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::ResumeHere));
+    assert_eq!(driver.handle(SourceEvent::Written(true)), Some(SourceAction::Look));
 }
 
 #[test]
@@ -315,6 +322,7 @@ fn an_answer_that_decides_weighs_more_than_the_operators_decision() {
 fn what_is_decided_is_not_decided_again() {
     let mut driver = resuming();
     driver.action();
+    driver.handle(NOT_COMMITTED);
     for event in [
         SourceEvent::Resolve(false),
         SourceEvent::Answered(Some(Outcome::Committed)),
@@ -325,4 +333,116 @@ fn what_is_decided_is_not_decided_again() {
         assert_eq!(driver.handle(event), None, "{event:?}");
         assert!(driver.recovery.resumes_here(), "{event:?}");
     }
+}
+
+fn looked(answer: Option<Outcome>) -> SourceEvent {
+    SourceEvent::Looked(Look::Paused(answer))
+}
+
+/// Its operator has let it run there, while the agent here was down or QEMU here did not answer.
+#[test]
+fn a_guest_that_runs_at_the_destination_is_not_resumed_here() {
+    let mut driver = resuming();
+    driver.action();
+    assert_eq!(driver.handle(looked(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+    // Between two tries.
+    let mut driver = resuming();
+    driver.action();
+    driver.handle(NOT_COMMITTED);
+    driver.handle(SourceEvent::ResumedHere(None));
+    driver.again(SourceAction::Look);
+    assert_eq!(driver.handle(looked(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+    // By a decision that was to resume it.
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Written(true));
+    assert_eq!(driver.handle(looked(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+    assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
+}
+
+#[test]
+fn a_guest_that_runs_here_or_has_ended_is_not_asked_about() {
+    let mut driver = resuming();
+    driver.action();
+    assert_eq!(driver.handle(SourceEvent::Looked(Look::NotPaused)), Some(SourceAction::ResumeHere));
+}
+
+#[test]
+fn a_destination_that_does_not_have_the_guest_lets_it_be_resumed_at_once() {
+    for answer in [Outcome::NotCommitted, Outcome::Aborted, Outcome::Returned, Outcome::Unknown] {
+        let mut driver = resuming();
+        driver.action();
+        assert_eq!(driver.handle(looked(Some(answer))), Some(SourceAction::ResumeHere), "{answer:?}");
+    }
+}
+
+/// Its agent may be starting.
+#[test]
+fn a_silent_destination_is_waited_for_before_the_guest_is_resumed() {
+    let mut driver = resuming();
+    driver.action();
+    let mut seconds = 0;
+    while driver.handle(looked(None)).is_none() {
+        assert!(driver.recovery.resumes_here() && !driver.recovery.is_in_doubt());
+        seconds += 1;
+        assert!(seconds < 30, "it waits for ever");
+        driver.again(SourceAction::Look);
+    }
+    assert!(seconds > 5, "{seconds} s");
+}
+
+/// It may run there at any moment, or have run there: its memory here may be older than its disks.
+#[test]
+fn a_guest_that_was_committed_at_the_destination_waits_for_the_answer_or_an_operator() {
+    for answer in [Outcome::Pending, Outcome::Gone] {
+        let mut driver = resuming();
+        driver.action();
+        for silent in [false, true].into_iter().cycle().take(100) {
+            assert_eq!(driver.handle(looked((!silent).then_some(answer))), None);
+            assert!(driver.recovery.is_in_doubt() && !driver.recovery.resumes_here());
+            driver.again(SourceAction::Look);
+        }
+        driver.handle(looked(Some(Outcome::Returned)));
+        assert!(driver.recovery.resumes_here(), "{answer:?}");
+    }
+}
+
+#[test]
+fn an_operator_who_knows_that_the_destination_has_lost_the_guest_has_it_resumed() {
+    let mut driver = resuming();
+    driver.action();
+    assert_eq!(driver.handle(looked(Some(Outcome::Gone))), None);
+    assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Look));
+    assert_eq!(driver.handle(looked(Some(Outcome::Gone))), Some(SourceAction::ResumeHere));
+    // One who did not know decides again.
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Written(true));
+    assert_eq!(driver.handle(looked(Some(Outcome::Gone))), None);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Void);
+    assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Look));
+    assert_eq!(driver.handle(looked(Some(Outcome::Gone))), Some(SourceAction::ResumeHere));
+}
+
+#[test]
+fn a_copy_that_is_given_up_while_the_destination_has_the_guest_is_ended_after_a_question_that_says_so() {
+    let mut driver = resuming();
+    driver.action();
+    driver.handle(looked(Some(Outcome::Pending)));
+    let asks = SourceAction::Query { gives_up: true };
+    assert_eq!(driver.handle(SourceEvent::Resolve(false)), Some(asks));
+    assert_eq!(driver.handle(SourceEvent::Answered(Some(Outcome::Committed))), Some(SourceAction::EndSource));
+    // The operator decides while the destination is being asked.
+    let mut driver = resuming();
+    driver.action();
+    driver.handle(looked(Some(Outcome::Gone)));
+    driver.again(SourceAction::Look);
+    assert_eq!(driver.handle(SourceEvent::Resolve(false)), None);
+    assert_eq!(driver.handle(looked(Some(Outcome::Gone))), Some(asks));
 }
