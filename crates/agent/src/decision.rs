@@ -1,6 +1,8 @@
 //! Whether an operator's decision over a session in doubt is taken, and what is said while it is not carried out. A
 //! live session and recovery ask the same.
 
+use crate::ran_here::RanHere;
+
 /// Why nothing is decided. Each text is the end of a sentence about the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotDecided {
@@ -17,6 +19,11 @@ pub enum NotDecided {
         "cannot be resumed here: the guest's QEMU on this host has ended. What the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, decide there (`linerate resolve ID --resume-here`). `--give-up` here ends the questions: use it only if the guest is not needed any more"
     )]
     QemuEndedAtSource,
+    /// The same, and the destination is not asked: the guest ran or may have run at the source after commit.
+    #[error(
+        "cannot be resumed here: the guest's QEMU on this host has ended. The guest ran or may have run here after commit, so the destination is not asked any more. What it has may be the only copy: decide there. If the guest did not run here: `linerate resolve ID --resume-here`. If it did, that copy is older than the guest's disks: `--give-up`, and start the guest from its disks. Then `--give-up` here, which ends this session"
+    )]
+    QemuEndedNotAsked,
     /// At a destination that the guest waits at: it cannot be run here.
     #[error(
         "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there"
@@ -48,10 +55,18 @@ pub(crate) fn check_decision(is_in_doubt: bool, takes: bool) -> Result<(), NotDe
     }
 }
 
-/// Whether a decision at a source can be carried out. `is_alive`: the guest's QEMU. `ran_here`: another program ran the
-/// guest here after commit. Then the decision has the destination give its old copy up.
-pub(crate) fn check_resumable(resume_here: bool, is_alive: bool, ran_here: bool) -> Result<(), NotDecided> {
-    if resume_here && !is_alive && !ran_here { Err(NotDecided::QemuEndedAtSource) } else { Ok(()) }
+/// Whether a decision at a source can be carried out. `is_alive`: the guest's QEMU. Without one, whatever the guest did
+/// here after commit, the destination would give the only copy up, and nothing would be resumed.
+pub(crate) fn check_resumable(
+    resume_here: bool,
+    is_alive: bool,
+    ran_here: RanHere,
+) -> Result<(), NotDecided> {
+    match (resume_here, is_alive, ran_here) {
+        (true, false, RanHere::No) => Err(NotDecided::QemuEndedAtSource),
+        (true, false, RanHere::Maybe | RanHere::Yes) => Err(NotDecided::QemuEndedNotAsked),
+        _ => Ok(()),
+    }
 }
 
 /// What follows at a destination from a decision that is not carried out yet: `true` runs the guest here.

@@ -25,9 +25,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, unix_ms};
 use crate::faults::chain;
+use crate::ran_here::RanHere;
 use crate::security::PeerName;
 
 mod names;
+mod notes;
 mod token;
 mod trouble;
 mod unreadable;
@@ -127,10 +129,10 @@ pub enum Role {
         /// Of its virtual CPUs, when commit was about to be sent.
         #[serde(flatten)]
         vcpu_time: VcpuTime,
-        /// Another program let it run here after commit was sent. Also when its QEMU has ended since, no question is
-        /// asked, for it would be a commit: what the destination has is older than the disks.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        ran_here: bool,
+        /// Whether another program let it run here after commit was sent. Then no question is asked, for it would be
+        /// a commit: what the destination has is older than the disks.
+        #[serde(default, skip_serializing_if = "RanHere::is_no", deserialize_with = "names::ran_here")]
+        ran_here: RanHere,
         /// Images of disks that are copied: when the guest has left, they are marked as stale.
         #[serde(default)]
         copied: Vec<PathBuf>,
@@ -312,9 +314,12 @@ impl Record {
         self.peer().is_none_or(|peer| caller.as_ref() == Some(&peer))
     }
 
-    /// Whether the guest was seen to run at this source after commit was sent.
-    pub(crate) fn ran_here(&self) -> bool {
-        matches!(self.role, Role::Source { ran_here: true, .. })
+    /// Whether the guest ran at this source after commit was sent.
+    pub(crate) fn ran_here(&self) -> RanHere {
+        match self.role {
+            Role::Source { ran_here, .. } => ran_here,
+            _ => RanHere::No,
+        }
     }
 
     /// Puts another phase of the same side in.
@@ -510,57 +515,6 @@ impl Journal {
         self.insert(session, record)?;
         unwritten.ends.superseded(session);
         Ok(())
-    }
-
-    /// Changes the newest record of a session. `change`: false if there is nothing to write.
-    fn change(&self, session: SessionId, change: impl FnOnce(&mut Role) -> bool) -> Result<(), JournalError> {
-        let mut unwritten = self.unwritten.lock();
-        let Some(mut record) = self.newest(&unwritten, session)? else { return Ok(()) };
-        if !change(&mut record.role) {
-            return Ok(());
-        }
-        self.put_newest(&mut unwritten, session, &record)
-    }
-
-    /// A guest that was paused when it was to leave was seen to run here since.
-    pub fn note_ran_since(&self, session: SessionId) {
-        let done = self.change(session, |role| {
-            let Role::Source { ran, .. } = role else { return false };
-            !std::mem::replace(ran, true)
-        });
-        if let Err(error) = done {
-            tracing::warn!(%session, error = chain(&error), "the journal does not have that the guest ran here since: if its QEMU has ended by the next start of the agent, the destination is not notified");
-        }
-    }
-
-    /// The guest was seen to run here after commit was sent. `record` says so from now on, whatever the disk does;
-    /// called again it tries the disk again.
-    pub fn note_ran_here(&self, session: SessionId, record: &mut Record) {
-        let note = |role: &mut Role| {
-            let Role::Source { ran_here, .. } = role else { return false };
-            !std::mem::replace(ran_here, true)
-        };
-        note(&mut record.role);
-        if let Err(error) = self.change(session, note) {
-            tracing::warn!(%session, error = chain(&error), "the journal does not have that the guest ran here after commit: if its QEMU has ended by the next start of the agent, that asks the destination, which may run memory that is older than the disks");
-        }
-    }
-
-    /// The destination knows of a roll-back: a later agent need not notify it again.
-    pub fn note_notified(&self, session: SessionId) {
-        if let Err(error) = self.record_notified(session) {
-            tracing::warn!(%session, error = chain(&error), "the next start of the agent notifies the destination again");
-        }
-    }
-
-    /// The destination knows that the session was rolled back.
-    pub fn record_notified(&self, session: SessionId) -> Result<(), JournalError> {
-        self.change(session, |role| match role {
-            Role::Source { phase: SourcePhase::RolledBack, notice_due, .. } => {
-                std::mem::replace(notice_due, false)
-            }
-            _ => false,
-        })
     }
 
     fn insert(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {

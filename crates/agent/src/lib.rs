@@ -27,6 +27,7 @@
 //! | `event_log`, `convert` | events of a migration, and the core's types as the API's |
 //! | `not_taken` | why a connection from another agent is not taken |
 //! | `name_claims` | names of guests that something is just about to take |
+//! | `ran_here` | whether a guest ran at its source after commit |
 //! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
@@ -62,6 +63,7 @@ mod permission;
 mod private_folder;
 mod qos;
 mod ram;
+mod ran_here;
 mod rdma_ports;
 mod recovery;
 mod seats;

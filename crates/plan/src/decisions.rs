@@ -61,9 +61,7 @@ impl World {
     fn takes(&self, decision: &Decision) -> bool {
         let Decision { host, session, here, pid, .. } = *decision;
         let known = &self.hosts[host];
-        let ran_here = known.record(session).is_some_and(|record| record.ran_here);
-        let ran_here = ran_here || known.ran_here.contains(&session);
-        let can_resume = !here || pid.is_some() || ran_here;
+        let can_resume = !here || pid.is_some();
         match self.case(host, session) {
             _ if !known.up => false,
             Some(Machine::Source(one)) => one.takes(here) && can_resume,

@@ -1,5 +1,20 @@
 //! Names of modes and phases in the records.
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::ran_here::RanHere;
+
+/// Whether the guest ran at its source after commit. An earlier agent wrote `true` for what CPU time had shown, too.
+pub(super) fn ran_here<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RanHere, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Bool(true) => Ok(RanHere::Maybe),
+        Value::Bool(false) => Ok(RanHere::No),
+        name => RanHere::deserialize(name).map_err(D::Error::custom),
+    }
+}
+
 /// A mode by its name. A record of a mode that this agent does not know is not read.
 pub(super) mod mode_name {
     use linerate_core::ModeTag;

@@ -26,7 +26,7 @@ fn source(phase: SourcePhase) -> Record {
         peer: None,
         settings: Some(serde_json::from_str(SETTINGS).unwrap()),
         vcpu_time: VcpuTime { threads: vec![3], run_ns: Some(5) },
-        ran_here: false,
+        ran_here: RanHere::No,
         copied: vec!["/srv/db.img".into()],
         notice_due: false,
     };
@@ -407,15 +407,33 @@ fn that_a_guest_ran_here_is_kept_and_a_record_without_it_is_read() {
     let (journal, session) = (Journal::open(dir.path()).unwrap(), SessionId([7; 16]));
     let mut record = source(SourcePhase::CommitSent);
     let old = serde_json::to_string(&record).unwrap();
-    assert!(!old.contains("ran_here") && !serde_json::from_str::<Record>(&old).unwrap().ran_here());
+    assert!(!old.contains("ran_here") && serde_json::from_str::<Record>(&old).unwrap().ran_here().is_no());
     journal.put(session, &record).unwrap();
     journal.break_disk();
-    journal.note_ran_here(session, &mut record);
-    assert!(record.ran_here(), "whatever the disk does");
+    journal.note_ran_here(session, &mut record, RanHere::Yes);
+    assert_eq!(record.ran_here(), RanHere::Yes, "whatever the disk does");
     journal.mend_disk();
-    assert!(!journal.get(session).unwrap().unwrap().ran_here());
-    journal.note_ran_here(session, &mut record);
-    assert_eq!(journal.get(session).unwrap(), Some(record));
+    assert_eq!(journal.get(session).unwrap().unwrap().ran_here(), RanHere::No);
+    for now in [RanHere::Yes, RanHere::Maybe, RanHere::No] {
+        journal.note_ran_here(session, &mut record, now);
+        assert_eq!(record.ran_here(), now);
+        assert_eq!(journal.get(session).unwrap(), Some(record.clone()));
+    }
+}
+
+/// An earlier agent wrote the same for CPU time as for what QEMU had said.
+#[test]
+fn that_a_guest_ran_here_is_not_certain_from_the_record_of_an_earlier_agent() {
+    let read = |ran_here: serde_json::Value| {
+        let mut record = serde_json::to_value(source(SourcePhase::CommitSent)).unwrap();
+        record["ran_here"] = ran_here;
+        serde_json::from_value::<Record>(record).map(|record| record.ran_here()).ok()
+    };
+    assert_eq!(read(true.into()), Some(RanHere::Maybe));
+    assert_eq!(read(false.into()), Some(RanHere::No));
+    assert_eq!(read("maybe".into()), Some(RanHere::Maybe));
+    assert_eq!(read("yes".into()), Some(RanHere::Yes));
+    assert_eq!(read("perhaps".into()), None, "it must not be asked about");
 }
 
 /// Records of earlier versions must still be read.

@@ -62,6 +62,7 @@ use crate::decision::{NotDecided, check_decision, check_resumable};
 use crate::event_log::EventLog;
 use crate::journal::JournalTrouble;
 use crate::ram::Ram;
+use crate::ran_here::{RanHere, Sighting};
 use crate::session::links::{Dialler, Losses};
 use crate::session::paths::{Door, Held, PathEvent};
 use crate::session::stream_transport::StreamTransport;
@@ -86,7 +87,7 @@ pub(crate) enum Input {
     /// A link is closed: its control connection goes with it.
     LinkLost(LinkId),
     /// Whether the source's paused guest is as it was when QEMU stopped it.
-    SourceIntact(bool),
+    SourceSeen(Sighting),
     /// The source's guest has the disks and devices of the beginning.
     SourceUnchanged,
     /// The capability of a domain's QEMU is off: a later agent has nothing to put back.
@@ -157,8 +158,8 @@ pub struct Outgoing {
     observer: Option<Observer>,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
-    /// Another program ran the guest here after commit: the destination is not asked any more.
-    ran_here: AtomicBool,
+    /// Whether another program ran the guest here after commit: then the destination is not asked.
+    ran_here: Mutex<RanHere>,
     journal_trouble: JournalTrouble,
 }
 
@@ -249,7 +250,7 @@ impl Outgoing {
         let mut machine = self.machine();
         // Two operators may decide at once.
         check_decision(!is_over && machine.is_in_doubt(), machine.takes(resume_here))?;
-        check_resumable(resume_here, self.qemu_is_alive(), self.ran_here.load(Ordering::SeqCst))?;
+        check_resumable(resume_here, self.qemu_is_alive(), *self.ran_here.lock())?;
         machine.handle(self.clock.now(), Event::Resolve(resume_here));
         drop(machine);
         self.wake();

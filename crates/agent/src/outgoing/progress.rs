@@ -17,7 +17,8 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use super::streams::MigrationStreams;
 use crate::convert;
-use crate::recovery::{RAN_HERE, RAN_HERE_WAITS, VOID, WAITS};
+use crate::ran_here;
+use crate::recovery::{VOID, WAITS};
 
 pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -287,15 +288,15 @@ const IN_DOUBT: &str = "the guest is paused here until the destination answers w
 /// decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let not_asked = shared.not_asked.lock().clone();
-    let ran_here = shared.ran_here.load(Ordering::SeqCst);
-    let what = match shared.decided() {
-        Some(Decided::Waiting) if ran_here => RAN_HERE_WAITS,
-        Some(Decided::Waiting) => WAITS,
-        _ if ran_here => RAN_HERE,
-        Some(Decided::Void) => VOID,
+    let ran_here = *shared.ran_here.lock();
+    let what = match (shared.decided(), ran_here.describe()) {
+        (Some(Decided::Waiting), Some(_)) => ran_here::WAITS,
+        (Some(Decided::Waiting), None) => WAITS,
+        (_, Some(what)) => what,
+        (Some(Decided::Void), None) => VOID,
         _ => IN_DOUBT,
     };
-    let not_asked = not_asked.filter(|_| !ran_here).map(|why| format!("It could not be asked: {why}"));
+    let not_asked = not_asked.filter(|_| ran_here.is_no()).map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());
     troubles.fold(what.to_owned(), |text, trouble| format!("{text}. {trouble}"))
 }

@@ -1,7 +1,6 @@
 //! The loop of a migration: gives events to the core and has its actions executed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,8 @@ use super::{Input, News, Outgoing, Sessions};
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
-use crate::recovery::{self, RAN_HERE};
+use crate::ran_here::{RanHere, Sighting};
+use crate::recovery;
 use crate::session::links::Links;
 use crate::session::paths::Paths;
 
@@ -139,7 +139,7 @@ impl SessionLoop {
             }
             // What it did here after commit makes the destination's copy an old one: that is to be given up.
             Input::Event(event @ Event::RolledBack { guest: GuestState::Gone, .. })
-                if self.record.ran_here() =>
+                if self.record.ran_here() == RanHere::Yes =>
             {
                 self.notice_due(true);
                 self.handle(event);
@@ -162,7 +162,7 @@ impl SessionLoop {
             }
             // It was given up meanwhile.
             Input::SourceUnchanged => {}
-            Input::SourceIntact(intact) => self.source_intact(intact),
+            Input::SourceSeen(seen) => self.source_seen(seen),
             Input::HypervisorRestored => {
                 if let Role::Handover { over, .. } = &mut self.record.role {
                     *over = true;
@@ -233,33 +233,35 @@ impl SessionLoop {
     }
 
     /// What was to be done if the source's paused guest is as it was: commit, or the question that is commit again.
-    fn source_intact(&mut self, intact: bool) {
+    fn source_seen(&mut self, seen: Sighting) {
         let asks = self.asks.take();
-        let commits = self.shared.machine().is_to_commit();
-        match intact {
-            true if commits => self.handle(Event::Journaled(SourcePhase::CommitSent)),
-            true if !self.record.ran_here() => {
-                if let Some(gives_up) = asks {
-                    links::query(&self.shared, &self.record, gives_up);
-                }
-            }
-            false if commits => {
-                let detail =
-                    "the guest was resumed or reset at the source by another program before it was committed";
-                let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail);
-                self.handle(Event::Failed(fault));
-            }
-            // A roll-back has begun meanwhile.
-            _ if asks.is_none() => {}
-            _ => {
-                if !self.record.ran_here() {
-                    tracing::error!(session = %self.shared.session, "{RAN_HERE}");
-                    self.shared.ran_here.store(true, Ordering::SeqCst);
-                }
-                self.sessions.journal.note_ran_here(self.shared.session, &mut self.record);
-                self.handle(Event::RanHere);
-            }
+        if self.shared.machine().is_to_commit() {
+            return self.commit_if_intact(seen);
         }
+        // A roll-back has begun meanwhile.
+        let Some(gives_up) = asks else { return };
+        let now = self.record.ran_here().after(seen);
+        self.sessions.journal.note_ran_here(self.shared.session, &mut self.record, now);
+        *self.shared.ran_here.lock() = now;
+        match now {
+            RanHere::No => links::query(&self.shared, &self.record, gives_up),
+            RanHere::Maybe | RanHere::Yes => self.handle(Event::RanHere),
+        }
+    }
+
+    fn commit_if_intact(&mut self, seen: Sighting) {
+        let detail = match seen {
+            Sighting::Stopped | Sighting::Nothing => {
+                return self.handle(Event::Journaled(SourcePhase::CommitSent));
+            }
+            Sighting::Resumed => {
+                "the guest was resumed or reset at the source by another program before it was committed"
+            }
+            Sighting::Unclear => {
+                "the guest may have been resumed at the source by another program before it was committed: its QEMU does not answer, and its virtual CPUs have used CPU time"
+            }
+        };
+        self.handle(Event::Failed(Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)));
     }
 
     pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
@@ -328,7 +330,7 @@ impl SessionLoop {
                 self.record.clone(),
                 ending.guest,
             );
-        } else if ending.guest == GuestState::Gone && self.record.ran_here() {
+        } else if ending.guest == GuestState::Gone && self.record.ran_here() == RanHere::Yes {
             links::send_roll_back_notice(&self.shared, &self.sessions.journal, &self.record, true);
         }
         self.paths.clear();

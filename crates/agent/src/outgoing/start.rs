@@ -37,6 +37,7 @@ use crate::event_log::EventLog;
 use crate::faults::fault;
 use crate::journal::{Record, Role, token_text};
 use crate::kernel;
+use crate::ran_here::RanHere;
 use crate::session::address;
 use crate::session::contact::open_session;
 use crate::session::identity::Identity;
@@ -114,7 +115,7 @@ fn role(found: &Found, opened: &OpenedSession) -> Role {
             peer: opened.identity.peer(),
             settings: found.qemu.found().cloned(),
             vcpu_time: VcpuTime::of(&found.description.process.vcpu_threads),
-            ran_here: false,
+            ran_here: RanHere::No,
             copied: found.description.copied.iter().map(|disk| disk.path.clone().into()).collect(),
             notice_due: false,
         },
@@ -164,7 +165,7 @@ pub(super) fn outgoing(
         was_ready: AtomicBool::new(false),
         observer,
         not_asked: Mutex::default(),
-        ran_here: AtomicBool::new(false),
+        ran_here: Mutex::default(),
         journal_trouble: Default::default(),
         request,
     })

@@ -64,7 +64,7 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         was_ready: AtomicBool::new(false),
         observer: None,
         not_asked: Mutex::default(),
-        ran_here: AtomicBool::new(false),
+        ran_here: Mutex::default(),
         journal_trouble: Default::default(),
     };
     (Arc::new(outgoing), inputs)
@@ -165,11 +165,42 @@ fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ende
     let mut session_loop =
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     session_loop.ask_destination(false);
-    session_loop.take(Input::SourceIntact(false));
-    assert!(agent.journal.get(outgoing.session).unwrap().unwrap().ran_here());
+    session_loop.take(Input::SourceSeen(Sighting::Resumed));
+    assert_eq!(agent.journal.get(outgoing.session).unwrap().unwrap().ran_here(), RanHere::Yes);
+    for seen in [Sighting::Nothing, Sighting::Stopped] {
+        session_loop.ask_destination(false);
+        session_loop.take(Input::SourceSeen(seen));
+        assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "it is asked");
+    }
+}
+
+/// CPU time is used by a QEMU that a signal stops, too.
+#[test]
+fn a_guest_that_may_have_run_here_is_asked_about_again_when_qemu_says_that_it_has_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    let (worker, _jobs) = Worker::for_test();
+    let agent = crate::testing::agent(&dir, &[]);
+    let qemu = crate::recovery::tests::ended(&agent, &dir);
+    let record = Record::new("g", 1, crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent));
+    agent.journal.put(outgoing.session, &record).unwrap();
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    let known = || agent.journal.get(outgoing.session).unwrap().unwrap().ran_here();
+    for seen in [Sighting::Unclear, Sighting::Nothing] {
+        session_loop.ask_destination(false);
+        session_loop.take(Input::SourceSeen(seen));
+        assert_eq!(known(), RanHere::Maybe, "{seen:?}");
+        let note = progress::in_doubt(&outgoing);
+        assert!(note.contains("may have run") && !note.contains("another program"), "{note}");
+        assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "{seen:?}: it is asked");
+    }
     session_loop.ask_destination(false);
-    session_loop.take(Input::SourceIntact(true));
-    assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "it is asked");
+    session_loop.take(Input::SourceSeen(Sighting::Stopped));
+    assert_eq!(known(), RanHere::No);
+    assert!(!progress::in_doubt(&outgoing).contains("may have run"));
+    let answered = inputs.recv_timeout(LONG).unwrap();
+    assert!(matches!(answered, Input::Event(Event::Unanswered)), "it is not asked");
 }
 
 #[test]
@@ -232,9 +263,12 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
     let refused = outgoing.resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
     assert!(outgoing.is_in_doubt());
-    // What it did here has made the destination's copy an old one.
-    outgoing.ran_here.store(true, Ordering::SeqCst);
-    outgoing.resolve(true).unwrap();
+    // What it did here changes nothing of that, but nothing is asked then.
+    for ran_here in [RanHere::Maybe, RanHere::Yes] {
+        *outgoing.ran_here.lock() = ran_here;
+        assert_eq!(outgoing.resolve(true), Err(NotDecided::QemuEndedNotAsked), "{ran_here:?}");
+        assert!(outgoing.is_in_doubt());
+    }
     let own = GuestRecord {
         process: crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap()).process,
         ..qemu
@@ -242,10 +276,11 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
     in_doubt(&own).resolve(true).unwrap();
 }
 
-/// It ran here after commit, and has ended: what the destination has is older than its disks.
+/// It ran here after commit, and has ended: what the destination has is older than its disks. If it only may have run,
+/// that may be the only copy.
 #[test]
 fn a_destination_gives_its_copy_up_if_the_guest_of_a_live_session_ran_here_and_has_ended() {
-    for ran_here in [true, false] {
+    for (known, ran_here) in [(RanHere::Yes, true), (RanHere::Maybe, false), (RanHere::No, false)] {
         let dir = tempfile::tempdir().unwrap();
         let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
         let (worker, _jobs) = Worker::for_test();
@@ -255,7 +290,7 @@ fn a_destination_gives_its_copy_up_if_the_guest_of_a_live_session_ran_here_and_h
         peer.set_nonblocking(true).unwrap();
         let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::RolledBack);
         let Role::Source { peers, ran_here: ran, .. } = &mut role else { panic!("{role:?}") };
-        (*peers, *ran) = (vec![peer.local_addr().unwrap()], ran_here);
+        (*peers, *ran) = (vec![peer.local_addr().unwrap()], known);
         let record = Record::new("g", 1, role);
         agent.journal.put(outgoing.session, &record).unwrap();
         let mut session_loop =
@@ -266,7 +301,7 @@ fn a_destination_gives_its_copy_up_if_the_guest_of_a_live_session_ran_here_and_h
             Role::Source { notice_due, .. } => notice_due,
             other => panic!("{other:?}"),
         };
-        assert_eq!(is_due, ran_here, "a later agent");
+        assert_eq!(is_due, ran_here, "{known:?}: a later agent");
         let ending = Ending { fault: None, guest: GuestState::Gone, unfinished: false };
         session_loop.execute(Action::End(ending));
         session_loop.run(&channel().1);
@@ -278,6 +313,6 @@ fn a_destination_gives_its_copy_up_if_the_guest_of_a_live_session_ran_here_and_h
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        assert_eq!(is_notified, ran_here);
+        assert_eq!(is_notified, ran_here, "{known:?}");
     }
 }

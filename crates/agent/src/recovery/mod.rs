@@ -36,12 +36,13 @@ use crate::clock::Clock;
 use crate::decision::{NotDecided, check_decision, check_resumable};
 use crate::faults::chain;
 use crate::journal::{IncomingRecord, JournalError, Record, Role, parse_token, process};
+use crate::ran_here::RanHere;
 use crate::security::PeerName;
 use crate::session::identity::Identity;
 use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
-pub(crate) use source::{RAN_HERE, RAN_HERE_WAITS, VOID, WAITS, notice_steps};
+pub(crate) use source::{VOID, WAITS, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -191,9 +192,9 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 guest,
                 "its QEMU ended in this migration; if the destination holds it complete, its operator decides about it there"
             );
-            // The other copy may be the only one, whatever an earlier recovery meant to send. If the guest ran here
-            // after commit, that copy is older than its disks.
-            let is_older = record.ran_here();
+            // The other copy may be the only one, whatever an earlier recovery meant to send. If QEMU has said that the
+            // guest ran here after commit, that copy is older than its disks.
+            let is_older = record.ran_here() == RanHere::Yes;
             set_notice_due(&mut record, is_older);
             record.set_phase(Phase::Source(SourcePhase::RolledBack));
             let _ = sessions.journal.put_end(session, &record);
@@ -507,7 +508,7 @@ impl Unfinished {
     }
 
     /// What is unfinished, what happens next, and what an operator can do.
-    fn note(&self, ran_here: bool) -> String {
+    fn note(&self, ran_here: RanHere) -> String {
         let what = match &*self.machine.lock() {
             Machine::Source(machine) => source::describe(machine, ran_here),
             Machine::Destination(machine) => destination::describe(machine),

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::faults::chain;
 use crate::journal::{Journal, Record, Role, parse_token};
+use crate::ran_here::{self, RanHere, Sighting};
 use crate::security::PeerName;
 use crate::session::contact::{NoAnswer, ask_any, ask_before_resuming, commit_any};
 use crate::session::identity::Identity;
@@ -34,24 +35,19 @@ pub(crate) const WAITS: &str = "your decision waits: the destination is asked on
 pub(crate) const VOID: &str = "the destination holds the guest, so your decision was not followed; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
-/// What an operator reads of a guest that is not asked about any more.
-pub(crate) const RAN_HERE: &str = "the guest ran on this host after commit, as another program resumed it; `linerate vm list` shows whether it runs. So the destination is not asked any more: its copy is older than the guest's disks. Decide here. `linerate resolve ID --resume-here` keeps the guest on this host, and the destination gives its copy up. If the guest's QEMU here has ended (`linerate vm list`), that leaves no copy: then decide at the destination. `--give-up` ends the guest on this host, and the destination may then run its older copy";
-/// The same, of one whose decision does not count yet.
-pub(crate) const RAN_HERE_WAITS: &str = "your decision waits until it is on disk, or until QEMU has ended; the destination is not asked, as the guest ran on this host after commit";
-
-/// What is unfinished, and what follows. `ran_here`: the guest was seen to run here after commit.
-pub(super) fn describe(machine: &SourceRecovery, ran_here: bool) -> &'static str {
+/// What is unfinished, and what follows.
+pub(super) fn describe(machine: &SourceRecovery, ran_here: RanHere) -> &'static str {
     if machine.resumes_here() {
         return "the guest is being resumed here; it is tried until its QEMU answers";
     }
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
     }
-    match machine.decided() {
-        Some(Decided::Waiting) if ran_here => return RAN_HERE_WAITS,
-        Some(Decided::Waiting) => return WAITS,
-        _ if ran_here => return RAN_HERE,
-        Some(Decided::Void) => return VOID,
+    match (machine.decided(), ran_here.describe()) {
+        (Some(Decided::Waiting), Some(_)) => return ran_here::WAITS,
+        (Some(Decided::Waiting), None) => return WAITS,
+        (_, Some(what)) => return what,
+        (Some(Decided::Void), None) => return VOID,
         _ => {}
     }
     match machine.answer() {
@@ -133,10 +129,10 @@ impl Unfinished {
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
-            // What the destination has may be the only copy: it keeps that for its operator. If the guest ran here
-            // after commit, it is older than the guest's disks.
+            // What the destination has may be the only copy: it keeps that for its operator. If QEMU has said that the
+            // guest ran here after commit, it is older than the guest's disks.
             let mut record = self.record.lock();
-            let is_older = record.ran_here();
+            let is_older = record.ran_here() == RanHere::Yes;
             set_notice_due(&mut record, is_older);
             return Some(GuestState::Gone);
         }
@@ -243,24 +239,30 @@ impl Unfinished {
     /// there is still a copy here, to which a destination that cannot run the guest may return it. `gives_up`: the
     /// operator ends it.
     fn ask(&self, sessions: &Sessions, gives_up: bool) -> Option<Outcome> {
-        let Role::Source { qemu, peers, token, peer, vcpu_time, .. } = self.record.lock().role.clone() else {
+        let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
             return None;
         };
-        // Seen once, it counts for good: when its QEMU has ended, nothing shows it any more.
-        if self.record.lock().ran_here() || runs_here(&qemu, &vcpu_time) {
-            let mut record = self.record.lock().clone();
-            if !record.ran_here() {
-                tracing::error!(session = %self.session, guest = self.guest, "{RAN_HERE}");
-            }
+        if !self.look_whether_it_ran_here(sessions).is_no() {
             self.worked();
-            sessions.journal.note_ran_here(self.session, &mut record);
-            if let Role::Source { ran_here, .. } = &mut self.record.lock().role {
-                *ran_here = true;
-            }
             return None;
         }
         let ask = if qemu.can_run() && !gives_up { ask_any } else { commit_any };
         self.question(sessions, (&token, &peer), |identity| ask(&peers, identity))
+    }
+
+    /// Whether the guest ran here after commit, which is noted. QEMU is not asked any more if it has said so once.
+    fn look_whether_it_ran_here(&self, sessions: &Sessions) -> RanHere {
+        let mut record = self.record.lock().clone();
+        let Role::Source { qemu, vcpu_time, ran_here, .. } = &record.role else { return RanHere::No };
+        let now = match *ran_here {
+            RanHere::Yes => RanHere::Yes,
+            before => before.after(look(qemu, vcpu_time)),
+        };
+        sessions.journal.note_ran_here(self.session, &mut record, now);
+        if let Role::Source { ran_here, .. } = &mut self.record.lock().role {
+            *ran_here = now;
+        }
+        now
     }
 }
 
@@ -271,7 +273,7 @@ pub(crate) fn notice_steps(
     record: &Record,
 ) -> impl FnMut() -> NoticeStep + Send + use<> {
     let (mut ran, qemu) = match &record.role {
-        Role::Source { ran, ran_here, qemu, .. } => (*ran || *ran_here, Some(qemu.clone())),
+        Role::Source { ran, ran_here, qemu, .. } => (*ran || *ran_here == RanHere::Yes, Some(qemu.clone())),
         _ => (true, None),
     };
     let (journal, entry) = (journal.clone(), record.entry(session));
@@ -297,13 +299,12 @@ fn is_live(qemu: &GuestRecord) -> bool {
     seen.is_some_and(|status| status.is_live())
 }
 
-/// Another program has resumed or reset the guest. Of a QEMU that does not answer, because that program has its QMP
-/// connection, the CPU time tells it.
-fn runs_here(qemu: &GuestRecord, at_commit: &VcpuTime) -> bool {
+/// What is seen of the guest now. A QEMU that does not answer may have its QMP connection with another program, and
+/// another boot's process may have its pid.
+fn look(qemu: &GuestRecord, at_commit: &VcpuTime) -> Sighting {
     let deadline = Instant::now() + CONNECT_WAIT;
-    let stopped = process::connect(qemu, deadline)
-        .ok()
+    let connected = if qemu.is_alive() { process::connect(qemu, deadline).ok() } else { None };
+    let is_stopped = connected
         .and_then(|qmp| SourceQemu::recovered(qmp, true, None, false).is_still_stopped(deadline).ok());
-    let runs = stopped.map_or_else(|| at_commit.has_run(qemu.process.pid) == Some(true), |stopped| !stopped);
-    runs && qemu.is_alive()
+    Sighting::of(is_stopped, qemu, at_commit)
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod left_behind;
 mod notices;
+mod ran_here;
 mod slow_disk;
 mod taken_back;
 
@@ -23,6 +24,7 @@ use crate::agent::Agent;
 use crate::decision::NotDecided;
 use crate::guests;
 use crate::journal::{IncomingRecord, Record, Role};
+use crate::ran_here::RanHere;
 use crate::testing::{Ending, TestQemu, agent, arrived, closed_port};
 
 /// An address at which no host answers, as long as these tests run.
@@ -44,7 +46,7 @@ pub(crate) fn leaves(qemu: &GuestRecord, phase: SourcePhase) -> Role {
         peer: None,
         settings: None,
         vcpu_time: VcpuTime::default(),
-        ran_here: false,
+        ran_here: RanHere::No,
         copied: vec![],
         notice_due: false,
     }
@@ -249,7 +251,11 @@ fn a_destination_is_not_asked_about_a_guest_that_ran_here_when_its_qemu_has_ende
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(agent.unfinished()[0].is_in_doubt());
-    assert!(agent.journal.get(session).unwrap().unwrap().ran_here(), "a later agent would ask");
+    assert_eq!(
+        agent.journal.get(session).unwrap().unwrap().ran_here(),
+        RanHere::Yes,
+        "a later agent would ask"
+    );
 }
 
 /// A session of the destination, whose guest has this process.

@@ -18,6 +18,7 @@ use super::resolve::{Place, judge, resolve};
 use super::*;
 use crate::audit::Audit;
 use crate::journal::{Journal, Record, Role};
+use crate::ran_here::RanHere;
 use crate::security::Security;
 
 /// Users that every Debian has.
@@ -339,20 +340,31 @@ fn resolve_reports_a_decision_that_was_not_followed() {
     assert_eq!(overruled(true, Place::Destination, true), None);
 }
 
-/// It ran here after commit, by another program, and has ended: the decision has the destination give its copy up.
+/// Its QEMU ends when the decision is on disk.
 #[tokio::test]
 async fn a_guest_whose_qemu_has_ended_is_not_reported_as_one_that_is_to_run() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
-    let qemu = crate::recovery::tests::ended(&agent, &dir);
+    let mut ending = crate::testing::Ending::start(&dir);
+    let qemu = crate::testing::arrived(&agent, ending.pid());
     let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent);
     let Role::Source { ran_here, .. } = &mut role else { panic!("{role:?}") };
-    *ran_here = true;
+    *ran_here = RanHere::Yes;
     let session = SessionId([7; 16]);
     agent.journal.put(session, &Record::new("g", agent.journal.next_order(), role)).unwrap();
     crate::recovery::recover(&agent.recovery).unwrap();
+    let journal = agent.journal.clone();
+    let ends = std::thread::spawn(move || {
+        let is_on_disk = || {
+            let role = journal.get(session).unwrap().unwrap().role;
+            matches!(role, Role::Source { phase: SourcePhase::ResumingHere, .. })
+        };
+        crate::testing::wait("the decision is not written", is_on_disk);
+        ending.end();
+    });
     let decision = Bytes::from_static(br#"{"decision":"resume_here"}"#);
     let answer = resolve(State(agent.clone()), Path(session.to_string()), decision).await;
+    ends.join().unwrap();
     let Err(Refusal(body)) = answer else { panic!("the guest runs nowhere") };
     assert_eq!((body.code.as_str(), body.guest_state), ("guest_gone", Some(GuestState::Gone)), "{body:?}");
     assert!(body.message.contains("has ended"), "{body:?}");

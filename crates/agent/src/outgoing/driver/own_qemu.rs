@@ -18,7 +18,10 @@ use crate::disks;
 use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::{Input, Sessions};
+use crate::ran_here::Sighting;
 
+/// A monitor that another client holds, or a QEMU that is stopped, is not waited for before a question.
+const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 /// Further tries to let a guest run again if QEMU did not do it at once.
 const RESUME_TRIES: u32 = 5;
 
@@ -114,15 +117,32 @@ impl OwnQemu {
     }
 
     /// Commit may be sent for a guest that no program has let run here: what it did then is not at the destination. A
-    /// QEMU that has ended lets nothing run; of one that does not answer, the CPU time tells it.
+    /// QEMU that has ended lets nothing run; of one that does not answer, the CPU time may show something.
     pub fn check_source_intact(&mut self) -> Done {
-        let intact = self.guest.qemu.is_still_stopped(Guest::deadline()).unwrap_or_else(|error| {
-            tracing::debug!(error = chain(&error), "the source's QEMU does not answer what its guest does");
-            let Guest { record, .. } = &self.guest;
-            self.stopped.has_run(record.process.pid) != Some(true) || record.cannot_run()
-        });
-        let _ = self.guest.shared.inbox.send(Input::SourceIntact(intact));
+        let is_stopped = self.ask_whether_still_stopped();
+        let seen = Sighting::of(is_stopped, &self.guest.record, &self.stopped);
+        let _ = self.guest.shared.inbox.send(Input::SourceSeen(seen));
         Ok(())
+    }
+
+    /// None if QEMU does not answer. A connection on which it did not answer in time is of no use any more, so a fresh
+    /// one is tried.
+    fn ask_whether_still_stopped(&mut self) -> Option<bool> {
+        let Guest { qemu, record, .. } = &mut self.guest;
+        match qemu.is_still_stopped(Guest::deadline()) {
+            Ok(is_stopped) => return Some(is_stopped),
+            Err(_) if record.cannot_run() => return None,
+            Err(error) => {
+                tracing::debug!(
+                    error = chain(&error),
+                    "the source's QEMU does not answer what its guest does"
+                )
+            }
+        }
+        qemu.qmp().hang_up();
+        let deadline = Instant::now() + RECONNECT_WAIT;
+        qemu.reconnect(process::connect(record, deadline).ok()?);
+        qemu.is_still_stopped(deadline).ok()
     }
 
     /// The destination's copy is the only one, so it gets no roll-back notice. It is not known whether it has the right

@@ -53,7 +53,7 @@ impl Fake {
         assert!(!late, "asked {} times", answers.asked);
     }
 
-    fn serve(&self, path: &Path) {
+    pub fn serve(&self, path: &Path) {
         let (fake, listener) = (self.clone(), UnixListener::bind(path).unwrap());
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

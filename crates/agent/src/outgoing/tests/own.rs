@@ -13,6 +13,7 @@ use super::super::driver::{self, GuestRam, ModeParts};
 use super::super::worker::Worker;
 use super::domain::{Fake, guest_of};
 use super::{LONG, outgoing_of};
+use crate::ran_here::Sighting;
 
 /// The answer for a guest whose disk is `replaced` by another file of its name when the destination has found its mark.
 fn checked_before_commit(replaced: bool) -> Input {
@@ -57,5 +58,44 @@ fn a_disk_that_was_replaced_under_its_name_is_found_before_commit() {
             assert!(fault.detail.contains("vda") && fault.detail.contains("replaced"), "{fault}");
         }
         _ => panic!("a guest with a disk that was replaced counts as it was"),
+    }
+}
+
+/// What is seen of a guest in this run state. `is_lost`: the connection to its QEMU broke before, as it does when QEMU
+/// does not answer in time.
+fn seen_before_a_question(run_state: &'static str, is_lost: bool) -> Sighting {
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+    let fake = Fake::default();
+    fake.set(run_state, "completed");
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
+    if is_lost {
+        guest.qemu.qmp().hang_up();
+        fs::remove_file(&guest.record.qmp).unwrap();
+        fake.serve(&guest.record.qmp);
+    }
+    let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+    let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+    worker.submit("check source intact", |guest| guest.check_source_intact());
+    let seen = inputs.recv_timeout(LONG).unwrap();
+    worker.finish();
+    match seen {
+        Input::SourceSeen(seen) => seen,
+        _ => panic!("{run_state}: another answer"),
+    }
+}
+
+/// A client that has resumed the guest may have stopped it again.
+#[test]
+fn only_a_guest_in_the_state_in_which_its_migration_left_it_has_not_run() {
+    for is_lost in [false, true] {
+        for run_state in ["postmigrate", "finish-migrate"] {
+            assert_eq!(seen_before_a_question(run_state, is_lost), Sighting::Stopped, "{run_state}");
+        }
+        for run_state in ["running", "paused", "prelaunch", "io-error"] {
+            assert_eq!(seen_before_a_question(run_state, is_lost), Sighting::Resumed, "{run_state}");
+        }
     }
 }

@@ -171,16 +171,56 @@ fn a_destination_is_notified_that_an_operator_keeps_a_guest_when_it_is_resumed()
     wait_written(&agent, session, (SourcePhase::RolledBack, true));
 }
 
-/// The guest ran here after commit, and has ended: the copy over there is older than its disks.
+/// The guest ran here after commit, and has ended: the copy over there is older than its disks. If it only may have
+/// run, that copy may be the only one.
 #[test]
 fn a_destination_gives_its_copy_up_if_the_guest_ran_here_and_an_operator_keeps_it() {
-    let (_dir, agent, peer, qemu) = ended_at_its_source();
-    let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
-    let mut record = agent.journal.get(session).unwrap().unwrap();
-    agent.journal.note_ran_here(session, &mut record);
-    recover(&agent.recovery).unwrap();
-    peer.is_notified();
-    wait_written(&agent, session, (SourcePhase::RolledBack, true));
+    for ran_here in [RanHere::Yes, RanHere::Maybe] {
+        let (_dir, agent, peer, qemu) = ended_at_its_source();
+        let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        agent.journal.note_ran_here(session, &mut record, ran_here);
+        recover(&agent.recovery).unwrap();
+        wait_written(&agent, session, (SourcePhase::RolledBack, ran_here == RanHere::Yes));
+        match ran_here {
+            RanHere::Yes => peer.is_notified(),
+            _ => assert!(peer.0.accept().is_err(), "the only copy may be given up"),
+        }
+    }
+}
+
+/// The same if its QEMU ends after an operator has decided.
+#[test]
+fn a_destination_keeps_its_copy_if_the_guest_may_have_run_here_and_ends_before_it_is_resumed() {
+    for ran_here in [RanHere::Yes, RanHere::Maybe] {
+        let dir = tempfile::tempdir().unwrap();
+        let (agent, peer) = (agent(&dir, &[]), Peer::new());
+        let mut ending = Ending::start(&dir);
+        let qemu = arrived(&agent, ending.pid());
+        let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        agent.journal.note_ran_here(session, &mut record, ran_here);
+        recover(&agent.recovery).unwrap();
+        agent.unfinished()[0].resolve(true).unwrap();
+        wait_written(&agent, session, (SourcePhase::ResumingHere, true));
+        ending.end();
+        wait_written(&agent, session, (SourcePhase::RolledBack, ran_here == RanHere::Yes));
+        match ran_here {
+            RanHere::Yes => peer.is_notified(),
+            _ => assert!(peer.0.accept().is_err(), "the only copy may be given up"),
+        }
+    }
+}
+
+/// Nothing shows that it ran since it was rolled back.
+#[test]
+fn a_notice_about_a_paused_guest_that_has_ended_is_sent_only_if_it_is_known_to_have_run() {
+    for (ran_here, step) in [(RanHere::Maybe, NoticeStep::Withdraw), (RanHere::Yes, NoticeStep::Send)] {
+        let (_dir, agent, peer, qemu) = ended_at_its_source();
+        let (session, mut record) = peer.rolled_back(&agent, &qemu, false);
+        agent.journal.note_ran_here(session, &mut record, ran_here);
+        assert_eq!(notice_steps(&agent.journal, session, &record)(), step, "{ran_here:?}");
+    }
 }
 
 /// A live session could not resume its guest here.
