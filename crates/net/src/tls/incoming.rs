@@ -2,39 +2,19 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use super::connection::{WIRE_RECORD_BYTES_MAX, begins_with_record};
 use super::error::TlsError;
+use super::large::Large;
 use crate::socket::Wait;
 
 /// At first; enough for a control connection. A handshake is shorter, and a full buffer has a whole record.
 pub(super) const FIRST_BYTES: usize = 2 * WIRE_RECORD_BYTES_MAX;
 /// Where bytes come fast. Larger reads save system calls, and smaller ones stay in the cache.
 const BYTES_MAX: usize = 16 * WIRE_RECORD_BYTES_MAX;
-/// Connections of this process that have more than at first, at a time. The others read in smaller steps.
-const LARGE_MAX: usize = 256;
-
-/// Connections that have more now.
+/// Connections of this process that have more now.
 static LARGE: AtomicUsize = AtomicUsize::new(0);
-
-/// The right to a large buffer; given back when it is dropped.
-struct Large(&'static AtomicUsize);
-
-impl Large {
-    fn take(count: &'static AtomicUsize) -> Option<Large> {
-        let before = count.fetch_add(1, Ordering::SeqCst);
-        // Given back at once if there are too many.
-        let taken = Large(count);
-        (before < LARGE_MAX).then_some(taken)
-    }
-}
-
-impl Drop for Large {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 pub(super) struct Incoming {
     records: Vec<u8>,
@@ -137,6 +117,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::tls::large::LARGE_MAX;
 
     /// Its buffer was full three times.
     fn filled(count: &'static AtomicUsize) -> Incoming {

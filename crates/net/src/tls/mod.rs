@@ -12,6 +12,7 @@ mod connections;
 pub mod error;
 mod handshake;
 mod incoming;
+mod large;
 pub mod lists;
 mod outgoing;
 pub(crate) mod session;

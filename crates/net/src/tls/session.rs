@@ -16,7 +16,7 @@ use rustls::pki_types::CertificateDer;
 use super::connection::{Connection, RECORD_BYTES_MAX, Step};
 use super::error::TlsError;
 use super::incoming::Incoming;
-use super::outgoing::{Outgoing, SENT_BYTES};
+use super::outgoing::Outgoing;
 use super::{BATCH_BYTES, Tls, handshake};
 use crate::socket::Wait;
 use linerate_lock::Mutex;
@@ -53,9 +53,10 @@ impl Session {
 
     fn after((connection, incoming): (Connection, Incoming)) -> Result<Session, TlsError> {
         let (peer_certificates, cipher) = (connection.peer_certificates(), connection.cipher());
+        let outgoing = if connection.is_client() { Outgoing::unbounded() } else { Outgoing::bounded() };
         Ok(Session {
             incoming: Mutex::new(incoming),
-            outgoing: Mutex::default(),
+            outgoing: Mutex::new(outgoing),
             connection: Mutex::new(connection),
             closed_here: AtomicBool::new(false),
             peer_certificates,
@@ -83,10 +84,11 @@ impl Session {
         fill: &mut dyn FnMut(usize, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<usize> {
         let mut outgoing = self.outgoing.lock();
+        // No record is made while the socket does not take those of before.
         outgoing.flush(socket, wait)?;
-        let mut taken = 0;
-        while taken < length.min(SENT_BYTES) {
-            let size = BATCH_BYTES.min(length - taken);
+        let (at_once, mut taken) = (outgoing.at_once(length), 0);
+        while taken < at_once {
+            let size = BATCH_BYTES.min(at_once - taken);
             match fill(taken, outgoing.content(size)) {
                 // What was taken over before goes out; the next call finds the error again.
                 Err(_) if taken > 0 => break,
@@ -211,5 +213,125 @@ impl Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("cipher", &self.cipher).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustls::crypto::aws_lc_rs;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+    use super::*;
+    use crate::tls::large::{LARGE_MAX, Large};
+    use crate::tls::outgoing::LARGE;
+
+    /// Only a hang meets it.
+    const LONG: Duration = Duration::from_secs(60);
+    /// What is sent at a time.
+    const BYTES: usize = 1 << 20;
+
+    /// One end of a connection, and its socket.
+    type End = (Session, UnixStream);
+
+    /// Of a host that trusts itself.
+    fn tls() -> Tls {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = made.cert.der().clone();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).unwrap();
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let client = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
+        Tls::new(client, server)
+    }
+
+    /// The end that opened a connection, and the end that took it.
+    fn pair(tls: &Tls) -> (End, End) {
+        let (near, far) = UnixStream::pair().unwrap();
+        for socket in [&near, &far] {
+            socket2::SockRef::from(socket).set_send_buffer_size(64 << 10).unwrap();
+        }
+        let (address, deadline) = (Some(Ipv4Addr::LOCALHOST.into()), Instant::now() + LONG);
+        let (opened, taken) = std::thread::scope(|scope| {
+            let taking = scope.spawn(|| Session::accept(tls, far.as_fd(), deadline).unwrap());
+            let opened = Session::connect(tls, near.as_fd(), address, deadline).unwrap();
+            (opened, taking.join().unwrap())
+        });
+        ((opened, near), (taken, far))
+    }
+
+    /// Sends more than the socket takes while nobody reads. The bytes that were taken over, and those of buffers.
+    fn fill((session, socket): &End) -> (usize, usize) {
+        let (mut taken, mut waits) = (0, 0);
+        for _ in 0..64 {
+            let sent = session.send(socket.as_fd(), Wait::Never, BYTES, &mut |_, content| {
+                content.fill(0x55);
+                Ok(())
+            });
+            match sent {
+                Ok(bytes) => taken += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => waits += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(waits > 32, "the writer waits for the reader: {waits} times, after {taken} bytes");
+        (taken, session.outgoing.lock().held())
+    }
+
+    /// Reads what the writer was taken over, which sends what it still has meanwhile.
+    fn drain((reader, from): &End, (writer, socket): &End, bytes: usize) {
+        let (mut left, end) = (bytes, Instant::now() + LONG);
+        while left > 0 {
+            assert!(Instant::now() < end, "{left} bytes do not come");
+            let received = reader.receive(from.as_fd(), Wait::Never, left, &mut |_, content| {
+                assert!(content.iter().all(|byte| *byte == 0x55));
+                Ok(())
+            });
+            match received {
+                Ok(bytes) => left -= bytes,
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+                    // `WouldBlock` while something is left.
+                    let _ = writer.flush(socket.as_fd(), Wait::Never);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_reader_that_stalls_makes_the_writer_wait_and_hold_no_more_memory() {
+        let tls = tls();
+        // No other test of this process sends over TLS. Other connections have all large buffers but one.
+        let _others: Vec<Large> = (1..LARGE_MAX).map(|_| Large::take(&LARGE).unwrap()).collect();
+        let ((_, _reader), first) = pair(&tls);
+        let (opened_here, second) = pair(&tls);
+        let (_, large) = fill(&first);
+        assert!((256 << 10..=390 << 10).contains(&large), "{large} bytes");
+        let (taken, small) = fill(&second);
+        assert!(small <= 33 << 10, "{small} bytes");
+        // This host decides how many it opens: no others keep them small.
+        let (_, own) = fill(&opened_here);
+        assert!((256 << 10..=390 << 10).contains(&own), "{own} bytes");
+        drain(&opened_here, &second, taken);
+        drop(first);
+        let (more, held) = fill(&second);
+        assert!(more > 0 && held > small, "it goes on, now with the large buffer: {held} bytes");
     }
 }
