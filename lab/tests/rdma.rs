@@ -517,19 +517,19 @@ fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
 
 /// At both ends of a session. The tests are among those of the agent.
 #[test]
-fn queue_pairs_end_when_the_other_host_is_revoked() {
+fn queue_pairs_count_as_connections_and_end_when_the_other_host_is_revoked() {
     let _places = places(1);
     let program = unit_tests("linerate_agent");
     let script = format!(
         "{}
-        '{}' --ignored --test-threads=1 queue_pairs_of_a_session_end",
+        '{}' --ignored --test-threads=1 queue_pairs_of_a_session",
         until_answers("10.9.0.2"),
         program.display()
     );
     let machine = shell(MachineKernel::Backports, &script).share(program.parent().unwrap());
     let output = ran(&machine);
     succeeded(&output);
-    assert!(output.stdout.contains(" 2 passed"), "{}", output.stdout);
+    assert!(output.stdout.contains(" 3 passed"), "{}", output.stdout);
 }
 
 /// `linerate bench` measures queue pairs too.

@@ -592,12 +592,16 @@ impl Agent {
         }
     }
 
-    fn take_rdma(&self, accepted: RdmaAccepted) -> Result<(), NotTaken> {
+    fn take_rdma(&self, mut accepted: RdmaAccepted) -> Result<(), NotTaken> {
         let (hello, peer) = (accepted.hello.clone(), accepted.peer);
         if self.bench.answers(hello.session) {
             return bench::accept_rdma(&self.bench, accepted);
         }
-        match self.agreed(&hello, peer, Caller::Rdma) {
+        let agreed = self.agreed(&hello, peer, Caller::Rdma).and_then(|(session, version)| {
+            self.connections.count_queue_pair(&mut accepted, session.opener())?;
+            Ok((session, version))
+        });
+        match agreed {
             Ok((session, version)) => {
                 let welcome = Welcome { version, control_received: session.received_through() };
                 session.attach_rdma(accepted, welcome).map_err(NotTaken::by_module)

@@ -1,14 +1,16 @@
 //! How many connections of sessions, and questions, other hosts have here at a time.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use linerate_core::{Code, Fault, Side, Step};
+use linerate_net::rdma::listen::Accepted as RdmaAccepted;
 use linerate_net::tcp::listen::Accepted;
 use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
 use crate::not_taken::{NotTaken, refuse};
-use crate::seats::Seats;
+use crate::seats::{Seat, Seats};
 use crate::security::PeerName;
 
 /// Of one host: 16 domains that come over four links of 100 Gb/s, each with a copy and a tunnel, need 1700. Each has a
@@ -46,11 +48,19 @@ impl Connections {
         if !is_of_session {
             return Ok(());
         }
-        let Some(seat) = self.0.take(name, accepted.peer) else {
-            return Err(Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, TOO_MANY));
-        };
-        accepted.count_by(Arc::new(seat));
+        accepted.count_by(Arc::new(self.seat(name, accepted.peer)?));
         Ok(())
+    }
+
+    /// The same for a queue pair, which shows no certificate: `opener` is the host that opened its session.
+    pub fn count_queue_pair(&self, accepted: &mut RdmaAccepted, opener: &PeerName) -> Result<(), Fault> {
+        accepted.count_by(Arc::new(self.seat(opener, accepted.peer)?));
+        Ok(())
+    }
+
+    fn seat(&self, name: &PeerName, peer: SocketAddr) -> Result<Seat, Fault> {
+        let too_many = || Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, TOO_MANY);
+        self.0.take(name, peer).ok_or_else(too_many)
     }
 }
 
@@ -81,6 +91,7 @@ mod tests {
     use linerate_wire::VERSION_MAX;
 
     use super::*;
+    use crate::agent::Agent;
     use crate::security::Security;
     use crate::session::contact::{open_session, tcp_options};
     use crate::session::identity::Identity;
@@ -119,6 +130,13 @@ mod tests {
         ask(Purpose::ControlJoin).unwrap();
     }
 
+    impl Agent {
+        /// Takes the seats for connections that a host has, but for so many.
+        pub(crate) fn occupy(&self, host: &PeerName, peer: SocketAddr, left: usize) -> Vec<Seat> {
+            (left..OF_ONE_HOST).map_while(|_| self.connections.0.take(host, peer)).collect()
+        }
+    }
+
     /// Its host has all places but one already.
     #[test]
     fn the_agent_takes_one_more_connection_of_a_host_when_another_is_closed() {
@@ -128,8 +146,7 @@ mod tests {
         let takes = move |accepted| accepting.accept(accepted);
         let listener = listen(&Security::insecure(), takes);
         let here = listener.addresses()[0];
-        let seats = &agent.connections.0;
-        let _others: Vec<_> = (1..OF_ONE_HOST).map(|_| seats.take(&None, here).unwrap()).collect();
+        let _others = agent.occupy(&None, here, 1);
         let open = || {
             let identity = Identity::random(&Security::insecure()).unwrap();
             open_session(&[here], Purpose::ControlNew, &identity)

@@ -216,6 +216,11 @@ impl Incoming {
         self.identity.knows(token)
     }
 
+    /// The host that opened it, where hosts prove who they are.
+    pub fn opener(&self) -> &PeerName {
+        &self.opener
+    }
+
     /// Whether this host opened the session, and may ask and decide about it.
     pub fn is_of(&self, caller: &PeerName) -> bool {
         self.opener == *caller

@@ -1,5 +1,6 @@
 //! A queue pair with everything that it needs, and the order in which all of it goes away.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct Connection {
     gone: AtomicBool,
     /// The last wait was a short one.
     last_wait_was_short: AtomicBool,
+    /// What its owner counts it by.
+    _counted: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for Connection {
@@ -113,6 +116,7 @@ impl Connection {
             revoked: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             last_wait_was_short: AtomicBool::new(false),
+            _counted: None,
         };
         connection.inline_bytes = match connection.make_queue_pair(INLINE_BYTES) {
             Ok(()) => INLINE_BYTES,
@@ -121,6 +125,11 @@ impl Connection {
         };
         (0..MESSAGES).try_for_each(|slot| connection.ready(slot))?;
         Ok(connection)
+    }
+
+    /// Keeps this as long as it lives.
+    pub(super) fn count_by(&mut self, counted: Option<Arc<dyn Any + Send + Sync>>) {
+        self._counted = counted;
     }
 
     fn make_queue_pair(&self, inline_bytes: u32) -> Result<(), RdmaError> {

@@ -3,6 +3,7 @@
 //! One thread accepts the requests for all addresses. A request has the HELLO in it, so a silent client costs
 //! nothing; the kernel bounds how many wait.
 
+use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard};
@@ -36,9 +37,15 @@ pub struct Accepted {
     pub hello: Hello,
     pub peer: SocketAddr,
     identifier: Identifier,
+    counted: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Accepted {
+    /// Keeps this as long as the connection lives.
+    pub fn count_by(&mut self, counted: Arc<dyn Any + Send + Sync>) {
+        self.counted = Some(counted);
+    }
+
     /// Takes the connection; its windows are those of the session that the domains belong to. The round trip is that of
     /// the link.
     pub fn welcome(
@@ -53,7 +60,8 @@ impl Accepted {
             .map_err(|_| RdmaError::Rules("a welcome could not be made"))?;
         let events = EventChannel::new(self.identifier.library())?;
         self.identifier.migrate(&events)?;
-        let connection = Connection::prepare(self.identifier, events, domains)?;
+        let mut connection = Connection::prepare(self.identifier, events, domains)?;
+        connection.count_by(self.counted);
         let mut parameters = Connection::parameters(&answer)?;
         let identifier = connection.identifier();
         // The adapter of this end sends acknowledgements and grants, which can be lost as well. The connection
@@ -255,7 +263,7 @@ fn accept_all(shared: &Shared, stopped: &OwnedFd, handler: &impl Fn(Accepted)) {
 fn begin(identifier: Identifier, data: &[u8], handler: &impl Fn(Accepted)) {
     let Some(peer) = identifier.peer() else { return };
     match Hello::from_request(data) {
-        Ok(hello) => handler(Accepted { hello, peer, identifier }),
+        Ok(hello) => handler(Accepted { hello, peer, identifier, counted: None }),
         Err(error) => tracing::debug!(%peer, %error, "a request for an RDMA connection is not one of ours"),
     }
 }
