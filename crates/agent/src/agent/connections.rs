@@ -13,9 +13,10 @@ use crate::not_taken::{NotTaken, refuse};
 use crate::seats::{Seat, Seats};
 use crate::security::PeerName;
 
-/// Of one host: 16 domains that come over four links of 100 Gb/s, each with a copy and a tunnel, need 1700. Each has a
+/// Of one host: 16 domains that come over eight links of 100 Gb/s, each with a copy and a tunnel, need 3400. Each has a
 /// thread or two and, with TLS, up to 97 KiB of buffers for what it receives.
-const OF_ONE_HOST: usize = 2048;
+const OF_ONE_HOST: usize = 4096;
+/// The stacks of two threads for each are half of the mappings that a process may have by default, 65530.
 const OF_ALL_HOSTS: usize = 8192;
 
 /// Questions of one host about the cluster at a time, and of all: each has a thread.
