@@ -7,7 +7,7 @@ mod parts;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, LibvirtRequest, MigrateRequest,
@@ -26,6 +26,7 @@ use tokio::runtime::Handle;
 
 use crate::audit::{self, Asked, Audit};
 use crate::config::Config;
+use crate::decision::DECISION_WAIT;
 use crate::doctor::{self, Doctor};
 use crate::faults::chain;
 use crate::fleet::HostInFleet;
@@ -88,6 +89,8 @@ pub struct Agent {
     pub incoming: Arc<incoming::Sessions>,
     /// Sessions that recovery is ending.
     pub recovery: Arc<recovery::Sessions>,
+    /// An operator's decision over a session in doubt is answered within this, carried out or not.
+    pub(crate) decision_wait: Duration,
     pub tunnels: Arc<tunnel::Sessions>,
     /// Domains that libvirt is asked to move.
     pub(crate) moves: Arc<Moves>,
@@ -155,6 +158,7 @@ impl Agent {
             outgoing,
             incoming,
             recovery,
+            decision_wait: DECISION_WAIT,
             tunnels,
             moves,
         }

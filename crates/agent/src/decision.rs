@@ -1,7 +1,13 @@
 //! Whether an operator's decision over a session in doubt is taken, and what is said while it is not carried out. A
 //! live session and recovery ask the same.
 
+use std::time::Duration;
+
 use crate::ran_here::RanHere;
+
+/// An operator who decides is answered within this. A source asks the other host once more before a decision counts,
+/// and a decision is written and carried out: that takes a moment.
+pub(crate) const DECISION_WAIT: Duration = Duration::from_secs(15);
 
 /// Why nothing is decided. Each text is the end of a sentence about the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

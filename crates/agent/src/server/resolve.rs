@@ -11,9 +11,6 @@ use linerate_core::journal::Decided;
 use super::{Refusal, Shared, find, parse};
 use crate::decision::NotDecided;
 
-/// A source asks the other host once more before a decision counts, and a decision is written and carried out: that
-/// takes a moment.
-const DECISION_WAIT: Duration = Duration::from_secs(15);
 const DECISION_LOOK: Duration = Duration::from_millis(50);
 
 /// What this host is in the session.
@@ -26,8 +23,8 @@ pub(super) enum Place {
     Destination,
 }
 
-/// `POST /migrations/{id}/resolve`: answers when the decision is carried out, or is not followed, or after
-/// [`DECISION_WAIT`].
+/// `POST /migrations/{id}/resolve`: answers when the decision is carried out, or is not followed, or after the agent's
+/// `decision_wait`.
 pub(super) async fn resolve(
     State(agent): Shared,
     Path(id): Path<String>,
@@ -38,14 +35,14 @@ pub(super) async fn resolve(
     let refused = |why: NotDecided| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
     if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
         unfinished.resolve(here).map_err(refused)?;
-        let decided = wait(|| unfinished.decided(here)).await;
+        let decided = wait(agent.decision_wait, || unfinished.decided(here)).await;
         let place = unfinished.ran_at_source().map_or(Place::Destination, |ran| Place::Source { ran });
         let done = judge(decided, here, place, unfinished.process_is_alive())?;
         return Ok(Json(answer(unfinished.summary(), done)));
     }
     if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
         incoming.resolve(here).map_err(refused)?;
-        let decided = wait(|| incoming.decided_for(here)).await;
+        let decided = wait(agent.decision_wait, || incoming.decided_for(here)).await;
         let done = judge(decided, here, Place::Destination, incoming.qemu_is_alive())?;
         return Ok(Json(answer(incoming.summary(), done)));
     }
@@ -62,15 +59,15 @@ pub(super) async fn resolve(
     }
     let outgoing = find(&agent, &id)?;
     outgoing.resolve(here).map_err(refused)?;
-    let decided = wait(|| outgoing.decided_for(here)).await;
+    let decided = wait(agent.decision_wait, || outgoing.decided_for(here)).await;
     let done = judge(decided, here, Place::Source { ran: outgoing.ran() }, outgoing.qemu_is_alive())?;
     Ok(Json(answer(outgoing.summary(), done)))
 }
 
-/// Waits until the decision does not wait any more. An operator who is not told that it was not followed would act as
-/// if it were.
-async fn wait(decided: impl Fn() -> Decided) -> Decided {
-    let end = tokio::time::Instant::now() + DECISION_WAIT;
+/// Waits, at most this long, until the decision does not wait any more. An operator who is not told that it was not
+/// followed would act as if it were.
+async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
+    let end = tokio::time::Instant::now() + longest;
     while decided() == Decided::Waiting && tokio::time::Instant::now() < end {
         tokio::time::sleep(DECISION_LOOK).await;
     }
