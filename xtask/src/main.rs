@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("linerate-wire", 1),
     ("linerate-api", 1),
     ("linerate-chart", 1),
+    ("linerate-folder", 1),
     ("linerate-lock", 1),
     ("linerate-core", 2),
     ("linerate-trust", 2),

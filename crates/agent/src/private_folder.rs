@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use linerate_guest::folder_rights::FolderRights;
+use linerate_folder::FolderRights;
 use rustix::fs::{Mode, OFlags};
 
 /// Read and write for group and others. Search alone (0711) shows no names: libvirt's QEMUs may need it for `ram_dir`.

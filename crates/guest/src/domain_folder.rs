@@ -5,11 +5,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use linerate_folder::{FolderRights, is_ours};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::access::open_exactly;
-use crate::folder_rights::{FolderRights, is_ours};
 
 /// Why the sockets in a folder are not used.
 #[derive(Debug, thiserror::Error)]

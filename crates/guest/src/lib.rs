@@ -19,7 +19,7 @@
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers
 //!   guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies; [`domain_folder`] judges the folder of
-//!   their sockets. [`folder_rights`] tells who can change a folder.
+//!   their sockets.
 //! - [`migrate`] holds the operations of a migration on both sides, each of them small: who calls them in which order
 //!   is decided elsewhere.
 
@@ -33,7 +33,6 @@ pub mod discover;
 pub mod domain;
 pub mod domain_folder;
 pub mod drives;
-pub mod folder_rights;
 pub mod graph;
 pub mod host;
 pub mod identity;

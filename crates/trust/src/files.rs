@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use linerate_folder::{FolderRights, is_ours};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -15,10 +16,9 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Between two tries to lock a file.
 const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Access of others that a file or its folder must not allow.
+/// Access of others that a file must not allow.
 const OTHERS_WRITE: u32 = 0o022;
 const OTHERS_ANY: u32 = 0o077;
-const STICKY: u32 = 0o1000;
 
 /// Why a file of an identity was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -198,17 +198,16 @@ fn open_folder(path: &Path) -> Result<OwnedFd, FileError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| FileError::io(path, errno))?;
     let about = rustix::fs::fstat(&folder).map_err(|errno| FileError::io(path, errno))?;
-    check_owner(path, about.st_uid)?;
-    let mode = about.st_mode & 0o7777;
-    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-        return Err(FileError::WritableMode { path: path.to_owned(), mode });
+    let rights = FolderRights::new(about.st_uid, about.st_mode);
+    if rights.others_replace() {
+        check_owner(path, rights.owner)?;
+        return Err(FileError::WritableMode { path: path.to_owned(), mode: rights.mode });
     }
     Ok(folder)
 }
 
 fn check_owner(path: &Path, uid: u32) -> Result<(), FileError> {
-    let own = rustix::process::geteuid().as_raw();
-    if uid == 0 || uid == own { Ok(()) } else { Err(FileError::Owner { path: path.to_owned(), uid }) }
+    if is_ours(uid) { Ok(()) } else { Err(FileError::Owner { path: path.to_owned(), uid }) }
 }
 
 #[cfg(test)]
@@ -287,6 +286,10 @@ mod tests {
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(read(&path, Secrecy::Private), Err(FileError::WritableMode { .. })));
         assert!(matches!(write(&path, b"next", Secrecy::Private), Err(FileError::WritableMode { .. })));
+        // As /tmp is: no user may remove what is another's.
+        set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        write(&path, b"next", Secrecy::Private).unwrap();
+        assert_eq!(read(&path, Secrecy::Private).unwrap(), b"next");
     }
 
     #[test]

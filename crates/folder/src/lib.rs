@@ -1,0 +1,58 @@
+//! Who can change what is in a folder, by its owner and mode. A path is trusted only as far as no other user can put
+//! something else in place of what is on it: folders of guests, of libvirt's domains, and of keys.
+
+const WRITE_FOR_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// Owner and mode of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FolderRights {
+    /// User id.
+    pub owner: u32,
+    /// `st_mode` without the kind of file.
+    pub mode: u32,
+}
+
+impl FolderRights {
+    /// `mode`: `st_mode`, with the kind of file or without.
+    pub fn new(owner: u32, mode: u32) -> FolderRights {
+        FolderRights { owner, mode: mode & 0o7777 }
+    }
+
+    /// Whether it belongs to root or to this process's user.
+    pub fn is_ours(self) -> bool {
+        is_ours(self.owner)
+    }
+
+    /// Whether its group or others may make files in it.
+    pub fn others_write(self) -> bool {
+        self.mode & WRITE_FOR_OTHERS != 0
+    }
+
+    /// Whether another user can replace what root or this process's user has in it. The sticky bit keeps others from
+    /// replacing what is not theirs.
+    pub fn others_replace(self) -> bool {
+        !self.is_ours() || (self.others_write() && self.mode & STICKY == 0)
+    }
+}
+
+/// Whether a user is root or this process's.
+pub fn is_ours(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_replace_what_is_in_a_folder_of_theirs_or_one_that_they_write_and_that_is_not_sticky() {
+        let own = rustix::process::geteuid().as_raw();
+        for owner in [0, own] {
+            let replaced = |mode| FolderRights::new(owner, mode).others_replace();
+            assert_eq!([0o700, 0o755, 0o1777, 0o1770, 0o40755].map(replaced), [false; 5]);
+            assert_eq!([0o777, 0o770, 0o707, 0o702, 0o40720].map(replaced), [true; 5]);
+        }
+        assert_eq!([0o700, 0o1777].map(|mode| FolderRights::new(own + 1, mode).others_replace()), [true; 2]);
+    }
+}
