@@ -1,12 +1,14 @@
 //! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does
 //! it.
 
+use linerate_core::destination::Destination;
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, DomainAction, DomainEnd, Entry, Inspection,
     Look, Phase, Plan, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan,
     process_fate,
 };
+use linerate_core::source::Source;
 use linerate_core::{GuestState, Outcome, Side, Time};
 
 use crate::check::Mutation;
@@ -33,6 +35,16 @@ enum CaseEnd {
     Source(GuestState),
     Destination,
     Domain(DomainEnd),
+}
+
+/// What decides about a session at a host.
+pub enum SessionMachine<'a> {
+    /// Recovery brings it to its end.
+    Recovery(&'a Machine),
+    /// It is in progress, and the guest leaves this host.
+    Source(&'a Source),
+    /// It is in progress, and the guest comes.
+    Destination(&'a Destination),
 }
 
 impl Machine {
@@ -148,6 +160,27 @@ impl World {
     pub fn add_case(&mut self, host: usize, session: u64, machine: Machine) {
         let case = RecoveryCase { machine, since: self.now, resolved: false };
         self.hosts[host].cases.insert(session, case);
+    }
+
+    /// The state machine of a session at a host: recovery's, or that of the session in progress.
+    pub fn machine_of(&self, host: usize, session: u64) -> Option<SessionMachine<'_>> {
+        let case = self.case(host, session).map(SessionMachine::Recovery);
+        case.or_else(|| self.machine_in_progress(host, session))
+    }
+
+    pub fn machine_in_progress(&self, host: usize, session: u64) -> Option<SessionMachine<'_>> {
+        if session != self.session {
+            None
+        } else if host == self.at(Side::Source) {
+            self.source.machine.as_ref().map(SessionMachine::Source)
+        } else {
+            self.destination.machine.as_ref().map(SessionMachine::Destination)
+        }
+    }
+
+    /// The state machine of recovery that brings a session at a host to its end.
+    pub fn case(&self, host: usize, session: u64) -> Option<&Machine> {
+        self.hosts[host].cases.get(&session).map(|case| &case.machine)
     }
 
     /// It is known where the guest is.
@@ -348,8 +381,7 @@ impl World {
         if let Some(outcome) = live.filter(|outcome| *outcome != Outcome::Committed) {
             return outcome;
         }
-        if let Some(RecoveryCase { machine: Machine::Destination(machine), .. }) =
-            self.hosts[host].cases.get(&session)
+        if let Some(Machine::Destination(machine)) = self.case(host, session)
             && let Some(outcome) = machine.outcome()
         {
             return outcome;

@@ -9,6 +9,7 @@ use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{DestinationEvent, Phase, SourceEvent};
 use linerate_core::{Side, destination, source};
 
+use crate::cases::SessionMachine;
 use crate::check::{Answer, Decision, Mutation, Property};
 use crate::faults::{self, Fault};
 use crate::hosts::Machine;
@@ -53,43 +54,39 @@ impl World {
         self.hosts[host].decisions.iter().any(|decision| decision.session == session)
     }
 
-    fn case(&self, host: usize, session: u64) -> Option<&Machine> {
-        self.hosts[host].cases.get(&session).map(|case| &case.machine)
-    }
-
     /// The checks of the agent's `resolve`, in the session in progress and in recovery.
     fn takes(&self, decision: &Decision) -> bool {
         let Decision { host, session, here, pid, .. } = *decision;
         let known = &self.hosts[host];
         let can_resume = !here || pid.is_some();
-        match self.case(host, session) {
-            _ if !known.up => false,
-            Some(Machine::Source(one)) => one.takes(here) && can_resume,
-            Some(Machine::Destination(one)) if one.is_held() && here => !one.is_rolled_back_at_source(),
-            Some(Machine::Destination(one)) if one.is_held() => one.may_be_given_up(self.now),
-            Some(Machine::Destination(one)) if one.is_waiting() && here => {
-                pid.is_some() && !one.source_resumes(self.now)
+        if !known.up {
+            return false;
+        }
+        match self.machine_of(host, session) {
+            Some(SessionMachine::Source(one)) => one.is_in_doubt() && one.takes(here) && can_resume,
+            Some(SessionMachine::Destination(one)) => {
+                one.takes(here) && !(here && one.source_resumes(self.now))
             }
-            Some(Machine::Destination(one)) => one.takes(here),
-            Some(Machine::Setting(_) | Machine::Domain(_)) => false,
-            None if session != self.session => false,
-            None if host == self.at(Side::Source) => {
-                let machine = self.source.machine.as_ref();
-                machine.is_some_and(|one| one.is_in_doubt() && one.takes(here)) && can_resume
-            }
-            None => {
-                let machine = self.destination.machine.as_ref();
-                machine.is_some_and(|one| one.takes(here) && !(here && one.source_resumes(self.now)))
-            }
+            Some(SessionMachine::Recovery(case)) => match case {
+                Machine::Source(one) => one.takes(here) && can_resume,
+                Machine::Destination(one) if one.is_held() && here => !one.is_rolled_back_at_source(),
+                Machine::Destination(one) if one.is_held() => one.may_be_given_up(self.now),
+                Machine::Destination(one) if one.is_waiting() && here => {
+                    pid.is_some() && !one.source_resumes(self.now)
+                }
+                Machine::Destination(one) => one.takes(here),
+                Machine::Setting(_) | Machine::Domain(_) => false,
+            },
+            None => false,
         }
     }
 
     fn accept(&mut self, decision: Decision) {
         let Decision { host, session, here, .. } = decision;
-        let leaves = match self.case(host, session) {
-            Some(machine) => matches!(machine, Machine::Source(_)),
-            None => host == self.at(Side::Source),
-        };
+        let leaves = matches!(
+            self.machine_of(host, session),
+            Some(SessionMachine::Source(_) | SessionMachine::Recovery(Machine::Source(_)))
+        );
         if leaves {
             self.check.resolved.insert(session);
         } else if here {
@@ -127,14 +124,18 @@ impl World {
     }
 
     fn deliver(&mut self, host: usize, session: u64, here: bool) {
-        match self.case(host, session) {
-            Some(Machine::Source(_)) => self.handle_source_case(host, session, SourceEvent::Resolve(here)),
-            Some(Machine::Destination(_)) => {
+        match self.machine_of(host, session) {
+            Some(SessionMachine::Source(_)) => self.handle_source(source::Event::Resolve(here)),
+            Some(SessionMachine::Destination(_)) => {
+                self.handle_destination(destination::Event::Resolve(here));
+            }
+            Some(SessionMachine::Recovery(Machine::Source(_))) => {
+                self.handle_source_case(host, session, SourceEvent::Resolve(here));
+            }
+            Some(SessionMachine::Recovery(Machine::Destination(_))) => {
                 self.handle_destination_case(host, session, DestinationEvent::Resolve(here));
             }
-            Some(Machine::Setting(_) | Machine::Domain(_)) => {}
-            None if host == self.at(Side::Source) => self.handle_source(source::Event::Resolve(here)),
-            None => self.handle_destination(destination::Event::Resolve(here)),
+            Some(SessionMachine::Recovery(Machine::Setting(_) | Machine::Domain(_))) | None => {}
         }
     }
 
@@ -170,15 +171,16 @@ impl World {
     /// None if the state machine that took it is gone.
     fn fate_of(&self, decision: &Decision) -> Option<Decided> {
         let Decision { host, session, here, is_live, .. } = *decision;
-        match self.case(host, session).filter(|_| !is_live) {
-            Some(Machine::Source(one)) => Some(one.decided_for(here)),
-            Some(Machine::Destination(one)) => Some(one.decided_for(here)),
-            Some(Machine::Setting(_) | Machine::Domain(_)) => None,
-            None if !is_live || session != self.session => None,
-            None if host == self.at(Side::Source) => {
-                self.source.machine.as_ref().map(|one| one.decided_for(here))
-            }
-            None => self.destination.machine.as_ref().map(|one| one.decided_for(here)),
+        let machine = match is_live {
+            true => self.machine_in_progress(host, session),
+            false => self.case(host, session).map(SessionMachine::Recovery),
+        };
+        match machine? {
+            SessionMachine::Source(one) => Some(one.decided_for(here)),
+            SessionMachine::Destination(one) => Some(one.decided_for(here)),
+            SessionMachine::Recovery(Machine::Source(one)) => Some(one.decided_for(here)),
+            SessionMachine::Recovery(Machine::Destination(one)) => Some(one.decided_for(here)),
+            SessionMachine::Recovery(Machine::Setting(_) | Machine::Domain(_)) => None,
         }
     }
 
@@ -289,17 +291,15 @@ impl World {
 
     /// Something at this host waits for an operator.
     fn asks_for_decision(&self, host: usize, session: u64) -> bool {
-        let known = &self.hosts[host];
-        match self.case(host, session) {
-            _ if !known.up => false,
-            Some(Machine::Source(one)) => one.is_in_doubt(),
-            Some(Machine::Destination(one)) => one.is_waiting() || one.is_held(),
-            Some(Machine::Setting(_) | Machine::Domain(_)) => false,
-            None if session != self.session => false,
-            None if host == self.at(Side::Source) => {
-                self.source.machine.as_ref().is_some_and(|one| one.is_in_doubt())
-            }
-            None => self.destination.machine.as_ref().is_some_and(|one| one.is_held()),
+        if !self.hosts[host].up {
+            return false;
+        }
+        match self.machine_of(host, session) {
+            Some(SessionMachine::Source(one)) => one.is_in_doubt(),
+            Some(SessionMachine::Destination(one)) => one.is_held(),
+            Some(SessionMachine::Recovery(Machine::Source(one))) => one.is_in_doubt(),
+            Some(SessionMachine::Recovery(Machine::Destination(one))) => one.is_waiting() || one.is_held(),
+            Some(SessionMachine::Recovery(Machine::Setting(_) | Machine::Domain(_))) | None => false,
         }
     }
 
@@ -329,14 +329,10 @@ impl World {
     /// A complete guest waits at its destination, whose operator sees that host only and lets it run. The source's agent
     /// is down, or is resuming the guest there.
     fn hasty_operator_looks(&mut self, session: u64) {
-        let waits = |host: usize| match self.case(host, session) {
-            Some(Machine::Destination(one)) => one.is_waiting(),
-            Some(_) => false,
-            None => {
-                let live = self.destination.machine.as_ref();
-                let live = live.filter(|_| (session, host) == (self.session, self.at(Side::Destination)));
-                live.is_some_and(|one| one.is_held())
-            }
+        let waits = |host: usize| match self.machine_of(host, session) {
+            Some(SessionMachine::Recovery(Machine::Destination(one))) => one.is_waiting(),
+            Some(SessionMachine::Destination(one)) => one.is_held(),
+            _ => false,
         };
         let Some(host) = (0..2).find(|host| self.hosts[*host].up && waits(*host)) else { return };
         let resumes = match self.case(1 - host, session) {
@@ -392,14 +388,13 @@ impl World {
 
     /// The question before a decision counts had no answer: the operator answers for what the other host does.
     pub fn note_unanswered(&mut self, host: usize, session: u64) {
-        let machine = match self.case(host, session) {
-            Some(Machine::Source(one)) => Some(one.decided_for(true)),
-            Some(_) => None,
-            None if (session, host) != (self.session, self.at(Side::Source)) => None,
-            None => self.source.machine.as_ref().map(|one| one.decided_for(true)),
+        let decided = match self.machine_of(host, session) {
+            Some(SessionMachine::Source(one)) => Some(one.decided_for(true)),
+            Some(SessionMachine::Recovery(Machine::Source(one))) => Some(one.decided_for(true)),
+            _ => None,
         };
         let resumes = matches!(self.case(host, session), Some(Machine::Source(one)) if one.resumes_here());
-        if (machine != Some(Decided::Waiting) && !resumes) || !self.check.pairs.contains(&session) {
+        if (decided != Some(Decided::Waiting) && !resumes) || !self.check.pairs.contains(&session) {
             return;
         }
         let named = |at: usize| self.hosts[at].record(session).and_then(|record| record.process);

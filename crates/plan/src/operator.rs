@@ -6,6 +6,7 @@ use linerate_core::journal::{DestinationPhase, SourcePhase};
 use linerate_core::recovery::Phase;
 use linerate_core::{ModeTag, Outcome, Time, destination};
 
+use crate::cases::SessionMachine;
 use crate::check::{Mutation, Property};
 use crate::guest::Sending;
 use crate::hosts::Machine;
@@ -92,8 +93,8 @@ impl World {
         if self.awaits_answer(host, session) {
             return;
         }
-        let Some(case) = self.hosts[host].cases.get(&session) else { return };
-        match &case.machine {
+        let Some(case) = self.case(host, session) else { return };
+        match case {
             Machine::Source(machine)
                 if machine.is_in_doubt() && machine.answer() != Some(Outcome::Committed) =>
             {
@@ -119,9 +120,10 @@ impl World {
         let is_free = !older && !self.check.resolved.contains(&session);
         // One of two operators has had it resumed at the source.
         let runs_there = self.all().any(|guest| Some(guest.pid) != here && guest.running);
-        let case = self.hosts[host].cases.get(&session).map(|case| &case.machine);
-        let is_revoked =
-            matches!(case, Some(Machine::Destination(machine)) if machine.is_rolled_back_at_source());
+        let is_revoked = matches!(
+            self.case(host, session),
+            Some(Machine::Destination(machine)) if machine.is_rolled_back_at_source()
+        );
         let run = !(runs_there
             || self.is_paused_elsewhere(here)
             || is_revoked
@@ -153,19 +155,14 @@ impl World {
             return None;
         }
         let in_doubt = |is: bool| Some(if is { OperatorView::InDoubt } else { OperatorView::Busy });
-        if let Some(case) = self.hosts[host].cases.get(&session) {
-            return in_doubt(match &case.machine {
+        match self.machine_of(host, session) {
+            Some(SessionMachine::Source(machine)) => in_doubt(machine.is_in_doubt()),
+            Some(SessionMachine::Destination(machine)) if !machine.is_ended() => in_doubt(machine.is_held()),
+            Some(SessionMachine::Recovery(case)) => in_doubt(match case {
                 Machine::Source(machine) => machine.is_in_doubt(),
                 Machine::Destination(machine) => machine.is_waiting(),
                 Machine::Setting(_) | Machine::Domain(_) => false,
-            });
-        }
-        let [from, to] = self.roles;
-        match (&self.source.machine, &self.destination.machine) {
-            (Some(machine), _) if (session, host) == (self.session, from) => in_doubt(machine.is_in_doubt()),
-            (_, Some(machine)) if (session, host) == (self.session, to) && !machine.is_ended() => {
-                in_doubt(machine.is_held())
-            }
+            }),
             _ => Some(OperatorView::Nothing),
         }
     }

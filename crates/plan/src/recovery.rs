@@ -8,6 +8,7 @@ use linerate_core::recovery::{
 };
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step, destination, source};
 
+use crate::cases::SessionMachine;
 use crate::check::{Mutation, Property};
 use crate::destination_driver::DestinationWork;
 use crate::guest::Sending;
@@ -231,13 +232,12 @@ impl World {
         }
         self.handle_destination_case(host, session, DestinationEvent::SourceResumes);
         let outcome = self.outcome_at(host, session);
-        let live = self.destination.machine.as_ref();
-        let live = live.filter(|_| session == self.session && host == self.at(Side::Destination));
-        let is_free = match self.hosts[host].cases.get(&session).map(|case| &case.machine) {
-            Some(Machine::Destination(case)) => case.outcome_for_resuming() == Some(Outcome::NotCommitted),
-            _ => live.is_some_and(|live| live.outcome_for_resuming() == Outcome::NotCommitted),
+        let answer = match self.machine_of(host, session) {
+            Some(SessionMachine::Recovery(Machine::Destination(one))) => one.outcome_for_resuming(),
+            Some(SessionMachine::Destination(one)) => Some(one.outcome_for_resuming()),
+            _ => None,
         };
-        if outcome == Outcome::Pending && is_free { Outcome::NotCommitted } else { outcome }
+        answer.filter(|answer| *answer == Outcome::NotCommitted).unwrap_or(outcome)
     }
 
     fn is_committed_at(&self, host: usize, session: u64) -> bool {

@@ -245,6 +245,11 @@ fn a_decision_that_was_reported_done_and_is_forgotten_at_a_restart() {
 }
 
 #[test]
+fn a_guest_that_is_resumed_without_asking_whether_it_runs_at_the_destination() {
+    noticed_with_two_operators(Mutation::ResumedUnasked, Property::OneRuns, 2500);
+}
+
+#[test]
 fn rule_13_recovery_by_name() {
     noticed_in_histories(Mutation::RecoverByName, Property::OwnRecord, 500);
 }
