@@ -2,6 +2,7 @@
 //! something else in place of what is on it: folders of guests, of libvirt's domains, and of keys.
 
 const WRITE_FOR_OTHERS: u32 = 0o022;
+const WRITE_FOR_EVERYBODY: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
 /// Owner and mode of a folder.
@@ -29,10 +30,19 @@ impl FolderRights {
         self.mode & WRITE_FOR_OTHERS != 0
     }
 
-    /// Whether another user can replace what root or this process's user has in it. The sticky bit keeps others from
-    /// replacing what is not theirs.
+    /// Whether another user can replace what root or this process's user has in it.
     pub fn others_replace(self) -> bool {
-        !self.is_ours() || (self.others_write() && self.mode & STICKY == 0)
+        !self.is_ours() || self.is_replaced_by(WRITE_FOR_OTHERS)
+    }
+
+    /// Whether everybody can replace what is in it, whoever has it. Its owner and group may be able to.
+    pub fn everybody_replaces(self) -> bool {
+        self.is_replaced_by(WRITE_FOR_EVERYBODY)
+    }
+
+    /// The sticky bit keeps those who may write from replacing what is not theirs.
+    fn is_replaced_by(self, writers: u32) -> bool {
+        self.mode & writers != 0 && self.mode & STICKY == 0
     }
 }
 
@@ -54,5 +64,11 @@ mod tests {
             assert_eq!([0o777, 0o770, 0o707, 0o702, 0o40720].map(replaced), [true; 5]);
         }
         assert_eq!([0o700, 0o1777].map(|mode| FolderRights::new(own + 1, mode).others_replace()), [true; 2]);
+    }
+
+    #[test]
+    fn everybody_replaces_what_is_in_a_folder_that_all_write_and_that_is_not_sticky() {
+        let replaced = |mode| FolderRights::new(0, mode).everybody_replaces();
+        assert_eq!([0o770, 0o755, 0o1777, 0o777, 0o702].map(replaced), [false, false, false, true, true]);
     }
 }

@@ -5,12 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use linerate_folder::{FolderRights, is_ours};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-
-/// Everybody may write, and remove what others made.
-const EVERYBODY_WRITES: u32 = 0o002;
-const STICKY: u32 = 0o1000;
 
 /// A socket's file, whatever has its name by now.
 #[derive(Debug)]
@@ -31,8 +28,8 @@ impl SocketFile {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let folder = rustix::fs::open(folder, flags | OFlags::DIRECTORY, Mode::empty())?;
-        let mode = rustix::fs::fstat(&folder)?.st_mode;
-        if mode & EVERYBODY_WRITES != 0 && mode & STICKY == 0 {
+        let about = rustix::fs::fstat(&folder)?;
+        if FolderRights::new(about.st_uid, about.st_mode).everybody_replaces() {
             return Err(refused(
                 "is in a folder in which everybody may replace it; run chmod +t on the folder",
             ));
@@ -63,8 +60,7 @@ impl SocketFile {
 
     /// Refuses a server of another user than the file's owner, root and this process's user.
     pub fn check_server(&self, uid: u32) -> io::Result<()> {
-        let own = rustix::process::geteuid().as_raw();
-        if [0, own, self.owner].contains(&uid) {
+        if uid == self.owner || is_ours(uid) {
             return Ok(());
         }
         let text = format!("its file belongs to user {}, and user {uid} listens there", self.owner);
