@@ -48,7 +48,7 @@ pub use bench::{
     Bandwidth, BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchPort, BenchReport, BenchRequest,
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,
 };
-pub use client::{BenchStream, Client, ClientError, EventStream, TunnelStream};
+pub use client::{BenchStream, Client, ClientError, EventStream, RESOLVE_MAX, TunnelStream};
 pub use cordon::{Cordon, CordonAnswer, CordonRequest};
 pub use doctor::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 pub use domain::{domain_socket, is_domain_socket};

@@ -81,7 +81,12 @@ impl ClientError {
                 "name the agent's own socket with --socket PATH or LINERATE_SOCKET; see who made this one".to_owned()
             }
             ClientError::Connect { .. } => "check the path given by --socket or LINERATE_SOCKET".to_owned(),
-            ClientError::Silent { .. } | ClientError::Broken(_) => {
+            ClientError::Silent { .. } => {
+                "see whether the agent's process is stopped (state T in `ps`) and its log; what it was asked to do may \
+                 have been done, or be done later: look before asking again"
+                    .to_owned()
+            }
+            ClientError::Broken(_) => {
                 "see the agent's log; what it was asked to do may have been done, so look before asking again".to_owned()
             }
             ClientError::Answer(_) => {

@@ -28,6 +28,9 @@ pub use events::{EventStream, TunnelStream};
 const QUICK: Duration = Duration::from_secs(30);
 /// How long an answer may take that waits for a hypervisor.
 const SLOW: Duration = Duration::from_secs(180);
+/// How long the answer to a decision may take. The agent waits up to 15 s until it has looked at the session, and up to
+/// 15 s until the decision is carried out.
+pub const RESOLVE_MAX: Duration = Duration::from_secs(60);
 
 /// A client of one agent. Cheap to make; connects anew for each request.
 #[derive(Clone, Debug)]
@@ -108,7 +111,9 @@ impl Client {
         id: &MigrationId,
         decision: Decision,
     ) -> Result<MigrationSummary, ClientError> {
-        self.post(&paths::fill(paths::SESSION_RESOLVE, &id.0), &ResolveRequest { decision }).await
+        let body = serde_json::to_vec(&ResolveRequest { decision }).map_err(ClientError::Request)?;
+        let path = paths::fill(paths::SESSION_RESOLVE, &id.0);
+        self.request("POST", &path, Some(body), RESOLVE_MAX).await
     }
 
     /// Looks at this host and others, and probes between them.
@@ -237,6 +242,7 @@ impl Client {
         self.request("POST", path, Some(body), SLOW).await
     }
 
+    /// `limit`: for the whole answer. An agent that is stopped takes connections and says nothing.
     async fn request<T: DeserializeOwned>(
         &self,
         method: &str,
@@ -244,8 +250,57 @@ impl Client {
         body: Option<Vec<u8>>,
         limit: Duration,
     ) -> Result<T, ClientError> {
-        let answer = transport::send(&self.socket, method, path, body, limit).await?;
-        let bytes = transport::whole_body(answer, limit).await?;
+        let asking = async {
+            let answer = transport::send(&self.socket, method, path, body, limit).await?;
+            transport::whole_body(answer, limit).await
+        };
+        let bytes = transport::within(limit, asking).await?;
         serde_json::from_slice(&bytes).map_err(ClientError::Answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// Enough for an agent that answers.
+    const LIMIT: Duration = Duration::from_millis(200);
+    /// Only a hang meets it.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The kernel takes connections for an agent that is stopped. What such an agent has begun to answer stays
+    /// incomplete.
+    #[tokio::test]
+    async fn an_agent_that_is_stopped_is_not_waited_for_beyond_the_limit() {
+        for begins in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(folder.path().join("agent.sock")).unwrap();
+            let client = Client::new(folder.path().join("agent.sock"));
+            let stopped = async {
+                let mut taken = None;
+                if begins {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+                    let head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[";
+                    stream.write_all(head).await.unwrap();
+                    taken = Some(stream);
+                }
+                std::future::pending::<()>().await;
+                drop(taken);
+            };
+            let asking = client.request::<Vec<u8>>("GET", paths::MIGRATIONS, None, LIMIT);
+            let answer = tokio::time::timeout(LONG, async {
+                tokio::select! {
+                    () = stopped => unreachable!(),
+                    answer = asking => answer,
+                }
+            });
+            let error = answer.await.unwrap().unwrap_err();
+            assert!(matches!(error, ClientError::Silent { limit } if limit == LIMIT), "{begins}: {error}");
+            assert!(error.hint().contains("stopped") && !error.is_unreachable(), "{}", error.hint());
+        }
     }
 }
