@@ -15,6 +15,11 @@ pub enum NotDecided {
     /// Its state machine does not wait for an operator.
     #[error("is not in doubt")]
     NotInDoubt,
+    /// It may be in doubt in a moment: whether its guest runs here is not known yet, or recovery is about to have it.
+    #[error(
+        "is being looked at, so nothing was decided: the agent finds out whether the guest runs here, or lets it run, and has no answer yet. Try again in a moment. A QEMU that is stopped or hangs on this host does not answer: then see to that first"
+    )]
+    LookedAt,
     /// Another operator has decided, and that is not carried out yet.
     #[error(
         "has the opposite decision pending, so this one was refused. The pending decision waits for the other host's answer, for the disk or for QEMU; until then the guest is paused here. `linerate migration list` shows the result. If the pending decision is not followed, decide again"

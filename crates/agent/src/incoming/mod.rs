@@ -287,6 +287,12 @@ impl Incoming {
         self.machine().is_in_doubt()
     }
 
+    /// It was committed, and it is not known yet whether it runs here; or it has ended, and recovery may have it next.
+    pub fn is_looked_at(&self) -> bool {
+        let machine = self.machine();
+        machine.is_ended() || is_being_run(&machine)
+    }
+
     /// The operator of this host decides over a guest that is held: `true` runs it here. Of two who decide at once the
     /// second is refused.
     ///
@@ -409,4 +415,9 @@ impl Incoming {
         let silences = self.round_trips().values().map(|one| one.silence(near)).max();
         silences.unwrap_or(near) + ORPHANED_AFTER
     }
+}
+
+/// The guest was committed to this host, and its QEMU has not confirmed that it runs.
+fn is_being_run(machine: &Destination) -> bool {
+    machine.is_committed() && !machine.is_ended() && machine.outcome() == Outcome::Pending
 }

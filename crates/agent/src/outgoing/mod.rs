@@ -282,6 +282,11 @@ impl Outgoing {
         self.event_log.finished().is_some()
     }
 
+    /// Its end is being carried out, and recovery may have it next.
+    pub fn is_at_its_end(&self) -> bool {
+        self.machine().is_ended() && !self.is_over()
+    }
+
     /// Whether it waits for the destination's answer or the operator's decision.
     pub fn is_in_doubt(&self) -> bool {
         !self.is_over() && self.machine().is_in_doubt()

@@ -82,6 +82,21 @@ fn an_operator_reads_that_the_journal_takes_no_decision() {
     assert!(!progress::in_doubt(&outgoing).contains("journal"));
 }
 
+/// An operator who decides in that moment is not told that there is nothing to decide.
+#[test]
+fn migration_at_its_end_is_not_over_before_all_of_it_is_carried_out() {
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
+    assert!(!outgoing.is_at_its_end());
+    let rolled_back = Event::RolledBack { guest: GuestState::RunsAtSource, complete: true };
+    for event in [Event::Cancel, rolled_back] {
+        outgoing.machine().handle(Time::ZERO, event);
+    }
+    assert!(outgoing.is_at_its_end() && outgoing.resolve(true) == Err(NotDecided::NotInDoubt));
+    let outcome = linerate_api::MigrationOutcome::Cancelled;
+    outgoing.event_log.publish(linerate_api::EventKind::Finished { outcome, error: None, report: None });
+    assert!(!outgoing.is_at_its_end());
+}
+
 /// Of which four channels have been opened.
 fn dialler() -> Dialler {
     let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use linerate_core::Outcome;
 use linerate_core::journal::DestinationPhase;
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
@@ -54,6 +55,13 @@ impl Unfinished {
             machine.handle(now, event);
         }
         true
+    }
+
+    /// The guest was committed to this host, and it is not known yet whether it runs here: it is looked at, or let run.
+    pub fn is_looked_at(&self) -> bool {
+        let is_committed = self.is_committed();
+        matches!(&*self.machine.lock(), Machine::Destination(machine)
+            if is_committed && !machine.is_in_doubt() && machine.outcome() == Some(Outcome::Pending))
     }
 
     fn is_committed(&self) -> bool {

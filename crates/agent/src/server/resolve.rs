@@ -1,5 +1,6 @@
 //! An operator's decision over a session in doubt: given to the session's state machine, waited for, and answered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -9,7 +10,11 @@ use linerate_api::{Decision, ErrorBody, GuestState, MigrationState, MigrationSum
 use linerate_core::journal::Decided;
 
 use super::{Refusal, Shared, find, parse};
+use crate::agent::Agent;
 use crate::decision::NotDecided;
+use crate::incoming::Incoming;
+use crate::outgoing::Outgoing;
+use crate::recovery::Unfinished;
 
 const DECISION_LOOK: Duration = Duration::from_millis(50);
 
@@ -23,8 +28,91 @@ pub(super) enum Place {
     Destination,
 }
 
-/// `POST /migrations/{id}/resolve`: answers when the decision is carried out, or is not followed, or after the agent's
-/// `decision_wait`.
+/// The session that takes a decision.
+pub(super) enum Decider {
+    Recovery(Arc<Unfinished>),
+    Incoming(Arc<Incoming>),
+    Outgoing(Arc<Outgoing>),
+}
+
+impl Decider {
+    /// The one that has the session now: a live session gives it to recovery before it ends.
+    fn find(agent: &Agent, id: &str) -> Result<Decider, Refusal> {
+        if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
+            return Ok(Decider::Recovery(unfinished));
+        }
+        if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
+            return Ok(Decider::Incoming(incoming));
+        }
+        if agent.moves.by_id(id).is_some() {
+            let text = format!(
+                "migration {id} moves a domain of libvirt, which alone decides where it runs: nothing was decided"
+            );
+            let hint =
+                "see `virsh domstate` on both hosts, and `linerate migration list` for what is known of it";
+            return Err(Refusal(ErrorBody::new(code::TOO_LATE, text).with_hint(hint)));
+        }
+        if agent.past_incoming().iter().any(|one| one.id.0 == id) {
+            return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
+        }
+        Ok(Decider::Outgoing(find(agent, id)?))
+    }
+
+    fn resolve(&self, here: bool) -> Result<(), NotDecided> {
+        match self {
+            Decider::Recovery(one) => one.resolve(here),
+            Decider::Incoming(one) => one.resolve(here),
+            Decider::Outgoing(one) => one.resolve(here),
+        }
+    }
+
+    /// Whether it may be in doubt in a moment: the guest is looked at or let run, or recovery is about to have it.
+    fn is_looked_at(&self) -> bool {
+        match self {
+            Decider::Recovery(one) => one.is_looked_at(),
+            Decider::Incoming(one) => one.is_looked_at(),
+            Decider::Outgoing(one) => one.is_at_its_end(),
+        }
+    }
+
+    fn decided(&self, here: bool) -> Decided {
+        match self {
+            Decider::Recovery(one) => one.decided(here),
+            Decider::Incoming(one) => one.decided_for(here),
+            Decider::Outgoing(one) => one.decided_for(here),
+        }
+    }
+
+    fn place(&self) -> Place {
+        match self {
+            Decider::Recovery(one) => {
+                one.ran_at_source().map_or(Place::Destination, |ran| Place::Source { ran })
+            }
+            Decider::Incoming(_) => Place::Destination,
+            Decider::Outgoing(one) => Place::Source { ran: one.ran() },
+        }
+    }
+
+    /// Whether the guest's QEMU is alive here.
+    fn is_alive(&self) -> bool {
+        match self {
+            Decider::Recovery(one) => one.process_is_alive(),
+            Decider::Incoming(one) => one.qemu_is_alive(),
+            Decider::Outgoing(one) => one.qemu_is_alive(),
+        }
+    }
+
+    fn summary(&self) -> MigrationSummary {
+        match self {
+            Decider::Recovery(one) => one.summary(),
+            Decider::Incoming(one) => one.summary(),
+            Decider::Outgoing(one) => one.summary(),
+        }
+    }
+}
+
+/// `POST /migrations/{id}/resolve`: answers when the decision is carried out, or is not followed, or after
+/// the agent's `decision_wait`.
 pub(super) async fn resolve(
     State(agent): Shared,
     Path(id): Path<String>,
@@ -32,36 +120,41 @@ pub(super) async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let here = request.decision == Decision::ResumeHere;
-    let refused = |why: NotDecided| Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}")));
-    if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
-        unfinished.resolve(here).map_err(refused)?;
-        let decided = wait(agent.decision_wait, || unfinished.decided(here)).await;
-        let place = unfinished.ran_at_source().map_or(Place::Destination, |ran| Place::Source { ran });
-        let done = judge(decided, here, place, unfinished.process_is_alive())?;
-        return Ok(Json(answer(unfinished.summary(), done)));
+    let decider = give(&agent, &id, here, agent.decision_wait).await?;
+    let decided = wait(agent.decision_wait, || decider.decided(here)).await;
+    let done = judge(decided, here, decider.place(), decider.is_alive())?;
+    Ok(Json(answer(decider.summary(), done)))
+}
+
+/// Gives the decision to the session. One that is looked at may be in doubt in a moment: it is waited for so long.
+pub(super) async fn give(
+    agent: &Agent,
+    id: &str,
+    here: bool,
+    patience: Duration,
+) -> Result<Decider, Refusal> {
+    let end = tokio::time::Instant::now() + patience;
+    loop {
+        let decider = Decider::find(agent, id)?;
+        // Before and after: it may begin or end while it is asked.
+        let was_looked_at = decider.is_looked_at();
+        match decider.resolve(here) {
+            Ok(()) => return Ok(decider),
+            Err(NotDecided::NotInDoubt) if was_looked_at || decider.is_looked_at() => {}
+            Err(why) => return Err(Refusal(not_decided(id, why))),
+        }
+        if tokio::time::Instant::now() >= end {
+            let body = not_decided(id, NotDecided::LookedAt)
+                .with_hint("`linerate migration list` shows what is known of it");
+            let guest_state = Some(GuestState::InDoubt);
+            return Err(Refusal(ErrorBody { retry_can_help: true, guest_state, ..body }));
+        }
+        tokio::time::sleep(DECISION_LOOK).await;
     }
-    if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
-        incoming.resolve(here).map_err(refused)?;
-        let decided = wait(agent.decision_wait, || incoming.decided_for(here)).await;
-        let done = judge(decided, here, Place::Destination, incoming.qemu_is_alive())?;
-        return Ok(Json(answer(incoming.summary(), done)));
-    }
-    if agent.moves.by_id(&id).is_some() {
-        let text = format!(
-            "migration {id} moves a domain of libvirt, which alone decides where it runs: nothing was decided"
-        );
-        let hint =
-            "see `virsh domstate` on both hosts, and `linerate migration list` for what is known of it";
-        return Err(Refusal(ErrorBody::new(code::TOO_LATE, text).with_hint(hint)));
-    }
-    if agent.past_incoming().iter().any(|one| one.id.0 == id) {
-        return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
-    }
-    let outgoing = find(&agent, &id)?;
-    outgoing.resolve(here).map_err(refused)?;
-    let decided = wait(agent.decision_wait, || outgoing.decided_for(here)).await;
-    let done = judge(decided, here, Place::Source { ran: outgoing.ran() }, outgoing.qemu_is_alive())?;
-    Ok(Json(answer(outgoing.summary(), done)))
+}
+
+fn not_decided(id: &str, why: NotDecided) -> ErrorBody {
+    ErrorBody::new(code::TOO_LATE, format!("migration {id} {why}"))
 }
 
 /// Waits, at most this long, until the decision does not wait any more. An operator who is not told that it was not

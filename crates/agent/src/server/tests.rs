@@ -8,18 +8,19 @@ use std::sync::Arc;
 use linerate_api::{
     AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, Client, ClientError, Decision, StopGuest,
 };
-use linerate_core::SessionId;
-use linerate_core::journal::{Decided, SourcePhase};
-use linerate_guest::registry::Registry;
+use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
+use linerate_core::{Outcome, SessionId};
+use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
-use super::resolve::{Place, judge, resolve};
+use super::resolve::{DECISION_WAIT, Place, give, judge, resolve};
 use super::*;
 use crate::audit::Audit;
-use crate::journal::{Journal, Record, Role};
+use crate::journal::{IncomingRecord, Journal, Record, Role};
 use crate::ran_here::RanHere;
 use crate::security::Security;
+use crate::testing::{TestQemu, wait};
 
 /// Users that every Debian has.
 const DAEMON: u32 = 1;
@@ -378,4 +379,42 @@ async fn a_guest_whose_qemu_has_ended_is_not_reported_as_one_that_is_to_run() {
     let Err(Refusal(body)) = answer else { panic!("the guest runs nowhere") };
     assert_eq!((body.code.as_str(), body.guest_state), ("guest_gone", Some(GuestState::Gone)), "{body:?}");
     assert!(body.message.contains("has ended"), "{body:?}");
+}
+
+#[test]
+fn a_client_waits_for_a_decision_longer_than_the_agent_takes_to_answer() {
+    assert!(DECISION_WAIT * 2 < linerate_api::RESOLVE_MAX);
+}
+
+/// As after the start of an agent whose guest was committed. QEMU serves one client at a time.
+#[tokio::test]
+async fn a_decision_waits_until_recovery_has_looked_at_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let socket = dir.path().join("g.qmp");
+    let hand = TestQemu::start(&socket, &[]);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Arrived, pid, socket.clone(), vec![]).unwrap();
+    let incoming = IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() };
+    let session = SessionId([7; 16]);
+    let record = Record::new("g", agent.journal.next_order(), incoming.role(DestinationPhase::Committed));
+    agent.journal.put(session, &record).unwrap();
+    let other = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    crate::recovery::recover(&agent.recovery).unwrap();
+    let id = session.to_string();
+    let Err(Refusal(body)) = give(&agent, &id, true, std::time::Duration::ZERO).await else {
+        panic!("nobody knows whether it runs")
+    };
+    assert!(body.message.contains("is being looked at"), "{body:?}");
+    assert_eq!((body.guest_state, body.retry_can_help), (Some(GuestState::InDoubt), true), "{body:?}");
+    drop(other);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let decision = Bytes::from_static(br#"{"decision":"resume_here"}"#);
+        let Err(Refusal(body)) = resolve(State(agent.clone()), Path(id.clone()), decision).await else {
+            break;
+        };
+        assert!(body.message.contains("is being looked at") && std::time::Instant::now() < end, "{body:?}");
+    }
+    wait("it does not run", || agent.incoming.outcome(session) == Outcome::Committed);
 }
