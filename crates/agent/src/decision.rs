@@ -88,3 +88,9 @@ pub(crate) fn describe_decision(run: bool) -> &'static str {
         "it was decided that the guest is given up here; its QEMU has not ended yet, and the agent tries until it has. If the agent restarts before that and the guest is in doubt again, decide again"
     }
 }
+
+/// What an operator reads at a destination whose QEMU has not confirmed that the committed guest runs.
+pub(crate) const COMMITTED: &str = "the guest was committed to this host, and its QEMU here has not confirmed yet that it runs; it is asked until it does. Look at that QEMU, on this host (`linerate vm show`): is it stopped, does it hang, or does another client hold its monitor? The source only waits for it, and nothing can be decided there";
+
+/// The same of a guest that waited for its source's decision, and whose QEMU has ended.
+pub(crate) const HELD_ENDED: &str = "the guest's QEMU on this host has ended, and the guest never ran here. The source is answered that it was given up here when it asks, and resumes its own copy if it has one: look there (`linerate migration list`). If the source is lost, `linerate resolve ID --give-up` removes what is left here";

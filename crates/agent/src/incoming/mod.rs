@@ -56,7 +56,7 @@ use linerate_wire::frame::Welcome;
 
 use crate::clock::{Clock, unix_ms};
 use crate::convert;
-use crate::decision::{NotDecided, check_decision, describe_decision};
+use crate::decision::{COMMITTED, HELD_ENDED, NotDecided, check_decision, describe_decision};
 use crate::journal::JournalTrouble;
 use crate::security::PeerName;
 use crate::session::contact::keep;
@@ -144,6 +144,8 @@ pub struct Incoming {
     /// Of each link, as its control connection showed it.
     round_trips: Mutex<BTreeMap<LinkId, RoundTrip>>,
     journal_trouble: JournalTrouble,
+    /// Why the committed guest could not be run yet.
+    trouble: Mutex<Option<String>>,
     /// The incoming QEMU, once it has started.
     qemu: OnceLock<ProcessIdentity>,
 }
@@ -191,6 +193,7 @@ impl Incoming {
             received_bytes: AtomicU64::new(0),
             round_trips: Mutex::default(),
             journal_trouble: JournalTrouble::default(),
+            trouble: Mutex::default(),
             qemu: OnceLock::new(),
         }
     }
@@ -343,20 +346,43 @@ impl Incoming {
         self.send(Event::RolledBackAtSource);
     }
 
+    /// A try to run the committed guest has failed.
+    fn note_trouble(&self, trouble: &str) {
+        *self.trouble.lock() = Some(trouble.to_owned());
+    }
+
+    /// What is unfinished of a guest that is complete here, and what an operator can do.
+    fn doubt(&self, machine: &Destination) -> Option<&'static str> {
+        if let Some(run) = machine.waiting_decision() {
+            return Some(describe_decision(run));
+        }
+        match machine.is_held() {
+            true if self.qemu_is_alive() => Some(HELD),
+            true => Some(HELD_ENDED),
+            false => is_being_run(machine).then_some(COMMITTED),
+        }
+    }
+
     /// A line about it.
     pub fn summary(&self) -> MigrationSummary {
+        let trouble = self.trouble.lock().clone();
         let machine = self.machine();
         let state = match (machine.is_ended(), machine.outcome()) {
             (_, Outcome::Committed) => MigrationState::Completed,
             (true, _) => MigrationState::Failed,
             (false, _) if machine.is_in_doubt() => MigrationState::InDoubt,
+            (false, _) if trouble.is_some() => MigrationState::Recovering,
             (false, _) => MigrationState::Running,
         };
+        let is_open =
+            matches!(state, MigrationState::InDoubt | MigrationState::Recovering | MigrationState::Running);
+        let last = trouble.filter(|_| is_open).map(|trouble| format!("Last try: {trouble}"));
         // A commit that the disk does not take leaves the guest paused, on both hosts.
-        let trouble = self.journal_trouble.sentence().filter(|_| !machine.is_ended());
-        let held = machine.is_held().then_some(HELD);
-        let doubt = machine.waiting_decision().map(describe_decision).or(held).map(str::to_owned);
-        let notes: Vec<String> = doubt.into_iter().chain(trouble).collect();
+        let journal = self.journal_trouble.sentence().filter(|_| !machine.is_ended());
+        // Before it is on disk QEMU is not asked.
+        let doubt = self.doubt(&machine).filter(|what| *what != COMMITTED || journal.is_none());
+        let doubt = doubt.filter(|_| is_open).map(str::to_owned);
+        let notes: Vec<String> = doubt.into_iter().chain(last).chain(journal).collect();
         let note = (!notes.is_empty()).then(|| notes.join(". "));
         MigrationSummary {
             id: MigrationId(self.session.to_string()),

@@ -46,6 +46,7 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
         let answer = ask(&peers, &asked.dialler.identity);
         let why = answer.as_ref().err().and_then(|none| none.not_asked.clone());
         *asked.not_asked.lock() = why;
+        *asked.answer.lock() = answer.as_ref().ok().copied();
         asked.send(answer.map_or_else(|_| Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {

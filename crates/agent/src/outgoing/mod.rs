@@ -49,7 +49,7 @@ use linerate_api::{MigrateRequest, MigrationDetail, MigrationId, MigrationState,
 use linerate_core::drain::Sample;
 use linerate_core::journal::Decided;
 use linerate_core::source::{Ending, Event, Source};
-use linerate_core::{ChannelId, LinkId, ModeTag, PathId, SessionId, Time};
+use linerate_core::{ChannelId, LinkId, ModeTag, Outcome, PathId, SessionId, Time};
 use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::run_state::RunState;
 use linerate_lock::{Condvar, Mutex};
@@ -158,6 +158,10 @@ pub struct Outgoing {
     observer: Option<Observer>,
     /// Why the destination could not be asked whether the guest runs there, where that is known.
     not_asked: Mutex<Option<String>>,
+    /// The destination's answer to the last question; none if it was silent.
+    answer: Mutex<Option<Outcome>>,
+    /// Why the guest could not be resumed here yet, or what is left of it could not be removed.
+    trouble: Mutex<Option<String>>,
     /// Whether another program ran the guest here after commit: then the destination is not asked.
     ran_here: Mutex<RanHere>,
     journal_trouble: JournalTrouble,
@@ -312,9 +316,16 @@ impl Outgoing {
         self.detail().summary
     }
 
+    /// Why the last try failed of what is tried until it is done; none if it was done.
+    fn note_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock() = trouble;
+    }
+
     fn state(&self) -> MigrationState {
         if self.is_in_doubt() {
             MigrationState::InDoubt
+        } else if progress::unfinished(self).is_some() {
+            MigrationState::Recovering
         } else if self.cancelling.load(Ordering::Relaxed) {
             MigrationState::Cancelling
         } else {

@@ -17,8 +17,7 @@ use linerate_core::{Code, GuestState, Step, Time};
 use super::Outgoing;
 use super::streams::MigrationStreams;
 use crate::convert;
-use crate::ran_here;
-use crate::recovery::{VOID, WAITS};
+use crate::recovery::Doubt;
 
 pub(super) fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -281,24 +280,43 @@ fn split(blackout: &Blackout, qemu_downtime_ms: Option<u64>) -> Option<BlackoutS
     })
 }
 
-/// What an operator reads while the destination does not answer.
-const IN_DOUBT: &str = "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)";
-
-/// The same or what became of the operator's decision, and why the destination cannot be asked, or nothing can be
-/// decided.
+/// What an operator reads of a guest in doubt: what is waited for, why the destination cannot be asked, or why nothing
+/// can be decided.
 pub(super) fn in_doubt(shared: &Outgoing) -> String {
     let not_asked = shared.not_asked.lock().clone();
     let ran_here = *shared.ran_here.lock();
-    let what = match (shared.decided(), ran_here.describe()) {
-        (Some(Decided::Waiting), Some(_)) => ran_here::WAITS,
-        (Some(Decided::Waiting), None) => WAITS,
-        (_, Some(what)) => what,
-        (Some(Decided::Void), None) => VOID,
-        _ => IN_DOUBT,
-    };
+    let answer = *shared.answer.lock();
+    let doubt = Doubt { decided: shared.decided(), ran_here, answer, is_alive: shared.qemu_is_alive() };
+    let what = doubt.sentence();
     let not_asked = not_asked.filter(|_| ran_here.is_no()).map(|why| format!("It could not be asked: {why}"));
     let troubles = not_asked.into_iter().chain(shared.journal_trouble.sentence());
     troubles.fold(what.to_owned(), |text, trouble| format!("{text}. {trouble}"))
+}
+
+/// What an operator reads of a guest that is not in doubt, while QEMU has not confirmed what was decided, or a try has
+/// failed; none while all goes well.
+pub(super) fn unfinished(shared: &Outgoing) -> Option<String> {
+    let trouble = shared.trouble.lock().clone();
+    let machine = shared.machine();
+    let is_decided = [true, false].into_iter().any(|here| machine.decided_for(here) == Decided::Waiting);
+    if !is_decided && trouble.is_none() {
+        return None;
+    }
+    let what = match (machine.is_rolling_back(), is_decided) {
+        (true, true) => {
+            "it was decided where the guest runs: on this host. Its QEMU here has not confirmed yet that it does what it did before; it is tried until it does"
+        }
+        (true, false) => {
+            "the migration is given up, and the guest's QEMU on this host has not confirmed yet that the guest does what it did before; it is tried until it does"
+        }
+        (false, true) => {
+            "it was decided that the copy of the guest on this host is given up; its QEMU here has not ended yet, and it is tried until it has"
+        }
+        (false, false) => {
+            "the guest has moved, and what is left of it on this host could not be removed yet; it is tried until it is done"
+        }
+    };
+    Some(trouble.map_or_else(|| what.to_owned(), |trouble| format!("{what} (last try: {trouble})")))
 }
 
 /// All that is known of it now.
@@ -328,8 +346,13 @@ pub(super) fn detail(shared: &Outgoing) -> MigrationDetail {
         sent_bytes: shared.link_table.counters().data_bytes,
         note: match state {
             MigrationState::InDoubt => Some(in_doubt(shared)),
-            // A guest that is paused until the disk takes a record.
-            _ => shared.journal_trouble.sentence().filter(|_| error.is_none() && report.is_none()),
+            _ if error.is_some() || report.is_some() => None,
+            // A guest that is paused until the disk takes a record, or QEMU answers.
+            _ => {
+                let notes: Vec<String> =
+                    unfinished(shared).into_iter().chain(shared.journal_trouble.sentence()).collect();
+                (!notes.is_empty()).then(|| notes.join(". "))
+            }
         },
     };
     MigrationDetail { summary, report, error }

@@ -165,6 +165,8 @@ pub(super) fn outgoing(
         was_ready: AtomicBool::new(false),
         observer,
         not_asked: Mutex::default(),
+        answer: Mutex::default(),
+        trouble: Mutex::default(),
         ran_here: Mutex::default(),
         journal_trouble: Default::default(),
         request,

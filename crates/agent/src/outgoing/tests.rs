@@ -64,6 +64,8 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         was_ready: AtomicBool::new(false),
         observer: None,
         not_asked: Mutex::default(),
+        answer: Mutex::default(),
+        trouble: Mutex::default(),
         ran_here: Mutex::default(),
         journal_trouble: Default::default(),
     };
@@ -289,6 +291,32 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
         ..qemu
     };
     in_doubt(&own).resolve(true).unwrap();
+}
+
+/// Between the decision and QEMU's answer an operator must not read that all goes well.
+#[test]
+fn a_decision_that_qemu_has_not_confirmed_is_listed_with_its_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let outgoing =
+        in_doubt(&GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap());
+    outgoing.resolve(true).unwrap();
+    let handle = |event| {
+        let mut machine = outgoing.machine();
+        machine.handle(Time(11_000_000_000), event);
+        while machine.poll_action(Time(11_000_000_000)).is_some() {}
+    };
+    handle(Event::Unanswered);
+    handle(Event::Journaled(SourcePhase::ResumingHere));
+    let shown = outgoing.summary();
+    assert_eq!(shown.state, MigrationState::Recovering, "{shown:?}");
+    assert!(shown.note.unwrap().contains("has not confirmed"));
+    outgoing.note_trouble(Some("QEMU did not answer".into()));
+    let note = outgoing.summary().note.unwrap();
+    assert!(note.ends_with("(last try: QEMU did not answer)"), "{note}");
+    outgoing.note_trouble(None);
+    handle(Event::RolledBack { guest: GuestState::RunsAtSource, complete: true });
+    assert_eq!(outgoing.summary().note, None);
 }
 
 /// It ran here after commit, and has ended: what the destination has is older than its disks. If it only may have run,

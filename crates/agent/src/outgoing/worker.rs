@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use linerate_core::Step;
 use linerate_core::source::Event;
 
 use super::driver::{Done, Driver};
@@ -76,6 +77,9 @@ fn work(mut driver: Box<dyn Driver>, tasks: &Receiver<Task>) -> Option<u64> {
         tracing::debug!(task = name, took = ?began.elapsed(), ok = done.is_ok(), "guest task");
         if let Err(fault) = done {
             let guest = driver.guest();
+            if fault.step == Step::CleanUp {
+                guest.shared.note_trouble(Some(fault.detail.clone()));
+            }
             guest.send(Event::Failed(storage::unless_gone(fault, &guest.record)));
         }
     }

@@ -14,23 +14,38 @@ use linerate_guest::registry::Origin;
 use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
-use crate::decision::describe_decision;
+use crate::decision::{COMMITTED, HELD_ENDED, describe_decision};
 use crate::faults::chain;
-use crate::journal::{IncomingRecord, Role};
+use crate::journal::{IncomingRecord, Record, Role};
 
-/// What is unfinished, and what follows.
-pub(super) fn describe(machine: &DestinationRecovery) -> &'static str {
+/// What is unfinished, and what follows. `is_alive`: the guest's QEMU here.
+pub(super) fn describe(machine: &DestinationRecovery, is_committed: bool, is_alive: bool) -> &'static str {
     if let Some(run) = machine.waiting_decision() {
         describe_decision(run)
+    } else if machine.is_waiting() && !is_alive {
+        HELD_ENDED
+    } else if machine.is_held() && !is_alive {
+        "the guest's QEMU on this host has ended, and the guest may have run here before: its source is answered so, and its operator decides there about the copy that the source has"
     } else if machine.is_waiting() {
         "the guest is complete here and paused; its source may have committed it: it waits for the source's decision, or for yours (`linerate resolve`)"
     } else if machine.is_held() && machine.is_rolled_back_at_source() {
         "the guest was committed to this host, is paused, and may have run here already; meanwhile the source has rolled back and lets its own copy run: give this one up (`linerate resolve --give-up`)"
     } else if machine.is_held() {
         "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). It can be given up while its source reports that it still has its own copy, which stays paused there"
+    } else if is_looked_at(machine, is_committed) {
+        COMMITTED
     } else {
         "what is left to do here is tried until it is done"
     }
+}
+
+pub(super) fn is_committed(record: &Record) -> bool {
+    matches!(&record.role, Role::Destination { phase: DestinationPhase::Committed, .. })
+}
+
+/// The guest was committed to this host, and it is not known yet whether it runs here: it is looked at, or let run.
+fn is_looked_at(machine: &DestinationRecovery, is_committed: bool) -> bool {
+    is_committed && !machine.is_in_doubt() && machine.outcome() == Some(Outcome::Pending)
 }
 
 impl Unfinished {
@@ -57,15 +72,10 @@ impl Unfinished {
         true
     }
 
-    /// The guest was committed to this host, and it is not known yet whether it runs here: it is looked at, or let run.
+    /// Whether it runs here is not known yet, so that nothing can be decided.
     pub fn is_looked_at(&self) -> bool {
-        let is_committed = self.is_committed();
-        matches!(&*self.machine.lock(), Machine::Destination(machine)
-            if is_committed && !machine.is_in_doubt() && machine.outcome() == Some(Outcome::Pending))
-    }
-
-    fn is_committed(&self) -> bool {
-        matches!(&self.record.lock().role, Role::Destination { phase: DestinationPhase::Committed, .. })
+        let is_committed = is_committed(&self.record.lock());
+        matches!(&*self.machine.lock(), Machine::Destination(machine) if is_looked_at(machine, is_committed))
     }
 
     fn incoming(&self) -> IncomingRecord {
@@ -83,7 +93,7 @@ impl Unfinished {
         let ours = is_registered(sessions, &qemu);
         let folder = sessions.registry.folder(&qemu.name).ok().filter(|_| ours);
         // One that was committed may have written to its images: they are its own.
-        if let Some(folder) = folder.as_ref().filter(|_| self.is_committed()) {
+        if let Some(folder) = folder.as_ref().filter(|_| is_committed(&self.record.lock())) {
             images::keep(folder);
         }
         let made = folder.map(|folder| images::made(&folder)).unwrap_or_default();

@@ -18,6 +18,7 @@ pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ use crate::session::identity::Identity;
 use crate::session::roll_back_notice;
 
 pub use sessions::Sessions;
-pub(crate) use source::{VOID, WAITS, notice_steps};
+pub(crate) use source::{Doubt, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = Duration::from_secs(10);
@@ -74,6 +75,8 @@ pub struct Unfinished {
     signals: Mutex<Sender<Signal>>,
     /// Why the last try failed.
     trouble: Mutex<Option<String>>,
+    /// The destination has not answered the last question.
+    is_silent: AtomicBool,
     clock: Clock,
 }
 
@@ -280,6 +283,7 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
         machine: Mutex::new(machine),
         signals: Mutex::new(signals),
         trouble: Mutex::default(),
+        is_silent: AtomicBool::new(false),
         clock: Clock::start(),
     });
     sessions.add(unfinished.clone());
@@ -503,15 +507,20 @@ impl Unfinished {
             step: Step::Commit,
             started_unix_ms: record.changed_unix_ms,
             sent_bytes: 0,
-            note: Some(self.note(record.ran_here())),
+            note: Some(self.note(&record)),
         }
     }
 
     /// What is unfinished, what happens next, and what an operator can do.
-    fn note(&self, ran_here: RanHere) -> String {
+    fn note(&self, record: &Record) -> String {
+        let (is_alive, ran_here) = (self.process_is_alive(), record.ran_here());
         let what = match &*self.machine.lock() {
-            Machine::Source(machine) => source::describe(machine, ran_here),
-            Machine::Destination(machine) => destination::describe(machine),
+            Machine::Source(machine) => {
+                source::describe(machine, ran_here, is_alive, self.is_silent.load(Ordering::Relaxed))
+            }
+            Machine::Destination(machine) => {
+                destination::describe(machine, destination::is_committed(record), is_alive)
+            }
         };
         match &*self.trouble.lock() {
             Some(trouble) => format!("{what} (last try: {trouble})"),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
@@ -35,32 +36,81 @@ pub(crate) const WAITS: &str = "your decision waits: the destination is asked on
 pub(crate) const VOID: &str = "the destination holds the guest, so your decision was not followed; decide there \
     (`linerate resolve`). The guest is paused here until the destination answers whether it runs there";
 
-/// What is unfinished, and what follows.
-pub(super) fn describe(machine: &SourceRecovery, ran_here: RanHere) -> &'static str {
+/// What is known of a guest in doubt at its source.
+pub(crate) struct Doubt {
+    /// What became of the operator's last decision here.
+    pub decided: Option<Decided>,
+    /// Whether another program let it run here after commit.
+    pub ran_here: RanHere,
+    /// The destination's last answer; none if it has been silent since it answered *Pending*.
+    pub answer: Option<Outcome>,
+    /// Its QEMU here is alive.
+    pub is_alive: bool,
+}
+
+impl Doubt {
+    /// What an operator reads: what is waited for, and on which host to look.
+    pub fn sentence(&self) -> &'static str {
+        if let Some(what) = self.ran_here.describe() {
+            return if self.decided == Some(Decided::Waiting) { ran_here::WAITS } else { what };
+        }
+        match (self.decided, self.answer) {
+            _ if !self.is_alive => self.without_copy(),
+            (Some(Decided::Waiting), _) => WAITS,
+            (_, Some(Outcome::Gone)) => {
+                "the destination took the guest over and its QEMU has ended there: the copy here stays paused until you decide (`linerate resolve`)"
+            }
+            (_, Some(Outcome::Unknown)) => {
+                "the destination has no record of this migration: the copy here stays paused until you decide (`linerate resolve`)"
+            }
+            (Some(Decided::Void), _) => VOID,
+            (_, Some(Outcome::Pending)) => {
+                "the destination has the guest and has not confirmed that it runs, so look there: `linerate migration list` on the destination says what it waits for. The guest is paused here until then, and the destination is asked every second"
+            }
+            _ => {
+                "the guest is paused here until the destination answers whether it runs there; it is asked every second, or you decide (`linerate resolve`)"
+            }
+        }
+    }
+
+    /// The same of a guest whose QEMU here has ended: nothing is paused here, and nothing can be resumed.
+    fn without_copy(&self) -> &'static str {
+        match (self.decided, self.answer) {
+            (Some(Decided::Waiting), _) => {
+                "your decision waits: the destination is asked once more, for up to 10 s if it has the guest. The guest's QEMU on this host has ended"
+            }
+            (_, Some(Outcome::Gone)) => {
+                "the guest's QEMU on this host has ended, and so has the one at the destination, which had taken the guest over: no copy of it runs. `linerate resolve ID --give-up` closes this session"
+            }
+            (_, Some(Outcome::Unknown)) => {
+                "the guest's QEMU on this host has ended, and the destination has no record of this migration: look there with `linerate vm list`. `linerate resolve ID --give-up` here closes this session"
+            }
+            (_, Some(Outcome::Pending)) => {
+                "the guest's QEMU on this host has ended. The destination has the guest and has not confirmed that it runs, so look there: `linerate migration list` on the destination says what it waits for. It is asked every second"
+            }
+            _ => {
+                "the guest's QEMU on this host has ended, and what the destination has may be the only copy. It is asked every second, and runs the guest if it has it. If it cannot be reached, look and decide there (`linerate resolve`)"
+            }
+        }
+    }
+}
+
+/// What is unfinished, and what follows. `ran_here`: whether another program let it run here after commit. `is_alive`:
+/// its QEMU here. `is_silent`: the last question had no answer.
+pub(super) fn describe(
+    machine: &SourceRecovery,
+    ran_here: RanHere,
+    is_alive: bool,
+    is_silent: bool,
+) -> &'static str {
     if machine.resumes_here() {
         return "the guest is being resumed here; it is tried until its QEMU answers";
     }
     if !machine.is_in_doubt() {
         return "decided; what is left to do here is tried until it is done";
     }
-    match (machine.decided(), ran_here.describe()) {
-        (Some(Decided::Waiting), Some(_)) => return ran_here::WAITS,
-        (Some(Decided::Waiting), None) => return WAITS,
-        (_, Some(what)) => return what,
-        (Some(Decided::Void), None) => return VOID,
-        _ => {}
-    }
-    match machine.answer() {
-        Some(Outcome::Gone) => {
-            "the destination took the guest over and its QEMU has ended there: the copy here stays paused until you decide (`linerate resolve`)"
-        }
-        Some(Outcome::Unknown) => {
-            "the destination has no record of this migration: the copy here stays paused until you decide (`linerate resolve`)"
-        }
-        _ => {
-            "the guest is paused here until the destination answers whether it runs there; it is asked every second"
-        }
-    }
+    let answer = machine.answer().filter(|answer| *answer != Outcome::Pending || !is_silent);
+    Doubt { decided: machine.decided(), ran_here, answer, is_alive }.sentence()
 }
 
 impl Unfinished {
@@ -73,7 +123,7 @@ impl Unfinished {
         };
         let Some(action) = action else { return false };
         let event = match action {
-            SourceAction::Look => SourceEvent::Looked(self.look(sessions)),
+            SourceAction::Look => SourceEvent::Looked(self.look_before_resuming(sessions)),
             SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
             SourceAction::Query { gives_up } => SourceEvent::Answered(self.ask(sessions, gives_up)),
@@ -93,7 +143,7 @@ impl Unfinished {
     }
 
     /// Whether the guest is still paused here, and if so, whether it runs at the destination.
-    fn look(&self, sessions: &Sessions) -> Look {
+    fn look_before_resuming(&self, sessions: &Sessions) -> Look {
         let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
             return Look::NotPaused;
         };
@@ -118,6 +168,7 @@ impl Unfinished {
         if let Err(NoAnswer { not_asked: Some(reason) }) = &asked {
             self.failed(format!("the destination was not asked: {reason}"));
         }
+        self.is_silent.store(asked.is_err(), Ordering::Relaxed);
         asked.ok()
     }
 

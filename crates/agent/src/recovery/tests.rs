@@ -202,6 +202,8 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_at_its_source() {
     let refused = agent.unfinished()[0].resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended") && refused.contains("--give-up"), "{refused}");
     assert!(agent.unfinished()[0].is_in_doubt());
+    let note = agent.unfinished()[0].summary().note.unwrap();
+    assert!(note.contains("has ended") && !note.contains("paused"), "{note}");
     assert_eq!(written(&agent, session).0, SourcePhase::CommitSent);
 }
 
@@ -276,6 +278,8 @@ fn a_guest_whose_qemu_has_ended_while_it_waited_is_not_let_run_by_an_operator() 
     recover(&agent.recovery).unwrap();
     assert!(agent.unfinished()[0].is_in_doubt());
     ending.end();
+    let note = agent.unfinished()[0].summary().note.unwrap();
+    assert!(note.contains("has ended") && !note.contains("paused"), "{note}");
     let refused = agent.unfinished()[0].resolve(true).unwrap_err().to_string();
     assert!(refused.contains("has ended"), "{refused}");
     let end = Instant::now() + Duration::from_secs(60);

@@ -407,6 +407,12 @@ async fn a_decision_waits_until_recovery_has_looked_at_the_guest() {
     };
     assert!(body.message.contains("is being looked at"), "{body:?}");
     assert_eq!((body.guest_state, body.retry_can_help), (Some(GuestState::InDoubt), true), "{body:?}");
+    let [one] = <[_; 1]>::try_from(agent.unfinished()).unwrap_or_else(|all| panic!("{}", all.len()));
+    let (shown, note) = (one.summary().state, one.summary().note.unwrap());
+    assert!(
+        shown == MigrationState::Recovering && note.contains("Look at that QEMU, on this host"),
+        "{note}"
+    );
     drop(other);
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     loop {

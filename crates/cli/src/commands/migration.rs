@@ -111,6 +111,11 @@ async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit,
             context.answer(&last, || format!("cancelled: {} was given up on this host\n", last.guest))?;
             Ok(Exit::Ok)
         }
+        MigrationState::Recovering => Err(Failure::new(
+            Exit::Refused,
+            format!("too late to cancel: {} was committed to this host", last.guest),
+            "see `linerate migration list` for what it waits for",
+        )),
         _ => Err(Failure::new(
             Exit::Refused,
             format!(

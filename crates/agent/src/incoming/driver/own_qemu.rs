@@ -159,7 +159,10 @@ impl OwnQemu {
         match &mut self.process {
             Some((record, qemu)) => {
                 let shared = &self.context.shared;
-                take_over(record, qemu, &vcpu_time, ran, &|| shared.is_rolled_back_at_source())
+                let rolled_back = || shared.is_rolled_back_at_source();
+                take_over(record, qemu, &vcpu_time, ran, &rolled_back, &|trouble| {
+                    shared.note_trouble(trouble)
+                })
             }
             None => Err(Event::CannotRun(internal("no hypervisor holds the guest"))),
         }
@@ -217,13 +220,14 @@ impl OwnQemu {
 }
 
 /// Tries until the guest runs, or its QEMU has ended, or that has refused for long enough. `vcpu_time`: of the guest
-/// when it was committed. `rolled_back`: whether the source has rolled back.
+/// when it was committed. `rolled_back`: whether the source has rolled back. `failed` gets the reason why a try failed.
 fn take_over(
     record: &GuestRecord,
     qemu: &mut DestinationQemu,
     vcpu_time: &VcpuTime,
     ran: bool,
     rolled_back: &dyn Fn() -> bool,
+    failed: &dyn Fn(&str),
 ) -> Result<(), Event> {
     let clock = Clock::start();
     let mut take_over = TakeOver::new(clock.now());
@@ -248,7 +252,9 @@ fn take_over(
             AfterTry::MayHaveRun => return Err(Event::MayHaveRun(fault(Code::HypervisorFailed))),
             AfterTry::Ended => return Err(Event::GuestEnded(fault(Code::GuestGone))),
         };
-        tracing::error!(error = chain(&error), "the guest is committed to this host and cannot be run yet");
+        let trouble = chain(&error);
+        tracing::error!(error = trouble, "the guest is committed to this host and cannot be run yet");
+        failed(&trouble);
         std::thread::sleep(again.since(clock.now()));
     }
 }
@@ -322,13 +328,21 @@ mod tests {
         let mut qemu = DestinationQemu::new(qmp);
         let asked = std::cell::Cell::new(0);
         let rolled_back = || asked.replace(asked.get() + 1) > 0;
-        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &rolled_back).unwrap_err();
+        let troubles = std::cell::RefCell::new(Vec::new());
+        let failed = |trouble: &str| troubles.borrow_mut().push(trouble.to_owned());
+        let tried = |qemu: &mut DestinationQemu, rolled_back: &dyn Fn() -> bool| {
+            take_over(&record, qemu, &VcpuTime::default(), true, rolled_back, &failed).unwrap_err()
+        };
+        let event = tried(&mut qemu, &rolled_back);
         assert!(matches!(&event, Event::CannotRun(fault) if fault.side == Side::Source), "{event:?}");
         assert_eq!(asked.get(), 2, "it is not tried again beside its source");
-        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &|| false).unwrap_err();
+        // An operator reads in the list why it does not run.
+        let why = troubles.borrow().join("; ");
+        assert!(why.contains("lock"), "{why}");
+        let event = tried(&mut qemu, &|| false);
         assert!(matches!(event, Event::CannotRun(_)), "no answer was lost: {event:?}");
         qemu.qmp().hang_up();
-        let event = take_over(&record, &mut qemu, &VcpuTime::default(), true, &|| false).unwrap_err();
+        let event = tried(&mut qemu, &|| false);
         assert!(matches!(event, Event::MayHaveRun(_)), "{event:?}");
     }
 }

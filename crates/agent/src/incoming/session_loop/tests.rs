@@ -76,15 +76,13 @@ fn a_guest_that_may_have_run_is_recoverys_and_held_for_an_operator() {
     assert_eq!(agent.incoming.outcome(session), Outcome::Committed);
 }
 
-/// The source has its guest back: the one here must not run beside it.
-#[test]
-fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = agent(&dir, &[]);
-    let (mut session_loop, inbox) = session_loop(&agent);
+fn received(sequence: u64, message: Message) -> Event {
+    Event::Received { path: 0, sequence, message }
+}
+
+/// The guest is complete: what has to be done on the way is not done.
+fn load(session_loop: &mut SessionLoop) {
     let mode = Ok(Mode::Direct { regions: Vec::new() });
-    let received = |sequence, message| Event::Received { path: 0, sequence, message };
-    // What has to be done on the way is not done.
     for event in [
         received(1, Message::Offer { guest: "g".into(), description: "{}".into(), mode }),
         Event::Admitted(Vec::new()),
@@ -102,11 +100,40 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
         let now = session_loop.shared.clock.now();
         while session_loop.shared.machine().poll_action(now).is_some() {}
     }
+}
+
+/// The source has its guest back: the one here must not run beside it.
+#[test]
+fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (mut session_loop, inbox) = session_loop(&agent);
+    load(&mut session_loop);
     session_loop.handle(received(6, Message::Commit));
     session_loop.shared.send(Event::RolledBackAtSource);
     session_loop.act(&inbox);
     let role = agent.journal.get(session_loop.shared.session).unwrap().unwrap().role;
     assert!(matches!(role, Role::Destination { phase: DestinationPhase::Returned, .. }), "{role:?}");
+    session_loop.worker.finish();
+}
+
+/// Its source waits for it, and shows its own guest as in doubt: the cause is on this host.
+#[test]
+fn a_committed_guest_that_its_qemu_does_not_run_is_listed_with_the_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (mut session_loop, inbox) = session_loop(&agent);
+    load(&mut session_loop);
+    session_loop.handle(received(6, Message::Commit));
+    session_loop.act(&inbox);
+    let shared = session_loop.shared.clone();
+    assert!(shared.is_looked_at());
+    let note = shared.summary().note.unwrap();
+    assert!(note.contains("Look at that QEMU, on this host"), "{note}");
+    shared.note_trouble("the disk is locked");
+    let shown = shared.summary();
+    assert_eq!(shown.state, linerate_api::MigrationState::Recovering, "{shown:?}");
+    assert!(shown.note.unwrap().ends_with("Last try: the disk is locked"));
     session_loop.worker.finish();
 }
 

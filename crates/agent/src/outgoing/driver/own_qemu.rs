@@ -165,7 +165,7 @@ impl OwnQemu {
 
     /// Lets the guest do what it did before, and returns how that went.
     pub fn resume_at_source(&mut self) -> Event {
-        let mut done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+        let mut done = self.try_to_resume();
         for number in 0..RESUME_TRIES {
             let Err(error) = &done else { break };
             let is_answer = error.is_answer();
@@ -177,10 +177,13 @@ impl OwnQemu {
                 std::thread::sleep(Duration::from_secs(1));
             }
             if is_answer || self.connect_again() {
-                done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+                done = self.try_to_resume();
             }
         }
         let runs = done.and_then(|()| self.guest.qemu.runs(Guest::deadline()));
+        if runs.is_ok() {
+            self.guest.shared.note_trouble(None);
+        }
         let alive = self.guest.record.is_alive();
         let (guest, complete) = match runs {
             Ok(true) => (GuestState::RunsAtSource, true),
@@ -197,13 +200,23 @@ impl OwnQemu {
         Event::RolledBack { guest, complete }
     }
 
+    fn try_to_resume(&mut self) -> Result<(), MigrateError> {
+        let done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+        if let Err(error) = &done {
+            self.guest.shared.note_trouble(Some(chain(error)));
+        }
+        done
+    }
+
     /// A connection that broke in the middle of a command is of no use: a fresh one may be.
     fn connect_again(&mut self) -> bool {
         self.guest.qemu.qmp().hang_up();
         match process::connect(&self.guest.record, Guest::deadline()) {
             Ok(qmp) => self.guest.qemu.reconnect(qmp),
             Err(error) => {
-                tracing::warn!(error = chain(&error), "its QEMU does not answer");
+                let error = chain(&error);
+                tracing::warn!(error, "its QEMU does not answer");
+                self.guest.shared.note_trouble(Some(error));
                 return false;
             }
         }
@@ -223,6 +236,7 @@ impl OwnQemu {
         self.registry.hand_files_over(&record.name, &copied);
         self.registry.remove(record).map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         tracing::info!(guest = record.name, bytes = left.free(), "memory freed that the guest has left");
+        shared.note_trouble(None);
         self.guest.send(Event::CleanedUp);
         Ok(())
     }

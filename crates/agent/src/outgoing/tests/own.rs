@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 
 use linerate_core::source::Event;
-use linerate_core::{Code, ModeTag};
+use linerate_core::{Code, Fault, ModeTag, Side, Step};
 use linerate_guest::description::Disk;
 use linerate_guest::shared;
 use tempfile::TempDir;
@@ -47,6 +47,33 @@ fn checked_before_commit(replaced: bool) -> Input {
     let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
     worker.submit("check source unchanged", |guest| guest.check_source_unchanged());
     inputs.recv_timeout(LONG).unwrap()
+}
+
+/// The cause is not in the log alone.
+#[test]
+fn why_a_guest_is_not_resumed_or_ended_is_known_to_an_operator() {
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+    let fake = Fake::default();
+    fake.set("postmigrate", "completed");
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
+    let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+    // Nothing listens at the socket any more then.
+    guest.qemu.qmp().hang_up();
+    let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+    let refused = Fault::new(Code::HypervisorFailed, Step::CleanUp, Side::Source, "it does not end");
+    worker.submit("clean up", move |_| Err(refused));
+    let failed = inputs.recv_timeout(LONG).unwrap();
+    assert!(matches!(failed, Input::Event(Event::Failed(_))));
+    assert_eq!(outgoing.trouble.lock().as_deref(), Some("it does not end"));
+    worker.roll_back();
+    let rolled_back = inputs.recv_timeout(LONG).unwrap();
+    assert!(matches!(rolled_back, Input::Event(Event::RolledBack { complete: false, .. })));
+    let trouble = outgoing.trouble.lock().clone().unwrap();
+    assert!(trouble.contains("QMP"), "{trouble}");
+    worker.finish();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use linerate_guest::stale;
 use linerate_net::tcp::listen::{Accepted, Listener};
 
 use super::*;
-use crate::recovery::continue_session;
+use crate::recovery::{Doubt, continue_session};
 use crate::security::Security;
 use crate::security::tests::member;
 use crate::testing::{authority, listen, secured};
@@ -156,4 +156,20 @@ fn an_agent_without_tls_does_not_ask_about_a_session_with_a_host_that_proved_its
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(written(&agent, session), (SourcePhase::CommitSent, false));
+}
+
+#[test]
+fn an_operator_reads_on_which_host_to_look_and_nothing_of_a_copy_that_has_ended() {
+    let answers = [None, Some(Outcome::Pending), Some(Outcome::Gone), Some(Outcome::Unknown)];
+    for answer in answers {
+        for decided in [None, Some(Decided::Waiting), Some(Decided::Void)] {
+            let ended = Doubt { decided, ran_here: false, answer, is_alive: false }.sentence();
+            assert!(ended.contains("on this host has ended") && !ended.contains("paused"), "{ended}");
+        }
+    }
+    let paused = |decided, answer| Doubt { decided, ran_here: false, answer, is_alive: true }.sentence();
+    assert!(paused(None, Some(Outcome::Pending)).contains("look there"));
+    // Its QEMU has ended since: nothing is left there to decide about.
+    let gone = paused(Some(Decided::Void), Some(Outcome::Gone));
+    assert!(gone.contains("until you decide") && !gone.contains("decide there"), "{gone}");
 }
