@@ -105,9 +105,46 @@ pub fn error(fault: &Fault, guest: Option<GuestState>) -> api::ErrorBody {
     }
 }
 
+/// A migration's end by a fault. To try again fits only a guest that is at the source as it was. `unfinished`: recovery
+/// goes on with it.
+pub fn ended(fault: &Fault, guest: GuestState, unfinished: bool) -> api::ErrorBody {
+    let body = error(fault, Some(guest));
+    let hint = match guest {
+        GuestState::RunsAtSource => return body,
+        GuestState::PausedAtSource if !unfinished => return body,
+        GuestState::PausedAtSource => {
+            "the guest could not be resumed at the source yet, and its agent tries until QEMU answers; neither move nor start the guest before `linerate migration list` on both hosts shows where it is: the destination runs it if an operator has decided so there"
+        }
+        GuestState::Gone => hint(Code::GuestGone),
+        GuestState::InDoubt | GuestState::Unknown => {
+            "`linerate migration list` on both hosts shows what is waited for, and who may decide (`linerate resolve`); neither move nor start the guest before that"
+        }
+        GuestState::RunsAtDestination | GuestState::PausedAtDestination => {
+            "the guest is at the destination; `linerate migration list` and the log of this agent show what is left to do here"
+        }
+    };
+    api::ErrorBody { retry_can_help: false, hint: hint.to_owned(), ..body }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_guest_that_is_where_it_was_is_to_be_moved_again() {
+        let fault = Fault::new(Code::HypervisorFailed, Step::Blackout, Side::Source, "no answer");
+        for guest in (0..=255u8).filter_map(GuestState::from_number) {
+            for unfinished in [true, false] {
+                let body = ended(&fault, guest, unfinished);
+                let is_there =
+                    guest == GuestState::RunsAtSource || (guest == GuestState::PausedAtSource && !unfinished);
+                assert_eq!(body.retry_can_help, is_there, "{guest:?}");
+                assert_eq!(body.hint.contains("try again"), is_there, "{guest:?}: {}", body.hint);
+                assert!(is_there || body.hint.contains("linerate migration list"), "{}", body.hint);
+                assert_eq!(body.guest_state, Some(guest_state(guest)));
+            }
+        }
+    }
 
     #[test]
     fn the_two_tables_of_numbers_agree() {

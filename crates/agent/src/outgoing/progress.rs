@@ -12,7 +12,7 @@ use linerate_core::drain::Sample;
 use linerate_core::journal::Decided;
 use linerate_core::source::Ending;
 use linerate_core::statistics::{Blackout, Statistics};
-use linerate_core::{Code, GuestState, Step, Time};
+use linerate_core::{Code, Fault, GuestState, ModeTag, Step, Time};
 
 use super::Outgoing;
 use super::streams::MigrationStreams;
@@ -170,7 +170,12 @@ pub(super) fn finished(
 ) -> EventKind {
     let outcome = outcome(shared, ending);
     let fault = ending.fault.as_ref().filter(|_| outcome != MigrationOutcome::Checked);
-    let error = fault.map(|fault| Box::new(convert::error(fault, Some(ending.guest))));
+    let told = |fault: &Fault| match shared.mode {
+        // libvirt decides, and its part of the migration has hints of its own.
+        ModeTag::Handover => convert::error(fault, Some(ending.guest)),
+        ModeTag::Direct | ModeTag::Streams => convert::ended(fault, ending.guest, ending.unfinished),
+    };
+    let error = fault.map(|fault| Box::new(told(fault)));
     let report = report(shared, ending, cpu, downtime_ms);
     EventKind::Finished { outcome, error, report: Some(Box::new(report)) }
 }

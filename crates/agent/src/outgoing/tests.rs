@@ -13,7 +13,7 @@ use linerate_api::Transport;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, GuestState, Message, Mode, Side, StreamNote, StreamSettings, Token};
+use linerate_core::{Code, Fault, GuestState, Message, Mode, Side, Step, StreamNote, StreamSettings, Token};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
@@ -97,6 +97,23 @@ fn migration_at_its_end_is_not_over_before_all_of_it_is_carried_out() {
     let outcome = linerate_api::MigrationOutcome::Cancelled;
     outgoing.event_log.publish(linerate_api::EventKind::Finished { outcome, error: None, report: None });
     assert!(!outgoing.is_at_its_end());
+}
+
+/// The destination may run it by then: its operator has decided.
+#[test]
+fn a_guest_that_was_not_resumed_is_not_to_be_moved_again() {
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
+    for unfinished in [true, false] {
+        let fault = Some(Fault::new(Code::HypervisorFailed, Step::Blackout, Side::Source, "no answer"));
+        let ending = Ending { fault, guest: GuestState::PausedAtSource, unfinished };
+        let cpu = linerate_api::CpuTime { source_agent_us: 0, destination_agent_us: 0 };
+        let finished = progress::finished(&outgoing, &ending, cpu, None);
+        let linerate_api::EventKind::Finished { error: Some(body), .. } = finished else {
+            panic!("{finished:?}")
+        };
+        assert_eq!(body.retry_can_help, !unfinished, "{body:?}");
+        assert_eq!(body.hint.contains("linerate migration list"), unfinished, "{body:?}");
+    }
 }
 
 /// Of which four channels have been opened.
