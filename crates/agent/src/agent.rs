@@ -46,7 +46,7 @@ use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
 use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
-use connections::{Connections, welcome_once};
+use connections::{Connections, check_opener, welcome_once};
 use parts::Sessions;
 
 pub struct Agent {
@@ -304,7 +304,9 @@ impl Agent {
         };
         let caller = audit::host(&name, peer, accepted.cipher());
         let needed = permission::of_purpose(hello.role);
-        let permitted = needed.map_or(Ok(()), |needed| self.security.permit(&name, needed));
+        let permitted = check_opener(&hello, &self.outgoing, &self.config.name);
+        let permitted =
+            permitted.and_then(|()| needed.map_or(Ok(()), |needed| self.security.permit(&name, needed)));
         let permitted = permitted.and_then(|()| match hello.role {
             Purpose::ControlNew | Purpose::Arrival => self.fleet.admit(),
             _ => Ok(()),

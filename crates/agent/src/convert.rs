@@ -101,7 +101,12 @@ pub fn error(fault: &Fault, guest: Option<GuestState>) -> api::ErrorBody {
         } else {
             format!("{}: {}", fault.code.sentence(), fault.detail)
         },
-        hint: hint(fault.code).to_owned(),
+        hint: match (fault.code, fault.step) {
+            // The one cause in that step is the destination that was named.
+            (Code::NotMigratable, Step::Authorise) => "name another host with --to",
+            (code, _) => hint(code),
+        }
+        .to_owned(),
     }
 }
 

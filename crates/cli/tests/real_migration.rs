@@ -408,7 +408,10 @@ fn refusals_have_a_reason_and_change_nothing() {
     // An address at which no agent listens, on the lab's own link.
     refused(&stage, "g", &to.replace(":7979", ":7980"), "no_link");
     let own = stage.source_address();
-    refused(&stage, "g", &own, "guest_exists");
+    // The guest of its name that is there is the guest itself: nobody is told to stop it.
+    for text in ["the very host that the guest is on", "name another host", "not_migratable"] {
+        refused(&stage, "g", &own, text);
+    }
     stage.restart_destination_with("memory_reserve_mib = 1000000\n");
     refused(&stage, "g", &to, "memory_short");
     stage.restart_destination_with("");

@@ -10,6 +10,7 @@ use linerate_wire::frame::{Hello, Role as Purpose, Welcome};
 use linerate_wire::negotiate;
 
 use crate::not_taken::{NotTaken, refuse};
+use crate::outgoing;
 use crate::seats::{Seat, Seats};
 use crate::security::PeerName;
 
@@ -63,6 +64,17 @@ impl Connections {
         let too_many = || Fault::new(Code::GuestBusy, Step::Authorise, Side::Destination, TOO_MANY);
         self.0.take(name, peer).ok_or_else(too_many)
     }
+}
+
+/// A guest does not move to the host that it is on. Whatever address was named, an agent knows its own session.
+pub(super) fn check_opener(hello: &Hello, leaving: &outgoing::Sessions, own: &str) -> Result<(), Fault> {
+    if hello.role != Purpose::ControlNew || !leaving.opens(hello.session) {
+        return Ok(());
+    }
+    let detail = format!(
+        "the address that was named leads back to {own}, the very host that the guest is on; nothing was touched"
+    );
+    Err(Fault::new(Code::NotMigratable, Step::Authorise, Side::Destination, detail))
 }
 
 /// Seats for questions about the cluster.
@@ -161,5 +173,25 @@ mod tests {
             assert!(fault.detail == TOO_MANY && Instant::now() < end, "{fault}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Under which name or address it reached itself does not matter.
+    #[test]
+    fn the_agent_does_not_take_a_guest_from_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let accepting = agent.clone();
+        let listener = listen(&Security::insecure(), move |accepted| accepting.accept(accepted));
+        let here = listener.addresses()[0];
+        let identity = Identity::random(&Security::insecure()).unwrap();
+        let opening = agent.outgoing.open(identity.session);
+        let refused = open_session(&[here], Purpose::ControlNew, &identity).map(drop).unwrap_err();
+        assert_eq!((refused.code, refused.step), (Code::NotMigratable, Step::Authorise), "{refused}");
+        assert!(refused.detail.contains(&agent.config.name), "{refused}");
+        assert!(agent.incoming_live().is_empty());
+        let told = crate::convert::error(&refused, None);
+        assert!(told.hint.contains("name another host") && !told.retry_can_help, "{told:?}");
+        drop(opening);
+        open_session(&[here], Purpose::ControlNew, &identity).map(drop).unwrap();
     }
 }

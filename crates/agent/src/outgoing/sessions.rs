@@ -1,6 +1,6 @@
 //! All migrations that leave, and what they need of this host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard};
 
 use linerate_core::SessionId;
@@ -28,6 +28,20 @@ pub struct Sessions {
     pub(super) security: Arc<Security>,
     pub(super) audit: Arc<Audit>,
     live: Mutex<BTreeMap<SessionId, Arc<Outgoing>>>,
+    /// Sessions whose first connection is being opened.
+    opening: Mutex<BTreeSet<SessionId>>,
+}
+
+/// A session is being opened until this is dropped.
+pub(crate) struct Opening<'a> {
+    sessions: &'a Sessions,
+    session: SessionId,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.sessions.opening.lock().remove(&self.session);
+    }
 }
 
 impl Sessions {
@@ -40,11 +54,23 @@ impl Sessions {
         security: Arc<Security>,
         audit: Arc<Audit>,
     ) -> Sessions {
-        Sessions { config, journal, registry, gates, recovery, security, audit, live: Mutex::default() }
+        let (live, opening) = (Mutex::default(), Mutex::default());
+        Sessions { config, journal, registry, gates, recovery, security, audit, live, opening }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Outgoing>>> {
         self.live.lock()
+    }
+
+    /// Called before the session's first connection is opened.
+    pub(crate) fn open(&self, session: SessionId) -> Opening<'_> {
+        self.opening.lock().insert(session);
+        Opening { sessions: self, session }
+    }
+
+    /// Whether this agent is opening that session: a connection that arrives for it comes from this agent itself.
+    pub(crate) fn opens(&self, session: SessionId) -> bool {
+        self.opening.lock().contains(&session)
     }
 
     /// All migrations that leave, ended ones too.

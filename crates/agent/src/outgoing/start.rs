@@ -84,7 +84,9 @@ pub(super) fn authorise(
             domain.keep_notice(notice.map_err(|error| here(Code::JournalFailed, &error))?);
         }
     }
+    let opening = sessions.open(identity.session);
     let (control, peer) = open_session(&peers, Purpose::ControlNew, &identity)?;
+    drop(opening);
     if let ModeParts::Handover { domain, .. } = &found.mode {
         domain.pin_notice(&identity, &peers).map_err(|error| here(Code::JournalFailed, &error))?;
     }
