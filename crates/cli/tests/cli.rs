@@ -160,6 +160,17 @@ async fn each_ending_has_its_exit_code_and_advice() {
     }
 }
 
+/// What was carried before says nothing any more.
+#[tokio::test]
+async fn a_migration_in_doubt_shows_what_it_waits_for_and_no_rates() {
+    let run = Lab::new(1.0).run("migrate doubt --to beta --no-check").await;
+    assert_eq!(run.code, Some(6), "{run:?}");
+    for words in ["in doubt: beta does not answer\n", "in doubt: beta has the guest\n"] {
+        assert_eq!(run.err.matches(words).count(), 1, "{words}: {}", run.err);
+    }
+    assert!(!run.err.contains("b/s"), "{}", run.err);
+}
+
 #[tokio::test]
 async fn a_lost_agent_ends_the_json_output_with_an_error() {
     let lab = Lab::new(0.0);

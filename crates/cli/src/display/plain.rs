@@ -1,6 +1,6 @@
 //! A migration in lines, for logs and pipes: each step, each round, and the figures about once a second.
 
-use linerate_api::{Event, EventKind, MigrationOutcome, Progress, StepState};
+use linerate_api::{Event, EventKind, MigrationOutcome, Progress, Step, StepState};
 
 use super::view::View;
 use crate::render::format::{bit_rate, bytes, clean, clock_us, percent, time_us};
@@ -54,6 +54,10 @@ impl Plain {
     }
 
     fn progress(&mut self, at_us: u64, progress: &Progress) -> Option<String> {
+        // Nothing is carried any more. What a migration in doubt waits for is printed instead.
+        if is_carried(progress.step) {
+            return None;
+        }
         let new_round = self.round != Some(progress.round);
         if !new_round && at_us < self.printed_us.saturating_add(EVERY_US) {
             return None;
@@ -62,6 +66,11 @@ impl Plain {
         self.printed_us = at_us;
         Some(figures(progress))
     }
+}
+
+/// Whether all of the guest is at the destination: it is committed, or in doubt.
+pub(super) fn is_carried(step: Step) -> bool {
+    step.number() >= Step::Commit.number()
 }
 
 fn figures(progress: &Progress) -> String {
@@ -139,6 +148,8 @@ mod tests {
             lines.extend(plain.event(&at(at_us, EventKind::Progress(Box::new(figures.clone())))));
         }
         assert_eq!(lines.len(), 3, "{lines:#?}");
+        let carried = Progress { step: Step::Commit, round: 2, ..figures.clone() };
+        assert_eq!(plain.event(&at(9_000_000, EventKind::Progress(Box::new(carried)))), None);
         assert_eq!(
             lines[0],
             "   0.1 s  first pass 62 %, 2.46 Gb/s, remaining 1.50 GiB, guest writes 1.01 Gb/s, blackout if stopped now 14 ms"

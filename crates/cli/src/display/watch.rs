@@ -12,6 +12,7 @@ use tokio::time::{Interval, interval};
 
 use super::Display;
 use super::domain::Arrived;
+use super::plain::is_carried;
 use super::view::View;
 use crate::context::Context;
 use crate::exit::{self, Exit};
@@ -22,6 +23,8 @@ use crate::render::report::report;
 const REDRAW: Duration = Duration::from_millis(100);
 /// How often it is seen whether the migration is in doubt.
 const DOUBT_LOOK: Duration = Duration::from_secs(5);
+/// The same once nothing is carried any more.
+const DOUBT_LOOK_NEAR: Duration = Duration::from_secs(1);
 /// The agent answers this question at once.
 const DOUBT_ANSWER: Duration = Duration::from_secs(1);
 /// A command does not wait longer for a migration that is in doubt. The agent goes on asking.
@@ -95,6 +98,21 @@ struct Watch<'a> {
 struct Doubt {
     looked: Instant,
     since: Option<Instant>,
+    /// The line that was printed last.
+    shown: Option<String>,
+    /// The guest is to be committed, or was.
+    is_near: bool,
+}
+
+impl Doubt {
+    fn new() -> Doubt {
+        Doubt { looked: Instant::now(), since: None, shown: None, is_near: false }
+    }
+
+    /// Whether the agent is to be asked now.
+    fn is_due(&self) -> bool {
+        self.looked.elapsed() >= if self.is_near { DOUBT_LOOK_NEAR } else { DOUBT_LOOK }
+    }
 }
 
 /// Follows a migration to its end and shows it. The first Ctrl-C cancels the migration, the second stops watching.
@@ -151,7 +169,7 @@ impl<'a> Watch<'a> {
             ticks: interval(REDRAW),
             cancel: cancelling,
             cancelled,
-            doubt: Doubt { looked: Instant::now(), since: None },
+            doubt: Doubt::new(),
         };
         if cancelled {
             watch.display.cancelling(context);
@@ -166,6 +184,9 @@ impl<'a> Watch<'a> {
                 Next::Event(Ok(Some(event))) => {
                     if self.is_held(&event) {
                         continue;
+                    }
+                    if let EventKind::Progress(progress) = &event.kind {
+                        self.doubt.is_near = is_carried(progress.step);
                     }
                     let output = self.display.event(&event, self.context);
                     if let EventKind::Finished { outcome, error, report } = event.kind {
@@ -190,38 +211,39 @@ impl<'a> Watch<'a> {
     }
 
     /// A migration in doubt ends when the destination answers or an operator decides, which may be never: the command
-    /// says what is waited for, and ends after [`DOUBT_MAX`].
+    /// says what is waited for, again when that changes, and ends after [`DOUBT_MAX`].
     async fn look_for_doubt(&mut self) -> Result<(), Failure> {
-        if self.doubt.looked.elapsed() < DOUBT_LOOK {
+        if !self.doubt.is_due() {
             return Ok(());
         }
         self.doubt.looked = Instant::now();
         let asked = tokio::time::timeout(DOUBT_ANSWER, self.context.client.migration(&self.id)).await;
         let Ok(Ok(found)) = asked else { return Ok(()) };
+        let note = found.summary.note.unwrap_or_default();
+        let line = match found.summary.state {
+            MigrationState::InDoubt => Some(format!("in doubt: {note}")),
+            MigrationState::Recovering => Some(format!("not done yet: {note}")),
+            _ => None,
+        };
+        if let Some(text) = line.as_ref().filter(|_| line != self.doubt.shown) {
+            self.display.print_line(text, self.context);
+        }
+        self.doubt.shown = line;
         if found.summary.state != MigrationState::InDoubt {
             self.doubt.since = None;
             return Ok(());
         }
-        let note = found.summary.note.unwrap_or_default();
-        match self.doubt.since {
-            None => {
-                self.doubt.since = Some(Instant::now());
-                self.display.print_line(&format!("in doubt: {note}"), self.context);
-                Ok(())
-            }
-            Some(since) if since.elapsed() < DOUBT_MAX => Ok(()),
-            Some(since) => {
-                let text = format!(
-                    "the migration is in doubt for {} s, and this command waits no longer: {note}",
-                    since.elapsed().as_secs()
-                );
-                let hint = format!(
-                    "the agent goes on asking; attach again with `linerate migration attach {}`",
-                    self.id
-                );
-                Err(Failure::new(Exit::InDoubt, text, hint))
-            }
+        let since = self.doubt.since.get_or_insert_with(Instant::now).elapsed();
+        if since < DOUBT_MAX {
+            return Ok(());
         }
+        let text = format!(
+            "the migration is in doubt for {} s, and this command waits no longer: {note}",
+            since.as_secs()
+        );
+        let hint =
+            format!("the agent goes on asking; attach again with `linerate migration attach {}`", self.id);
+        Err(Failure::new(Exit::InDoubt, text, hint))
     }
 
     /// Every branch can be dropped while it waits without losing anything.

@@ -5,6 +5,7 @@
 //! | `web` | is moved while a link is lost and comes back |
 //! | `full` | finds too little memory |
 //! | `stuck` | ends in doubt |
+//! | `doubt` | is in doubt until its state was asked for a few times |
 //! | `cut` | ends the stream of events |
 //! | `long` | goes on until it is cancelled |
 //! | `deaf` | goes on also then |
@@ -24,9 +25,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use linerate_api::{
     AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
-    GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationId, MigrationOutcome,
-    MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest, SecurityState, Step,
-    Verdict, paths,
+    GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationDetail, MigrationId,
+    MigrationOutcome, MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest,
+    SecurityState, Step, Verdict, paths,
 };
 use linerate_fabric::model::{Duplex, Inventory, Port, Survey};
 use tokio::net::UnixListener;
@@ -46,6 +47,8 @@ struct Agent {
     asked: watch::Sender<Option<MigrateRequest>>,
     /// Migrations that are asked for are not answered while this is set.
     held: watch::Receiver<bool>,
+    /// How often the state of a migration was asked for.
+    shown: watch::Sender<u32>,
 }
 
 /// What tests see of it.
@@ -67,12 +70,13 @@ pub fn serve(
     let (cancelled, cancelled_seen) = watch::channel(false);
     let (asked, asked_seen) = watch::channel(None);
     let (hold, held) = watch::channel(false);
-    let agent = Arc::new(Agent { pace, cancelled, asked, held });
+    let (shown, _) = watch::channel(0);
+    let agent = Arc::new(Agent { pace, cancelled, asked, held, shown });
     let router = Router::new()
         .route(paths::STATUS, get(status))
         .route(paths::GUESTS, get(guests))
         .route(paths::MIGRATIONS, post(migrate).get(migrations))
-        .route(paths::MIGRATION, axum::routing::delete(cancel))
+        .route(paths::MIGRATION, axum::routing::delete(cancel).get(show))
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
         .route(paths::DOCTOR, post(examine))
@@ -191,6 +195,21 @@ async fn migrations() -> Json<Vec<MigrationSummary>> {
     Json(vec![summary("web", MigrationState::Running), summary("long", MigrationState::Running)])
 }
 
+/// What `doubt` waits for changes after two looks.
+async fn show(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> Json<MigrationDetail> {
+    let mut looks = 0;
+    agent.shown.send_modify(|shown| {
+        *shown += 1;
+        looks = *shown;
+    });
+    let note = if looks <= 2 { "beta does not answer" } else { "beta has the guest" };
+    let summary = match guest_of(&id) {
+        "doubt" => MigrationSummary { note: Some(note.into()), ..summary("doubt", MigrationState::InDoubt) },
+        guest => summary(guest, MigrationState::Running),
+    };
+    Json(MigrationDetail { summary, report: None, error: None })
+}
+
 async fn cancel(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> Response {
     agent.cancelled.send_replace(true);
     (StatusCode::ACCEPTED, Json(summary(guest_of(&id), MigrationState::Cancelling))).into_response()
@@ -221,7 +240,7 @@ async fn events(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -
 
 /// Sends the recorded events in their time; ends when the client has closed the connection.
 async fn play(agent: &Agent, guest: &str, sender: mpsc::Sender<Result<Bytes, std::io::Error>>) {
-    let mut cancelled = agent.cancelled.subscribe();
+    let (mut cancelled, mut shown) = (agent.cancelled.subscribe(), agent.shown.subscribe());
     let mut played_us = 0;
     for event in script::of(guest) {
         let wait = Duration::from_micros(event.at_us.saturating_sub(played_us)).mul_f64(agent.pace);
@@ -230,6 +249,12 @@ async fn play(agent: &Agent, guest: &str, sender: mpsc::Sender<Result<Bytes, std
             () = asked_to_stop(&mut cancelled), if guest == "long" => {
                 let kind = EventKind::Finished { outcome: MigrationOutcome::Cancelled, error: None, report: None };
                 let _ = send(&sender, &Event { at_us: played_us, kind }).await;
+                return;
+            }
+            () = shown_often(&mut shown), if guest == "doubt" => {
+                if let Some(last) = script::of(guest).pop() {
+                    let _ = send(&sender, &last).await;
+                }
                 return;
             }
             () = tokio::time::sleep(wait) => {}
@@ -242,6 +267,10 @@ async fn play(agent: &Agent, guest: &str, sender: mpsc::Sender<Result<Bytes, std
 
 async fn asked_to_stop(cancelled: &mut watch::Receiver<bool>) {
     let _ = cancelled.wait_for(|cancelled| *cancelled).await;
+}
+
+async fn shown_often(shown: &mut watch::Receiver<u32>) {
+    let _ = shown.wait_for(|looks| *looks > 4).await;
 }
 
 async fn send(sender: &mpsc::Sender<Result<Bytes, std::io::Error>>, event: &Event) -> Result<(), ()> {

@@ -18,6 +18,7 @@ pub fn of(guest: &str) -> Vec<Event> {
     match guest {
         "full" => tape.full(),
         "stuck" => tape.stuck(),
+        "doubt" => tape.doubt(),
         "cut" => tape.first_steps(),
         "long" | "deaf" => tape.long(),
         _ => tape.moved(guest),
@@ -252,6 +253,26 @@ impl Tape {
         self.step(Step::Blackout, 9_000);
         self.begin(Step::Commit);
         self.at_us += 30_000_000;
+        self.in_doubt();
+    }
+
+    /// Figures come all the time.
+    fn doubt(&mut self) {
+        self.first_steps();
+        self.step(Step::Copy, 1_000);
+        self.step(Step::Blackout, 9_000);
+        self.begin(Step::Commit);
+        for _ in 0..600 {
+            self.at_us += TICK_US;
+            self.progress(1, 400 * MIB, 400 * MIB, LINK_RATE);
+            if let Some(Event { kind: EventKind::Progress(progress), .. }) = self.events.last_mut() {
+                progress.step = Step::Commit;
+            }
+        }
+        self.in_doubt();
+    }
+
+    fn in_doubt(&mut self) {
         let error = ErrorBody {
             step: Some(Step::Commit),
             side: Some(Side::Source),
