@@ -248,7 +248,7 @@ pub struct MigrationSummary {
     pub started_unix_ms: u64,
     /// How much of the first pass and of the rounds so far is done.
     pub sent_bytes: u64,
-    /// What is unfinished, what happens next, and what an operator can do.
+    /// What is unfinished, why the last try failed, what happens next, and what an operator can do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }

@@ -178,11 +178,11 @@ pub(super) fn judge(decided: Decided, here: bool, place: Place, is_alive: bool) 
         (Decided::Taken, _, true) if !is_alive => return Err(gone()),
         (Decided::Taken, ..) => return Ok(true),
         (Decided::Void, Place::Source { .. }, true) => (
-            "the destination holds the guest, so it was not resumed here; decide there",
+            "the destination holds the guest, so it was not resumed here; look there: `linerate migration list` on the destination says what it waits for, and whether an operator may decide there",
             Some(GuestState::InDoubt),
         ),
         (Decided::Void, Place::Source { .. }, false) => (
-            "the destination has the guest and has not confirmed that it runs, so the copy here is kept; decide there",
+            "the destination has the guest and has not confirmed that it runs, so the copy here is kept; look there: `linerate migration list` on the destination says what it waits for, and whether an operator may decide there",
             Some(GuestState::InDoubt),
         ),
         (Decided::Void, Place::Destination, _) => (
