@@ -38,7 +38,8 @@ pub(super) enum Decider {
 impl Decider {
     /// The one that has the session now: a live session gives it to recovery before it ends.
     fn find(agent: &Agent, id: &str) -> Result<Decider, Refusal> {
-        if let Some(unfinished) = agent.unfinished().into_iter().find(|one| one.session.to_string() == id) {
+        let recovering = || agent.unfinished().into_iter().find(|one| one.session.to_string() == id);
+        if let Some(unfinished) = recovering() {
             return Ok(Decider::Recovery(unfinished));
         }
         if let Some(incoming) = agent.incoming_live().into_iter().find(|one| one.session.to_string() == id) {
@@ -51,6 +52,10 @@ impl Decider {
             let hint =
                 "see `virsh domstate` on both hosts, and `linerate migration list` for what is known of it";
             return Err(Refusal(ErrorBody::new(code::TOO_LATE, text).with_hint(hint)));
+        }
+        // The live session may have ended between the two looks.
+        if let Some(unfinished) = recovering() {
+            return Ok(Decider::Recovery(unfinished));
         }
         if agent.past_incoming().iter().any(|one| one.id.0 == id) {
             return Err(Refusal(ErrorBody::new(code::TOO_LATE, format!("migration {id} is over"))));
@@ -134,8 +139,11 @@ pub(super) async fn give(
     patience: Duration,
 ) -> Result<Decider, Refusal> {
     let end = tokio::time::Instant::now() + patience;
+    let mut is_known = false;
     loop {
-        let decider = Decider::find(agent, id)?;
+        let decider = Decider::find(agent, id)
+            .map_err(|Refusal(body)| Refusal(if is_known { ended_meanwhile(id) } else { body }))?;
+        is_known = true;
         // Before and after: it may begin or end while it is asked.
         let was_looked_at = decider.is_looked_at();
         match decider.resolve(here) {
@@ -151,6 +159,13 @@ pub(super) async fn give(
         }
         tokio::time::sleep(DECISION_LOOK).await;
     }
+}
+
+/// A guest that was looked at, and runs, needs no decision.
+fn ended_meanwhile(id: &str) -> ErrorBody {
+    let text = format!("migration {id} has come to its end meanwhile, so nothing was decided");
+    ErrorBody::new(code::TOO_LATE, text)
+        .with_hint("`linerate vm list` on both hosts shows where the guest runs")
 }
 
 fn not_decided(id: &str, why: NotDecided) -> ErrorBody {
