@@ -45,7 +45,10 @@ use crate::session::offer::RdmaPorts;
 use crate::stream_gate::ArrivalCount;
 use crate::trial::Trials;
 use crate::tunnel::Tunnel;
-use crate::{bench, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings, tunnel};
+use crate::{
+    bench, both_hosts, cluster, incoming, libvirt, outgoing, permission, recovery, send_back, settings,
+    tunnel,
+};
 use connections::{Connections, check_opener, welcome_once};
 use parts::Sessions;
 
@@ -111,7 +114,12 @@ impl Agent {
         let (config, journal) = (Arc::new(config), Arc::new(journal));
         let (names, moves) = (NameClaims::default(), Arc::<Moves>::default());
         let (rdma, qemu_cache) = (bench.rdma.clone(), Arc::<QemuCache>::default());
-        let recovery = Arc::new(recovery::Sessions::new(journal.clone(), registry.clone(), security.clone()));
+        let recovery = Arc::new(recovery::Sessions::new(
+            journal.clone(),
+            registry.clone(),
+            security.clone(),
+            audit.clone(),
+        ));
         let Sessions { outgoing, incoming, tunnels } = Sessions::new(incoming::Needs {
             config: config.clone(),
             journal: journal.clone(),
@@ -554,6 +562,9 @@ impl Agent {
             unfinished.rolled_back_at_source();
         }
         let outcome = self.incoming.outcome(session);
+        if outcome == Outcome::Committed {
+            both_hosts::note(&self.journal, &self.audit, session);
+        }
         if let Some(tunnel) = self.tunnels.get(session) {
             let detail = "the other host has ended it, and no link could carry that message";
             match tunnel.check_opener(&accepted.hello, name) {

@@ -174,6 +174,16 @@ impl Audit {
         });
     }
 
+    /// The guest of a migration may run on both hosts. `action`: the end of its migration, as this host saw it.
+    pub fn on_both_hosts(&self, session: SessionId, guest: &str, action: AuditAction) {
+        self.record(AuditEntry {
+            guest: Some(guest.to_owned()),
+            session: Some(session.to_string()),
+            reason: Some("the guest may run on both hosts".to_owned()),
+            ..entry(action, AuditResult::Failed, AuditCaller::Agent)
+        });
+    }
+
     /// The newest lines that match, oldest first.
     pub fn read(&self, request: &AuditRequest) -> io::Result<Vec<AuditEntry>> {
         let wanted = |entry: &AuditEntry| request.matches(entry);

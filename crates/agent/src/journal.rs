@@ -28,12 +28,14 @@ use crate::faults::chain;
 use crate::ran_here::RanHere;
 use crate::security::PeerName;
 
+mod both_hosts;
 mod names;
 mod notes;
 mod token;
 mod trouble;
 mod unreadable;
 
+use both_hosts::OnBothHosts;
 use names::{destination_phase, mode_name, source_phase};
 pub(crate) use token::{parse_token, token_text};
 pub use trouble::JournalTrouble;
@@ -233,6 +235,9 @@ pub struct Record {
     pub order: u64,
     /// Milliseconds since 1970 of the last change; shown, and decides nothing.
     pub changed_unix_ms: u64,
+    /// The guest may run on both hosts: its source has rolled back, and its destination has run it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_both_hosts: bool,
     /// What depends on this host's side of the session.
     #[serde(flatten)]
     pub role: Role,
@@ -241,7 +246,7 @@ pub struct Record {
 impl Record {
     /// A record that is written for the first time.
     pub fn new(guest: &str, order: u64, role: Role) -> Record {
-        Record { guest: guest.to_owned(), order, changed_unix_ms: unix_ms(), role }
+        Record { guest: guest.to_owned(), order, changed_unix_ms: unix_ms(), on_both_hosts: false, role }
     }
 
     /// Nothing follows from it after a crash but an answer.
@@ -322,6 +327,11 @@ impl Record {
         }
     }
 
+    /// The destination has still to be notified of a roll-back.
+    pub(crate) fn is_notice_due(&self) -> bool {
+        matches!(self.role, Role::Source { notice_due: true, .. })
+    }
+
     /// Puts another phase of the same side in.
     pub fn set_phase(&mut self, new: Phase) {
         match (&mut self.role, new) {
@@ -348,6 +358,7 @@ pub struct Journal {
     ends: AtomicU64,
     unwritten: Mutex<Unwritten>,
     unreadable: Unreadable,
+    on_both_hosts: OnBothHosts,
     clock: Clock,
     /// The disk takes nothing, and what is on it can be read.
     #[cfg(test)]
@@ -373,12 +384,15 @@ impl Journal {
             ends: AtomicU64::new(0),
             unwritten: Mutex::default(),
             unreadable: Unreadable::default(),
+            on_both_hosts: OnBothHosts::default(),
             clock: Clock::start(),
             #[cfg(test)]
             is_full: Default::default(),
         };
         journal.check_format()?;
-        let newest = journal.all()?.iter().map(|(_, record)| record.order).max().unwrap_or(0);
+        let all = journal.all()?;
+        journal.on_both_hosts.load(&all);
+        let newest = all.iter().map(|(_, record)| record.order).max().unwrap_or(0);
         journal.next_order.store(newest + 1, Ordering::SeqCst);
         Ok(journal)
     }
@@ -518,7 +532,8 @@ impl Journal {
     }
 
     fn insert(&self, session: SessionId, record: &Record) -> Result<(), JournalError> {
-        let json = serde_json::to_vec(record).map_err(JournalError::Encode)?;
+        let record = self.on_both_hosts.with_note(session, record);
+        let json = serde_json::to_vec(&*record).map_err(JournalError::Encode)?;
         self.write(|table| {
             table.insert(session.0.as_slice(), json.as_slice())?;
             Ok(())

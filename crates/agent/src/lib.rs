@@ -33,6 +33,7 @@
 mod agent;
 mod audit;
 pub mod bench;
+mod both_hosts;
 mod clock;
 pub mod cluster;
 pub mod config;

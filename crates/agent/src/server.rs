@@ -29,6 +29,7 @@ use tokio_stream::StreamExt as _;
 
 use crate::agent::Agent;
 use crate::bench;
+use crate::both_hosts;
 use crate::config::Config;
 use crate::drain::Drains;
 use crate::event_log::{EventCursor, EventLog};
@@ -175,7 +176,8 @@ fn status_of(agent: &Agent) -> AgentStatus {
     let unfinished = agent.unfinished();
     let in_doubt = outgoing.iter().filter(|one| one.is_in_doubt()).count()
         + agent.incoming_live().iter().filter(|one| one.is_in_doubt()).count()
-        + unfinished.iter().filter(|one| one.is_in_doubt()).count();
+        + unfinished.iter().filter(|one| one.is_in_doubt()).count()
+        + both_hosts::summaries(&agent.journal).len();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let security = agent.cluster.status();
     let (cordon, cordon_error) = match agent.fleet.cordon() {
@@ -261,6 +263,10 @@ async fn list_migrations(State(agent): Shared) -> Json<Vec<MigrationSummary>> {
     // What is left to do of it is what counts.
     all.retain(|one| !goes_on(&one.id.0));
     all.extend(unfinished.iter().map(|one| one.summary()));
+    // Whatever else is known of it.
+    let on_both_hosts = both_hosts::summaries(&agent.journal);
+    all.retain(|one| !on_both_hosts.iter().any(|other| other.id == one.id));
+    all.extend(on_both_hosts);
     // The copy of a domain's RAM has the name of its migration.
     all.retain(|one| agent.moves.by_id(&one.id.0).is_none());
     all.extend(agent.moves.all().iter().map(|one| one.summary()));
@@ -286,7 +292,9 @@ async fn show_migration(
     if let Some(moving) = agent.moves.by_id(&id) {
         return Ok(Json(moving.detail()));
     }
-    let unfinished = agent.unfinished().into_iter().map(|one| one.summary()).find(|one| one.id.0 == id);
+    let left = agent.unfinished().into_iter().map(|one| one.summary());
+    let unfinished = both_hosts::summaries(&agent.journal).into_iter();
+    let unfinished = unfinished.chain(left).find(|one| one.id.0 == id);
     if let Some(outgoing) = agent.outgoing_by_id(&id) {
         let detail = outgoing.detail();
         let summary = unfinished.unwrap_or_else(|| detail.summary.clone());
@@ -535,6 +543,9 @@ async fn feed_tunnel(mut begun: tunnel::Begun, lines: tokio::sync::mpsc::Sender<
 
 /// The event stream: a line each; an empty line when nothing happens for a while.
 async fn events(State(agent): Shared, Path(id): Path<String>) -> Result<Response, Refusal> {
+    if both_hosts::has(&agent.journal, &id) {
+        return Err(Refusal(both_hosts::refusal()));
+    }
     let stream = match agent.moves.by_id(&id) {
         Some(moving) => follow(moving, |moving| &moving.event_log),
         None => {

@@ -223,7 +223,7 @@ pub enum MigrationState {
     /// It did not work.
     Failed,
     /// The guest is paused and it is not known where it is to run: the source asks the destination, the destination
-    /// waits for the source's word; an operator may decide.
+    /// waits for the source's word; an operator may decide. Or the guest may run on both hosts.
     InDoubt,
     /// Decided, and being brought to its end: what does not succeed is tried again.
     Recovering,

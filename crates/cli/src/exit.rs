@@ -33,7 +33,7 @@ exits! {
     Refused = 4, "refused", "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
     Cancelled = 5, "cancelled", "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
-    InDoubt = 6, "in_doubt", "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
+    InDoubt = 6, "in_doubt", "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; or it may run on both hosts, see `linerate migration list`; of a domain: see `virsh domstate` on both hosts before anything is resumed";
     GuestGone = 7, "guest_gone", "the guest ended by itself, or with its host";
     /// The command ended before the migration, which continues.
     NotWatched = 8, "not_watched", "the command stopped watching or lost the agent before the end; the agent decides what follows";

@@ -14,6 +14,7 @@ use super::budget::Share;
 use super::worker::Worker;
 use super::{Incoming, Input, Sessions};
 use crate::audit;
+use crate::both_hosts;
 use crate::faults::{chain, fault};
 use crate::journal::{IncomingRecord, Record};
 use crate::session::paths::Paths;
@@ -234,6 +235,10 @@ impl SessionLoop {
             _ => journal.put_end(session, &record),
         };
         self.shared.journal_trouble.note(session, &put);
+        // A command that QEMU had already could not be called back.
+        if phase == DestinationPhase::Running && self.shared.is_rolled_back_at_source() {
+            both_hosts::note(journal, &self.sessions.audit, session);
+        }
         match put {
             Ok(()) => self.handle(Event::Journaled(phase)),
             Err(error) => {

@@ -16,8 +16,9 @@ use linerate_net::pacer::Pacer;
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
 
-use super::{ChannelSource, Input, Outgoing};
-use crate::journal::{Journal, Record, Role};
+use super::{ChannelSource, Input, Outgoing, Sessions};
+use crate::both_hosts;
+use crate::journal::{Record, Role};
 use crate::ram::Ram;
 use crate::recovery;
 use crate::security::SessionPart;
@@ -56,11 +57,11 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
 }
 
 /// Sends the roll-back notice on a connection of its own. `held`: the destination may have the guest complete.
-pub(super) fn send_roll_back_notice(shared: &Outgoing, journal: &Arc<Journal>, record: &Record, held: bool) {
+pub(super) fn send_roll_back_notice(shared: &Outgoing, sessions: &Sessions, record: &Record, held: bool) {
     let (session, identity) = (shared.session, shared.dialler.identity.clone());
+    let (journal, audit) = (&sessions.journal, &sessions.audit);
     let step = recovery::notice_steps(journal, session, record);
-    let journal = journal.clone();
-    let done = move || journal.note_notified(session);
+    let done = both_hosts::notice_done(journal, audit, session);
     roll_back_notice::send_by(peers(shared, record), identity, held, step, done);
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::CpuTime;
 use linerate_core::control::Outgoing as Frame;
-use linerate_core::journal::SourcePhase;
+use linerate_core::journal::{Decided, SourcePhase};
 use linerate_core::source::{Action, Ending, Event};
 use linerate_core::{Code, Fault, GuestState, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
@@ -16,6 +16,7 @@ use super::progress::{self, ReportedSteps};
 use super::rejoin::rejoin;
 use super::worker::Worker;
 use super::{Input, News, Outgoing, Sessions};
+use crate::both_hosts;
 use crate::clock::cpu_time;
 use crate::faults::{chain, fault};
 use crate::journal::{Record, Role};
@@ -29,6 +30,9 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// A rate that was measured for a shorter time says little.
 const FIRST_SAMPLE: Duration = Duration::from_millis(250);
+
+/// Between two looks whether the destination has answered the notice of a roll-back.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Everything that the loop has of its own.
 pub(super) struct SessionLoop {
@@ -264,6 +268,15 @@ impl SessionLoop {
         self.handle(Event::Failed(Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)));
     }
 
+    /// A commit was on its way when another program let the guest run here, and the destination has run it. If an
+    /// operator gives the copy here up, the destination may not have said that.
+    pub(super) fn note_if_it_ran_here(&self) {
+        let is_given_up = self.shared.decided_for(false) == Decided::Waiting;
+        if self.record.ran_here() && !is_given_up {
+            both_hosts::note(&self.sessions.journal, &self.sessions.audit, self.shared.session);
+        }
+    }
+
     pub(super) fn transmit(&mut self, path: PathId, frame: Frame) {
         if !self.paths.send(path, frame) {
             self.take(Input::Event(Event::PathLost(path)));
@@ -315,6 +328,25 @@ impl SessionLoop {
         }
     }
 
+    /// An operator has let the guest run here after commit was sent. If the destination runs it too, its answer to the
+    /// notice says so.
+    fn look_at_both_hosts(&self, ending: Ending) -> Ending {
+        let (journal, session) = (&self.sessions.journal, self.shared.session);
+        if ending.unfinished || self.shared.decided_for(true) != Decided::Taken {
+            return ending;
+        }
+        let is_due = || matches!(journal.get(session), Ok(Some(record)) if record.is_notice_due());
+        let end = Instant::now() + both_hosts::NOTICE_WAIT;
+        while is_due() && Instant::now() < end {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if !both_hosts::has(journal, &session.to_string()) {
+            return ending;
+        }
+        let fault = Fault::new(Code::Cancelled, Step::Commit, Side::Source, both_hosts::NOTE);
+        Ending { fault: Some(fault), guest: GuestState::Unknown, ..ending }
+    }
+
     fn end(mut self) {
         self.shared.work.notify_all();
         self.act();
@@ -331,9 +363,10 @@ impl SessionLoop {
                 ending.guest,
             );
         } else if ending.guest == GuestState::Gone && self.record.ran_here() == RanHere::Yes {
-            links::send_roll_back_notice(&self.shared, &self.sessions.journal, &self.record, true);
+            links::send_roll_back_notice(&self.shared, &self.sessions, &self.record, true);
         }
         self.paths.clear();
+        let ending = self.look_at_both_hosts(ending);
         let downtime_ms = self.worker.finish();
         let destination = self.shared.machine().statistics().destination_cpu;
         let cpu = CpuTime {

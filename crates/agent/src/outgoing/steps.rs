@@ -117,13 +117,16 @@ impl SessionLoop {
             // 9 commit: its answer may have to be asked for
             Action::Query { gives_up } => self.ask_destination(gives_up),
             // 10 clean up
-            Action::CleanUp => self.worker.submit("clean up", |guest| guest.clean_up()),
+            Action::CleanUp => {
+                self.note_if_it_ran_here();
+                self.worker.submit("clean up", |guest| guest.clean_up());
+            }
             Action::End(ending) => self.ending = Some(ending),
             // Instead of 9 and 10: the guest stays here.
             Action::RollBack => self.roll_back(),
             Action::NoticeDue(is) => self.notice_due(is),
             Action::NotifyRollBack { may_be_loaded: held } => {
-                links::send_roll_back_notice(&self.shared, &self.sessions.journal, &self.record, held);
+                links::send_roll_back_notice(&self.shared, &self.sessions, &self.record, held);
             }
         }
     }

@@ -33,6 +33,7 @@ use linerate_guest::procfs::{ProcessIdentity, boot_id, is_other_boot};
 use linerate_guest::registry::{QEMU_FOLDER, RegistryError};
 use linerate_lock::Mutex;
 
+use crate::both_hosts;
 use crate::clock::Clock;
 use crate::decision::{NotDecided, check_decision, check_resumable};
 use crate::faults::chain;
@@ -241,8 +242,7 @@ fn notify_destination(sessions: &Arc<Sessions>, session: SessionId, record: Reco
             }
         };
         let step = notice_steps(&sessions.journal, session, &record);
-        let journal = sessions.journal.clone();
-        let done = move || journal.note_notified(session);
+        let done = both_hosts::notice_done(&sessions.journal, &sessions.audit, session);
         roll_back_notice::send_by(peers.clone(), identity, true, step, done);
     }
 }
@@ -436,6 +436,11 @@ impl Unfinished {
         self.signal(Signal::RolledBackAtSource);
     }
 
+    /// At a destination: its source has said that it has its guest back.
+    fn is_rolled_back_at_source(&self) -> bool {
+        matches!(&*self.machine.lock(), Machine::Destination(machine) if machine.is_rolled_back_at_source())
+    }
+
     /// Whether this is the token of the session.
     pub fn knows(&self, token: &Token) -> bool {
         match &self.record.lock().role {
@@ -561,6 +566,10 @@ impl Unfinished {
             Ok(()) => {
                 *self.record.lock() = record;
                 self.worked();
+                // A command that QEMU had already could not be called back.
+                if phase == Phase::Destination(DestinationPhase::Running) && self.is_rolled_back_at_source() {
+                    both_hosts::note(&sessions.journal, &sessions.audit, self.session);
+                }
                 true
             }
             Err(error) => {

@@ -8,6 +8,7 @@ use linerate_guest::registry::Registry;
 use linerate_lock::Mutex;
 
 use super::{Unfinished, hand_files_of_ended_over};
+use crate::audit::Audit;
 use crate::journal::{Journal, JournalError};
 use crate::security::Security;
 
@@ -15,12 +16,18 @@ pub struct Sessions {
     pub(super) journal: Arc<Journal>,
     pub(super) registry: Registry,
     pub(super) security: Arc<Security>,
+    pub(super) audit: Arc<Audit>,
     live: Mutex<BTreeMap<SessionId, Arc<Unfinished>>>,
 }
 
 impl Sessions {
-    pub fn new(journal: Arc<Journal>, registry: Registry, security: Arc<Security>) -> Sessions {
-        Sessions { journal, registry, security, live: Mutex::default() }
+    pub fn new(
+        journal: Arc<Journal>,
+        registry: Registry,
+        security: Arc<Security>,
+        audit: Arc<Audit>,
+    ) -> Sessions {
+        Sessions { journal, registry, security, audit, live: Mutex::default() }
     }
 
     pub fn all(&self) -> Vec<Arc<Unfinished>> {

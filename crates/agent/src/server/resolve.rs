@@ -7,10 +7,12 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use linerate_api::{Decision, ErrorBody, GuestState, MigrationState, MigrationSummary, ResolveRequest, code};
+use linerate_core::SessionId;
 use linerate_core::journal::Decided;
 
-use super::{Refusal, Shared, find, parse};
+use super::{Refusal, Shared, blocking, find, parse};
 use crate::agent::Agent;
+use crate::both_hosts;
 use crate::decision::NotDecided;
 use crate::incoming::Incoming;
 use crate::outgoing::Outgoing;
@@ -98,6 +100,15 @@ impl Decider {
         }
     }
 
+    /// The session that may send the other host a roll-back notice.
+    fn notifies(&self) -> Option<SessionId> {
+        match self {
+            Decider::Recovery(one) => Some(one.session),
+            Decider::Incoming(_) => None,
+            Decider::Outgoing(one) => Some(one.session),
+        }
+    }
+
     /// Whether the guest's QEMU is alive here.
     fn is_alive(&self) -> bool {
         match self {
@@ -125,9 +136,17 @@ pub(super) async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let here = request.decision == Decision::ResumeHere;
+    let (asked, name) = (agent.clone(), id.clone());
+    let settled = blocking(move || both_hosts::resolve(&asked.journal, &name, here).transpose()).await?;
+    if let Some(summary) = settled {
+        return Ok(Json(summary));
+    }
     let decider = give(&agent, &id, here, agent.decision_wait).await?;
     let decided = wait(agent.decision_wait, || decider.decided(here)).await;
     let done = judge(decided, here, decider.place(), decider.is_alive())?;
+    if let Some(session) = decider.notifies() {
+        check_other_host(&agent, session).await?;
+    }
     Ok(Json(answer(decider.summary(), done)))
 }
 
@@ -180,6 +199,23 @@ async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
         tokio::time::sleep(DECISION_LOOK).await;
     }
     decided()
+}
+
+/// Whether the other host has said meanwhile that it runs the guest too. It was not asked about one that ran here after
+/// commit: its answer to the notice of the roll-back is the first.
+async fn check_other_host(agent: &Agent, session: SessionId) -> Result<(), Refusal> {
+    let is_due = || match agent.journal.get(session) {
+        Ok(Some(record)) => record.ran_here() && record.is_notice_due(),
+        Ok(None) | Err(_) => false,
+    };
+    let end = tokio::time::Instant::now() + both_hosts::NOTICE_WAIT;
+    while is_due() && tokio::time::Instant::now() < end {
+        tokio::time::sleep(DECISION_LOOK).await;
+    }
+    match both_hosts::has(&agent.journal, &session.to_string()) {
+        true => Err(Refusal(both_hosts::refusal())),
+        false => Ok(()),
+    }
 }
 
 /// Whether the decision for `here` is carried out; `false` if it still waits. `is_alive`: the guest's QEMU on this

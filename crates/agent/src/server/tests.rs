@@ -424,3 +424,27 @@ async fn a_decision_waits_until_recovery_has_looked_at_the_guest() {
     }
     wait("it does not run", || agent.incoming.outcome(session) == Outcome::Committed);
 }
+
+/// Two copies write to the same disks: the agent's log is not where an operator looks.
+#[tokio::test]
+async fn a_guest_that_may_run_on_both_hosts_is_in_doubt_until_an_operator_settles_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = crate::testing::arrived(&agent, own);
+    let role = crate::recovery::tests::leaves(&qemu, SourcePhase::RolledBack);
+    let session = SessionId([7; 16]);
+    agent.journal.put(session, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    both_hosts::note(&agent.journal, &agent.audit, session);
+    let Json(listed) = list_migrations(State(agent.clone())).await;
+    let states: Vec<MigrationState> = listed.iter().map(|one| one.state).collect();
+    assert_eq!((states, status_of(&agent).in_doubt), (vec![MigrationState::InDoubt], 1));
+    let decide = |decision: &'static [u8]| {
+        resolve(State(agent.clone()), Path(session.to_string()), Bytes::from_static(decision))
+    };
+    let Err(Refusal(body)) = decide(br#"{"decision":"give_up"}"#).await else { panic!("nothing was ended") };
+    assert_eq!(body.guest_state, Some(GuestState::InDoubt), "{body:?}");
+    assert!(decide(br#"{"decision":"resume_here"}"#).await.is_ok());
+    let Json(listed) = list_migrations(State(agent.clone())).await;
+    assert_eq!((listed.len(), status_of(&agent).in_doubt), (0, 0));
+}

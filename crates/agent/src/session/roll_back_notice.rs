@@ -21,16 +21,16 @@ pub(crate) fn send(
     held: bool,
     done: impl FnOnce() + Send + 'static,
 ) {
-    send_by(peers, identity, held, || NoticeStep::Send, done);
+    send_by(peers, identity, held, || NoticeStep::Send, |_| done());
 }
 
-/// The same. `step` is asked before each try.
+/// The same. `step` is asked before each try. `done` is told whether the destination answers that it has run the guest.
 pub(crate) fn send_by(
     peers: Vec<SocketAddr>,
     identity: Identity,
     held: bool,
     step: impl FnMut() -> NoticeStep + Send + 'static,
-    done: impl FnOnce() + Send + 'static,
+    done: impl FnOnce(bool) + Send + 'static,
 ) {
     let session = identity.session;
     let sending = move || run(&peers, &identity, held, step, done);
@@ -50,7 +50,7 @@ fn run(
     identity: &Identity,
     held: bool,
     mut step: impl FnMut() -> NoticeStep,
-    done: impl FnOnce(),
+    done: impl FnOnce(bool),
 ) {
     let session = identity.session;
     let clock = Clock::start();
@@ -60,7 +60,7 @@ fn run(
             NoticeStep::Send => notify_rolled_back(peers, identity),
             NoticeStep::Wait => None,
             NoticeStep::Withdraw => {
-                done();
+                done(false);
                 return tracing::error!(%session, "rolled back here, and the paused guest has ended here since: the destination is not notified, and its operator decides about the copy that it may hold: see `linerate migration list` there");
             }
         };
@@ -68,23 +68,23 @@ fn run(
         match notice.answered(now, outcome) {
             Next::RetryAt(at) => std::thread::sleep(at.since(now)),
             Next::GivenUp => {
-                done();
+                done(false);
                 return tracing::info!(%session, "the destination knows of the roll-back and holds nothing any more");
             }
             Next::Committed if outcome == Some(Outcome::Gone) => {
-                done();
+                done(false);
                 return tracing::warn!(%session, "rolled back here; the destination had taken the guest over, and its QEMU there has ended");
             }
             Next::Committed => {
-                done();
+                done(true);
                 return tracing::error!(%session, "rolled back here, and the destination answers that it has committed: see that the guest does not run twice");
             }
             Next::Acknowledged => {
-                done();
+                done(false);
                 return tracing::info!(%session, "the destination knows of the roll-back, and was still ending its incoming QEMU when it last answered");
             }
             Next::NoAnswer => {
-                done();
+                done(false);
                 return tracing::warn!(%session, "the destination could not be notified of the roll-back; by now it has given up by itself");
             }
         }
