@@ -94,5 +94,7 @@ numbered! {
         Unknown = 6, "it is not known where the guest runs: see `linerate vm list` (of a domain `virsh domstate`) on both hosts before anything is resumed or started";
         /// The destination has taken it over and does not run it, as it did not run at the source.
         PausedAtDestination = 7, "the guest is at the destination and does not run, as it did not run at the source";
+        /// It ran at the destination, and has stopped there by itself.
+        StoppedAtDestination = 8, "the guest is at the destination, and has stopped there by itself";
     }
 }

@@ -39,7 +39,7 @@ exits! {
     NotWatched = 8, "not_watched", "the command stopped watching or lost the agent before the end; the agent decides what follows";
     /// Failed between stop and commit, and resuming failed too.
     PausedAtSource = 9, "paused_at_source", "failed; the guest is paused at the source and can be resumed there";
-    MovedWithFault = 10, "moved_with_fault", "the guest runs at the destination, but something failed after that, or the output could not be written";
+    MovedWithFault = 10, "moved_with_fault", "the guest runs at the destination, but something failed after that; or it has stopped there by itself since, as the error says; or the output could not be written";
     /// The doctor found something.
     DoctorWarnings = 11, "doctor_warnings", "the doctor found what makes migrations slow, and nothing worse";
     /// The doctor found something bad.
@@ -83,7 +83,11 @@ pub fn of_body(body: &ErrorBody) -> Exit {
         Some(GuestState::Gone) => Exit::GuestGone,
         Some(GuestState::InDoubt | GuestState::Unknown) => Exit::InDoubt,
         Some(GuestState::PausedAtSource) => Exit::PausedAtSource,
-        Some(GuestState::RunsAtDestination | GuestState::PausedAtDestination) => Exit::MovedWithFault,
+        Some(
+            GuestState::RunsAtDestination
+            | GuestState::PausedAtDestination
+            | GuestState::StoppedAtDestination,
+        ) => Exit::MovedWithFault,
         Some(GuestState::RunsAtSource) | None => match body.code.as_str() {
             "guest_gone" => Exit::GuestGone,
             "cancelled" => Exit::Cancelled,
@@ -152,6 +156,8 @@ mod tests {
         assert_eq!(of_body(&body), Exit::PausedAtSource);
         body.guest_state = Some(GuestState::InDoubt);
         assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::InDoubt);
+        body.guest_state = Some(GuestState::StoppedAtDestination);
+        assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::MovedWithFault);
         assert_eq!(of_outcome(MigrationOutcome::Cancelled, None), Exit::Cancelled);
         assert_eq!(of_outcome(MigrationOutcome::Failed, None), Exit::Failed);
     }

@@ -455,6 +455,25 @@ fn a_guest_with_an_i_o_error_arrives_with_it_or_keeps_it() {
     }
 }
 
+/// QEMU has let it run, and exit code 0 would say that it does.
+#[test]
+fn a_guest_that_an_i_o_error_stops_in_its_first_moment_is_not_reported_as_one_that_runs() {
+    let (mut stage, gates) = gated();
+    for arguments in [&[][..], &STREAM] {
+        let to = 1 - stage.source;
+        gates[to].fill("disk", true).unwrap();
+        let error = ended(&stage.migrate(arguments).finish()).failed(10);
+        let said = [&error["code"], &error["guest_state"]].map(|text| text.as_str().unwrap_or_default());
+        assert_eq!(said, ["guest_stopped", "stopped_at_destination"], "{error:#}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("moved") && message.contains("io-error"), "{message}");
+        assert_eq!(stage.state(to), "io-error");
+        gates[to].fill("disk", false).unwrap();
+        stage.command(to, "cont");
+        stage.settles_at(to);
+    }
+}
+
 /// Links over which the rest of a copy still takes longer than QEMU needs to stop.
 const MODERATE: [u64; 2] = [100, 100];
 

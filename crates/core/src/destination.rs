@@ -22,7 +22,8 @@
 //!   Resuming --> Resuming: it cannot be run, and cannot return / run
 //!   Resuming --> [*]: its hypervisor has ended
 //!   Resuming --> [*]: it cannot be run, and may have run / leave it to recovery
-//!   Running --> [*]: Finished
+//!   Running --> Running: it has run for a moment / look at it, LastLook
+//!   Running --> [*]: Finished, and LastLook is acknowledged
 //!   Waiting --> Discarding: any fault before Loaded / journal Aborted, then end the guest
 //!   Loaded --> Discarding: the source or an operator decides so
 //!   Discarding --> Closing: Discarded / notify the source
@@ -39,6 +40,7 @@
 
 mod device_state;
 mod ending;
+mod look;
 mod names;
 mod take_over;
 mod timers;
@@ -50,13 +52,14 @@ use std::time::Duration;
 
 use self::device_state::DeviceState;
 pub use self::device_state::piece_weight;
+use self::look::Look;
 use crate::control::{Control, Outgoing};
 use crate::journal::{Decided, DestinationPhase};
 use crate::operator_decision::OperatorDecision;
 use crate::source_copy::SourceCopy;
 use crate::{
-    ChannelId, Code, Endpoint, Extent, Fault, Message, Mode, ModeTag, Outcome, PathId, RegionInfo, Side,
-    Step, StreamSettings, Time, UnknownMode,
+    ChannelId, Code, Endpoint, Extent, Fault, LastLook, Message, Mode, ModeTag, Outcome, PathId, RegionInfo,
+    Side, Step, StreamSettings, Time, UnknownMode,
 };
 
 /// Time limits of a destination.
@@ -157,6 +160,8 @@ pub enum Event {
     /// Receiving failed: memory here does not take the bytes, or the peer breaks the rules of the streams. Unlike
     /// [`Event::Failed`] it is not tied to an action: nothing is retried.
     ReceivingFailed(Fault),
+    /// [`Action::Look`] is done.
+    Looked(LastLook),
     /// [`Action::Discard`] is done: the incoming QEMU has ended and nothing is left of it.
     Discarded,
     /// The operator of this host wants it to end.
@@ -217,6 +222,8 @@ pub enum Action {
         /// The guest ran at the source until it was stopped.
         was_running: bool,
     },
+    /// Look once whether the guest that was let run has stopped by itself. Then [`Event::Looked`].
+    Look,
     /// libvirt runs the guest: put back what was set for its RAM, and keep nothing. Then [`Event::HypervisorRestored`].
     RestoreHypervisor,
     /// End the incoming QEMU and remove what is left. Then [`Event::Discarded`].
@@ -317,6 +324,9 @@ pub struct Destination {
     /// How the guest moves; `None` before a mode that this agent knows was offered.
     mode: Option<ModeTag>,
     device_state: DeviceState,
+    look: Look,
+    /// The source has ended its copy of a guest that runs here.
+    is_source_finished: bool,
 }
 
 impl Destination {
@@ -341,6 +351,8 @@ impl Destination {
             state_loaded: false,
             mode: None,
             device_state: DeviceState::default(),
+            look: Look::default(),
+            is_source_finished: false,
         }
     }
 
@@ -539,7 +551,7 @@ impl Destination {
             (State::Loaded, Message::Commit) => self.commit(),
             // It was said on a connection of its own before.
             (State::Journaling { .. } | State::Resuming { .. } | State::Running { .. }, Message::Commit) => {}
-            (State::Running { .. }, Message::Finished) => self.finished(),
+            (State::Running { .. }, Message::Finished) => self.source_finished(now),
             // Its operator has ended the copy there before the guest was confirmed: the one here is the only one.
             (State::Loaded | State::Journaling { .. } | State::Resuming { .. }, Message::Finished)
                 if self.commits() =>
@@ -663,8 +675,10 @@ impl Destination {
                 self.state = State::Running { until: now + self.config.finish_timeout };
                 let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.control.send(now, Message::TakenOver { resume_us: us(took), cpu_us: us(cpu) });
+                self.plan_look(now);
                 self.actions.push_back(Action::Journal(DestinationPhase::Running));
             }
+            (State::Running { .. }, Event::Looked(seen)) => self.looked(now, seen),
             (State::RestoringHypervisor, Event::HypervisorRestored) => self.finished(),
             (State::Discarding { fault }, Event::Discarded) => {
                 let fault = fault.clone();

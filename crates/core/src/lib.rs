@@ -39,8 +39,8 @@ pub mod tunnel;
 pub use extent::Extent;
 pub use linerate_wire::fault::{Code, Fault, GuestState, Side, Step};
 pub use linerate_wire::message::{
-    Endpoint, Message, Mode, ModeTag, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
-    UnknownMode,
+    Endpoint, LastLook, Message, Mode, ModeTag, Outcome, RegionInfo, Run, SessionId, StreamNote,
+    StreamSettings, Token, UnknownMode,
 };
 pub use time::Time;
 

@@ -96,7 +96,7 @@ impl RunState {
 
     /// The guest itself or an operator stopped it: a migration neither causes these states nor ends them. A client that
     /// wants the guest to run sends QEMU the command (`cont`, after a reset where QEMU asks for one).
-    pub(crate) fn stopped_by_itself(&self) -> bool {
+    pub fn stopped_by_itself(&self) -> bool {
         matches!(
             self,
             RunState::IoError

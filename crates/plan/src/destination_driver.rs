@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use linerate_core::destination::{Action, AfterTry, Destination, Event, TakeOver, Try};
 use linerate_core::recovery::{RUN_AGAIN_AFTER, RunResult};
-use linerate_core::{Code, Extent, Fault, ModeTag, Outcome, PAGE_BYTES, Side, Step, Time};
+use linerate_core::{Code, Extent, Fault, LastLook, ModeTag, Outcome, PAGE_BYTES, Side, Step, Time};
 
 use crate::check::{Mutation, Property};
 use crate::guest::{DEVICE, Guest, TOUCHED, digest};
@@ -207,6 +207,7 @@ impl World {
             Action::LeaveToRecovery { rolled_back, .. } => self.leave_arrival_to_recovery(rolled_back),
             Action::CheckDisks(disks) => self.check_disks(&disks),
             Action::Run { was_running: ran } => self.runs_over_here(ran),
+            Action::Look => self.handle_destination(Event::Looked(LastLook::NothingWrong)),
             Action::Discard => {
                 self.destination.operations += 1;
                 self.destination_will(500, 30_000, DestinationWork::TearsDown);

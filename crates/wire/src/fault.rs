@@ -124,6 +124,8 @@ pub enum GuestState {
     Unknown = 6,
     /// It has been taken over by the destination and does not run there, as it did not run at the source.
     PausedAtDestination = 7,
+    /// It ran at the destination, and has stopped there by itself.
+    StoppedAtDestination = 8,
 }
 
 impl GuestState {
@@ -137,6 +139,7 @@ impl GuestState {
             5 => Some(GuestState::Gone),
             6 => Some(GuestState::Unknown),
             7 => Some(GuestState::PausedAtDestination),
+            8 => Some(GuestState::StoppedAtDestination),
             _ => None,
         }
     }
@@ -149,6 +152,9 @@ impl GuestState {
             GuestState::RunsAtDestination => "the guest runs at the destination",
             GuestState::PausedAtDestination => {
                 "the guest is at the destination and does not run, as it did not run at the source"
+            }
+            GuestState::StoppedAtDestination => {
+                "the guest is at the destination, and has stopped there by itself"
             }
             GuestState::InDoubt => {
                 "the guest is paused at the source, which asks the destination whether it took over"
@@ -244,6 +250,8 @@ codes! {
     Internal = 25, retry: false, "a defect in linerate";
     /// An operator or a drain has cordoned the destination.
     Cordoned = 26, retry: false, "the destination takes no guests at present";
+    /// A disk failed there, it panicked, or its hypervisor has ended: in its first moment.
+    GuestStopped = 27, retry: false, "the guest moved, and has stopped at the destination";
 }
 
 /// A fault, as it is reported to the peer, the journal and the operator.

@@ -2,6 +2,7 @@
 //! they are sent again on another (see `linerate-core`'s `control`), so each arrives once and in order.
 
 mod codec;
+mod last_look;
 mod mode;
 mod parts;
 mod stream;
@@ -10,6 +11,7 @@ mod tag;
 pub use codec::{
     DESCRIPTION_BYTES_MAX, DEVICE_STATE_BYTES_MAX, DISKS_BYTES_MAX, GUEST_NAME_BYTES_MAX, STREAM_CHANNELS_MAX,
 };
+pub use last_look::{LastLook, RUN_STATE_BYTES_MAX};
 pub use mode::{MODE_BYTES_MAX, Mode, ModeTag, UnknownMode};
 pub use parts::{ENDPOINTS_MAX, INTERFACE_BYTES_MAX, REGION_NAME_BYTES_MAX, REGIONS_MAX, TOUCHED_MAX};
 pub use stream::{REASON_BYTES_MAX, SERVICE_BYTES_MAX, StreamNote, StreamNoteTag};
@@ -247,6 +249,8 @@ pub enum Message {
     /// S>D step 10: the source has cleaned up; the session can be forgotten. Before `TakenOver`: an operator has ended
     /// the source's copy.
     Finished,
+    /// D>S, after `TakenOver`: what became of the guest in its first moment here. The source's report waits for it.
+    LastLook(LastLook),
     /// Either way, before commit: it is over.
     Abort(Fault),
     /// Either way: the abort is done on this side too.
@@ -279,6 +283,7 @@ impl Message {
             Message::Stopped { disks, .. } => disks.len(),
             Message::DeviceState { bytes } => bytes.len(),
             Message::Abort(fault) => fault.detail.len(),
+            Message::LastLook(LastLook::Stopped { run_state }) => run_state.len(),
             _ => 0,
         };
         size_of::<Message>() + content

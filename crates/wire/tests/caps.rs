@@ -9,7 +9,9 @@
 
 use linerate_wire::error::DecodeError;
 use linerate_wire::frame::CONTROL_BODY_MAX;
-use linerate_wire::message::{Endpoint, Extent, Message, MessageTag, Mode, RegionInfo, UnknownMode};
+use linerate_wire::message::{
+    Endpoint, Extent, LastLook, Message, MessageTag, Mode, RegionInfo, UnknownMode,
+};
 
 /// Encodes with `length` of something; the cap is the longest that passes.
 fn check(what: &str, cap: usize, message: impl Fn(usize) -> Message) {
@@ -70,6 +72,7 @@ fn the_longest_passes_and_one_more_does_not() {
     check("unknown mode", 64 << 10, |length| {
         offered(Err(UnknownMode { number: 4, fields: vec![7; length] }))
     });
+    check("run state", 64, |length| Message::LastLook(LastLook::Stopped { run_state: "s".repeat(length) }));
     check("damaged", 512, |count| Message::Fenced {
         channel: 0,
         applied: 513,

@@ -174,6 +174,9 @@ const MESSAGES: &[(&str, &str)] = &[
     ("commit", "0d00 0000"),
     ("taken over", "0e00 0000 d204000000000000 52aa080000000000"),
     ("finished", "0f00 0000"),
+    ("last look", "1600 0000 01"),
+    ("last look at one that stopped", "1600 0000 02 0800 696f2d6572726f72"),
+    ("last look at one that ended", "1600 0000 03"),
     (
         "abort",
         "1000 0000 0a00030225003820476942206e65656465642c203520476942206672

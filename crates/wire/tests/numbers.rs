@@ -71,6 +71,7 @@ fn messages() {
         (0x12, "Stream"),
         (0x14, "StreamsPrepared"),
         (0x15, "Stopped"),
+        (0x16, "LastLook"),
     ];
     expect(table(MessageTag::from_number), &golden);
     assert_eq!(
@@ -121,6 +122,7 @@ fn codes() {
         (24, "GuestGone"),
         (25, "Internal"),
         (26, "Cordoned"),
+        (27, "GuestStopped"),
     ];
     expect(table(Code::from_number), &golden);
     assert_eq!(
@@ -157,6 +159,7 @@ fn steps_sides_states_roles_outcomes() {
             (5, "Gone"),
             (6, "Unknown"),
             (7, "PausedAtDestination"),
+            (8, "StoppedAtDestination"),
         ],
     );
     expect(

@@ -63,6 +63,8 @@ fn unknown_numbers_are_refused() {
         ("refuse", 32 + 3, 3),
         ("stopped", 32 + 4, 2),
         ("ram complete", 32 + 4, 2),
+        ("last look", 32 + 4, 0),
+        ("last look", 32 + 4, 4),
         ("stream open", 32 + 4 + 2, 0),
         ("stream open", 32 + 4 + 2, 9),
         // First endpoint: carrier, prefix, family.

@@ -197,7 +197,9 @@ fn end(ending: Ending) -> End {
     let Ending { fault, guest, unfinished } = ending;
     let Some(fault) = fault else { return End::Moved };
     match guest {
-        GuestState::RunsAtDestination | GuestState::PausedAtDestination => End::MovedWithFault(fault),
+        GuestState::RunsAtDestination
+        | GuestState::PausedAtDestination
+        | GuestState::StoppedAtDestination => End::MovedWithFault(fault),
         GuestState::Gone => End::Gone,
         _ if unfinished => End::Unknown(fault),
         GuestState::RunsAtSource | GuestState::PausedAtSource => End::Stays(fault),
@@ -274,7 +276,9 @@ fn of_error(error: &ErrorBody) -> End {
     };
     let fault = Fault::new(code, Step::Copy, side, error.message.clone());
     match error.guest_state {
-        Some(ApiState::RunsAtDestination | ApiState::PausedAtDestination) => End::MovedWithFault(fault),
+        Some(
+            ApiState::RunsAtDestination | ApiState::PausedAtDestination | ApiState::StoppedAtDestination,
+        ) => End::MovedWithFault(fault),
         Some(ApiState::Gone) => End::Gone,
         Some(ApiState::InDoubt | ApiState::Unknown) => End::Unknown(fault),
         Some(ApiState::RunsAtSource | ApiState::PausedAtSource) | None => End::Stays(fault),
@@ -304,6 +308,7 @@ mod tests {
             assert!(matches!(ended(None, guest), End::Moved), "{guest:?}");
             assert!(matches!(ended(Some("late"), guest), End::MovedWithFault(_)), "{guest:?}");
         }
+        assert!(matches!(ended(Some("no disk"), GuestState::StoppedAtDestination), End::MovedWithFault(_)));
         for guest in [ApiState::RunsAtDestination, ApiState::PausedAtDestination] {
             let text = "it is paused there, and was running here";
             let error = ErrorBody { guest_state: Some(guest), ..ErrorBody::new("libvirt_failed", text) };

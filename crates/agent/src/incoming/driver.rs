@@ -69,6 +69,11 @@ pub(super) trait Driver: Send {
         not_this_way("run")
     }
 
+    /// Whether a guest that was let run has stopped by itself.
+    fn look(&mut self) -> Done {
+        not_this_way("look at the guest")
+    }
+
     /// libvirt runs the guest: its QEMU is set as it was before.
     fn restore_hypervisor(&mut self) -> Done {
         not_this_way("restore the hypervisor")

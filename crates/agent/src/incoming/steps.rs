@@ -39,6 +39,7 @@ impl SessionLoop {
             }
             // 9 commit
             Action::Run { was_running: ran } => self.worker.submit("run", move |guest| guest.run(ran)),
+            Action::Look => self.worker.submit("look", |guest| guest.look()),
             Action::RestoreHypervisor => {
                 self.worker.submit("restore hypervisor", |guest| guest.restore_hypervisor());
             }

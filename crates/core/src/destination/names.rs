@@ -26,6 +26,7 @@ impl Event {
             Event::GuestEnded(_) => "GuestEnded",
             Event::Failed(_) => "Failed",
             Event::ReceivingFailed(_) => "ReceivingFailed",
+            Event::Looked(_) => "Looked",
             Event::Discarded => "Discarded",
             Event::Cancel => "Cancel",
             Event::RolledBackAtSource => "RolledBackAtSource",

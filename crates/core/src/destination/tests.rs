@@ -201,6 +201,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::Stream { stream: 0, note: crate::StreamNote::Stop }, vec![]),
         (Message::Loaded, vec![]),
         (Message::TakenOver { resume_us: 0, cpu_us: 0 }, vec![]),
+        (Message::LastLook(LastLook::Ended), vec![]),
     ]
 }
 
@@ -218,6 +219,7 @@ fn events() -> Vec<(Event, Vec<At>)> {
             vec![Sealing, Loading, JournalingLoaded, Loaded, Journaling, Resuming, Running],
         ),
         (runs(), vec![Resuming]),
+        (Event::Looked(LastLook::NothingWrong), vec![Running]),
         (Event::Discarded, vec![Discarding]),
         (Event::HypervisorRestored, vec![]),
         (Event::Journaled(DestinationPhase::Started), ALL.to_vec()),

@@ -13,6 +13,8 @@ enum Timer {
     Journal,
     /// The guest is run again.
     Run,
+    /// The guest that runs is looked at.
+    Look,
     /// Nothing was received for so long that the source must have given up.
     Orphaned,
     /// The answer to an abort is not waited for any longer.
@@ -20,7 +22,8 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 5] = [Timer::Finish, Timer::Journal, Timer::Run, Timer::Orphaned, Timer::Closed];
+    const ALL: [Timer; 6] =
+        [Timer::Finish, Timer::Journal, Timer::Run, Timer::Look, Timer::Orphaned, Timer::Closed];
 }
 
 impl Destination {
@@ -39,6 +42,7 @@ impl Destination {
                 self.fire(now, timer);
             }
         }
+        self.finish_when_reported();
         if self.control.paths() == 0 {
             self.closed();
         }
@@ -49,6 +53,7 @@ impl Destination {
             (Timer::Finish, State::Running { until }) => Some(*until),
             (Timer::Journal, State::Journaling { retry_at }) => *retry_at,
             (Timer::Run, State::Resuming { retry_at }) => *retry_at,
+            (Timer::Look, State::Running { .. }) => self.looks_at(),
             (Timer::Orphaned, state) if state.may_be_orphaned() => {
                 self.alone_since().map(|since| since + self.config.orphan_timeout)
             }
@@ -68,6 +73,7 @@ impl Destination {
                 self.state = State::Resuming { retry_at: None };
                 self.actions.push_back(Action::Run { was_running: self.was_running.unwrap_or(true) });
             }
+            Timer::Look => self.begin_look(),
             Timer::Orphaned => {
                 let seconds = self.config.orphan_timeout.as_secs();
                 let detail = format!("no control connection from the source for {seconds} s");

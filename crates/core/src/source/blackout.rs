@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Action, Source, State};
 use crate::extent::{normalise, total_bytes};
 use crate::journal::SourcePhase;
-use crate::{Code, Extent, Fault, Message, Side, Step, Time};
+use crate::{Code, Extent, Fault, GuestState, LastLook, Message, Side, Step, Time};
 
 /// Refused extents are sent again at most this often while the guest is stopped and nothing can tear them.
 const REPEATS_MAX: u32 = 8;
@@ -18,7 +18,7 @@ const VERIFY_ALLOWANCE: Duration = Duration::from_secs(120);
 pub(super) const DECIDES_WITHIN: Duration = Duration::from_secs(300);
 /// Commit's answer is waited for this long before the destination's journal is asked, and between two questions.
 pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
-/// The last acknowledgement is waited for this long.
+/// The last acknowledgement, and the destination's last look at the guest, are waited for this long.
 const CLOSING: Duration = Duration::from_secs(1);
 
 impl Source {
@@ -204,6 +204,8 @@ impl Source {
 
     pub(super) fn cleaned_up(&mut self, now: Time) {
         self.statistics.end(now, Step::CleanUp);
+        // What follows is the report's.
+        self.statistics.ended = Some(now);
         self.operator_decision.settle(false);
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
         self.control.send(now, Message::Finished);
@@ -214,12 +216,28 @@ impl Source {
 
     pub(super) fn close_when_acknowledged(&mut self, now: Time) {
         let State::Closing { until } = self.state else { return };
-        if self.control.unacknowledged() == 0 || now >= until || self.control.paths() == 0 {
+        let is_done = self.control.unacknowledged() == 0 && !self.awaits_look;
+        if is_done || now >= until || self.control.paths() == 0 {
+            let (fault, guest) = self.moved();
+            self.end(now, fault, guest);
+        }
+    }
+
+    /// What is reported when the copy here has ended.
+    fn moved(&self) -> (Option<Fault>, GuestState) {
+        let fault = |code, text: &str| Some(Fault::new(code, Step::Commit, Side::Destination, text));
+        let stopped = |text: &str| (fault(Code::GuestStopped, text), GuestState::StoppedAtDestination);
+        match &self.last_look {
             // Only the destination's confirmation shows that the guest runs there.
-            let text = "the operator ended the copy at the source, and the destination has not confirmed that the guest runs there";
-            let given_up =
-                self.given_up.then(|| Fault::new(Code::PeerLost, Step::Commit, Side::Destination, text));
-            self.end(now, given_up, self.left_to());
+            _ if self.given_up => {
+                let text = "the operator ended the copy at the source, and the destination has not confirmed that the guest runs there";
+                (fault(Code::PeerLost, text), self.left_to())
+            }
+            Some(LastLook::Stopped { run_state }) => {
+                stopped(&format!("its QEMU there has stopped it with {run_state}"))
+            }
+            Some(LastLook::Ended) => stopped("its QEMU there has ended since it ran"),
+            Some(LastLook::NothingWrong) | None => (None, self.left_to()),
         }
     }
 }

@@ -288,7 +288,7 @@ impl Source {
     }
 
     pub(super) fn end(&mut self, now: Time, fault: Option<Fault>, guest: GuestState) {
-        self.statistics.ended = Some(now);
+        self.statistics.ended.get_or_insert(now);
         self.state = State::Ended;
         self.actions.push_back(Action::End(Ending { fault, guest, unfinished: self.unfinished }));
     }

@@ -27,7 +27,7 @@
 //!   CleaningUp --> CleaningUp: it failed / again
 //!   CleaningUp --> RollingBack: an operator gives the guest up here, and the destination has given it up
 //!   CleaningUp --> Closing: the guest's QEMU here has ended / journal Finished, Finished
-//!   Closing --> [*]: acknowledged, or not waited for any longer
+//!   Closing --> [*]: acknowledged and LastLook has come, or not waited for any longer
 //!   Offered --> RollingBack: any fault before commit
 //!   RollingBack --> [*]: the guest runs at the source
 //!   Committing --> RollingBack: only if the destination says that it never ran the guest and never will
@@ -82,7 +82,8 @@ use crate::policy::Policy;
 use crate::scheduler::{Next, Scheduler};
 use crate::statistics::Statistics;
 use crate::{
-    ChannelId, Code, Fault, LinkId, Message, ModeTag, PathId, Side, Step, StreamNote, StreamSettings, Time,
+    ChannelId, Code, Fault, LastLook, LinkId, Message, ModeTag, PathId, Side, Step, StreamNote,
+    StreamSettings, Time,
 };
 use prepare::Preparation;
 use state::State;
@@ -145,6 +146,9 @@ pub struct Source {
     given_up: bool,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
+    /// The destination has said that it has taken the guest over, and says next whether that has stopped since.
+    awaits_look: bool,
+    last_look: Option<LastLook>,
 }
 
 impl Source {
@@ -185,6 +189,8 @@ impl Source {
             giving_up: GivingUp::default(),
             given_up: false,
             unfinished: false,
+            awaits_look: false,
+            last_look: None,
             config,
         }
     }
@@ -305,10 +311,14 @@ impl Source {
             (State::Committing { .. }, Message::TakenOver { resume_us, cpu_us }) => {
                 self.statistics.blackout.resume = Duration::from_micros(resume_us);
                 self.statistics.destination_cpu = Duration::from_micros(cpu_us);
+                self.awaits_look = true;
                 self.running(now);
             }
             (State::CleaningUp { .. } | State::Closing { .. }, Message::TakenOver { .. }) => {
-                self.given_up = false
+                (self.given_up, self.awaits_look) = (false, true);
+            }
+            (State::CleaningUp { .. } | State::Closing { .. }, Message::LastLook(seen)) => {
+                (self.awaits_look, self.last_look) = (false, Some(seen));
             }
             (_, message) => self.violation(now, message.name()),
         }

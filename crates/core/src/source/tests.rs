@@ -138,7 +138,10 @@ impl Driver {
             Committing => drop(self.handle(Event::Journaled(SourcePhase::CommitSent))),
             CleaningUp => drop(self.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 })),
             Closing => drop(self.handle(Event::CleanedUp)),
-            Ended => drop(self.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX })),
+            Ended => {
+                self.receive(Message::LastLook(LastLook::NothingWrong));
+                drop(self.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX }));
+            }
         }
     }
 
@@ -209,6 +212,7 @@ fn messages() -> Vec<(Message, Vec<At>)> {
         (Message::RamSealed, vec![Sealing]),
         (Message::Loaded, vec![Loading]),
         (Message::TakenOver { resume_us: 0, cpu_us: 0 }, vec![Committing, CleaningUp, Closing]),
+        (Message::LastLook(LastLook::NothingWrong), vec![CleaningUp, Closing]),
         (Message::Aborted, vec![]),
         (Message::Prepare, vec![]),
         (Message::StreamsPrepared(StreamSettings::default()), vec![]),

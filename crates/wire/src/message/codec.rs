@@ -4,7 +4,7 @@ use super::mode::{read_mode, write_mode};
 use super::parts::{
     read_endpoints, read_regions, read_touched, write_endpoints, write_regions, write_touched,
 };
-use super::{Message, MessageTag, StreamNote, StreamSettings};
+use super::{LastLook, Message, MessageTag, StreamNote, StreamSettings};
 use crate::codec::{Reader, Writer};
 use crate::error::{DecodeError, EncodeError};
 use crate::fault::Fault;
@@ -73,6 +73,7 @@ impl Message {
                 Message::TakenOver { resume_us: reader.u64("resume_us")?, cpu_us: reader.u64("cpu_us")? }
             }
             MessageTag::Finished => Message::Finished,
+            MessageTag::LastLook => Message::LastLook(LastLook::read(reader)?),
             MessageTag::Abort => Message::Abort(Fault::read(reader)?),
             MessageTag::Aborted => Message::Aborted,
             MessageTag::StreamsPrepared => Message::StreamsPrepared(read_stream_settings(reader)?),
@@ -117,6 +118,7 @@ impl Message {
                 writer.u64(*resume_us);
                 writer.u64(*cpu_us);
             }
+            Message::LastLook(look) => look.write(writer)?,
             Message::Abort(fault) => fault.write(writer)?,
             Message::Stream { stream, note } => {
                 writer.u16(*stream);

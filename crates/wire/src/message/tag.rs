@@ -83,6 +83,8 @@ messages! {
     StreamsPrepared = 0x14, "StreamsPrepared";
     /// The guest has stopped; whether it ran, and its disks.
     Stopped = 0x15, "Stopped";
+    /// Whether the guest that was taken over has stopped by itself.
+    LastLook = 0x16, "LastLook";
 }
 
 impl fmt::Display for MessageTag {

@@ -3,8 +3,8 @@
 use linerate_wire::fault::{Code, Fault, Side, Step};
 use linerate_wire::frame::{Ack, Claim, Frame, Grant, Hello, ListNumber, Role, Welcome, Write};
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, SessionId, StreamNote, StreamSettings, Token,
-    UnknownMode,
+    Endpoint, Extent, LastLook, Message, Mode, Outcome, RegionInfo, Run, SessionId, StreamNote,
+    StreamSettings, Token, UnknownMode,
 };
 
 use super::Sample;
@@ -69,6 +69,12 @@ pub fn messages() -> Vec<(&'static str, Message)> {
         ("commit", Message::Commit),
         ("taken over", Message::TakenOver { resume_us: 1234, cpu_us: 567_890 }),
         ("finished", Message::Finished),
+        ("last look", Message::LastLook(LastLook::NothingWrong)),
+        (
+            "last look at one that stopped",
+            Message::LastLook(LastLook::Stopped { run_state: "io-error".into() }),
+        ),
+        ("last look at one that ended", Message::LastLook(LastLook::Ended)),
         ("abort", Message::Abort(fault())),
         ("aborted", Message::Aborted),
         ("stream open", stream(StreamNote::Open { service: "nbd".into(), window: 8 << 20 })),

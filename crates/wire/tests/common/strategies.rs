@@ -7,8 +7,8 @@ use linerate_wire::frame::{
     Ack, Claim, Frame, Grant, Hello, LISTS_MAX, ListNumber, PAYLOAD_BYTES_MAX, Role, Welcome, Write,
 };
 use linerate_wire::message::{
-    Endpoint, Extent, Message, Mode, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId, StreamNote,
-    StreamSettings, Token, UnknownMode,
+    Endpoint, Extent, LastLook, Message, Mode, Outcome, RegionInfo, Run, STREAM_CHANNELS_MAX, SessionId,
+    StreamNote, StreamSettings, Token, UnknownMode,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -60,6 +60,7 @@ pub fn message() -> impl Strategy<Value = Message> {
         vec(any::<u8>(), 0..5000).prop_map(|bytes| Message::DeviceState { bytes }),
         any::<u64>().prop_map(|total| Message::DeviceStateEnd { total }),
         any::<(u64, u64)>().prop_map(|(resume_us, cpu_us)| Message::TakenOver { resume_us, cpu_us }),
+        last_look().prop_map(Message::LastLook),
         fault().prop_map(Message::Abort),
         (0..=STREAM_CHANNELS_MAX, any::<(bool, bool)>()).prop_map(settings),
         (any::<u16>(), note()).prop_map(|(stream, note)| Message::Stream { stream, note }),
@@ -72,6 +73,13 @@ fn mode() -> impl Strategy<Value = Result<Mode, UnknownMode>> {
         (0..=STREAM_CHANNELS_MAX).prop_map(|channels| Ok(Mode::Streams { channels })),
         regions().prop_map(|regions| Ok(Mode::Handover { regions })),
         (4u8.., vec(any::<u8>(), 0..50)).prop_map(|(number, fields)| Err(UnknownMode { number, fields })),
+    ]
+}
+
+fn last_look() -> impl Strategy<Value = LastLook> {
+    prop_oneof![
+        select(vec![LastLook::NothingWrong, LastLook::Ended]),
+        text(16).prop_map(|run_state| LastLook::Stopped { run_state }),
     ]
 }
 

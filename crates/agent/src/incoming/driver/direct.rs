@@ -82,6 +82,11 @@ impl Driver for Direct {
         self.qemu.check_disks(reported)
     }
 
+    fn look(&mut self) -> Done {
+        self.qemu.look();
+        Ok(())
+    }
+
     fn run(&mut self, ran: bool) -> Done {
         self.qemu.run(ran);
         self.writer = None;

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::destination::{AfterTry, Event, TakeOver, Try};
-use linerate_core::{Code, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Fault, LastLook, Outcome, RegionInfo, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, Launch, StopMethod};
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::run_state::RunState;
 use linerate_guest::vcpu_time::VcpuTime;
 use linerate_guest::{images, leftovers, read};
 use linerate_memory::Mapping;
@@ -25,6 +26,8 @@ use crate::incoming::storage;
 pub(super) const START_WAIT: Duration = Duration::from_secs(60);
 /// A QEMU loads its state.
 pub(super) const LOAD_WAIT: Duration = Duration::from_secs(60);
+/// The source's report waits for the last look.
+const LOOK_WAIT: Duration = Duration::from_millis(500);
 /// Between two tries to end a QEMU.
 const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -178,6 +181,18 @@ impl OwnQemu {
         let _ = std::fs::remove_file(self.state_socket());
     }
 
+    /// The connection was given back when the guest ran: if another client has it, nothing is seen.
+    pub fn look(&self) {
+        let Context { sessions, shared, .. } = &self.context;
+        let qemu = self.context.record().qemu.clone();
+        let has_moved_on = || !matches!(sessions.outcome(shared.session), Outcome::Gone | Outcome::Pending);
+        let seen = match qemu.as_ref().map_or(LastLook::NothingWrong, last_look) {
+            LastLook::Ended if has_moved_on() => LastLook::NothingWrong,
+            seen => seen,
+        };
+        shared.send(Event::Looked(seen));
+    }
+
     /// Kills the process, before it is discarded.
     pub fn kill(&self) {
         if let Some((record, _)) = &self.process
@@ -256,6 +271,19 @@ fn take_over(
         tracing::error!(error = trouble, "the guest is committed to this host and cannot be run yet");
         failed(&trouble);
         std::thread::sleep(again.since(clock.now()));
+    }
+}
+
+/// What a guest does that was let run.
+fn last_look(qemu: &GuestRecord) -> LastLook {
+    let deadline = Instant::now() + LOOK_WAIT;
+    let asked = process::connect(qemu, deadline).ok();
+    match asked.and_then(|mut qmp| RunState::ask(&mut qmp, deadline).ok()) {
+        Some(state) if state.stopped_by_itself() && !state.is_live() => {
+            LastLook::Stopped { run_state: state.to_string() }
+        }
+        None if qemu.cannot_run() => LastLook::Ended,
+        Some(_) | None => LastLook::NothingWrong,
     }
 }
 
@@ -344,5 +372,19 @@ mod tests {
         qemu.qmp().hang_up();
         let event = tried(&mut qemu, &|| false);
         assert!(matches!(event, Event::MayHaveRun(_)), "{event:?}");
+    }
+
+    #[test]
+    fn a_qemu_that_has_ended_is_seen_and_one_that_another_client_has_shows_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("g.qmp");
+        let hand = TestQemu::start(&socket, &[]);
+        let pid = i32::try_from(hand.pid()).unwrap();
+        let record = GuestRecord::new("g", Origin::Arrived, pid, socket.clone(), vec![]).unwrap();
+        assert_eq!(last_look(&record), LastLook::NothingWrong, "somebody keeps it from running");
+        let other = Qmp::connect(&socket, Instant::now() + QMP_WAIT).unwrap();
+        assert_eq!(last_look(&record), LastLook::NothingWrong);
+        drop((hand, other));
+        assert_eq!(last_look(&record), LastLook::Ended);
     }
 }

@@ -95,6 +95,11 @@ impl Driver for Streams {
         self.qemu.check_disks(reported)
     }
 
+    fn look(&mut self) -> Done {
+        self.qemu.look();
+        Ok(())
+    }
+
     fn run(&mut self, ran: bool) -> Done {
         self.qemu.run(ran);
         Ok(())

@@ -612,3 +612,53 @@ fn a_source_that_is_about_to_resume_learns_what_the_destination_may_still_run() 
     }
     assert_eq!(Driver::at(Loaded).machine.outcome_for_resuming(), Outcome::NotCommitted);
 }
+
+/// Nothing but the source's report waits for it.
+#[test]
+fn a_guest_that_was_let_run_is_looked_at_once_and_the_source_learns_what_was_seen() {
+    let mut driver = Driver::at(Running);
+    driver.receive(Message::Finished);
+    driver.now = driver.now + Duration::from_millis(299);
+    assert!(!driver.handle(Event::Tick).contains(&Action::Look), "it has run for a moment only");
+    driver.now = driver.now + Duration::from_millis(1);
+    assert!(driver.handle(Event::Tick).contains(&Action::Look));
+    assert!(!driver.handle(Event::Tick).contains(&Action::Look), "once");
+    let seen = LastLook::Stopped { run_state: "io-error".into() };
+    let actions = driver.handle(Event::Looked(seen.clone()));
+    assert!(sends(&actions, |message| *message == Message::LastLook(seen.clone())), "{actions:?}");
+    assert!(!driver.machine.is_ended(), "the source may not have it");
+    let actions = driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+    assert!(actions.contains(&Action::Journal(DestinationPhase::Finished)), "{actions:?}");
+    assert!(driver.machine.is_ended());
+}
+
+#[test]
+fn a_look_that_takes_long_does_not_hold_the_session() {
+    let mut driver = Driver::at(Running);
+    driver.now = driver.now + Duration::from_secs(1);
+    assert!(driver.handle(Event::Tick).contains(&Action::Look));
+    driver.receive(Message::Finished);
+    driver.now = driver.now + Duration::from_secs(2);
+    driver.handle(Event::Tick);
+    assert!(driver.machine.is_ended());
+    // Nor is anybody there to be told.
+    let mut driver = Driver::at(Running);
+    driver.receive(Message::Finished);
+    driver.handle(Event::PathLost(PATH));
+    assert!(driver.machine.is_ended());
+}
+
+#[test]
+fn a_guest_that_is_not_to_run_is_not_looked_at() {
+    let mut driver = sealed(false);
+    driver.handle(Event::DisksChecked);
+    driver.load();
+    driver.handle(Event::Journaled(DestinationPhase::Loaded));
+    driver.receive(Message::Commit);
+    driver.handle(Event::Journaled(DestinationPhase::Committed));
+    let actions = driver.handle(runs());
+    let nothing = Message::LastLook(LastLook::NothingWrong);
+    assert!(sends(&actions, |message| *message == nothing), "{actions:?}");
+    driver.now = driver.now + Duration::from_secs(1);
+    assert!(!driver.handle(Event::Tick).contains(&Action::Look));
+}

@@ -64,6 +64,7 @@ fn a_guest_that_did_not_run_arrives_paused() {
         driver.receive(Message::Loaded);
         driver.handle(Event::Journaled(SourcePhase::CommitSent));
         driver.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 });
+        driver.receive(Message::LastLook(LastLook::NothingWrong));
         driver.handle(Event::CleanedUp);
         let actions = driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
         let ending = Ending { fault: None, guest: arrived, unfinished: false };
@@ -193,4 +194,39 @@ fn a_hypervisor_that_ends_when_nothing_of_it_is_needed_any_more_does_not_end_the
     }
     let mut driver = Driver::at(WritingDeviceState);
     assert!(driver.handle(gone()).contains(&Action::RollBack), "the destination cannot have it");
+}
+
+/// Exit code 0 would say that it runs there.
+#[test]
+fn a_guest_that_stops_by_itself_in_its_first_moment_is_not_reported_as_one_that_runs() {
+    let stopped = LastLook::Stopped { run_state: "io-error".into() };
+    let cases = [
+        (LastLook::NothingWrong, None, GuestState::RunsAtDestination),
+        (stopped, Some(Code::GuestStopped), GuestState::StoppedAtDestination),
+        (LastLook::Ended, Some(Code::GuestStopped), GuestState::StoppedAtDestination),
+    ];
+    for (seen, code, guest) in cases {
+        let mut driver = Driver::at(Closing);
+        driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+        assert!(!driver.machine.is_ended(), "nothing was seen yet");
+        let actions = driver.receive(Message::LastLook(seen.clone()));
+        let ended = actions.iter().find_map(|action| match action {
+            Action::End(ending) => Some((ending.fault.as_ref().map(|fault| fault.code), ending.guest)),
+            _ => None,
+        });
+        assert_eq!(ended, Some((code, guest)), "{seen:?}");
+    }
+}
+
+#[test]
+fn the_last_look_holds_neither_the_sources_copy_nor_its_report_for_long() {
+    let mut driver = Driver::at(Committing);
+    let actions = driver.receive(Message::TakenOver { resume_us: 1, cpu_us: 0 });
+    assert!(actions.contains(&Action::CleanUp), "{actions:?}");
+    driver.handle(Event::CleanedUp);
+    driver.handle(Event::ControlAcknowledged { path: PATH, through: u64::MAX });
+    driver.now = driver.now + Duration::from_secs(1);
+    let actions = driver.handle(Event::Tick);
+    let ending = Ending { fault: None, guest: GuestState::RunsAtDestination, unfinished: false };
+    assert!(actions.contains(&Action::End(ending)), "{actions:?}");
 }
