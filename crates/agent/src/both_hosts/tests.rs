@@ -1,13 +1,16 @@
 //! The destination learns it by the notice, the source by the answer.
 
+use std::time::Instant;
+
 use linerate_api::{AuditRequest, AuditResult};
 use linerate_core::journal::{DestinationPhase, SourcePhase};
+use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::Origin;
 
 use super::*;
 use crate::journal::IncomingRecord;
-use crate::recovery::recover;
 use crate::recovery::tests::leaves;
+use crate::recovery::{continue_arrival, recover};
 use crate::security::Security;
 use crate::testing::{TestQemu, agent, arrived, listening, wait};
 
@@ -60,4 +63,26 @@ fn a_guest_that_may_run_on_both_hosts_is_shown_on_both() {
     let settled = resolve(&source.journal, &id, true).unwrap().unwrap();
     assert_eq!((settled.state, settled.note), (MigrationState::Cancelled, None));
     assert!(!has(&source.journal, &id) && resolve(&source.journal, &id, true).is_none());
+}
+
+/// QEMU had the command already. No source may be left to send the notice again.
+#[test]
+fn recovery_shows_a_guest_that_runs_although_its_source_has_rolled_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let socket = dir.path().join("g.qmp");
+    let hand = TestQemu::start(&socket, &[]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut qmp = Qmp::connect(&socket, deadline).unwrap();
+    qmp.execute("cont", serde_json::json!({}), deadline).unwrap();
+    drop(qmp);
+    let pid = i32::try_from(hand.pid()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap();
+    let incoming = IncomingRecord { qemu: Some(qemu), ..IncomingRecord::default() };
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    let record = Record::new("g", order, incoming.role(DestinationPhase::Committed));
+    agent.journal.put(session, &record).unwrap();
+    continue_arrival(&agent.recovery, session, record, true);
+    wait("it is not shown", || has(&agent.journal, &session.to_string()));
+    drop(hand);
 }
