@@ -75,7 +75,11 @@ fn who_did_what_is_in_the_audit_log_of_both_hosts() {
     let reason = has(&failed, "migration_begin")["reason"].as_str().unwrap();
     assert!(reason.contains("may not send here"), "{reason}");
 
-    let arrived = audit(there, &["--session", id, "--by", &source_name]);
+    // The session there ends when the source has acknowledged its last message.
+    let arrived = stage.until("the end of the arrival is recorded", || {
+        let lines = audit(there, &["--session", id, "--by", &source_name]);
+        lines.iter().any(|line| line["action"] == "arrival_end").then_some(lines)
+    });
     let begun = has(&arrived, "arrival_begin");
     assert!(begun["caller"]["cipher"].as_str().unwrap().starts_with("TLS13_"), "{begun}");
     assert_eq!(ended["cipher"], begun["caller"]["cipher"]);
