@@ -124,6 +124,8 @@ pub fn ended(fault: &Fault, guest: GuestState, unfinished: bool) -> api::ErrorBo
             "the guest could not be resumed at the source yet, and its agent tries until QEMU answers; neither move nor start the guest before `linerate migration list` on both hosts shows where it is: the destination runs it if an operator has decided so there"
         }
         GuestState::Gone => hint(Code::GuestGone),
+        // The agent there has said why.
+        GuestState::StoppedAtDestination => hint(fault.code),
         GuestState::InDoubt | GuestState::Unknown => {
             "`linerate migration list` on both hosts shows what is waited for, and who may decide (`linerate resolve`); neither move nor start the guest before that"
         }
@@ -146,9 +148,19 @@ mod tests {
                 let body = ended(&fault, guest, unfinished);
                 let is_there =
                     guest == GuestState::RunsAtSource || (guest == GuestState::PausedAtSource && !unfinished);
+                let has_stopped = guest == GuestState::StoppedAtDestination;
                 assert_eq!(body.retry_can_help, is_there, "{guest:?}");
-                assert_eq!(body.hint.contains("try again"), is_there, "{guest:?}: {}", body.hint);
-                assert!(is_there || body.hint.contains("linerate migration list"), "{}", body.hint);
+                assert_eq!(
+                    body.hint.contains("try again") && !has_stopped,
+                    is_there,
+                    "{guest:?}: {}",
+                    body.hint
+                );
+                assert!(
+                    is_there || has_stopped || body.hint.contains("linerate migration list"),
+                    "{}",
+                    body.hint
+                );
                 assert_eq!(body.guest_state, Some(guest_state(guest)));
             }
         }

@@ -272,7 +272,7 @@ impl SessionLoop {
     /// operator gives the copy here up, the destination may not have said that.
     pub(super) fn note_if_it_ran_here(&self) {
         let is_given_up = self.shared.decided_for(false) == Decided::Waiting;
-        if self.record.ran_here() && !is_given_up {
+        if self.record.ran_here() == RanHere::Yes && !is_given_up {
             both_hosts::note(&self.sessions.journal, &self.sessions.audit, self.shared.session);
         }
     }

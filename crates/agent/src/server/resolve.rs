@@ -205,7 +205,7 @@ async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
 /// commit: its answer to the notice of the roll-back is the first.
 async fn check_other_host(agent: &Agent, session: SessionId) -> Result<(), Refusal> {
     let is_due = || match agent.journal.get(session) {
-        Ok(Some(record)) => record.ran_here() && record.is_notice_due(),
+        Ok(Some(record)) => !record.ran_here().is_no() && record.is_notice_due(),
         Ok(None) | Err(_) => false,
     };
     let end = tokio::time::Instant::now() + both_hosts::NOTICE_WAIT;

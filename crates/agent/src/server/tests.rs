@@ -14,9 +14,10 @@ use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
-use super::resolve::{DECISION_WAIT, Place, give, judge, resolve};
+use super::resolve::{Place, give, judge, resolve};
 use super::*;
 use crate::audit::Audit;
+use crate::decision::DECISION_WAIT;
 use crate::journal::{IncomingRecord, Journal, Record, Role};
 use crate::ran_here::RanHere;
 use crate::security::Security;

@@ -5,6 +5,7 @@ use linerate_guest::stale;
 use linerate_net::tcp::listen::{Accepted, Listener};
 
 use super::*;
+use crate::ran_here::RanHere;
 use crate::recovery::{Doubt, continue_session};
 use crate::security::Security;
 use crate::security::tests::member;
@@ -163,11 +164,12 @@ fn an_operator_reads_on_which_host_to_look_and_nothing_of_a_copy_that_has_ended(
     let answers = [None, Some(Outcome::Pending), Some(Outcome::Gone), Some(Outcome::Unknown)];
     for answer in answers {
         for decided in [None, Some(Decided::Waiting), Some(Decided::Void)] {
-            let ended = Doubt { decided, ran_here: false, answer, is_alive: false }.sentence();
+            let ended = Doubt { decided, ran_here: RanHere::No, answer, is_alive: false }.sentence();
             assert!(ended.contains("on this host has ended") && !ended.contains("paused"), "{ended}");
         }
     }
-    let paused = |decided, answer| Doubt { decided, ran_here: false, answer, is_alive: true }.sentence();
+    let paused =
+        |decided, answer| Doubt { decided, ran_here: RanHere::No, answer, is_alive: true }.sentence();
     assert!(paused(None, Some(Outcome::Pending)).contains("look there"));
     // Its QEMU has ended since: nothing is left there to decide about.
     let gone = paused(Some(Decided::Void), Some(Outcome::Gone));
