@@ -2,11 +2,11 @@
 
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used)] // Tests say what they expect.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use linerate_core::drain::Event;
-use linerate_core::fleet::{Guest, GuestId, Host, HostId, Offer, Port};
+use linerate_core::fleet::{GroupId, Guest, GuestId, Host, HostId, Offer, Port};
 use linerate_plan::fleet::mixes::{self, Ratios};
 use linerate_plan::fleet::scale::{self, Fleet};
 use linerate_plan::fleet::world::{Load, Times, World};
@@ -95,6 +95,34 @@ fn rough_drains_break_no_rule() {
     for seed in 0..100 {
         assert_eq!(rough(seed, None), [], "seed {seed}");
     }
+}
+
+#[test]
+fn guests_of_a_group_that_fail_one_after_the_other_leave_together() {
+    let mut world = World::new(1, Times::default(), None);
+    let host = || Host {
+        offer: Offer { ports: vec![Port { network: "a".into(), bytes_per_s: 1e9 }], ..Offer::default() },
+        memory_bytes: 256 * GIB,
+        reserve_bytes: 2 * GIB,
+    };
+    let [source, ..] = [0; 3].map(|_| world.add_host(host(), None));
+    let copy_bytes = 32 * GIB;
+    let load =
+        Load { copy_bytes, write_bytes_per_s: 0.0, working_set_bytes: 0, limit_bytes_per_s: f64::INFINITY };
+    let guest = || Guest { memory_bytes: copy_bytes, together: Some(GroupId(1)), ..Guest::default() };
+    let guests = [0; 2].map(|_| world.add_guest(guest(), source, load));
+    let drain = world.drain(source, &BTreeSet::new(), None);
+    // By then one is copied and the other prepared.
+    for (seconds, guest) in [6, 8].into_iter().zip(guests) {
+        world.migration_fails_in(Duration::from_secs(seconds), guest);
+    }
+    world.run(Duration::from_secs(3600), |_| false);
+    assert_eq!(world.violations, []);
+    let drain = &world.drains[drain];
+    assert_eq!(drain.outcomes, BTreeMap::from([("moved", 2)]));
+    assert_eq!(drain.retries, 2, "no try is used up by waiting for the other");
+    let [one, other] = guests.map(|guest| world.ledger.host_of(guest));
+    assert!(one == other && one != Some(source), "{one:?} {other:?}");
 }
 
 /// Asserts that some seed breaks this rule with the defect.

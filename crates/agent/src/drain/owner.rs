@@ -174,6 +174,7 @@ impl Owner {
         let settings = self.controller.settings().clone();
         let ports = hosts::port_rates(&self.source, &self.destinations);
         self.controller = Controller::new(settings, ports, &starts, now);
+        self.tell_groups();
         for (number, one) in (1..).zip(&self.destinations) {
             if let Some(rate) = one.measured {
                 self.controller.remember(HostId(number), rate as f64, now);

@@ -7,7 +7,7 @@ use super::learned::Learned;
 use super::reason::may_pass;
 use super::{Attempt, Event, Order, Outcome, Reason, Sample, Settings, Stage, Start, State, Then};
 use crate::fleet::placement::Nowhere;
-use crate::fleet::{GuestId, HostId, Obstacle};
+use crate::fleet::{GroupId, GuestId, HostId, Obstacle};
 use crate::{Code, Fault, Side, Time};
 
 /// Where a guest goes.
@@ -75,6 +75,8 @@ pub struct Controller {
     pub(super) guests: BTreeMap<GuestId, Guest>,
     pub(super) learned: Learned,
     pub(super) lost: BTreeSet<HostId>,
+    /// Guests that must be on one host, by their groups.
+    pub(super) groups: BTreeMap<GuestId, GroupId>,
     pub(super) orders: Vec<Order>,
     /// The time of the last event.
     pub(super) now: Time,
@@ -92,6 +94,7 @@ impl Controller {
             guests: guests.iter().map(|start| (start.guest, Guest::new(start, now))).collect(),
             learned: Learned::new(ports, limits.reduce(f64::max)),
             lost: BTreeSet::new(),
+            groups: BTreeMap::new(),
             orders: Vec::new(),
             now,
             paused: false,
@@ -219,7 +222,8 @@ impl Controller {
 
     fn order_places(&mut self, now: Time) {
         let due = |guest: &Guest| matches!(guest.state, State::Unplaced { from } if from <= now);
-        let due: Vec<_> = self.guests.iter().filter(|(_, guest)| due(guest)).map(|(id, _)| *id).collect();
+        let due = self.guests.iter().filter(|(_, guest)| due(guest)).map(|(id, _)| *id);
+        let due: Vec<GuestId> = due.filter(|id| !self.waits_for_group(*id, now)).collect();
         let mut places = Vec::new();
         for id in due {
             self.set(id, State::Placing, now);

@@ -38,6 +38,7 @@ pub mod bound;
 mod coming_back;
 mod controller;
 mod deadlines;
+mod groups;
 mod judging;
 mod learned;
 #[cfg(test)]

@@ -250,6 +250,11 @@ impl Ledger {
         Some(self.guests.get(guest.0 as usize)?.reserved?.0)
     }
 
+    /// The group that the guest must be together with.
+    pub fn together_of(&self, guest: GuestId) -> Option<GroupId> {
+        self.guests.get(guest.0 as usize)?.rules.as_ref()?.together
+    }
+
     /// Guests on a host, in the order of their numbers.
     pub fn guests_on(&self, host: HostId) -> impl Iterator<Item = GuestId> + '_ {
         self.hosts.get(host.0 as usize).into_iter().flat_map(|state| state.guests.iter().copied())

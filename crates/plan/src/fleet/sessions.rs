@@ -249,6 +249,12 @@ impl World {
         self.tell(drain, Event::Cancelled { guest });
     }
 
+    pub(super) fn fails(&mut self, guest: GuestId) {
+        let Some(session) = self.remove(guest) else { return };
+        let fault = Fault::new(Code::PeerLost, Step::Copy, Side::Source, "");
+        self.tell(session.drain, Event::Failed { guest, fault });
+    }
+
     pub(super) fn dies(&mut self, host: HostId) {
         self.dead.insert(host);
         let lost: Vec<GuestId> = self.ledger.guests_on(host).collect();

@@ -100,6 +100,8 @@ pub(super) enum What {
     Returns(HostId),
     Store(bool),
     Uncordon(HostId),
+    /// The migration of the guest, if it has one.
+    Fails(GuestId),
 }
 
 pub(super) struct Queued(pub Time, pub u64, pub What);
@@ -225,13 +227,11 @@ impl World {
         let brain = match at_once {
             Some(count) => Brain::Fixed(Fixed::new(count, &starts)),
             None => {
-                let settings = Settings::default();
-                Brain::Controller(Box::new(Controller::new(
-                    settings,
-                    ports.unwrap_or_default(),
-                    &starts,
-                    self.now,
-                )))
+                let (settings, ports) = (Settings::default(), ports.unwrap_or_default());
+                let mut controller = Controller::new(settings, ports, &starts, self.now);
+                let group = |guest: &GuestId| Some((*guest, self.ledger.together_of(*guest)?));
+                controller.keep_together(guests.iter().filter_map(group).collect());
+                Brain::Controller(Box::new(controller))
             }
         };
         self.drains.push(Drain {
@@ -281,6 +281,11 @@ impl World {
     pub fn store_is_away(&mut self, from: Duration, until: Duration) {
         self.after(from, What::Store(false));
         self.after(until, What::Store(true));
+    }
+
+    /// The migration that a guest has then fails, and the guest stays.
+    pub fn migration_fails_in(&mut self, time: Duration, guest: GuestId) {
+        self.after(time, What::Fails(guest));
     }
 
     /// An event for a drain, after a time.
@@ -443,6 +448,7 @@ impl World {
             What::Step(guest, number, version) => self.step(guest, number, version),
             What::Second(guest, number) => self.second(guest, number),
             What::Cancel(guest, number) => self.cancelled(guest, number),
+            What::Fails(guest) => self.fails(guest),
             What::Dies(host) => self.dies(host),
             What::DeathKnown(host) => self.death_known(host),
             What::Returns(host) => self.returns(host),

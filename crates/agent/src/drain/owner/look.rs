@@ -46,7 +46,9 @@ impl Owner {
         let unsettled = unsettled.iter().map(|name| Leaving::unknown(name));
         for guest in guests.into_iter().chain(unsettled) {
             tracing::info!(guest = guest.name, "was not here before, and is drained too");
-            if let Some(start) = self.add(Member::new(guest)) {
+            let start = self.add(Member::new(guest));
+            self.tell_groups();
+            if let Some(start) = start {
                 self.handle(Event::Added(start));
             }
         }

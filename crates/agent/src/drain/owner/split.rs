@@ -1,4 +1,4 @@
-//! Guests that must be together, as a drain ends: some of a group may have left, and the rest not.
+//! Guests that must be together: which they are; and as a drain ends, some of a group may have left, and the rest not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +20,13 @@ struct Spot {
 }
 
 impl Owner {
+    /// Tells the controller which guests must be together. A guest that came may make one group of two lists.
+    pub(super) fn tell_groups(&mut self) {
+        let names: Vec<String> = self.members.iter().map(|member| member.guest.name.clone()).collect();
+        let groups = (0..).map(GuestId).zip(self.rules.together(&names));
+        self.controller.keep_together(groups.filter_map(|(id, group)| Some((id, group?))).collect());
+    }
+
     /// Guests that stay although others of their group have left are tried once more, those of a group together. One
     /// that cannot leave at all would keep the others, so they are not tried then.
     pub(super) fn try_split_again(&mut self) {
