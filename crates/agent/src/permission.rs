@@ -104,10 +104,12 @@ pub(crate) const RULES: [Rule; paths::TABLE.len()] = {
         rule("POST", paths::DRAIN, A::DrainSteer, Send),
         rule("GET", paths::UNDRAIN, A::Look, Look),
         rule("POST", paths::UNDRAIN, A::Undrain, Send),
+        rule("POST", paths::UNDRAIN_FORGET, A::ForgetGuest, Send),
         rule("POST", paths::PLACE, A::Look, Look),
         rule("GET", paths::FLEET_HOSTS, A::Look, Look),
         rule("GET", paths::FLEET_DRAINS, A::Look, Look),
         rule("GET", paths::FLEET, A::Look, Look),
+        rule("POST", paths::FLEET_FORGET, A::ForgetHost, Send),
     ]
 };
 

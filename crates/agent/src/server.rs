@@ -2,6 +2,7 @@
 
 mod callers;
 mod connections;
+mod forget;
 mod resolve;
 
 use std::os::unix::fs::PermissionsExt;
@@ -125,10 +126,12 @@ fn routes(agent: Arc<Agent>, drains: Arc<Drains>) -> Router {
         .route(paths::DRAIN_PLAN, post(plan_drain))
         .route(paths::DRAIN, get(show_drain).post(steer_drain))
         .route(paths::UNDRAIN, get(show_undrain).post(undrain))
+        .route(paths::UNDRAIN_FORGET, post(forget::guest))
         .route(paths::PLACE, post(place))
         .route(paths::FLEET_HOSTS, get(fleet_hosts))
         .route(paths::FLEET_DRAINS, get(fleet_drains))
         .route(paths::FLEET, get(fleet_status))
+        .route(paths::FLEET_FORGET, post(forget::host))
         .route_layer(from_fn_with_state(agent.clone(), supervise))
         .layer(Extension(drains))
         .fallback(async || Refusal(ErrorBody::new(code::NOT_FOUND, "there is nothing at this path")))

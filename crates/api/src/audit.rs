@@ -94,6 +94,10 @@ pub enum AuditAction {
     Undrain,
     /// A drain was paused, resumed or aborted.
     DrainSteer,
+    /// A guest that will never come back was dismissed (`linerate undrain --forget`).
+    ForgetGuest,
+    /// A host that will never come back was dismissed (`linerate fleet forget`).
+    ForgetHost,
     /// The agent looked whether this host's identity or its tokens have changed, as after `linerate join`.
     Identity,
     /// A cluster was made (`linerate cluster init`).

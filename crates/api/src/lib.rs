@@ -19,6 +19,7 @@
 //! | [`QosRequest`], [`QosAnswer`] | priorities, shares and lossless traffic of ports |
 //! | [`CordonRequest`], [`CordonAnswer`] | whether a host takes guests from others |
 //! | [`DrainRequest`], [`DrainDetail`] … | all guests of a host leave it |
+//! | [`ForgetGuest`], [`ForgetHost`] … | guests and hosts that will never come back |
 //! | [`AuditRequest`], [`AuditEntry`] | who did what on a host, or tried to |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
@@ -32,6 +33,7 @@ mod domain;
 mod drain;
 mod error;
 mod event;
+mod forget;
 mod guest;
 mod libvirt;
 mod link;
@@ -59,6 +61,7 @@ pub use drain::{
 };
 pub use error::{ErrorBody, code};
 pub use event::{DiskProgress, Event, EventKind, LinkProgress, LinkState, Progress, StepState};
+pub use forget::{ForgetGuest, ForgetHost, GuestForgotten, HostForgotten};
 pub use guest::{
     AdoptGuest, Disk, GuestDetail, GuestRunState, GuestSummary, Nic, RamBlock, StartGuest, StopGuest, Verdict,
 };

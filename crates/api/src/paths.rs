@@ -65,6 +65,8 @@ pub const DRAIN: &str = "/v1/drains/{id}";
 /// `GET`: [`UndrainDetail`](crate::UndrainDetail) of the last one since the agent was started. `POST`
 /// [`UndrainRequest`](crate::UndrainRequest): 202, the same of the one that has begun.
 pub const UNDRAIN: &str = "/v1/undrain";
+/// `POST` [`ForgetGuest`](crate::ForgetGuest): 200, [`GuestForgotten`](crate::GuestForgotten).
+pub const UNDRAIN_FORGET: &str = "/v1/undrain/forget";
 /// `POST` [`PlaceRequest`](crate::PlaceRequest): 200, [`PlaceAnswer`](crate::PlaceAnswer).
 pub const PLACE: &str = "/v1/place";
 /// `GET`: list of [`FleetHost`](crate::FleetHost), as this host's store has them.
@@ -73,9 +75,11 @@ pub const FLEET_HOSTS: &str = "/v1/fleet/hosts";
 pub const FLEET_DRAINS: &str = "/v1/fleet/drains";
 /// `GET`: [`FleetStatus`](crate::FleetStatus). A store that does not answer is no error: the answer says so.
 pub const FLEET: &str = "/v1/fleet";
+/// `POST` [`ForgetHost`](crate::ForgetHost): 200, [`HostForgotten`](crate::HostForgotten).
+pub const FLEET_FORGET: &str = "/v1/fleet/forget";
 
 /// Every endpoint: method and path.
-pub const TABLE: [(&str, &str); 34] = [
+pub const TABLE: [(&str, &str); 36] = [
     ("GET", STATUS),
     ("POST", IDENTITY),
     ("GET", GUESTS),
@@ -106,10 +110,12 @@ pub const TABLE: [(&str, &str); 34] = [
     ("POST", DRAIN),
     ("GET", UNDRAIN),
     ("POST", UNDRAIN),
+    ("POST", UNDRAIN_FORGET),
     ("POST", PLACE),
     ("GET", FLEET_HOSTS),
     ("GET", FLEET_DRAINS),
     ("GET", FLEET),
+    ("POST", FLEET_FORGET),
 ];
 
 /// The path with its one parameter filled in, percent-encoded.

@@ -475,3 +475,47 @@ fn an_undrain_brings_the_same_guests_back() {
     assert_eq!((hall.names(1), hall.names(2).len()), (vec!["other".to_owned()], 0));
     hall.all_go_on();
 }
+
+#[test]
+fn a_guest_and_a_host_that_are_gone_for_good_are_forgotten() {
+    let mut hall = Hall::new(2, &[400, 400]);
+    hall.start(0, &[calm("a1"), calm("a2")]);
+    let there = hall.name(1);
+    let (exit, lines) = hall.lines(0, &["drain", "--to", &hall.address(1)]);
+    assert_eq!(exit, 0, "{lines:#?}");
+    let (exit, text) = hall.run(0, &["undrain", "--forget", "a1"]);
+    assert!(exit == 4 && text.contains("answers; nothing was changed"), "{exit} {text}");
+    let (exit, text) = hall.run(0, &["fleet", "forget", &there]);
+    assert!(exit == 4 && text.contains("runs"), "{exit} {text}");
+
+    hall.agents[1].kill().unwrap();
+    let (exit, planned) = hall.json(0, &["undrain", "--forget", "a1", "--dry-run"]);
+    let expected = (json!(there), json!(true));
+    assert_eq!((exit, (planned["from"].clone(), planned["dry_run"].clone())), (0, expected), "{planned:#}");
+    let (exit, forgotten) = hall.json(0, &["undrain", "--forget", "a1"]);
+    assert_eq!((exit, &forgotten["dry_run"]), (0, &json!(false)), "{forgotten:#}");
+    let (exit, text) = hall.run(0, &["undrain", "--forget", "a1"]);
+    assert!(exit == 4 && text.contains("no guest a1 is to come back"), "{exit} {text}");
+    assert_ne!(hall.json(0, &["status"]).1["cordon"], Value::Null, "it does nothing else");
+    let (_, audited) = hall.json(0, &["audit"]);
+    let entries = audited.as_array().unwrap().iter().filter(|one| one["action"] == "forget_guest");
+    let last = entries.filter(|one| one["result"] == "done").next_back().unwrap();
+    assert_eq!((&last["guest"], &last["caller"]["uid"]), (&json!("a1"), &json!(0)), "{last:#}");
+
+    // The other one is asked for.
+    let (exit, lines) = hall.lines(0, &["undrain"]);
+    let last = lines.iter().rev().find(|line| line["guests"].is_array()).unwrap();
+    let named: Vec<&str> = hall::guests(last).map(|one| hall::text(one, "guest")).collect();
+    assert_eq!((exit, named), (1, vec!["a2"]), "{last:#}");
+    let (exit, gone) = hall.json(0, &["fleet", "forget", &there]);
+    assert_eq!((exit, &gone["host"]), (0, &json!(there)), "{gone:#}");
+    let (_, hosts) = hall.json(0, &["fleet", "hosts"]);
+    assert_eq!(hosts.as_array().unwrap().len(), 1, "{hosts:#}");
+
+    // It was not gone: the dismissed one stays there.
+    hall.agents[1].restart().unwrap();
+    let (exit, lines) = hall.lines(0, &["undrain"]);
+    assert_eq!(exit, 0, "{lines:#?}");
+    assert_eq!((hall.names(0), hall.names(1)), (vec!["a2".to_owned()], vec!["a1".to_owned()]));
+    hall.all_go_on();
+}

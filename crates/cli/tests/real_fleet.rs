@@ -177,6 +177,31 @@ fn the_drain_of_a_lost_host_is_ended_by_another_one() {
 }
 
 #[test]
+fn a_host_that_never_comes_back_is_forgotten_by_its_fleet() {
+    let mut hall = Hall::fleet(2, &[60], 1);
+    let there = hall.name(1);
+    let known = |hall: &Hall| hall.json(0, &["fleet", "status"]).1["hosts"]["known"].clone();
+    let (exit, text) = hall.run(0, &["fleet", "forget", &there]);
+    assert!(exit == 4 && text.contains("runs"), "{exit} {text}");
+    assert_eq!(hall.json(1, &["cordon"]).0, 0);
+    hall.agents[1].kill().unwrap();
+    let answer = |hall: &Hall| hall.json(0, &["fleet", "status"]).1["hosts"]["answer"].clone();
+    hall.until("its lease ends", || answer(&hall) == 1);
+    let (exit, planned) = hall.json(0, &["fleet", "forget", &there, "--dry-run"]);
+    assert_eq!((exit, &planned["dry_run"]), (0, &json!(true)), "{planned:#}");
+    assert!(!planned["cordon"].is_null() && known(&hall) == 2, "{planned:#}");
+    let (exit, gone) = hall.json(0, &["fleet", "forget", &there]);
+    assert_eq!((exit, known(&hall)), (0, json!(1)), "{gone:#}");
+    assert_eq!(hall.json(0, &["fleet", "status"]).1["warnings"], json!([]));
+    let (exit, text) = hall.run(0, &["fleet", "forget", &there]);
+    assert!(exit == 4 && text.contains("no host"), "{exit} {text}");
+    // Its agent runs again all the same.
+    hall.agents[1].restart().unwrap();
+    hall.until("it is in the fleet again", || answer(&hall) == 2);
+    assert_eq!(hall.json(1, &["status"]).1["cordon"], Value::Null);
+}
+
+#[test]
 fn an_owner_that_cannot_reach_etcd_starts_nothing_and_goes_on_when_it_can() {
     let hall = Hall::fleet(2, &[150], 1);
     let guests: Vec<_> = (0..4).map(|n| calm(&format!("a{n}"))).collect();

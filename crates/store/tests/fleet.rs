@@ -458,6 +458,40 @@ fn a_drain_that_was_taken_over_and_not_ended_is_still_left_behind() {
 }
 
 #[test]
+fn a_host_that_never_comes_back_is_forgotten_with_all_that_was_kept_for_it() {
+    for kind in Kind::both() {
+        let [client, other] = kind.clients();
+        let (fleet, lost) = (client.fleet("a"), other.fleet("b"));
+        hosts(&fleet, &["a"]);
+        hosts(&lost, &["b"]);
+        let owner = lost.begin(&drain("d1", "b")).unwrap();
+        assert!(matches!(fleet.forget_host("b"), Err(FleetError::Draining { drain, .. }) if drain == "d1"));
+        lost.end(&owner, &drain("d1", "b")).unwrap();
+        lost.uncordon("b").unwrap();
+        lost.set_elsewhere(Some(&serde_json::json!(["web"]))).unwrap();
+        let owner = fleet.begin(&drain("d2", "a")).unwrap();
+        fleet.reserve(&owner, "g1", "db", GIB, "b", None).unwrap();
+        assert!(matches!(fleet.forget_host("b"), Err(FleetError::Draining { host, .. }) if host == "a"));
+        // In doubt: its reservation stays.
+        fleet.end(&owner, &drain("d2", "a")).unwrap();
+        lost.cordon("b", "ben", 1).unwrap();
+        let before = fleet.view().unwrap();
+        assert!(matches!(fleet.forget_host("b"), Err(FleetError::Runs(host)) if host == "b"));
+        assert_eq!(fleet.view().unwrap(), before);
+
+        client.store().commit(&without("alive/b")).unwrap();
+        fleet.forget_host("b").unwrap();
+        let keys: Vec<String> = client.store().list("").unwrap().into_iter().map(|entry| entry.key).collect();
+        assert_eq!(keys, ["alive/a", "cordon/a", "drain/d2", "host/a"]);
+        assert!(matches!(fleet.forget_host("b"), Err(FleetError::NoHost(host)) if host == "b"));
+        check(&fleet);
+        hosts(&lost, &["b"]);
+        let back = fleet.view().unwrap().hosts["b"].clone();
+        assert!(back.alive && back.cordon.is_none() && back.reserved_bytes == 0, "{back:?}");
+    }
+}
+
+#[test]
 fn a_reservation_in_doubt_stays_until_it_is_settled() {
     let kind = Kind::Local(tempfile::tempdir().unwrap());
     let fleet = kind.open().fleet("a");

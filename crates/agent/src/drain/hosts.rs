@@ -216,7 +216,12 @@ fn at_once(mut hosts: Vec<&mut Destination>, ask: impl Fn(&mut Destination) + Sy
 
 /// Asks all of them.
 pub(super) fn ask(destinations: &mut [Destination], security: &Arc<Security>) {
-    at_once(destinations.iter_mut().collect(), |one| ask_one(one, security, ANSWER_WAIT));
+    ask_within(destinations, security, ANSWER_WAIT);
+}
+
+/// The same. Each address has `wait` for an answer.
+pub(super) fn ask_within(destinations: &mut [Destination], security: &Arc<Security>, wait: Duration) {
+    at_once(destinations.iter_mut().collect(), |one| ask_one(one, security, wait));
 }
 
 /// In a fleet that shares a store: asks these hosts. Which of their addresses can be reached from here only this host
@@ -250,14 +255,18 @@ pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Dur
     one.lost = first;
 }
 
-/// Whether an agent answers at all, at one of its addresses. It may say that it cannot describe its host.
+/// Whether its agent answers at all, at one of its addresses. It may say that it cannot describe its host. Another host
+/// may have got the address meanwhile.
 pub(super) fn is_running(one: &Destination, security: &Arc<Security>, wait: Duration) -> bool {
-    one.places().into_iter().any(|at| match find(at, &Question::Host, wait, security) {
-        Ok(_) | Err(FindError::Ask(AskError::Refused { .. })) => true,
-        Err(error) => {
+    let is_it = |record: &HostRecord| one.record.as_ref().is_none_or(|known| known.name == record.name);
+    one.places().into_iter().any(|at| match answer(at, security, wait) {
+        Ok((record, _)) => is_it(&record),
+        Err(AnswerError::Find(FindError::Ask(AskError::Refused { .. }))) => true,
+        Err(AnswerError::Find(error)) => {
             tracing::debug!(at, error = chain(&error), "no answer");
             false
         }
+        Err(AnswerError::Refused { .. } | AnswerError::Form(_) | AnswerError::Unexpected) => true,
     })
 }
 

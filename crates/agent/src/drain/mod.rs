@@ -11,6 +11,7 @@
 //! | `owner` | one thread for a drain: events in, orders out, the store, what is shown |
 //! | `undrain` | the guests that drains have moved come back |
 //! | `lost` | drains of hosts that are lost are ended |
+//! | `forget` | guests and hosts that will never come back |
 //! | `status` | the fleet, for people |
 //! | `sessions` | the migration of each guest, as the controller orders it |
 //! | `member` | a guest of a drain, as it is shown and kept |
@@ -20,6 +21,7 @@
 //! | `rules` | which guests must be on different hosts, and which on one |
 
 mod begin;
+pub(crate) mod forget;
 mod hosts;
 mod leaving;
 pub(crate) mod lost;

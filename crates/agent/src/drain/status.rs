@@ -87,7 +87,9 @@ fn warnings(view: &View) -> Vec<String> {
     let mut found = Vec::new();
     for (name, host) in &view.hosts {
         if !host.alive {
-            found.push(format!("host {name} does not answer"));
+            let text =
+                format!("host {name} does not answer; `linerate fleet forget {name}` if it never will");
+            found.push(text);
         }
     }
     for (id, drain) in &view.drains {

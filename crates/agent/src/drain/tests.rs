@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use linerate_core::SessionId;
 use linerate_store::StoreError;
 use linerate_store::fleet::Fleet;
 use linerate_store::fleet::records::DrainState as Stored;
@@ -34,6 +35,31 @@ pub(super) fn guest(name: &str, uuid: &str, state: &str, to: Option<&str>) -> se
         "guest": name, "uuid": uuid, "state": state, "to": to, "memory_bytes": 1, "copy_bytes": 1,
         "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": [],
     })
+}
+
+/// A drain of a host that has ended, under a cordon of its own. Its guests went to `b`. Only of `web` it is known in
+/// which migration.
+pub(super) fn drained(agent: &Agent, number: u64, to: &[String], moved: &[&str]) {
+    let fleet = agent.fleet.fleet().unwrap();
+    let request = DrainRequest { to: to.to_vec(), ..DrainRequest::default() };
+    let kept = Kept {
+        cordoned_ms: Some(number),
+        order: number,
+        ..owner::kept(&request, &leaving::Unseen::default())
+    };
+    let guest = |name: &&str| {
+        let mut guest = guest(name, name, "moved", Some("b"));
+        guest["migration"] = (*name == "web").then(|| SessionId([1; 16]).to_string()).into();
+        ((*name).to_owned(), guest)
+    };
+    let record = DrainRecord {
+        settings: serde_json::to_value(&kept).unwrap(),
+        guests: moved.iter().map(guest).collect(),
+        begun_ms: number,
+        ..record(&format!("d{number}"), &agent.config.name)
+    };
+    let owner = fleet.begin(&record).unwrap();
+    fleet.end(&owner, &record).unwrap();
 }
 
 /// A host whose agent has begun no drain yet.

@@ -45,22 +45,32 @@ const UNREADABLE: &str =
 
 /// Guests that an undrain has not brought back, and the hosts that it asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct LeftOver {
-    guests: Vec<DrainGuest>,
-    to: Vec<String>,
+pub(super) struct LeftOver {
+    pub guests: Vec<DrainGuest>,
+    pub to: Vec<String>,
+    /// Guests that an operator has dismissed, each as it left: their hosts will never come back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    dismissed: Vec<DrainGuest>,
 }
 
 impl LeftOver {
-    fn read(fleet: &Fleet) -> Answer<LeftOver> {
+    pub fn read(fleet: &Fleet) -> Answer<LeftOver> {
         let Some(value) = fleet.elsewhere().map_err(|error| of_left_over(&error.to_string()))? else {
             return Ok(LeftOver::default());
         };
         serde_json::from_value(value).map_err(|error| of_left_over(&chain(&error)))
     }
 
-    fn write(&self, fleet: &Fleet) -> Result<(), FleetError> {
+    pub fn write(&self, fleet: &Fleet) -> Result<(), FleetError> {
         let value = serde_json::to_value(self).unwrap_or_default();
-        fleet.set_elsewhere((!self.guests.is_empty()).then_some(&value))
+        let is_needed = !self.guests.is_empty() || !self.dismissed.is_empty();
+        fleet.set_elsewhere(is_needed.then_some(&value))
+    }
+
+    /// No undrain brings the guest back any more, unless it leaves again.
+    pub fn dismiss(&mut self, guest: &DrainGuest) {
+        self.guests.retain(|one| !left_with(one, guest));
+        self.dismissed.push(guest.clone());
     }
 }
 
@@ -87,6 +97,39 @@ pub(crate) fn begin(
         return Ok(going.clone());
     }
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
+    let (drain, coming) = to_come(agent, &fleet)?;
+    // Before the first comes back: this agent may end on the way.
+    coming.write(&fleet).map_err(|error| of_fleet(&error, agent))?;
+    // It refuses while a drain is open.
+    agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
+    let shown = |guest: &DrainGuest| UndrainGuest {
+        guest: guest.guest.clone(),
+        from: guest.to.clone().unwrap_or_default(),
+        state: State::Waiting,
+        reason: None,
+        hint: String::new(),
+    };
+    let detail = UndrainDetail {
+        drain,
+        host: own.clone(),
+        guests: coming.guests.iter().map(shown).collect(),
+        over: false,
+    };
+    tracing::info!(drain = detail.drain, guests = detail.guests.len(), "guests are brought back");
+    *slot = Some(detail.clone());
+    let (agent, drains) = (agent.clone(), drains.clone());
+    let run = move || all(&Here { agent, runtime }, &drains, coming);
+    let started = std::thread::Builder::new().name("undrain".into()).spawn(run);
+    if let Err(error) = started {
+        *slot = None;
+        return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
+    }
+    Ok(detail)
+}
+
+/// The last drain of this host, which has ended, and the guests that come back after it.
+pub(super) fn to_come(agent: &Agent, fleet: &Fleet) -> Answer<(String, LeftOver)> {
+    let own = &agent.config.name;
     let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
     let mut known: Vec<&DrainRecord> = view.drains.values().map(|drain| &drain.record).collect();
     known.retain(|drain| drain.host == *own);
@@ -104,35 +147,8 @@ pub(crate) fn begin(
     let cordoned = view.hosts.get(own).and_then(|host| host.cordon.as_ref()).map(|cordon| cordon.since_ms);
     let since = kept(last)?.cordoned_ms.or(cordoned).unwrap_or(last.begun_ms);
     known.retain(|one| one.id == last.id || is_of_cordon(one, since));
-    let coming = coming(&known, LeftOver::read(&fleet)?, agent.fleet.shared().is_some())?;
-    // Before the first comes back: this agent may end on the way.
-    coming.write(&fleet).map_err(|error| of_fleet(&error, agent))?;
-    let LeftOver { guests: moved, to } = coming;
-    // It refuses while a drain is open.
-    agent.fleet.lift_cordon().map_err(|error| of_fleet(&error, agent))?;
-    let shown = |guest: &DrainGuest| UndrainGuest {
-        guest: guest.guest.clone(),
-        from: guest.to.clone().unwrap_or_default(),
-        state: State::Waiting,
-        reason: None,
-        hint: String::new(),
-    };
-    let detail = UndrainDetail {
-        drain: last.id.clone(),
-        host: own.clone(),
-        guests: moved.iter().map(shown).collect(),
-        over: false,
-    };
-    tracing::info!(drain = last.id, guests = moved.len(), "guests are brought back");
-    *slot = Some(detail.clone());
-    let (agent, drains) = (agent.clone(), drains.clone());
-    let run = move || all(&Here { agent, runtime }, &drains, &moved, &to);
-    let started = std::thread::Builder::new().name("undrain".into()).spawn(run);
-    if let Err(error) = started {
-        *slot = None;
-        return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
-    }
-    Ok(detail)
+    let coming = coming(&known, LeftOver::read(fleet)?, agent.fleet.shared().is_some())?;
+    Ok((last.id.clone(), coming))
 }
 
 /// The guests that come back after these drains, and the hosts that are asked.
@@ -141,11 +157,19 @@ fn coming(drains: &[&DrainRecord], left_over: LeftOver, is_shared: bool) -> Answ
     for drain in drains {
         to.extend(kept(drain)?.request.to.into_iter().filter(|_| !is_shared));
     }
-    let guests = moved_by(drains, left_over.guests)?;
+    let is_dismissed = |guest: &DrainGuest| left_over.dismissed.iter().any(|one| left_with(one, guest));
+    // Those of earlier drains need not be kept any more.
+    let (dismissed, guests): (Vec<_>, Vec<_>) =
+        moved_by(drains, left_over.guests)?.into_iter().partition(is_dismissed);
     if is_shared {
         to.extend(guests.iter().filter_map(|guest| guest.to.clone()));
     }
-    Ok(LeftOver { guests, to: to.into_iter().collect() })
+    Ok(LeftOver { guests, to: to.into_iter().collect(), dismissed })
+}
+
+/// Whether it is one guest, which left once.
+fn left_with(one: &DrainGuest, other: &DrainGuest) -> bool {
+    name_of(one) == name_of(other) && one.migration == other.migration && one.to == other.to
 }
 
 /// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left
@@ -191,13 +215,14 @@ pub(crate) fn show(drains: &Drains) -> Answer<UndrainDetail> {
 }
 
 /// The agent of this host, and the runtime of its tasks.
-struct Here {
-    agent: Arc<Agent>,
-    runtime: Handle,
+pub(super) struct Here {
+    pub agent: Arc<Agent>,
+    pub runtime: Handle,
 }
 
-fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
-    let hosts = hosts::named(&here.agent, to, None).unwrap_or_else(|error| {
+fn all(here: &Here, drains: &Drains, coming: LeftOver) {
+    let LeftOver { guests: moved, to, dismissed } = coming;
+    let hosts = hosts::named(&here.agent, &to, None).unwrap_or_else(|error| {
         tracing::warn!(%error, "the fleet's hosts cannot be looked up");
         Vec::new()
     });
@@ -232,7 +257,7 @@ fn all(here: &Here, drains: &Drains, moved: &[DrainGuest], to: &[String]) {
         }
     });
     let guests = later.lock().iter().filter_map(|at| moved.get(*at).cloned()).collect();
-    let left_over = LeftOver { guests, to: to.to_vec() };
+    let left_over = LeftOver { guests, to, dismissed };
     // Before it is over, and another one may begin.
     if let Err(error) = here.agent.fleet.fleet_to_change().and_then(|fleet| left_over.write(&fleet)) {
         tracing::warn!(%error, "the undrain of the next drain looks for all guests of this one again");
@@ -288,10 +313,11 @@ impl Here {
             return Err(refused("it is not known in which migration it left", by_hand));
         };
         let Some(host) = host else {
-            return Err(unreached(
-                format!("{} does not answer", guest.to.as_deref().unwrap_or("its host")),
-                by_hand,
-            ));
+            let hint = format!(
+                "`linerate undrain` again when it does; `linerate undrain --forget {name}` if it never will"
+            );
+            let text = format!("{} does not answer", guest.to.as_deref().unwrap_or("its host"));
+            return Err(unreached(text, &hint));
         };
         let mut host = host.clone();
         let port = self.agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
@@ -330,7 +356,7 @@ impl Here {
 
     /// It is here, and nothing else has it. Another guest may have got its name meanwhile. `moved`: its host says that
     /// it was moved.
-    fn is_back(&self, guest: &DrainGuest, moved: bool) -> bool {
+    pub fn is_back(&self, guest: &DrainGuest, moved: bool) -> bool {
         if guest.domain {
             let state = self.runtime.block_on(domains::state(&guest.uuid));
             return !self.agent.moves.has(&guest.uuid) && has_arrived(state.as_deref(), moved);
@@ -370,19 +396,19 @@ fn has_arrived(state: Option<&str>, moved: bool) -> bool {
 fn silent(error: &FindError) -> ErrorBody {
     unreached(
         format!("its host does not answer, and may have moved it: {}", chain(error)),
-        "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again",
+        "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again, or `linerate undrain --forget \
+         GUEST` if its host will never answer",
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use linerate_api::DrainRequest;
     use linerate_core::SessionId;
     use linerate_core::journal::DestinationPhase;
     use linerate_guest::registry::GuestRecord;
 
     use super::*;
-    use crate::drain::tests::guest;
+    use crate::drain::tests::{drained, guest, record};
     use crate::journal::{IncomingRecord, Record};
     use crate::testing::wait;
 
@@ -414,30 +440,6 @@ mod tests {
         // The undrain of the first drain did not bring them back, and the second has begun since.
         let before = moved_by(&[&earlier], Vec::new()).unwrap();
         assert_eq!(brought(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
-    }
-
-    /// A drain of this host that has ended, under a cordon of its own.
-    fn drained(agent: &Agent, number: u64, to: &[String], moved: &[&str]) {
-        let fleet = agent.fleet.fleet().unwrap();
-        let request = DrainRequest { to: to.to_vec(), ..DrainRequest::default() };
-        let kept = Kept {
-            cordoned_ms: Some(number),
-            order: number,
-            ..crate::drain::owner::kept(&request, &leaving::Unseen::default())
-        };
-        let guest = |name: &&str| {
-            let mut guest = guest(name, name, "moved", Some("b"));
-            guest["migration"] = (*name == "web").then(|| SessionId([1; 16]).to_string()).into();
-            ((*name).to_owned(), guest)
-        };
-        let record = DrainRecord {
-            settings: serde_json::to_value(&kept).unwrap(),
-            guests: moved.iter().map(guest).collect(),
-            begun_ms: number,
-            ..crate::drain::tests::record(&format!("d{number}"), &agent.config.name)
-        };
-        let owner = fleet.begin(&record).unwrap();
-        fleet.end(&owner, &record).unwrap();
     }
 
     /// The guests of an undrain that has ended.
@@ -475,6 +477,24 @@ mod tests {
         let begun = begin(&second, &drains, runtime.handle().clone(), None).unwrap();
         assert_eq!(begun.guests.iter().map(|one| &one.guest[..]).collect::<Vec<_>>(), ["web"]);
         assert_eq!(ended(&drains), [failed("web")]);
+    }
+
+    #[test]
+    fn a_guest_that_was_dismissed_comes_back_only_if_it_has_left_again() {
+        let drain = |id: &str, session: u8| {
+            let mut web = guest("web", "u1", "moved", Some("b"));
+            web["migration"] = SessionId([session; 16]).to_string().into();
+            DrainRecord { guests: [("u1".to_owned(), web)].into(), ..record(id, "a") }
+        };
+        let (first, second) = (drain("d1", 1), drain("d2", 2));
+        let mut left_over = LeftOver::default();
+        left_over.dismiss(&moved_by(&[&first], Vec::new()).unwrap()[0]);
+        let still = coming(&[&first], left_over.clone(), true).unwrap();
+        assert_eq!((still.guests.len(), still.dismissed.len()), (0, 1));
+        // It was found after all, and came back by hand.
+        let again = coming(&[&second, &first], left_over, true).unwrap();
+        assert_eq!(again.guests, moved_by(&[&second], Vec::new()).unwrap());
+        assert_eq!((again.dismissed.len(), &again.to[..]), (0, &["b".to_owned()][..]));
     }
 
     #[test]

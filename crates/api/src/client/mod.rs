@@ -15,9 +15,10 @@ use serde::de::DeserializeOwned;
 use crate::{
     AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
     DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
-    FleetStatus, GuestDetail, GuestSummary, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest,
-    MigrationDetail, MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer,
-    QosRequest, ResolveRequest, StartGuest, StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
+    FleetStatus, ForgetGuest, ForgetHost, GuestDetail, GuestForgotten, GuestSummary, HostForgotten,
+    LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
+    MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer, QosRequest, ResolveRequest, StartGuest,
+    StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -187,6 +188,11 @@ impl Client {
         self.get(paths::UNDRAIN).await
     }
 
+    /// No undrain brings a guest back any more.
+    pub async fn forget_guest(&self, request: &ForgetGuest) -> Result<GuestForgotten, ClientError> {
+        self.post(paths::UNDRAIN_FORGET, request).await
+    }
+
     /// Where a guest can go.
     pub async fn place(&self, request: &PlaceRequest) -> Result<PlaceAnswer, ClientError> {
         self.post(paths::PLACE, request).await
@@ -205,6 +211,11 @@ impl Client {
     /// The fleet, and this host's part in it.
     pub async fn fleet(&self) -> Result<FleetStatus, ClientError> {
         self.get(paths::FLEET).await
+    }
+
+    /// The store knows a host no more.
+    pub async fn forget_host(&self, request: &ForgetHost) -> Result<HostForgotten, ClientError> {
+        self.post(paths::FLEET_FORGET, request).await
     }
 
     /// Lines of the audit log, oldest first.

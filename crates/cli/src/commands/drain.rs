@@ -128,6 +128,12 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
 
 /// Has the guests come back that drains have moved since the host was cordoned, and watches that.
 pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Failure> {
+    if let Some(request) = flags.forget_request() {
+        let asking = context.client.forget_guest(&request);
+        let answer = with_progress("asking the hosts".to_owned(), context.err, asking).await?;
+        context.answer(&answer, || drain::guest_forgotten(&answer))?;
+        return Ok(Exit::Ok);
+    }
     let mut interrupts = Interrupts::listen()?;
     let request = flags.request();
     let unknown = format!("{} begins it, or watches it if it has begun", context.command("undrain"));
@@ -152,7 +158,7 @@ pub async fn place(flags: &PlaceFlags, context: &Context) -> Result<Exit, Failur
     Ok(if answer.best.is_some() { Exit::Ok } else { Exit::Refused })
 }
 
-/// `linerate fleet`: what the store knows of hosts and drains.
+/// `linerate fleet`: what the store knows of hosts and drains, and is to forget.
 pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         FleetCommand::Status => {
@@ -169,6 +175,11 @@ pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Fa
         FleetCommand::Drains => {
             let drains = context.client.fleet_drains().await?;
             context.answer(&drains, || drain::list(&drains, context.out.paint))?;
+        }
+        FleetCommand::Forget(flags) => {
+            let (what, request) = (format!("asking {}", flags.host), flags.request());
+            let answer = with_progress(what, context.err, context.client.forget_host(&request)).await?;
+            context.answer(&answer, || drain::host_forgotten(&answer))?;
         }
     }
     Ok(Exit::Ok)

@@ -1,7 +1,7 @@
 //! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
 use clap::{Args, Subcommand};
-use linerate_api::{DrainRequest, ModeChoice, PlaceRequest, UndrainRequest};
+use linerate_api::{DrainRequest, ForgetGuest, ForgetHost, ModeChoice, PlaceRequest, UndrainRequest};
 
 use crate::units;
 
@@ -114,12 +114,24 @@ pub struct UndrainFlags {
     /// Begin and end; the agent goes on
     #[arg(long)]
     pub detach: bool,
+    /// Bring this guest back no more, as its host is gone for good; and do nothing else. A name or a UUID
+    #[arg(long, value_name = "GUEST", conflicts_with = "detach")]
+    pub forget: Option<String>,
+    /// With --forget: only say whether that can be done
+    #[arg(long, requires = "forget")]
+    pub dry_run: bool,
 }
 
 impl UndrainFlags {
     /// What to ask of the agent.
     pub fn request(&self) -> UndrainRequest {
         UndrainRequest { host: self.host.clone() }
+    }
+
+    /// What to ask of the agent with `--forget`.
+    pub fn forget_request(&self) -> Option<ForgetGuest> {
+        let (host, dry_run) = (self.host.clone(), self.dry_run);
+        self.forget.clone().map(|guest| ForgetGuest { guest, host, dry_run })
     }
 }
 
@@ -161,4 +173,24 @@ pub enum FleetCommand {
     Hosts,
     /// List the drains of this host, or of all hosts that share etcd, newest first
     Drains,
+    /// Have the store forget a host that is gone for good: its cordon, its drains, memory that is reserved there
+    Forget(FleetForgetFlags),
+}
+
+/// Flags of `linerate fleet forget`.
+#[derive(Debug, Args)]
+pub struct FleetForgetFlags {
+    /// Name of the host, as `linerate fleet hosts` shows it
+    #[arg(value_name = "HOST")]
+    pub host: String,
+    /// Only say what would be forgotten
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+impl FleetForgetFlags {
+    /// What to ask of the agent.
+    pub fn request(&self) -> ForgetHost {
+        ForgetHost { host: self.host.clone(), dry_run: self.dry_run }
+    }
 }

@@ -2,8 +2,8 @@
 
 use console::truncate_str;
 use linerate_api::{
-    DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, FleetStatus, PlaceAnswer, UndrainDetail,
-    UndrainGuest, UndrainGuestState,
+    DrainDetail, DrainGuest, DrainGuestState, DrainState, FleetHost, FleetStatus, GuestForgotten,
+    HostForgotten, PlaceAnswer, UndrainDetail, UndrainGuest, UndrainGuestState,
 };
 
 use super::bar::bar;
@@ -89,7 +89,7 @@ pub fn undrain_frame(detail: &UndrainDetail, width: usize, paint: Paint) -> Vec<
     lines.push(String::new());
     let back = detail.count(UndrainGuestState::Back);
     lines.push(match detail.guests.len() {
-        0 => "  the drain had moved no guest".to_owned(),
+        0 => "  no guest is to come back".to_owned(),
         all => format!("  {back} of {all} are back"),
     });
     lines.into_iter().map(|line| truncate_str(&line, width, "…").into_owned()).collect()
@@ -384,5 +384,33 @@ pub fn fleet(status: &FleetStatus, paint: Paint) -> String {
         ));
     }
     lines.extend(status.warnings.iter().map(|text| format!("{} {}", paint.yellow("!"), clean(text))));
+    lines.join("\n") + "\n"
+}
+
+/// A guest that no undrain brings back any more.
+pub fn guest_forgotten(answer: &GuestForgotten) -> String {
+    let (guest, from) = (clean(&answer.guest), clean(&answer.from));
+    if answer.dry_run {
+        return format!("{guest} would be forgotten: {from}, to which it was moved, does not answer\n");
+    }
+    format!("{guest} is forgotten: no undrain brings it back from {from}\n")
+}
+
+/// A host that the store does not know any more.
+pub fn host_forgotten(answer: &HostForgotten) -> String {
+    let will_be = if answer.dry_run { "would be" } else { "is" };
+    let mut lines = vec![format!("host {} {will_be} forgotten", clean(&answer.host))];
+    let cordon: Vec<String> = answer.cordon.iter().map(|cordon| cordon.by.clone()).collect();
+    for (what, names) in [
+        ("guests that it had", &answer.guests),
+        ("memory that was reserved there for", &answer.reserved),
+        ("its drains", &answer.drains),
+        ("its cordon by", &cordon),
+    ] {
+        if !names.is_empty() {
+            let names: Vec<String> = names.iter().map(|name| clean(name)).collect();
+            lines.push(format!("  {what}: {}", names.join(", ")));
+        }
+    }
     lines.join("\n") + "\n"
 }

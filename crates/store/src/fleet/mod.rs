@@ -21,6 +21,7 @@
 //! * guests and reservations of a host together never exceed its memory less its reserve, as its agent describes them.
 
 mod drains;
+mod forgotten;
 pub mod records;
 mod reservations;
 
@@ -90,6 +91,9 @@ pub enum FleetError {
     /// The destination's agent does not run.
     #[error("the agent of host {0} does not answer the fleet's store")]
     Lost(String),
+    /// The agent of a host that is to be forgotten runs.
+    #[error("the agent of host {0} runs, or its lease has not ended yet")]
+    Runs(String),
     /// The host has less memory free for guests than is to be reserved.
     #[error("host {host} has {free_bytes} bytes free for guests, and {bytes} are needed")]
     NoRoom { host: String, bytes: u64, free_bytes: u64 },
