@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::faults::chain;
 use crate::fleet::HostInFleet;
 use crate::libvirt::domains::{self, Domain, Listed};
-use crate::{incoming, outgoing};
+use crate::{cpu, incoming, outgoing};
 
 /// All guests that are asked together answer within this. Other hosts wait 10 s for the record, or this host is lost.
 const QMP_WAIT: Duration = Duration::from_secs(4);
@@ -106,7 +106,7 @@ impl Describer {
             memory_bytes: taken.saturating_add(self.free_bytes(taken, &had)),
             reserve_bytes: self.config.memory_reserve_mib << 20,
             cpu_models: BTreeSet::new(),
-            cpu_features: own_cpu_features(),
+            cpu_features: cpu::own_features(),
             qemu,
             machines,
             storage: BTreeSet::new(),
@@ -329,23 +329,6 @@ fn meminfo(text: &str, field: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What this host's processor can.
-pub(crate) fn own_cpu_features() -> BTreeSet<String> {
-    cpu_features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
-}
-
-/// The processor's maker and what it can, as the kernel names it.
-fn cpu_features(cpuinfo: &str) -> BTreeSet<String> {
-    let value = |name: &str| {
-        let line =
-            cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let maker = value("vendor_id").map(|maker| format!("maker {maker}"));
-    let flags = value("flags").unwrap_or_default();
-    flags.split_whitespace().map(str::to_owned).chain(maker).collect()
-}
-
 fn ports(interfaces: &[Interface], listens_at: &[std::net::SocketAddr]) -> Vec<PortRecord> {
     let mut ports = Vec::new();
     for port in interfaces.iter().filter(|port| port.usable()) {
@@ -368,14 +351,6 @@ mod tests {
 
     use super::*;
     use linerate_net::interfaces::InterfaceAddress;
-
-    #[test]
-    fn a_processor_is_known_by_its_maker_and_its_flags() {
-        let text = "processor\t: 0\nvendor_id\t: GenuineIntel\nvmx flags\t: ept\nflags\t\t: fpu avx2\n";
-        let found: Vec<String> = cpu_features(text).into_iter().collect();
-        assert_eq!(found, ["avx2", "fpu", "maker GenuineIntel"]);
-        assert!(cpu_features("").is_empty());
-    }
 
     #[test]
     fn what_a_guest_on_its_way_has_already_is_known() {

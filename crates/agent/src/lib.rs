@@ -28,7 +28,7 @@
 //! | `not_taken` | why a connection from another agent is not taken |
 //! | `name_claims` | names of guests that something is just about to take |
 //! | `ran_here` | whether a guest ran at its source after commit |
-//! | `ram`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
+//! | `ram`, `cpu`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
 mod audit;
@@ -38,6 +38,7 @@ mod clock;
 pub mod cluster;
 pub mod config;
 mod convert;
+mod cpu;
 mod decision;
 mod device_state;
 mod digest;

@@ -12,9 +12,10 @@ use linerate_memory::{Mapping, RamBlock};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
+use crate::cpu;
 use crate::faults::chain;
 use crate::guests;
-use crate::host_record::{self, short};
+use crate::host_record::short;
 use crate::libvirt::Move;
 use crate::libvirt::domains::{self, Domain};
 use crate::outgoing::Outgoing;
@@ -126,13 +127,15 @@ pub(super) async fn look_for_domains(found: &mut Found, known: &BTreeSet<String>
 }
 
 fn of_domain(domain: Domain) -> Leaving {
+    // Of other domains libvirt compares the processor itself.
+    let cpu_features = domain.has_hosts_cpu.then(|| cpu::of_guests(cpu::own_features())).unwrap_or_default();
     Leaving {
         name: domain.name,
         key: domain.uuid,
         domain: true,
         memory_bytes: domain.memory_bytes,
         copy_bytes: domain.memory_bytes,
-        needs: Needs::default(),
+        needs: Needs { cpu_features, ..Needs::default() },
         cannot: None,
         looked: true,
     }
@@ -196,7 +199,7 @@ fn needs(guest: &GuestDescription) -> Needs {
     // The guest was given all that this host's processor can.
     let model = guest.cpu.split(',').next().unwrap_or_default();
     if guest.accelerator == "kvm" && ["host", "max"].contains(&model) {
-        needs.cpu_features = host_record::own_cpu_features();
+        needs.cpu_features = cpu::own_features();
     }
     needs
 }
@@ -281,6 +284,17 @@ mod tests {
             matches!(&texts[..], [why] if why.contains("of guest web") && why.contains("Start")),
             "{texts:?}"
         );
+    }
+
+    #[test]
+    fn a_domain_with_all_that_its_hosts_processor_can_needs_that_elsewhere() {
+        let needs = |has_hosts_cpu| {
+            let domain =
+                Domain { name: "web".into(), uuid: "u1".into(), memory_bytes: 1 << 30, has_hosts_cpu };
+            of_domain(domain).needs.cpu_features
+        };
+        assert!(needs(false).is_empty());
+        assert!(needs(true) == cpu::of_guests(cpu::own_features()) && !needs(true).is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{ErrorBody, code};
 
+use super::processor::is_hosts;
 use super::virsh::{HERE, Virsh};
 
 /// Sockets of a libvirt of this host: of the one daemon, and of the one for QEMU alone.
@@ -53,6 +54,8 @@ pub(crate) struct Domain {
     pub uuid: String,
     /// Bytes of memory that it may have.
     pub memory_bytes: u64,
+    /// It has all that this host's processor can. Of one on its way here that is not looked at.
+    pub has_hosts_cpu: bool,
 }
 
 /// Domains as the record of this host has them.
@@ -133,7 +136,8 @@ fn listed(program: &str) -> Result<Listed, DomainsError> {
         }
         let Some(text) = of_one(program, &["dominfo", uuid], end)? else { continue };
         let memory_bytes = field(&text, "Max memory:").and_then(kib).unwrap_or(0);
-        arriving.push(Domain { name: name.clone(), uuid: uuid.to_owned(), memory_bytes });
+        let (name, uuid) = (name.clone(), uuid.to_owned());
+        arriving.push(Domain { name, uuid, memory_bytes, has_hosts_cpu: false });
     }
     Ok(Listed { names, arriving })
 }
@@ -216,7 +220,8 @@ async fn all(virsh: &Virsh) -> Result<Vec<Domain>, ErrorBody> {
         };
         let name = field(&text, "Name:").unwrap_or(uuid).to_owned();
         let memory_bytes = field(&text, "Max memory:").and_then(kib).unwrap_or(0);
-        found.push(Domain { name, uuid: uuid.to_owned(), memory_bytes });
+        let has_hosts_cpu = virsh.run(&["dumpxml", uuid]).await.is_ok_and(|xml| is_hosts(&xml));
+        found.push(Domain { name, uuid: uuid.to_owned(), memory_bytes, has_hosts_cpu });
     }
     Ok(found)
 }
@@ -240,6 +245,16 @@ mod tests {
         assert_eq!(all(&fake.virsh()).await.ok(), Some(vec![]));
         fake.set("others", "0f0e8c9a-0000-4000-8000-000000000002\n");
         assert!(all(&fake.virsh()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_domain_with_its_hosts_processor_is_known() {
+        let fake = FakeLibvirt::new(Some("running"));
+        for (xml, is) in [("  <cpu mode='host-passthrough'/>", true), ("  <cpu mode='host-model'/>", false)] {
+            fake.set("xml", &format!("<domain>\n{xml}\n</domain>"));
+            let found = all(&fake.virsh()).await.map_err(|error| error.message).unwrap();
+            assert_eq!(found.iter().map(|one| one.has_hosts_cpu).collect::<Vec<_>>(), [is], "{xml}");
+        }
     }
 
     #[tokio::test]
@@ -311,7 +326,8 @@ mod tests {
             esac";
         let (_folder, lists) = program(script);
         let found = listed(&lists).unwrap();
-        let two = Domain { name: "web 2".into(), uuid: "u2".into(), memory_bytes: 256 << 20 };
+        let (name, uuid) = ("web 2".into(), "u2".into());
+        let two = Domain { name, uuid, memory_bytes: 256 << 20, has_hosts_cpu: false };
         assert_eq!((found.arriving, found.names.len()), (vec![two], 5));
     }
 

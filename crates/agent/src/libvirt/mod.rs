@@ -13,6 +13,7 @@
 //! | `virsh` | libvirt's client as a child process |
 //! | `plan` | what is asked of libvirt and of the tunnel |
 //! | `xml` | the domain as it shall be at the destination, where that is different |
+//! | `processor` | a domain that has all that its host's processor can |
 //! | `target` | which domain is meant, and what it must be like |
 //! | `domains` | those that run here, for a drain |
 //! | `domain_tunnel` | the tunnel of a migration |
@@ -25,6 +26,7 @@ mod ending;
 mod moves;
 mod own;
 mod plan;
+mod processor;
 mod recover;
 mod target;
 mod virsh;
@@ -120,13 +122,15 @@ async fn prepare(
         .map_err(|error| internal(format!("the domain's XML cannot be written: {}", chain(&error))))?;
     let plan = Plan::new(&domain, (&request, &libvirt), &changes, persistent, &key.to_string())?;
     let choice = direct::choose(&needs, &domain, &plan, (&request, &libvirt)).await?;
-    if let Choice::Own(reason) = &choice {
-        plan::check_own(&request, reason.as_deref())?;
-        needs.bench.yield_to_migration();
-    }
-    let (copy, reason) = match choice {
-        Choice::Direct(copy) => (Some(copy), None),
-        Choice::Own(reason) => (None, reason),
+    let (copy, reason, unknown) = match choice {
+        // The two QEMUs are asked for each feature.
+        Choice::Direct(copy) => (Some(copy), None, None),
+        Choice::Own(reason) => {
+            plan::check_own(&request, reason.as_deref())?;
+            let unknown = processor::check(&needs.security, &domain, &here, &request.to).await?;
+            needs.bench.yield_to_migration();
+            (None, reason, unknown)
+        }
     };
     let id = copy.as_ref().map_or_else(|| MigrationId(key.to_string()), |copy| copy.id());
     let moved = MovedDomain {
@@ -149,6 +153,7 @@ async fn prepare(
     needs.moves.add(shared.clone());
     let mode = if shared.copy().is_some() { Mode::Direct } else { Mode::Stream };
     shared.publish(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
+    unknown.iter().for_each(|text| shared.warn(text));
     if persistent && changes.only_live() {
         shared.warn(
             "the definition that stays at the destination is as it is here: --persistent-xml changes that, too",

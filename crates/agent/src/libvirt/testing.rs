@@ -50,7 +50,8 @@ pub fn moved(id: &str) -> MovedDomain {
 /// A libvirt in a folder, of which each file is an answer. `state`: the domain's, if it knows the domain. `job`: what
 /// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain does not
 /// exist once its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has
-/// what was asked. `others`: UUIDs of other domains. `saved`: the UUID or name of a domain with a managed save.
+/// what was asked. `others`: UUIDs of other domains. `saved`: the UUID or name of a domain with a managed save. `xml`:
+/// the domain's XML.
 pub struct FakeLibvirt(TempDir);
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -70,6 +71,7 @@ case $1 in
     cat state 2>/dev/null || fail "Domain not found"
     test ! -e leaves || rm state ;;
   domjobinfo) cat job 2>/dev/null || echo "Job type: None" ;;
+  dumpxml) cat xml 2>/dev/null || echo "<domain/>" ;;
   domjobabort)
     test ! -e refuses || fail "it is too late"
     echo > aborted ;;

@@ -50,6 +50,19 @@ async fn nothing_is_begun_that_is_not_in_the_journal() {
 }
 
 #[tokio::test]
+async fn a_domain_with_its_hosts_processor_moves_with_a_warning_where_the_other_one_is_not_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (needs, here) = (agent.libvirt(), FakeLibvirt::new(Some("running")));
+    here.set("xml", "<domain>\n  <cpu mode='host-passthrough'/>\n</domain>\n");
+    let id = ask(&needs, &here).await.map_err(|error| error.message).unwrap();
+    let one = needs.moves.by_id(&id.0).unwrap();
+    wait("it is over", || one.is_over()).await;
+    let warned = super::testing::warnings(&one);
+    assert!(warned.iter().any(|text| text.contains("host's processor")), "{warned:?}");
+}
+
+#[tokio::test]
 async fn nothing_is_begun_to_a_host_that_does_not_say_that_it_takes_guests() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

@@ -44,3 +44,17 @@ fn a_processor_that_lacks_a_feature_takes_no_guest_and_one_with_more_does() {
     stage.arrived();
     stage.guest_goes_on();
 }
+
+#[test]
+fn an_adopted_guest_is_refused_by_a_processor_that_lacks_a_feature() {
+    let mut stage = Stage::adopted(GuestParameters { mem_mb: 64, ..crate::steady() });
+    restart_destination_with_cpu(&mut stage, "qemu64,-cx16");
+    let failure = ended(&stage.migrate(&["--mode", "direct"]).finish()).failed(REFUSED);
+    assert_eq!(
+        (&failure["code"], &failure["guest_state"]),
+        (&"resource_missing".into(), &"runs_at_source".into()),
+        "{failure}"
+    );
+    assert!(failure["message"].as_str().unwrap().contains("cx16"), "{failure}");
+    stage.guest_goes_on();
+}
