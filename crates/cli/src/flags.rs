@@ -98,7 +98,7 @@ pub enum Command {
     Undrain(UndrainFlags),
     /// Show where a guest can go, and what keeps it from other hosts
     Place(PlaceFlags),
-    /// Show the hosts and drains that this host's store knows
+    /// Show the hosts and drains that this host's store knows, or have it forget a host
     #[command(subcommand)]
     Fleet(FleetCommand),
     /// Show who did what on this host, or tried to

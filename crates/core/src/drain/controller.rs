@@ -281,8 +281,10 @@ impl Controller {
                 return self.end(id, Outcome::Failed { reason, in_doubt: false }, now);
             }
         }
-        // Hosts where a try failed are better than none.
-        guest.avoid.clear();
+        // Hosts where a try failed are better than none. Nothing was tried now.
+        if !std::mem::take(&mut guest.avoid).is_empty() {
+            return self.set(id, State::Unplaced { from: now }, now);
+        }
         self.try_failed(id, Reason::Nowhere(why), true, now);
     }
 

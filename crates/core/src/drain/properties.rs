@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::tests::start;
 use super::*;
+use crate::fleet::GroupId;
 use crate::{Code, Side, Step};
 
 /// What the driver has been ordered to do, as a second book.
@@ -174,6 +175,7 @@ proptest! {
     fn orders_are_sound_and_every_drain_ends(
         script in prop::collection::vec((0..18u8, 0..100usize, 0..100u32, 0..5000u64, 0..4000u64), 0..250),
         writes in prop::collection::vec(0..900u64, 6),
+        together in 0..5u32,
     ) {
         let guests: Vec<Start> = (0..6u32)
             .map(|n| Start {
@@ -185,6 +187,7 @@ proptest! {
         let mut book = Book { kept: [GuestId(5)].into(), ..Book::default() };
         let mut now = Time::ZERO;
         let mut controller = Controller::new(Settings::default(), vec![1e9, 1e9], &guests, now);
+        controller.keep_together((0..together).map(|n| (GuestId(n), GroupId(0))).collect());
         book.take(controller.handle(now, Event::Tick))?;
         for (kind, pick, host, amount, ms) in script {
             now = now + Duration::from_millis(ms);

@@ -410,11 +410,25 @@ fn a_host_that_lacks_something_is_left_at_once_and_never_tried_again() {
     );
     assert_eq!(hand.after(10.0), [place(&[1, 2])]);
     // No other host is there: what failed by chance is tried again, and what it lacks is not.
-    hand.tell(Event::NoPlace {
-        guest: guest(0),
-        why: Nowhere(vec![(crate::fleet::Obstacle::Forbidden.name(), 2)]),
-    });
-    assert_eq!(hand.after(20.0), [place(&[1])]);
+    let why = Nowhere(vec![(crate::fleet::Obstacle::Forbidden.name(), 2)]);
+    assert_eq!(hand.tell(Event::NoPlace { guest: guest(0), why }), [place(&[1])]);
+}
+
+#[test]
+fn where_one_host_is_all_there_is_a_guest_has_all_its_tries_there() {
+    let mut hand = Hand::ready(&[start(0, 8)], &[1]);
+    let place = |hosts: &[HostId]| Order::Place(vec![(guest(0), hosts.to_vec())]);
+    for wait in [10.0, 20.0] {
+        hand.failed(0, Code::HypervisorFailed, Side::Destination);
+        assert_eq!(hand.after(wait), [place(&[HostId(1)])]);
+        let nowhere = Event::NoPlace { guest: guest(0), why: Nowhere::default() };
+        assert_eq!(hand.tell(nowhere), [place(&[])], "a look that finds no other host is no try");
+        hand.placed(0, 1, 2e9);
+        hand.prepared(0);
+    }
+    hand.failed(0, Code::HypervisorFailed, Side::Destination);
+    assert!(hand.controller.is_over());
+    assert!(hand.reasons(0).iter().all(|reason| matches!(reason, Reason::Fault(_))), "{:?}", hand.reasons(0));
 }
 
 #[test]
