@@ -389,7 +389,8 @@ pub fn fleet(status: &FleetStatus, paint: Paint) -> String {
 
 /// A guest that no undrain brings back any more.
 pub fn guest_forgotten(answer: &GuestForgotten) -> String {
-    let (guest, from) = (clean(&answer.guest), clean(&answer.from));
+    let guest = clean(&answer.guest);
+    let from = if answer.from.is_empty() { "its host".to_owned() } else { clean(&answer.from) };
     if answer.dry_run {
         return format!("{guest} would be forgotten: {from}, to which it was moved, does not answer\n");
     }
