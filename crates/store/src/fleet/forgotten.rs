@@ -27,10 +27,8 @@ impl View {
 
     /// Drains of a host that have ended.
     pub fn ended_drains<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a String> {
-        let is_its = move |(_, drain): &(&String, &super::DrainView)| {
-            drain.record.host == host && drain.record.state == DrainState::Ended
-        };
-        self.drains.iter().filter(is_its).map(|(id, _)| id)
+        let of_host = self.drains.iter().filter(move |(_, drain)| drain.record.host == host);
+        of_host.filter(|(_, drain)| drain.record.state == DrainState::Ended).map(|(id, _)| id)
     }
 
     /// Guests that have memory reserved at a host, by their UUID.
@@ -79,7 +77,7 @@ impl Fleet {
                 Condition::as_read(&cordon, cordon_entry.as_ref()),
                 Condition::as_read(&load, load_entry.as_ref()),
             ];
-            let writes = [&record, &cordon, &load, &elsewhere].map(|key| Write::Delete(key.clone())).into();
+            let writes = [&record, &cordon, &load, &elsewhere].map(|key| Write::Delete(key.clone())).to_vec();
             Ok(Some(Transaction { conditions, writes }))
         })
     }
