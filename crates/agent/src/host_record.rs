@@ -394,7 +394,8 @@ mod tests {
     fn a_domain_on_its_way_counts_in_full() {
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
-        let domain = Domain { name: "no such".into(), uuid: "u1".into(), memory_bytes: 5 << 20 };
+        let domain =
+            Domain { name: "no such".into(), uuid: "u1".into(), memory_bytes: 5 << 20, has_hosts_cpu: false };
         let (arriving, had) = agent.describer.arriving(&[domain]);
         assert_eq!((arriving, had), (BTreeMap::from([("u1".into(), 5 << 20)]), Had::default()));
     }

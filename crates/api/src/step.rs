@@ -91,7 +91,7 @@ numbered! {
         /// Its process ended by itself or with its host.
         Gone = 5, "the guest runs nowhere";
         /// Nobody has confirmed where it runs: libvirt was let decide, or an operator gave the source's copy up.
-        Unknown = 6, "it is not known where the guest runs, so look with `linerate vm list` (of a domain `virsh domstate`) on both hosts before anything is resumed or started";
+        Unknown = 6, "it is not known where the guest runs, so look with `linerate vm list`, or `virsh domstate` for a domain, on both hosts before anything is resumed or started";
         /// The destination has taken it over and does not run it, as it did not run at the source.
         PausedAtDestination = 7, "the guest is at the destination and does not run, as it did not run at the source";
         /// It ran at the destination, and has stopped there by itself.

@@ -236,6 +236,26 @@ fn a_source_that_ended_before_it_sent_commit_sends_it_after_its_restart() {
     goes_on(&mut stage, 0);
 }
 
+/// Its operator saw a source that did not answer, and whose agent was only down. No lock of an image keeps the other copy
+/// from running.
+#[test]
+fn a_guest_that_was_let_run_at_the_destination_is_not_resumed_by_a_source_that_starts_again() {
+    let (mut stage, gates) = Stage::gated_without_disk(&FAST, guest(QemuVersion::Ten));
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(loaded);
+    let held = stage.only(1, "in_doubt");
+    let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+    assert_eq!(exit, 0, "{text}");
+    stage.stays(0, "postmigrate");
+    stage.agent(0).restart().unwrap();
+    drop(migration);
+    stage.settles_at(1);
+    goes_on(&mut stage, 0);
+}
+
 #[test]
 fn a_guest_that_its_operator_paused_stays_paused_when_the_agent_starts_again() {
     let (mut stage, gates) = gated();

@@ -161,7 +161,7 @@ impl GuestState {
             }
             GuestState::Gone => "the guest runs nowhere",
             GuestState::Unknown => {
-                "it is not known where the guest runs, so look with `linerate vm list` (of a domain `virsh domstate`) on both hosts before anything is resumed or started"
+                "it is not known where the guest runs, so look with `linerate vm list`, or `virsh domstate` for a domain, on both hosts before anything is resumed or started"
             }
         }
     }

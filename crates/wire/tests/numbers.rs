@@ -174,6 +174,7 @@ fn steps_sides_states_roles_outcomes() {
             (7, "ReverseData"),
             (8, "CommitAgain"),
             (9, "Arrival"),
+            (10, "Resumes"),
             (16, "Bench"),
             (17, "BenchData"),
             (18, "Doctor"),
@@ -195,7 +196,15 @@ fn steps_sides_states_roles_outcomes() {
     );
     expect(
         small_table(Outcome::from_number),
-        &[(1, "Committed"), (2, "Aborted"), (3, "Pending"), (4, "Unknown"), (5, "Returned"), (6, "Gone")],
+        &[
+            (1, "Committed"),
+            (2, "Aborted"),
+            (3, "Pending"),
+            (4, "Unknown"),
+            (5, "Returned"),
+            (6, "Gone"),
+            (7, "NotCommitted"),
+        ],
     );
 }
 

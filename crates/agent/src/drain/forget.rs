@@ -317,6 +317,9 @@ mod tests {
         assert_eq!(forget("b.invalid", true).unwrap().guests, ["web"]);
         assert_eq!(fleet.view().unwrap(), before);
         assert!(!forget("b.invalid", false).unwrap().dry_run);
-        assert_eq!(fleet.view().unwrap().hosts.into_keys().collect::<Vec<_>>(), [agent.config.name.clone()]);
+        assert_eq!(
+            fleet.view().unwrap().hosts.into_keys().collect::<Vec<_>>(),
+            std::slice::from_ref(&agent.config.name)
+        );
     }
 }

@@ -128,7 +128,8 @@ pub(super) async fn look_for_domains(found: &mut Found, known: &BTreeSet<String>
 
 fn of_domain(domain: Domain) -> Leaving {
     // Of other domains libvirt compares the processor itself.
-    let cpu_features = domain.has_hosts_cpu.then(|| cpu::of_guests(cpu::own_features())).unwrap_or_default();
+    let cpu_features =
+        if domain.has_hosts_cpu { cpu::of_guests(cpu::own_features()) } else { Default::default() };
     Leaving {
         name: domain.name,
         key: domain.uuid,
