@@ -13,8 +13,8 @@ use linerate_guest::registry::GuestRecord;
 use crate::audit::Audit;
 use crate::journal::{Journal, Record, Role};
 
-/// The destination's answer to the notice of a roll-back is waited for this long, before it is said that the guest runs
-/// at its source alone.
+/// The destination's answer to the notice of a roll-back is waited for this long. Then the report says that the guest
+/// runs at its source alone.
 pub(crate) const NOTICE_WAIT: Duration = Duration::from_secs(2);
 
 /// What an operator reads.

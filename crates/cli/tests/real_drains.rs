@@ -498,8 +498,8 @@ fn a_guest_and_a_host_that_are_gone_for_good_are_forgotten() {
     assert!(exit == 4 && text.contains("no guest a1 is to come back"), "{exit} {text}");
     assert_ne!(hall.json(0, &["status"]).1["cordon"], Value::Null, "it does nothing else");
     let (_, audited) = hall.json(0, &["audit"]);
-    let entries = audited.as_array().unwrap().iter().filter(|one| one["action"] == "forget_guest");
-    let last = entries.filter(|one| one["result"] == "done").next_back().unwrap();
+    let mut entries = audited.as_array().unwrap().iter().filter(|one| one["action"] == "forget_guest");
+    let last = entries.rfind(|one| one["result"] == "done").unwrap();
     assert_eq!((&last["guest"], &last["caller"]["uid"]), (&json!("a1"), &json!(0)), "{last:#}");
 
     // The other one is asked for.

@@ -236,8 +236,8 @@ fn a_source_that_ended_before_it_sent_commit_sends_it_after_its_restart() {
     goes_on(&mut stage, 0);
 }
 
-/// Its operator saw a source that did not answer, and whose agent was only down. No lock of an image keeps the other copy
-/// from running.
+/// Its operator saw a source that did not answer, and whose agent was only down. No lock of an image keeps the other
+/// copy from running.
 #[test]
 fn a_guest_that_was_let_run_at_the_destination_is_not_resumed_by_a_source_that_starts_again() {
     let (mut stage, gates) = Stage::gated_without_disk(&FAST, guest(QemuVersion::Ten));

@@ -21,8 +21,8 @@ pub enum SourcePhase {
     /// Commit may have reached the destination.
     CommitSent,
     /// Commit was written, and the guest runs here all the same. An operator has decided so, the destination has given
-    /// it up, or commit was not sent yet. Written before anything is done about it: from here on commit is not repeated.
-    /// The destination is only asked whether it runs the guest.
+    /// it up, or commit was not sent yet. Written before anything is done about it: from here on commit is not
+    /// repeated. The destination is only asked whether it runs the guest.
     ResumingHere,
     /// The guest is the destination's and the source has ended its own copy.
     Finished,

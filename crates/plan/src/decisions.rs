@@ -326,8 +326,8 @@ impl World {
         }
     }
 
-    /// A complete guest waits at its destination, whose operator sees that host only and lets it run. The source's agent
-    /// is down, or is resuming the guest there.
+    /// A complete guest waits at its destination, whose operator sees that host only and lets it run. The source's
+    /// agent is down, or is resuming the guest there.
     fn hasty_operator_looks(&mut self, session: u64) {
         let waits = |host: usize| match self.machine_of(host, session) {
             Some(SessionMachine::Recovery(Machine::Destination(one))) => one.is_waiting(),

@@ -38,9 +38,9 @@ impl View {
 }
 
 impl Fleet {
-    /// Forgets a host whose agent does not run: what it said of itself, its cordon, its drains that have ended, guests
-    /// that its undrain was to bring back, and memory that ended drains have reserved there. If its agent runs again,
-    /// it is a new host of the fleet.
+    /// Forgets a host whose agent does not run: what it said of itself, its cordon, its drains that have ended, and
+    /// guests that its undrain was to bring back. Memory that ended drains have reserved there is free again. If its
+    /// agent runs again, it is a new host of the fleet.
     ///
     /// # Errors
     /// [`FleetError::Runs`]; those of [`View::may_forget`]; [`FleetError::NameTaken`], [`FleetError::NotRegistered`] of

@@ -36,8 +36,8 @@ pub enum Role {
     /// A host that has a guest for this one asks whether it takes guests at present. Session and token say nothing.
     /// Answered by WELCOME or REFUSE and closed.
     Arrival = 9,
-    /// A source is about to let its paused guest run again, and asks whether the destination runs it. It commits nothing.
-    /// Answered by an OUTCOME and closed.
+    /// A source is about to let its paused guest run again, and asks whether the destination runs it. It commits
+    /// nothing. Answered by an OUTCOME and closed.
     Resumes = 10,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
