@@ -335,7 +335,14 @@ impl Source {
         if self.is_open() {
             self.control.replace_unacknowledged(now, &Message::Commit);
         }
+        self.ran_here = true;
         self.answered(now, None);
+    }
+
+    /// A question came to its end; none without an answer.
+    pub(super) fn was_asked(&mut self, now: Time, answer: Option<Outcome>) {
+        self.ran_here = false;
+        self.answered(now, answer);
     }
 
     fn decided_by_peer(&mut self, now: Time, outcome: Outcome) {

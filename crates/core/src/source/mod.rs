@@ -144,6 +144,8 @@ pub struct Source {
     giving_up: GivingUp,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
+    /// When it was last to be asked about, the guest ran here after commit, or may have run.
+    ran_here: bool,
     /// What has to be done is not, and is left to recovery.
     unfinished: bool,
     /// The destination has said that it has taken the guest over, and says next whether that has stopped since.
@@ -188,6 +190,7 @@ impl Source {
             operator_decision: OperatorDecision::default(),
             giving_up: GivingUp::default(),
             given_up: false,
+            ran_here: false,
             unfinished: false,
             awaits_look: false,
             last_look: None,
@@ -210,8 +213,8 @@ impl Source {
             Event::Failed(fault) => self.action_failed(now, fault),
             Event::StreamsFailed(fault) => self.fail(now, fault),
             Event::RolledBack { guest, complete } => self.rolled_back(now, guest, complete),
-            Event::Answered(outcome) => self.answered(now, Some(outcome)),
-            Event::Unanswered => self.answered(now, None),
+            Event::Answered(outcome) => self.was_asked(now, Some(outcome)),
+            Event::Unanswered => self.was_asked(now, None),
             Event::RanHere => self.ran_here(now),
             Event::Forgotten => self.forgotten(now),
             Event::Resolve(resume) => self.resolve(now, resume),

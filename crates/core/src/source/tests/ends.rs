@@ -397,6 +397,30 @@ fn neither_question_nor_message_commits_a_guest_that_ran_here_after_commit() {
     assert!(driver.handle(Event::RanHere).contains(&Action::Journal(SourcePhase::ResumingHere)));
 }
 
+/// To a destination that has not committed, *Finished* is a commit. A copy there that is older than the guest's disks
+/// waits for an operator.
+#[test]
+fn the_end_of_a_copy_that_ran_here_after_commit_does_not_commit_the_other() {
+    let finishes = |actions: &[Action]| {
+        actions.iter().any(|action| {
+            matches!(action, Action::Transmit(_, Outgoing::Message { message: Message::Finished, .. }))
+        })
+    };
+    for ran_here in [false, true] {
+        let mut driver = Driver::at(Committing);
+        driver.handle(Event::Resolve(false));
+        let mut actions = vec![];
+        for _ in 0..2 {
+            let answer = if ran_here { Event::RanHere } else { Event::Unanswered };
+            actions.extend(driver.handle(answer));
+        }
+        assert!(actions.contains(&Action::CleanUp), "{ran_here}: {actions:?}");
+        let actions = driver.handle(Event::CleanedUp);
+        assert_eq!(finishes(&actions), !ran_here, "{actions:?}");
+        assert!(actions.contains(&Action::Journal(SourcePhase::Finished)), "{actions:?}");
+    }
+}
+
 /// It is written already, and only what the destination decides weighs more.
 #[test]
 fn an_answer_that_decides_nothing_does_not_void_a_decision_that_is_being_written() {
