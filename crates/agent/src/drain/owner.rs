@@ -443,6 +443,7 @@ impl Owner {
                 member.sample = Some(sample);
                 self.handle(Event::Progress { guest: id, sample });
             }
+            Report::Left => self.handle(Event::Left { guest: id }),
             Report::Ended(end) => {
                 let session = self.sessions.remove(&id);
                 self.ended(id, end, session.as_ref().and_then(Session::downtime_us), now);

@@ -43,6 +43,8 @@ pub(super) enum Report {
     /// Its incoming QEMU waits, and links carry.
     Ready,
     Sample(Sample),
+    /// The guest has left, and its migration uses no link any more.
+    Left,
     /// The session has ended, and how.
     Ended(End),
 }
@@ -160,6 +162,7 @@ fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
         observing.report(match news {
             News::Ready => Report::Ready,
             News::Sample(sample) => Report::Sample(sample),
+            News::Left => Report::Left,
             News::Ended(ending) => Report::Ended(end(ending)),
         });
     };

@@ -106,6 +106,8 @@ pub(crate) enum News {
     Ready,
     /// How far the copy is.
     Sample(Sample),
+    /// The guest has left, and its migration uses no link any more.
+    Left,
     /// The migration has ended, and how.
     Ended(Ending),
 }

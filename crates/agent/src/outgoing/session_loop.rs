@@ -294,6 +294,9 @@ impl SessionLoop {
     }
 
     pub(super) fn write_journal(&mut self, new: SourcePhase) {
+        if new == SourcePhase::Finished {
+            self.shared.notify(News::Left);
+        }
         let reachable = links::peers(&self.shared, &self.record);
         let mut record = self.record.clone();
         match &mut record.role {

@@ -76,7 +76,7 @@ impl Controller {
 
     /// Guests that copy, with what they use.
     pub(super) fn copies(&self, now: Time) -> Vec<Copy> {
-        let copying = self.guests.iter().filter(|(_, guest)| guest.state == State::Copying);
+        let copying = self.guests.iter().filter(|(_, guest)| guest.state == State::Copying && !guest.left);
         copying
             .filter_map(|(id, guest)| {
                 let since = guest.freed_at.unwrap_or(guest.since);

@@ -32,6 +32,8 @@ pub(super) struct Guest {
     pub sampled_at: Time,
     /// Another copy ended then that had a part of full links: this one is faster since.
     pub freed_at: Option<Time>,
+    /// Its migration uses no link any more.
+    pub left: bool,
     /// Copied bytes at a time: to notice a stall.
     pub mark: (u64, Time),
     /// First refusal of a busy destination, and when to ask again.
@@ -57,6 +59,7 @@ impl Guest {
             sample: None,
             sampled_at: now,
             freed_at: None,
+            left: false,
             mark: (0, now),
             busy: None,
             tries: 0,
@@ -125,6 +128,7 @@ impl Controller {
             Event::Prepared { guest } => self.prepared(guest, now),
             Event::Busy { guest } => self.busy(guest, now),
             Event::Progress { guest, sample } => self.progress(guest, sample, now),
+            Event::Left { guest } => self.left(guest, now),
             Event::Moved { guest } => self.moved(guest, now),
             Event::Failed { guest, fault } => self.failed(guest, fault, now),
             Event::Cancelled { guest } => self.cancelled(guest, now),
@@ -212,7 +216,7 @@ impl Controller {
             self.free_links_of(id, now);
         }
         if let Some(guest) = self.guests.get_mut(&id) {
-            (guest.state, guest.since, guest.freed_at) = (state, now, None);
+            (guest.state, guest.since, guest.freed_at, guest.left) = (state, now, None, false);
         }
     }
 
@@ -332,6 +336,15 @@ impl Controller {
         if sample.copied_bytes > most {
             let reason = Reason::WritesTooFast { writes, copied: sample.bytes_per_s };
             self.cancel(id, Then::Retry(reason), now);
+        }
+    }
+
+    fn left(&mut self, id: GuestId, now: Time) {
+        if self.state(id) == Some(&State::Copying) {
+            self.free_links_of(id, now);
+            if let Some(guest) = self.guests.get_mut(&id) {
+                guest.left = true;
+            }
         }
     }
 

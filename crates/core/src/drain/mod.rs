@@ -149,6 +149,9 @@ pub enum Event {
     Busy { guest: GuestId },
     /// A guest is being copied.
     Progress { guest: GuestId, sample: Sample },
+    /// The guest runs at its destination, and its migration uses no link any more. It is looked at there once more:
+    /// `Moved` follows.
+    Left { guest: GuestId },
     /// The guest runs at its destination.
     Moved { guest: GuestId },
     /// The session ended and the guest is at the source.

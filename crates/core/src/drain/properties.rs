@@ -113,6 +113,7 @@ impl Book {
                     write_bytes_per_s: (!amount.is_multiple_of(3)).then_some((amount % 700) as f64 * 1e6),
                 },
             },
+            (2, Some((_, _, true))) if amount.is_multiple_of(4) => Event::Left { guest },
             (2, Some((_, _, true))) => {
                 self.ends(guest);
                 self.reserved.remove(&guest);

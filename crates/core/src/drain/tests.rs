@@ -124,7 +124,10 @@ fn one_guest_copies_over_all_links_and_the_next_is_prepared_meanwhile() {
     hand.now = hand.now + Duration::from_secs(1);
     assert_eq!(hand.measured(0, 0, 59 * GIB, 1.95e9, 0.0), [], "the links are full");
     assert_eq!(hand.state(1), State::Prepared);
-    assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), [1]);
+    let left = Event::Left { guest: guest(0) };
+    assert_eq!(copies(&hand.tell(left)), [1], "it is only looked at once more");
+    assert_eq!(hand.state(0), State::Copying);
+    assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), []);
     assert_eq!(hand.state(0), State::Ended(Outcome::Moved(HostId(0))));
 }
 
