@@ -8,6 +8,7 @@ use linerate_api::{
     AuditAction, Direction, ErrorBody, GuestState, MigrationId, MigrationState, MigrationSummary, Step, code,
 };
 use linerate_core::SessionId;
+use linerate_core::journal::SourcePhase;
 use linerate_guest::registry::GuestRecord;
 
 use crate::audit::Audit;
@@ -20,10 +21,13 @@ pub(crate) const NOTICE_WAIT: Duration = Duration::from_secs(2);
 /// What an operator reads.
 pub(crate) const NOTE: &str = "the guest may run on both hosts, with the same disks: its source has rolled back, and its destination has run it. Look on both hosts (`linerate vm list`), and end one copy at once (`linerate vm stop NAME --force`). Then say so at the other host: `linerate resolve ID --resume-here`";
 
+/// And at a source that was told that the guest runs at the destination, and is ending its own copy.
+const ENDING: &str = "another program let the guest run on this host after commit, and it runs at the destination too. The copy here is being ended, so keep the one at the destination. Look on both hosts (`linerate vm list`): the disks may be damaged";
+
 /// Notes it for this session, in the journal, in the audit log and in the agent's.
 pub(crate) fn note(journal: &Journal, audit: &Audit, session: SessionId) {
     let Some(record) = journal.note_on_both_hosts(session) else { return };
-    tracing::error!(%session, guest = record.guest, "{NOTE}");
+    tracing::error!(%session, guest = record.guest, "{}", note_of(&record));
     let action = match direction(&record) {
         Direction::Outgoing => AuditAction::MigrationEnd,
         Direction::Incoming => AuditAction::ArrivalEnd,
@@ -66,8 +70,8 @@ pub(crate) fn resolve(
     stays_here: bool,
 ) -> Option<Result<MigrationSummary, ErrorBody>> {
     let (session, record) = alive(journal).into_iter().find(|(session, _)| session.to_string() == id)?;
-    if !stays_here {
-        return Some(Err(refusal()));
+    if !stays_here || is_ending(&record) {
+        return Some(Err(refused(note_of(&record))));
     }
     journal.settle_on_both_hosts(session);
     tracing::info!(%session, guest = record.guest, "an operator has settled that the guest runs here only");
@@ -80,9 +84,22 @@ pub(crate) fn resolve(
 
 /// What is answered to whoever asks for the end of such a session.
 pub(crate) fn refusal() -> ErrorBody {
+    refused(NOTE)
+}
+
+fn refused(note: &str) -> ErrorBody {
     let hint = "`linerate migration list` and `linerate vm list` on both hosts";
-    let body = ErrorBody::new(code::TOO_LATE, NOTE).with_hint(hint);
+    let body = ErrorBody::new(code::TOO_LATE, note).with_hint(hint);
     ErrorBody { guest_state: Some(GuestState::InDoubt), ..body }
+}
+
+/// The source has its destination's word that the guest runs there, and ends the process here.
+fn is_ending(record: &Record) -> bool {
+    matches!(&record.role, Role::Source { phase: SourcePhase::CommitSent | SourcePhase::Finished, .. })
+}
+
+fn note_of(record: &Record) -> &'static str {
+    if is_ending(record) { ENDING } else { NOTE }
 }
 
 /// Sessions whose guest has a process on this host.
@@ -121,7 +138,7 @@ fn summary(session: SessionId, record: &Record) -> MigrationSummary {
         step: Step::Commit,
         started_unix_ms: record.changed_unix_ms,
         sent_bytes: 0,
-        note: Some(NOTE.to_owned()),
+        note: Some(note_of(record).to_owned()),
     }
 }
 

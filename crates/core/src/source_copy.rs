@@ -7,6 +7,9 @@ use crate::Time;
 
 /// A source's message that it has its copy counts for so long: while it waits it asks every second.
 pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
+/// A source that is about to let its copy run counts as doing so for so long. One try of that takes up to 10 s, and the
+/// question before the next one some seconds.
+pub(crate) const RESUMES_FOR: Duration = Duration::from_secs(20);
 /// A source that has said that it has no copy is not believed the opposite for so long: an earlier question may arrive
 /// late. After that a restarted agent may ask, whose operator's decision came to nothing.
 pub(crate) const NO_COPY_COUNTS_FOR: Duration = Duration::from_secs(60);
@@ -34,9 +37,9 @@ impl SourceCopy {
         self.resumes = Some(now);
     }
 
-    /// Whether the source has just said that it is about to let its own copy run: it repeats that every second.
+    /// Whether the source has just said that it is about to let its own copy run: it repeats that before each try.
     pub fn is_resumed(&self, now: Time) -> bool {
-        self.resumes.is_some_and(|at| now - at <= COPY_COUNTS_FOR)
+        self.resumes.is_some_and(|at| now - at <= RESUMES_FOR)
     }
 
     /// Whether the guest can return. A connection alone says that the agent over there runs, and nothing of its
@@ -49,6 +52,17 @@ impl SourceCopy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recovery::{RESUME_MAX, RETRY_AFTER};
+
+    #[test]
+    fn a_source_that_resumes_is_believed_for_longer_than_a_try_takes() {
+        let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+        let mut copy = SourceCopy::default();
+        assert!(!copy.is_resumed(at(0)));
+        copy.note_resumes(at(1));
+        let next = RESUME_MAX + RETRY_AFTER + Duration::from_secs(5);
+        assert!(copy.is_resumed(at(1) + next) && !copy.is_resumed(at(1) + RESUMES_FOR * 2));
+    }
 
     #[test]
     fn a_question_that_comes_late_does_not_bring_a_copy_back() {

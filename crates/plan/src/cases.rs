@@ -5,7 +5,7 @@ use linerate_core::destination::Destination;
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
     DestinationAction, DestinationEvent, DestinationRecovery, DomainAction, DomainEnd, Entry, Inspection,
-    Look, Phase, Plan, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan,
+    Look, Phase, Plan, RESUME_MAX, RunResult, SettingAction, SourceAction, SourceEvent, SourceRecovery, plan,
     process_fate,
 };
 use linerate_core::source::Source;
@@ -231,7 +231,10 @@ impl World {
         if let CaseWork::Source(SourceAction::Query { gives_up }) = work {
             return self.ask(host, session, Question::Commits { gives_up });
         }
-        let span = self.micros(100, 30_000);
+        // A hypervisor that does not answer is waited for, and does what it was told when it answers again.
+        let waits = work == CaseWork::Source(SourceAction::ResumeHere) && self.hypervisors_are_away(host);
+        let most = if waits { RESUME_MAX.as_micros() as u64 } else { 30_000 };
+        let span = self.micros(100, most);
         self.after(span, SimEvent::Recovers { host, incarnation, session, work });
     }
 

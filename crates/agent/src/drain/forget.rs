@@ -232,10 +232,12 @@ fn of_host(error: &FleetError, agent: &Agent) -> ErrorBody {
             "a drain leaves a host that is lost, and another host ends the drain of a lost one: try again then"
         }
         FleetError::NoHost(_) => "`linerate fleet hosts` shows those that are known",
-        FleetError::Runs(_) => "end its agent first; with etcd its lease ends some seconds later (`lease_s`)",
+        FleetError::Runs(_) => {
+            "end its agent first; with etcd its lease ends some seconds later (`lease_s`). If its agent has just started again, reservations there of drains that have ended may be given up already: that does no harm"
+        }
         _ => return of_fleet(error, agent),
     };
-    refused(format!("{error}; nothing was changed"), hint)
+    refused(format!("{error}; the host is still known"), hint)
 }
 
 #[cfg(test)]

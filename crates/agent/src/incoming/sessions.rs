@@ -288,14 +288,17 @@ fn check_room(
     peer: SocketAddr,
 ) -> Result<(), Fault> {
     let Caller::Tcp(opener) = caller else { return Ok(()) };
-    let of_host = live.values().filter(|one| one.comes_from(opener, peer)).count();
+    // One that is here takes no more of the links.
+    let arriving = || live.values().filter(|one| !one.is_arrived());
+    let of_host = arriving().filter(|one| one.comes_from(opener, peer)).count();
     if of_host >= LIVE_OF_ONE_HOST {
         let detail =
             format!("{of_host} guests arrive from that host already: try again when one of them is here");
         return Err(refusal(Code::GuestBusy, &detail));
     }
-    if live.len() >= LIVE_MAX {
-        let detail = format!("{} guests arrive already: try again when one of them is here", live.len());
+    let all = arriving().count();
+    if all >= LIVE_MAX {
+        let detail = format!("{all} guests arrive already: try again when one of them is here");
         return Err(refusal(Code::GuestBusy, &detail));
     }
     Ok(())

@@ -25,7 +25,8 @@ use std::time::Duration;
 use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
-    DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, SourceEvent, SourceRecovery, plan,
+    DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, RESUME_MAX, SourceEvent,
+    SourceRecovery, plan,
 };
 use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
 use linerate_guest::leftovers::clear_unfinished;
@@ -47,7 +48,7 @@ pub use sessions::Sessions;
 pub(crate) use source::{Doubt, notice_steps};
 
 /// A hypervisor answers a command within this.
-const QMP_WAIT: Duration = Duration::from_secs(10);
+const QMP_WAIT: Duration = RESUME_MAX;
 
 /// What a thread of recovery receives.
 enum Signal {

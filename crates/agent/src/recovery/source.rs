@@ -20,6 +20,7 @@ use super::{
     Machine, QMP_WAIT, Sessions, Unfinished, is_alive, is_registered, notify_destination, remove_sockets,
     set_notice_due,
 };
+use crate::both_hosts;
 use crate::faults::chain;
 use crate::journal::{Journal, Record, Role, parse_token};
 use crate::ran_here::{self, RanHere, Sighting};
@@ -150,9 +151,13 @@ impl Unfinished {
         if !qemu.is_alive() || is_live(&qemu) {
             return Look::NotPaused;
         }
-        Look::Paused(
-            self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity)),
-        )
+        let answer =
+            self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
+        if answer == Some(Outcome::Committed) && !self.record.lock().ran_here().is_no() {
+            both_hosts::note(&sessions.journal, &sessions.audit, self.session);
+            return Look::OnBothHosts;
+        }
+        Look::Paused(answer)
     }
 
     /// A question to the destination. Why it could not be asked is shown.

@@ -164,7 +164,15 @@ impl Peer {
     }
 
     fn is_notified(&self) {
-        assert!(self.received.recv_timeout(Duration::from_secs(60)).is_ok(), "it is not notified");
+        assert_eq!(self.hears(), Purpose::RolledBack, "it is not notified");
+    }
+
+    fn is_asked(&self) {
+        assert_eq!(self.hears(), Purpose::Query, "it is not asked");
+    }
+
+    fn hears(&self) -> Purpose {
+        self.received.recv_timeout(Duration::from_secs(60)).expect("nothing came")
     }
 
     /// A session of the source that has this destination.

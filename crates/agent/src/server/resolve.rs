@@ -1,7 +1,7 @@
 //! An operator's decision over a session in doubt: given to the session's state machine, waited for, and answered.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::Bytes;
@@ -136,10 +136,13 @@ pub(super) async fn resolve(
 ) -> Result<Json<MigrationSummary>, Refusal> {
     let request: ResolveRequest = parse(&body)?;
     let here = request.decision == Decision::ResumeHere;
-    let (asked, name) = (agent.clone(), id.clone());
-    let settled = blocking(move || both_hosts::resolve(&asked.journal, &name, here).transpose()).await?;
-    if let Some(summary) = settled {
-        return Ok(Json(summary));
+    // What is left to do of a session counts first.
+    if !agent.unfinished().iter().any(|one| one.session.to_string() == id) {
+        let (asked, name) = (agent.clone(), id.clone());
+        let settled = blocking(move || both_hosts::resolve(&asked.journal, &name, here).transpose()).await?;
+        if let Some(summary) = settled {
+            return Ok(Json(summary));
+        }
     }
     let decider = give(&agent, &id, here, agent.decision_wait).await?;
     let decided = wait(agent.decision_wait, || decider.decided(here)).await;
@@ -203,19 +206,23 @@ async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
 
 /// Whether the other host has said meanwhile that it runs the guest too. It was not asked about one that ran here after
 /// commit: its answer to the notice of the roll-back is the first.
-async fn check_other_host(agent: &Agent, session: SessionId) -> Result<(), Refusal> {
-    let is_due = || match agent.journal.get(session) {
-        Ok(Some(record)) => !record.ran_here().is_no() && record.is_notice_due(),
-        Ok(None) | Err(_) => false,
+async fn check_other_host(agent: &Arc<Agent>, session: SessionId) -> Result<(), Refusal> {
+    let agent = agent.clone();
+    let look = move || {
+        let is_due = || match agent.journal.get(session) {
+            Ok(Some(record)) => !record.ran_here().is_no() && record.is_notice_due(),
+            Ok(None) | Err(_) => false,
+        };
+        let end = Instant::now() + both_hosts::NOTICE_WAIT;
+        while is_due() && Instant::now() < end {
+            std::thread::sleep(DECISION_LOOK);
+        }
+        match both_hosts::has(&agent.journal, &session.to_string()) {
+            true => Err(both_hosts::refusal()),
+            false => Ok(()),
+        }
     };
-    let end = tokio::time::Instant::now() + both_hosts::NOTICE_WAIT;
-    while is_due() && tokio::time::Instant::now() < end {
-        tokio::time::sleep(DECISION_LOOK).await;
-    }
-    match both_hosts::has(&agent.journal, &session.to_string()) {
-        true => Err(Refusal(both_hosts::refusal())),
-        false => Ok(()),
-    }
+    blocking(look).await
 }
 
 /// Whether the decision for `here` is carried out; `false` if it still waits. `is_alive`: the guest's QEMU on this

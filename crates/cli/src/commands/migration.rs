@@ -113,8 +113,8 @@ async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit,
         }
         MigrationState::Recovering => Err(Failure::new(
             Exit::Refused,
-            format!("too late to cancel: {} was committed to this host", last.guest),
-            "see `linerate migration list` for what it waits for",
+            format!("not cancelled: {} is being brought to its end on this host", last.guest),
+            "see `linerate migration list` for what is done and what it waits for",
         )),
         _ => Err(Failure::new(
             Exit::Refused,

@@ -72,9 +72,8 @@ impl Destination {
     /// The answer to a source that is about to resume.
     pub fn outcome_for_resuming(&self) -> Outcome {
         let is_open = self.outcome() == Outcome::Pending && !self.is_committed() && !self.left_to_recovery;
-        // One that is being ended has its answer when it has.
-        let is_ending = matches!(self.state, State::Discarding { .. });
-        if is_open && !is_ending { Outcome::NotCommitted } else { self.outcome() }
+        // One that was returned may still be committed on disk, and a later agent would run it.
+        if is_open && !self.returned { Outcome::NotCommitted } else { self.outcome() }
     }
 
     /// The operator's decision over a loaded guest whose source does not answer.

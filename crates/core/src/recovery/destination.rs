@@ -196,7 +196,11 @@ impl DestinationRecovery {
 
     /// The answer to a source that is about to resume; none if the journal knows.
     pub fn outcome_for_resuming(&self) -> Option<Outcome> {
-        if self.is_waiting() { Some(Outcome::NotCommitted) } else { self.outcome() }
+        match self.state {
+            // One that was returned may still be committed on disk, and a later agent would run it.
+            State::Waiting | State::Discarding(DestinationPhase::Aborted) => Some(Outcome::NotCommitted),
+            _ => self.outcome(),
+        }
     }
 
     /// The source lets its own copy run: this one must not run beside it.

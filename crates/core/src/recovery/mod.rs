@@ -36,6 +36,9 @@ use std::time::Duration;
 use crate::SessionId;
 use crate::journal::{DestinationPhase, ProcessFate, SourcePhase};
 
+/// A driver may take so long for one try to resume a guest. A destination that was asked before keeps its copy from
+/// running for longer.
+pub const RESUME_MAX: Duration = Duration::from_secs(10);
 /// Between two tries of anything that failed, and between two questions.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 

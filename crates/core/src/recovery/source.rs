@@ -36,6 +36,8 @@ pub enum Look {
     NotPaused,
     /// It is paused here, or its hypervisor does not answer. What the destination answers; none without an answer.
     Paused(Option<Outcome>),
+    /// It ran here after commit, or may have run, and the destination answers that it runs there.
+    OnBothHosts,
 }
 
 /// What the driver is to do; each is answered by one event.
@@ -148,7 +150,7 @@ impl SourceRecovery {
 
     /// By its last answer the destination has committed the guest, or it has ended there after that.
     fn is_there(&self) -> bool {
-        matches!(self.answer, Some(Outcome::Pending | Outcome::Gone))
+        matches!(self.answer, Some(Outcome::Pending | Outcome::Gone | Outcome::Committed))
     }
 
     /// Whether the operator may decide so: while one decision waits, no other is taken.
@@ -267,10 +269,23 @@ impl SourceRecovery {
     /// The guest is not resumed beside one that runs at the destination, nor with memory that is older than its disks.
     /// A destination that has committed it is waited for, and one that has lost it needs an operator who knows that.
     fn looked(&mut self, now: Time, look: Look) {
-        let Look::Paused(answer) = look else { return self.enter(now, State::ResumingHere) };
+        let is_decided = self.operator_decision.waiting() == Some(true);
+        let answer = match look {
+            Look::NotPaused => return self.enter(now, State::ResumingHere),
+            Look::Paused(answer) => answer,
+            // Neither is older than the other. Only an operator who knows that decides.
+            Look::OnBothHosts if is_decided && self.decided_on == Some(Outcome::Committed) => {
+                return self.enter(now, State::ResumingHere);
+            }
+            Look::OnBothHosts => {
+                self.answer = Some(Outcome::Committed);
+                self.operator_decision.void();
+                self.due = Some(now + RETRY_AFTER);
+                return;
+            }
+        };
         self.answer = answer.or(self.answer);
         let undecided = self.giving_up.answered(now, answer);
-        let is_decided = self.operator_decision.waiting() == Some(true);
         match answer {
             Some(Outcome::Committed) => {
                 self.operator_decision.rule_out(true);

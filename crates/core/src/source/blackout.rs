@@ -240,7 +240,10 @@ impl Source {
             Some(LastLook::Stopped { run_state }) => {
                 stopped(&format!("its QEMU there has stopped it with {run_state}"))
             }
-            Some(LastLook::Ended) => stopped("its QEMU there has ended since it ran"),
+            Some(LastLook::Ended) => (
+                fault(Code::GuestGone, "its QEMU at the destination has ended since it ran"),
+                GuestState::Gone,
+            ),
             Some(LastLook::NothingWrong) | None => (None, self.left_to()),
         }
     }

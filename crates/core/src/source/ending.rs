@@ -112,6 +112,11 @@ impl Source {
         }
     }
 
+    /// The destination may have the guest complete: it may run there if its operator decides so.
+    pub fn may_be_loaded(&self) -> bool {
+        self.may_be_loaded && self.mode().commits()
+    }
+
     pub(super) fn cancel(&mut self, now: Time) {
         // Once the commit is on its way to the journal it is too late; the report will say that the guest moved. So it
         // is where libvirt decides.
@@ -146,7 +151,7 @@ impl Source {
             peer_done: !notify_peer,
             notify_at: notify_peer.then_some(notify_at),
             unexplained,
-            may_be_loaded: self.may_be_loaded && self.mode().commits(),
+            may_be_loaded: self.may_be_loaded(),
             unwritten,
             write_at: None,
             until: notify_at + PEER_ABORTS_WITHIN,
@@ -229,7 +234,7 @@ impl Source {
             _ => {
                 let detail = "it does not know this migration any more";
                 let fault = Fault::new(Code::AgentRestarted, self.step, Side::Destination, detail);
-                self.roll_back(now, fault, self.may_be_loaded && self.mode().commits());
+                self.roll_back(now, fault, self.may_be_loaded());
             }
         }
     }

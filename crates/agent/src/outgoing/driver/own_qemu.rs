@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_core::{Code, Fault, GuestState, Outcome, Side, Step};
 use linerate_guest::leftover_ram::LeftoverRam;
 use linerate_guest::migrate::{MigrateError, PreSwitchover};
 use linerate_guest::process;
@@ -19,6 +19,7 @@ use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::{Input, Sessions};
 use crate::ran_here::Sighting;
+use crate::session::contact::ask_before_resuming;
 
 /// A monitor that another client holds, or a QEMU that is stopped, is not waited for before a question.
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
@@ -163,7 +164,17 @@ impl OwnQemu {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    /// Lets the guest do what it did before, and returns how that went.
+    /// The destination was left with the complete guest, and says that it may run it: its operator has decided so since.
+    fn may_run_there(&self) -> bool {
+        let shared = &self.guest.shared;
+        if !shared.machine().may_be_loaded() {
+            return false;
+        }
+        let answer = ask_before_resuming(&shared.losses.remotes(), &shared.dialler.identity);
+        matches!(answer, Ok(Outcome::Committed | Outcome::Pending | Outcome::Gone))
+    }
+
+    /// Lets the guest do what it did before, and returns how that went. Before each further try the destination is asked.
     pub fn resume_at_source(&mut self) -> Event {
         let mut done = self.try_to_resume();
         for number in 0..RESUME_TRIES {
@@ -175,6 +186,9 @@ impl OwnQemu {
             );
             if number > 0 || is_answer {
                 std::thread::sleep(Duration::from_secs(1));
+            }
+            if self.may_run_there() {
+                break;
             }
             if is_answer || self.connect_again() {
                 done = self.try_to_resume();

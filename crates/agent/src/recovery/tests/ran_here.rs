@@ -52,8 +52,7 @@ fn a_guest_whose_qemu_was_stopped_by_a_signal_is_asked_about_when_qemu_says_that
     assert_eq!(ran_here(&agent, session), RanHere::Maybe);
     assert!(peer.is_left_alone(), "a question is a commit");
     qemu.process.signal(Signal::CONT).unwrap();
-    // The question.
-    peer.is_notified();
+    peer.is_asked();
     assert_eq!(ran_here(&agent, session), RanHere::No);
     assert!(!note().contains("on this host after commit"), "{}", note());
 }

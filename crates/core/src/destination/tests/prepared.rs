@@ -591,7 +591,7 @@ fn a_loaded_guest_is_not_run_while_its_source_is_about_to_resume_its_own() {
         assert_eq!(driver.machine.outcome_for_resuming(), Outcome::NotCommitted, "{n}");
         assert!(!commits(&word(&mut driver)), "{n}");
         // A source that is lost meanwhile does not keep it from running for ever.
-        driver.now = driver.now + Duration::from_secs(6);
+        driver.now = driver.now + Duration::from_secs(21);
         if n < 3 {
             assert!(commits(&word(&mut driver)), "{n}");
             assert_eq!(driver.machine.outcome_for_resuming(), Outcome::Pending, "{n}");

@@ -430,6 +430,22 @@ fn an_operator_who_knows_that_the_destination_has_lost_the_guest_has_it_resumed(
     assert_eq!(driver.handle(looked(Some(Outcome::Gone))), Some(SourceAction::ResumeHere));
 }
 
+/// Another program ran it here after commit, and the destination runs it too: neither copy is older than the other.
+#[test]
+fn a_guest_that_runs_at_the_destination_and_ran_here_is_resumed_only_by_an_operator_who_knows_it() {
+    let mut driver = querying();
+    driver.action();
+    driver.handle(SourceEvent::Resolve(true));
+    driver.handle(SourceEvent::Answered(None));
+    driver.handle(SourceEvent::Written(true));
+    assert_eq!(driver.handle(SourceEvent::Looked(Look::OnBothHosts)), None);
+    assert_eq!(driver.recovery.decided_for(true), Decided::Void);
+    assert!(driver.recovery.is_in_doubt());
+    assert_eq!(driver.handle(SourceEvent::Resolve(true)), Some(SourceAction::Look));
+    let both = SourceEvent::Looked(Look::OnBothHosts);
+    assert_eq!(driver.handle(both), Some(SourceAction::ResumeHere));
+}
+
 #[test]
 fn a_copy_that_is_given_up_while_the_destination_has_the_guest_is_ended_after_a_question_that_says_so() {
     let mut driver = resuming();

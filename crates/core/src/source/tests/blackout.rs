@@ -203,7 +203,7 @@ fn a_guest_that_stops_by_itself_in_its_first_moment_is_not_reported_as_one_that_
     let cases = [
         (LastLook::NothingWrong, None, GuestState::RunsAtDestination),
         (stopped, Some(Code::GuestStopped), GuestState::StoppedAtDestination),
-        (LastLook::Ended, Some(Code::GuestStopped), GuestState::StoppedAtDestination),
+        (LastLook::Ended, Some(Code::GuestGone), GuestState::Gone),
     ];
     for (seen, code, guest) in cases {
         let mut driver = Driver::at(Closing);
