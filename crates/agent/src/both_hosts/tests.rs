@@ -65,6 +65,25 @@ fn a_guest_that_may_run_on_both_hosts_is_shown_on_both() {
     assert!(!has(&source.journal, &id) && resolve(&source.journal, &id, true).is_none());
 }
 
+/// Its destination has said that the guest runs there. An operator who kept this copy would lose both.
+#[test]
+fn a_copy_that_is_being_ended_is_not_settled_as_the_one_that_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let session = SessionId([7; 16]);
+    let role = leaves(&arrived(&agent, own), SourcePhase::CommitSent);
+    agent.journal.put(session, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    note(&agent.journal, &agent.audit, session);
+    let id = session.to_string();
+    for stays_here in [true, false] {
+        let refused = resolve(&agent.journal, &id, stays_here).unwrap().unwrap_err();
+        assert!(refused.message.contains("keep the one at the destination"), "{refused:?}");
+    }
+    let [shown] = <[_; 1]>::try_from(summaries(&agent.journal)).unwrap_or_else(|all| panic!("{all:?}"));
+    assert!(shown.note.unwrap().contains("being ended"));
+}
+
 /// QEMU had the command already. No source may be left to send the notice again.
 #[test]
 fn recovery_shows_a_guest_that_runs_although_its_source_has_rolled_back() {

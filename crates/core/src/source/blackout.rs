@@ -208,8 +208,8 @@ impl Source {
         self.statistics.ended = Some(now);
         self.operator_decision.settle(false);
         self.actions.push_back(Action::Journal(SourcePhase::Finished));
-        // To a destination that has not committed it says that its copy is the only one, and to be run. One that is older
-        // than the guest's disks waits for an operator.
+        // To a destination that has not committed it says that its copy is the only one, and to be run. One that is
+        // older than the guest's disks waits for an operator.
         if !(self.given_up && self.ran_here) {
             self.control.send(now, Message::Finished);
         }

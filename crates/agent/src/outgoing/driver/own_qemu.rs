@@ -164,7 +164,7 @@ impl OwnQemu {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    /// The destination was left with the complete guest, and says that it may run it: its operator has decided so since.
+    /// The destination was left with the complete guest, and says that it may run it: its operator has decided so.
     fn may_run_there(&self) -> bool {
         let shared = &self.guest.shared;
         if !shared.machine().may_be_loaded() {
@@ -174,7 +174,8 @@ impl OwnQemu {
         matches!(answer, Ok(Outcome::Committed | Outcome::Pending | Outcome::Gone))
     }
 
-    /// Lets the guest do what it did before, and returns how that went. Before each further try the destination is asked.
+    /// Lets the guest do what it did before, and returns how that went. Before each further try the destination is
+    /// asked.
     pub fn resume_at_source(&mut self) -> Event {
         let mut done = self.try_to_resume();
         for number in 0..RESUME_TRIES {
