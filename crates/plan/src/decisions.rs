@@ -450,7 +450,7 @@ mod tests {
     use super::*;
     use crate::check::Options;
     use crate::hosts::Known;
-    use linerate_core::recovery::{DestinationRecovery, RUN_FOR, RunResult, SourceRecovery};
+    use linerate_core::recovery::{DestinationRecovery, Look, RUN_FOR, RunResult, SourceRecovery};
     use linerate_core::{GuestState, Outcome};
 
     /// A source in doubt, whose question is on its way.
@@ -494,6 +494,7 @@ mod tests {
         world.answer_operators();
         assert_eq!(world.answers, [0, 0, 0, 0], "it is not back yet");
         world.guest.running = true;
+        world.handle_source_case(0, 1, SourceEvent::Looked(Look::NotPaused));
         world.handle_source_case(0, 1, SourceEvent::ResumedHere(Some(GuestState::RunsAtSource)));
         world.answer_operators();
         assert_eq!(world.answers, [1, 0, 0, 0]);

@@ -246,7 +246,11 @@ fn a_decision_that_was_reported_done_and_is_forgotten_at_a_restart() {
 
 #[test]
 fn a_guest_that_is_resumed_without_asking_whether_it_runs_at_the_destination() {
-    noticed_with_two_operators(Mutation::ResumedUnasked, Property::OneRuns, 2500);
+    noticed(Mutation::ResumedUnasked, Property::OneRuns, 3000);
+    noticed_in_histories(Mutation::ResumedUnasked, Property::OneRuns, 3000);
+    let histories = often(&["all links silent", "agent crashes", "commit"]);
+    let streams = Options { mode: ModeTag::Streams, histories: true, ..histories };
+    noticed_in(streams, Mutation::ResumedUnasked, Property::OneRuns, 3000);
 }
 
 #[test]

@@ -52,9 +52,9 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 10),
+        ("hello", 32 + 24, 11),
         ("outcome", 32, 0),
-        ("outcome", 32, 7),
+        ("outcome", 32, 8),
         ("refuse", 32, 0),
         ("refuse", 32, 200),
         ("refuse", 32 + 2, 0),
@@ -87,7 +87,7 @@ fn unknown_tags_and_messages_are_refused() {
             assert_eq!(error(&bytes), DecodeError::UnknownTag { number });
         }
     }
-    for number in [0, 0x16, 0xffff] {
+    for number in [0, 0x17, 0xffff] {
         assert_eq!(
             error(&changed("commit", put(32, u16::to_le_bytes(number)))),
             DecodeError::UnknownMessage { number }
