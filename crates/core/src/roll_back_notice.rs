@@ -15,7 +15,7 @@ const WAIT: Duration = Duration::from_millis(250);
 /// Longest wait between two tries while the destination would give up by itself.
 const WAIT_MAX: Duration = Duration::from_secs(4);
 /// Longest wait between two tries without an end.
-const WAIT_HELD_MAX: Duration = Duration::from_secs(30);
+const WAIT_HELD_MAX: Duration = Duration::from_secs(5);
 
 /// What follows from a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,6 +34,7 @@ impl SourceCopy {
 
     /// The source is about to let its own copy run.
     pub fn note_resumes(&mut self, now: Time) {
+        self.note(now, true);
         self.resumes = Some(now);
     }
 

@@ -335,8 +335,9 @@ impl World {
             _ => false,
         };
         let Some(host) = (0..2).find(|host| self.hosts[*host].up && waits(*host)) else { return };
-        let resumes = match self.case(1 - host, session) {
-            Some(Machine::Source(one)) => one.resumes_here(),
+        let resumes = match self.machine_of(1 - host, session) {
+            Some(SessionMachine::Recovery(Machine::Source(one))) => one.resumes_here(),
+            Some(SessionMachine::Source(one)) => one.may_be_loaded() && !one.is_in_doubt(),
             _ => !self.hosts[1 - host].up,
         };
         let is_paused = self
@@ -393,7 +394,11 @@ impl World {
             Some(SessionMachine::Recovery(Machine::Source(one))) => Some(one.decided_for(true)),
             _ => None,
         };
-        let resumes = matches!(self.case(host, session), Some(Machine::Source(one)) if one.resumes_here());
+        let resumes = match self.machine_of(host, session) {
+            Some(SessionMachine::Recovery(Machine::Source(one))) => one.resumes_here(),
+            Some(SessionMachine::Source(one)) => one.may_be_loaded(),
+            _ => false,
+        };
         if (decided != Some(Decided::Waiting) && !resumes) || !self.check.pairs.contains(&session) {
             return;
         }

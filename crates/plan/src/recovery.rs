@@ -225,6 +225,26 @@ impl World {
         self.handle_destination_case(host, session, DestinationEvent::CommitAgain { copy });
     }
 
+    /// As the agent's `may_run_there`, but at once: a live session asks before it resumes a guest that the destination
+    /// may have complete.
+    pub fn may_run_there(&mut self) -> bool {
+        let (from, to, session) = (self.at(Side::Source), self.at(Side::Destination), self.session);
+        let asks = self.source.machine.as_ref().is_some_and(|machine| machine.may_be_loaded());
+        if !asks || self.guest.gone || self.guest.running {
+            return false;
+        }
+        let reaches = self.hosts[to].up && self.links.iter().any(|link| link.connects());
+        if !reaches || self.options.mutation == Some(Mutation::ResumedUnasked) {
+            self.note_unanswered(from, session);
+            return false;
+        }
+        let outcome = self.outcome_for_resuming(to, session);
+        if outcome == Outcome::Committed && self.hosts[to].up {
+            self.reports_committed(to, session);
+        }
+        matches!(outcome, Outcome::Committed | Outcome::Pending | Outcome::Gone)
+    }
+
     /// Both state machines of the destination keep that the source is about to resume.
     fn outcome_for_resuming(&mut self, host: usize, session: u64) -> Outcome {
         if session == self.session && host == self.at(Side::Destination) {

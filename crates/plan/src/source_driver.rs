@@ -262,7 +262,10 @@ impl World {
                 self.source_will(1_000, 5_000, SourceWork::RollsBack);
             }
             SourceWork::RollsBack => {
-                let (guest, complete) = self.undo();
+                let (guest, complete) = match self.may_run_there() {
+                    true => (GuestState::PausedAtSource, false),
+                    false => self.undo(),
+                };
                 self.handle_source(Event::RolledBack { guest, complete });
             }
             SourceWork::ChecksIntact => self.source_checks_intact(),

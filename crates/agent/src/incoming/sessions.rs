@@ -231,7 +231,17 @@ impl Sessions {
 
     /// The answer to a source that is about to resume its guest. Both state machines keep that it is.
     pub fn source_resumes(&self, session: SessionId) -> Outcome {
-        self.answer(session, Incoming::source_resumes, Unfinished::source_resumes)
+        match self.answer(session, Incoming::source_resumes, Unfinished::source_resumes) {
+            // Its record was lost or forgotten, and the guest is here.
+            Outcome::Unknown if self.has_guest_of(session) => Outcome::Pending,
+            outcome => outcome,
+        }
+    }
+
+    /// Whether a guest that runs here, or could, came in this session. What cannot be read may be one.
+    fn has_guest_of(&self, session: SessionId) -> bool {
+        let came = |guest: &GuestRecord| guest.session.as_deref() == Some(&session.to_string());
+        self.registry.list().map_or(true, |all| all.iter().any(|guest| came(guest) && guest.is_alive()))
     }
 
     fn answer(

@@ -75,6 +75,8 @@ pub struct Unfinished {
     record: Mutex<Record>,
     machine: Mutex<Machine>,
     signals: Mutex<Sender<Signal>>,
+    /// At a source: the notice of its roll-back is being sent.
+    notifies: AtomicBool,
     /// Why the last try failed.
     trouble: Mutex<Option<String>>,
     /// The destination has not answered the last question.
@@ -283,6 +285,7 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
         record: Mutex::new(record),
         machine: Mutex::new(machine),
         signals: Mutex::new(signals),
+        notifies: AtomicBool::new(false),
         trouble: Mutex::default(),
         is_silent: AtomicBool::new(false),
         clock: Clock::start(),

@@ -130,8 +130,11 @@ impl Unfinished {
             SourceAction::Query { gives_up } => SourceEvent::Answered(self.ask(sessions, gives_up)),
             SourceAction::Write(phase) => {
                 let written = self.write(sessions, Phase::Source(phase));
-                if written && phase == SourcePhase::RolledBack {
-                    notify_destination(sessions, self.session, self.record.lock().clone());
+                // The guest is back, whether the disk takes that or not.
+                if phase == SourcePhase::RolledBack && !self.notifies.swap(true, Ordering::Relaxed) {
+                    let mut record = self.record.lock().clone();
+                    record.set_phase(Phase::Source(phase));
+                    notify_destination(sessions, self.session, record);
                 }
                 SourceEvent::Written(written)
             }
@@ -145,7 +148,7 @@ impl Unfinished {
 
     /// Whether the guest is still paused here, and if so, whether it runs at the destination.
     fn look_before_resuming(&self, sessions: &Sessions) -> Look {
-        let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
+        let Role::Source { qemu, peers, token, peer, vcpu_time, .. } = self.record.lock().role.clone() else {
             return Look::NotPaused;
         };
         if !qemu.is_alive() || is_live(&qemu) {
@@ -153,7 +156,10 @@ impl Unfinished {
         }
         let answer =
             self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
-        if answer == Some(Outcome::Committed) && !self.record.lock().ran_here().is_no() {
+        // It may also have been resumed by an earlier agent, which could not write that.
+        let ran_here =
+            !self.record.lock().ran_here().is_no() || vcpu_time.has_run(qemu.process.pid) == Some(true);
+        if answer == Some(Outcome::Committed) && ran_here {
             both_hosts::note(&sessions.journal, &sessions.audit, self.session);
             return Look::OnBothHosts;
         }

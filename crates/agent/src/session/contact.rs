@@ -4,6 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use linerate_core::{Code, Fault, Outcome, Side, Step};
@@ -106,9 +107,26 @@ pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Ou
     ask_as(Role::CommitAgain, peers, identity)
 }
 
-/// Asks whether the guest runs there, before it is resumed here. That commits nothing.
+/// Asks whether the guest runs there, before it is resumed here. That commits nothing. All addresses at once, as the
+/// guest is paused meanwhile.
 pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    ask_as(Role::Resumes, peers, identity)
+    let (sender, answers) = channel();
+    for &remote in peers {
+        let (sender, identity) = (sender.clone(), identity.clone());
+        let asks = move || drop(sender.send(ask_as(Role::Resumes, &[remote], &identity)));
+        if let Err(error) = std::thread::Builder::new().name("resumes".into()).spawn(asks) {
+            tracing::error!(%error, "no thread to ask the destination");
+        }
+    }
+    drop(sender);
+    let mut none = NoAnswer::default();
+    for answer in answers {
+        match answer {
+            Ok(outcome) => return Ok(outcome),
+            Err(why) => none.not_asked = none.not_asked.or(why.not_asked),
+        }
+    }
+    Err(none)
 }
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.

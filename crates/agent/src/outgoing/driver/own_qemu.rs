@@ -174,9 +174,15 @@ impl OwnQemu {
         matches!(answer, Ok(Outcome::Committed | Outcome::Pending | Outcome::Gone))
     }
 
-    /// Lets the guest do what it did before, and returns how that went. Before each further try the destination is
-    /// asked.
+    /// Lets the guest do what it did before, and returns how that went. Before each try the destination is asked, if it
+    /// may have the guest complete. If it may run it, recovery goes on.
     pub fn resume_at_source(&mut self) -> Event {
+        if self.may_run_there() {
+            tracing::error!(
+                "not resumed here: the destination has the guest, and its operator lets it run there"
+            );
+            return Event::RolledBack { guest: GuestState::PausedAtSource, complete: false };
+        }
         let mut done = self.try_to_resume();
         for number in 0..RESUME_TRIES {
             let Err(error) = &done else { break };
