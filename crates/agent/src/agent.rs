@@ -520,7 +520,7 @@ impl Agent {
             return Err(NotTaken::Resumes(fault));
         }
         let outcome = self.incoming.source_resumes(session);
-        tracing::debug!(%session, %peer, ?outcome, "its source is about to resume the guest and asks");
+        tracing::info!(%session, %peer, ?outcome, "its source is about to resume the guest and asks");
         Ok(accepted.outcome(outcome)?)
     }
 

@@ -5,6 +5,8 @@
 
 #[path = "real/hands.rs"]
 mod hands;
+#[path = "real/operators.rs"]
+mod operators;
 #[path = "real/recovering.rs"]
 mod recovering;
 #[path = "real/stage.rs"]

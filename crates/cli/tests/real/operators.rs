@@ -1,0 +1,124 @@
+//! Operators of both hosts decide over one guest, and its hosts can reach each other again before a copy is let run. No
+//! lock of an image keeps two copies from running.
+
+use linerate_lab::{Gate, QemuVersion};
+
+use crate::recovering::{FAST, LONG, goes_on, guest};
+use crate::stage::{Stage, ended};
+
+fn without_lock() -> (Stage, [Gate; 2]) {
+    Stage::gated_without_disk(&FAST, guest(QemuVersion::Ten))
+}
+
+fn signal(stage: &Stage, host: usize, signal: &str) {
+    for pid in stage.hypervisors(host) {
+        let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+/// The destination's operator lets the guest run there.
+fn runs_there(stage: &Stage) {
+    let held = stage.only(1, "in_doubt");
+    let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+    assert_eq!(exit, 0, "{text}");
+    assert_eq!(stage.state(1), "running");
+}
+
+/// It could not be reached for a moment, with commit written or not.
+#[test]
+fn a_live_source_does_not_resume_a_guest_that_was_let_run_at_the_destination() {
+    for commit_is_next in [false, true] {
+        let (mut stage, gates) = without_lock();
+        let sent = commit_is_next.then(|| gates[0].hold_before("source.commit_sent").unwrap());
+        let loaded = gates[1].hold_after("destination.loaded").unwrap();
+        let migration = stage.migrate(&[]);
+        loaded.wait(LONG).unwrap();
+        match sent {
+            Some(sent) => {
+                drop(loaded);
+                sent.wait(LONG).unwrap();
+                stage.cut_all(true);
+                runs_there(&stage);
+                stage.cut_all(false);
+                drop(sent);
+            }
+            None => {
+                stage.cut_all(true);
+                drop(loaded);
+                runs_there(&stage);
+                stage.cut_all(false);
+            }
+        }
+        assert_ne!(ended(&migration.finish()).exit, Some(0), "the source was not told so");
+        stage.settles_at(1);
+        goes_on(&mut stage, 0);
+    }
+}
+
+/// The destination's agent was restarted meanwhile, so that it does not know the session any more.
+#[test]
+fn a_live_source_whose_qemu_hung_does_not_resume_a_guest_that_was_let_run_at_the_destination() {
+    let (mut stage, gates) = without_lock();
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    signal(&stage, 0, "-STOP");
+    stage.agent(1).kill().unwrap();
+    drop(loaded);
+    stage.agent(1).restart().unwrap();
+    runs_there(&stage);
+    signal(&stage, 0, "-CONT");
+    assert_ne!(ended(&migration.finish()).exit, Some(0), "the source was not told so");
+    stage.settles_at(1);
+    goes_on(&mut stage, 0);
+}
+
+/// Its guest runs again, and the disk does not take that.
+#[test]
+fn a_destination_learns_of_a_roll_back_that_the_sources_disk_refuses() {
+    let (mut stage, gates) = without_lock();
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.only(1, "in_doubt");
+    gates[0].fill("source.rolled_back", true).unwrap();
+    stage.agent(0).restart().unwrap();
+    stage.wait_state(0, "running");
+    stage.until("the destination gives its copy up", || {
+        (stage.hypervisors(1).is_empty() && stage.unfinished(1).is_empty()).then_some(())
+    });
+    gates[0].fill("source.rolled_back", false).unwrap();
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// The source's agent has asked, and waits for a QEMU that hangs.
+#[test]
+fn a_guest_that_its_source_is_about_to_resume_is_not_let_run_at_the_destination() {
+    let (mut stage, gates) = without_lock();
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(loaded);
+    drop(migration);
+    let held = stage.only(1, "in_doubt");
+    signal(&stage, 0, "-STOP");
+    stage.agent(0).restart().unwrap();
+    stage.until("the destination was asked", || {
+        stage.whole_logs().contains("its source is about to resume the guest and asks").then_some(())
+    });
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(12);
+    while std::time::Instant::now() < end {
+        let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+        assert!(exit != 0 && text.contains("Both copies would run"), "{exit}: {text}");
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    signal(&stage, 0, "-CONT");
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
