@@ -132,7 +132,7 @@ fn codes() {
 }
 
 #[test]
-fn steps_sides_states_roles_outcomes() {
+fn steps_sides_states() {
     expect(
         small_table(Step::from_number),
         &[
@@ -162,6 +162,10 @@ fn steps_sides_states_roles_outcomes() {
             (8, "StoppedAtDestination"),
         ],
     );
+}
+
+#[test]
+fn roles_notes_outcomes() {
     expect(
         small_table(Role::from_number),
         &[

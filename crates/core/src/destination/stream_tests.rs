@@ -1,7 +1,8 @@
 //! The way of a guest whose RAM comes in the hypervisor's own streams.
 
 use super::*;
-use crate::StreamNote;
+use crate::control::Outgoing;
+use crate::{RegionInfo, StreamNote, StreamSettings};
 
 const PATH: PathId = 0;
 

@@ -4,6 +4,8 @@ mod handover;
 mod prepared;
 
 use super::*;
+use crate::control::Outgoing;
+use crate::{LastLook, RegionInfo, StreamSettings};
 
 const PATH: PathId = 0;
 
