@@ -42,7 +42,7 @@ pub enum NotDecided {
     QemuEnded,
     /// At a destination that has the guest complete: its source has just asked, as it is about to resume its own copy.
     #[error(
-        "is not resumed here: the source is about to resume the guest, and its agent has asked this host within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again"
+        "is not resumed here: the source is about to resume the guest, and its agent has asked this host within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
     )]
     SourceResumes,
     /// At a destination that holds the guest: the source lets its own copy run.
