@@ -252,13 +252,18 @@ impl World {
     /// The source of a session ends its process.
     pub fn check_told_of_end(&mut self, pid: u64, session: u64) {
         let Some(guest) = self.find(pid) else { return };
-        let (host, current) = (guest.host, guest.current);
+        let (host, current, ran) = (guest.host, guest.current, guest.executed);
         let own = self.check.decisions.iter().any(|one| !one.here && one.pid == Some(pid));
         let broken = self.check.told.iter().find(|told| match told.here {
             true => (told.session, told.pid) == (session, Some(pid)),
             false => (told.session, told.host) == (session, 1 - host) && current && !own,
         });
         let broken = broken.copied();
+        // It was paused, and two operators who could not know of each other want both copies.
+        if !ran && broken.is_some_and(|told| told.here) && self.check.unanswered.contains(&pid) {
+            self.check.is_split = true;
+            return;
+        }
         self.check.that(broken.is_none(), Property::DecisionKept, || {
             format!("process {pid} is given up on host {host}, and an operator was told: {broken:?}")
         });
