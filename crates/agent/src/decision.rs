@@ -45,6 +45,11 @@ pub enum NotDecided {
         "is not resumed here: the source is about to resume the guest, and its agent has asked this host within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
     )]
     SourceResumes,
+    /// At a destination that has the guest complete, and whose agent has just started.
+    #[error(
+        "is not resumed here yet: the agent here has started less than 20 s ago. Before that the source may have asked whether it may resume the guest, and both copies would run. Decide again after that time"
+    )]
+    JustStarted,
     /// At a destination that holds the guest: the source lets its own copy run.
     #[error(
         "was rolled back: the guest runs at the source, and the copy here is paused; end that with `linerate resolve ID --give-up`"

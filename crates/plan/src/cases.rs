@@ -127,7 +127,10 @@ impl World {
                     self.add_case(host, session, Machine::Destination(machine));
                 }
             }
-            Plan::Wait => self.add_case(host, session, Machine::Destination(DestinationRecovery::wait())),
+            Plan::Wait => {
+                let machine = DestinationRecovery::wait_after_start(now);
+                self.add_case(host, session, Machine::Destination(machine));
+            }
             Plan::Inspect => {
                 self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)))
             }

@@ -178,7 +178,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         }
         Plan::Wait => {
             tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its decision");
-            Machine::Destination(DestinationRecovery::wait())
+            Machine::Destination(DestinationRecovery::wait_after_start(now))
         }
         Plan::Inspect => {
             tracing::warn!(%session, guest, "the guest was committed to this host: seeing that it runs");
@@ -394,6 +394,9 @@ impl Unfinished {
                     machine.handle(now, DestinationEvent::ProcessEnded);
                     self.signal(Signal::Wake);
                     return Err(NotDecided::QemuEnded);
+                }
+                if resume_here && machine.is_waiting() && machine.has_just_started(now) {
+                    return Err(NotDecided::JustStarted);
                 }
                 if !resume_here && machine.is_held() && !machine.may_be_given_up(now) {
                     return Err(NotDecided::MayBeOnlyCopy);

@@ -327,6 +327,15 @@ fn the_one(agent: &Agent) -> (Arc<Unfinished>, impl Fn(&str)) {
     (one, wait)
 }
 
+/// An operator of a destination whose agent has just started waits, as its source may be about to resume the guest.
+fn run_here(one: &Unfinished) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Err(why) = one.resolve(true) {
+        assert!(why == NotDecided::JustStarted && Instant::now() < end, "{why}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// An agent that is restarted before finds the guest as it was, and knows of no decision.
 #[test]
 fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_carried_out() {
@@ -337,7 +346,8 @@ fn a_decision_to_run_a_guest_that_waits_counts_when_it_is_carried_out() {
     recover(&agent.recovery).unwrap();
     let (one, wait) = the_one(&agent);
     agent.journal.is_full.store(true, Ordering::SeqCst);
-    one.resolve(true).unwrap();
+    assert_eq!(one.resolve(true), Err(NotDecided::JustStarted));
+    run_here(&one);
     while !one.summary().note.unwrap().contains("last try") {
         wait("it is not tried");
     }

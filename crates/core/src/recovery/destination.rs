@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::RETRY_AFTER;
 use crate::journal::{Decided, DestinationPhase};
 use crate::operator_decision::OperatorDecision;
-use crate::source_copy::SourceCopy;
+use crate::source_copy::{RESUMES_FOR, SourceCopy};
 use crate::{Outcome, Time};
 
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it
@@ -109,6 +109,8 @@ pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
     source_copy: SourceCopy,
+    /// The agent started then, with the guest complete and not committed.
+    started: Option<Time>,
     /// It may have run here before: a refusal of the hypervisor does not say that it never did.
     may_have_run: bool,
     /// The source has said that it has its guest back.
@@ -132,6 +134,11 @@ impl DestinationRecovery {
         DestinationRecovery::new(State::Waiting, None)
     }
 
+    /// The same when an agent has just started: its source may have asked the one before whether it may resume.
+    pub fn wait_after_start(now: Time) -> DestinationRecovery {
+        DestinationRecovery { started: Some(now), ..DestinationRecovery::wait() }
+    }
+
     /// The guest is committed.
     pub fn inspect(now: Time) -> DestinationRecovery {
         DestinationRecovery::new(State::Inspecting, Some(now))
@@ -142,6 +149,7 @@ impl DestinationRecovery {
             state,
             due,
             source_copy: SourceCopy::default(),
+            started: None,
             may_have_run: false,
             rolled_back: false,
             operator_decision: OperatorDecision::default(),
@@ -192,6 +200,11 @@ impl DestinationRecovery {
     /// The source has just said that it is about to let its own copy run: one that waits is not run beside it.
     pub fn source_resumes(&self, now: Time) -> bool {
         self.source_copy.is_resumed(now)
+    }
+
+    /// Whether the source may have asked the agent before this one, and be about to let its own copy run.
+    pub fn has_just_started(&self, now: Time) -> bool {
+        self.started.is_some_and(|at| now - at <= RESUMES_FOR)
     }
 
     /// The answer to a source that is about to resume; none if the journal knows.
@@ -304,7 +317,7 @@ impl DestinationRecovery {
     fn resolve(&mut self, now: Time, run: bool) {
         let next = match (self.state, run) {
             _ if self.operator_decision.waiting().is_some() => return,
-            (State::Waiting, true) if self.source_resumes(now) => return,
+            (State::Waiting, true) if self.source_resumes(now) || self.has_just_started(now) => return,
             (State::Waiting, true) => State::Committing,
             (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
             // The source's commit is not on disk. A driver that asks `takes` first does not decide here.

@@ -31,7 +31,7 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
         journal.put_unless(other, &record, looks).unwrap()
     });
     has_begun.recv_timeout(Duration::from_secs(60)).unwrap();
-    one.resolve(true).unwrap();
+    run_here(&one);
     while one.timeout().is_some() {
         wait("commit is not written");
     }

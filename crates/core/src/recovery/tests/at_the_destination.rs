@@ -545,3 +545,16 @@ fn a_guest_that_waits_is_not_run_while_its_source_is_about_to_resume_its_own() {
     driver.handle(Did::SourceResumes);
     assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Discard));
 }
+
+/// The source may have asked the agent before it.
+#[test]
+fn a_guest_that_waits_is_not_run_by_an_operator_just_after_the_start_of_its_agent() {
+    let mut driver = Driver::new(DestinationRecovery::wait_after_start(Time::ZERO));
+    assert_eq!(driver.handle(Did::Resolve(true)), None);
+    assert!(driver.recovery.is_waiting());
+    driver.now = driver.now + Duration::from_secs(21);
+    assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
+    // Its source decides at any time.
+    let mut driver = Driver::new(DestinationRecovery::wait_after_start(Time::ZERO));
+    assert_eq!(driver.handle(Did::CommitAgain { copy: true }), Some(Do::Write(To::Committed)));
+}
