@@ -1,4 +1,4 @@
-//! A guest that may run on both hosts, with the same disks: its source has rolled back, and its destination has run it.
+//! A guest that may run on both hosts, with the same disks: each host has let it run since commit, or is about to.
 //! Each host shows that as a session in doubt until the guest's QEMU on it has ended, or an operator settles it.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::journal::{Journal, Record, Role};
 pub(crate) const NOTICE_WAIT: Duration = Duration::from_secs(2);
 
 /// What an operator reads.
-pub(crate) const NOTE: &str = "the guest may run on both hosts, with the same disks: its source has rolled back, and its destination has run it. Look on both hosts (`linerate vm list`), and end one copy at once (`linerate vm stop NAME --force`). Then say so at the other host: `linerate resolve ID --resume-here`";
+pub(crate) const NOTE: &str = "the guest may run on both hosts, with the same disks: each host has let it run. Look on both hosts (`linerate vm list`), and end one copy at once (`linerate vm stop NAME --force`). Then say so at the other host: `linerate resolve ID --resume-here`";
 
 /// And at a source that was told that the guest runs at the destination, and is ending its own copy.
 const ENDING: &str = "another program let the guest run on this host after commit, and it runs at the destination too. The copy here is being ended, so keep the one at the destination. Look on both hosts (`linerate vm list`): the disks may be damaged";

@@ -235,7 +235,7 @@ pub struct Record {
     pub order: u64,
     /// Milliseconds since 1970 of the last change; shown, and decides nothing.
     pub changed_unix_ms: u64,
-    /// The guest may run on both hosts: its source has rolled back, and its destination has run it.
+    /// The guest may run on both hosts: each host has let it run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_both_hosts: bool,
     /// What depends on this host's side of the session.

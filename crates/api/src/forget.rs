@@ -21,7 +21,7 @@ pub struct ForgetGuest {
 /// A guest that no undrain brings back any more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestForgotten {
-    /// Its name.
+    /// Name of the guest that is dismissed.
     pub guest: String,
     /// Its UUID, or its name if it has none.
     pub uuid: String,
@@ -45,7 +45,7 @@ pub struct ForgetHost {
 /// A host that the store does not know any more, and what was kept for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostForgotten {
-    /// Its name.
+    /// Name of the host that is forgotten.
     pub host: String,
     /// Names of the guests and domains that it had when it was heard of last.
     pub guests: Vec<String>,

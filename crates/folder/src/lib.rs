@@ -8,7 +8,7 @@ const STICKY: u32 = 0o1000;
 /// Owner and mode of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FolderRights {
-    /// User id.
+    /// User id of its owner.
     pub owner: u32,
     /// `st_mode` without the kind of file.
     pub mode: u32,

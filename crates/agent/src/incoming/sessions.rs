@@ -31,6 +31,8 @@ use crate::stream_gate::ArrivalCount;
 const LIVE_MAX: usize = 64;
 /// Of them from one host.
 const LIVE_OF_ONE_HOST: usize = 16;
+/// The same with guests that are here, and whose sources have not finished or do not know it yet.
+const OPEN_OF_ONE_HOST: usize = 2 * LIVE_OF_ONE_HOST;
 /// Ended migrations that are shown.
 const ENDED_SHOWN: usize = 100;
 
@@ -298,17 +300,16 @@ fn check_room(
     peer: SocketAddr,
 ) -> Result<(), Fault> {
     let Caller::Tcp(opener) = caller else { return Ok(()) };
-    // One that is here takes no more of the links.
-    let arriving = || live.values().filter(|one| !one.is_arrived());
-    let of_host = arriving().filter(|one| one.comes_from(opener, peer)).count();
-    if of_host >= LIVE_OF_ONE_HOST {
+    let of_host = || live.values().filter(|one| one.comes_from(opener, peer));
+    // A guest that is here takes no more of the links, and its session ends in a moment.
+    let arriving = of_host().filter(|one| !one.is_arrived()).count();
+    if arriving >= LIVE_OF_ONE_HOST || of_host().count() >= OPEN_OF_ONE_HOST {
         let detail =
-            format!("{of_host} guests arrive from that host already: try again when one of them is here");
+            format!("{arriving} guests arrive from that host already: try again when one of them is here");
         return Err(refusal(Code::GuestBusy, &detail));
     }
-    let all = arriving().count();
-    if all >= LIVE_MAX {
-        let detail = format!("{all} guests arrive already: try again when one of them is here");
+    if live.len() >= LIVE_MAX {
+        let detail = format!("{} guests arrive already: try again when one of them is here", live.len());
         return Err(refusal(Code::GuestBusy, &detail));
     }
     Ok(())

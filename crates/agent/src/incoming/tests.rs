@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
+use linerate_guest::registry::GuestRecord;
 use linerate_trust::authority::Authority;
 use linerate_wire::frame::{Hello, Role};
 
@@ -299,7 +300,7 @@ fn only_the_host_that_opened_a_session_gets_its_outcome() {
     let may = |asked: &Hello, name: &str| {
         agent.may_decide(asked, &Some(name.parse().unwrap())).map_err(|fault| fault.detail)
     };
-    for role in [Role::Query, Role::CommitAgain, Role::RolledBack] {
+    for role in [Role::Query, Role::CommitAgain, Role::RolledBack, Role::Resumes] {
         let wrong = Hello { token: Token([3; 32]), ..hello(1, role) };
         assert_eq!(may(&wrong, "a").unwrap_err(), "wrong token");
         assert_eq!(may(&hello(1, role), "b").unwrap_err(), "another host opened this session");
@@ -310,6 +311,19 @@ fn only_the_host_that_opened_a_session_gets_its_outcome() {
     // Its source's operator may let the guest run there if the session is unknown here.
     agent.journal.write_for_test(&[5; 16], b"{");
     assert_eq!(agent.incoming.outcome(SessionId([5; 16])), Outcome::Pending);
+}
+
+/// The journal was lost, or has forgotten the session. The source would resume its copy beside this one.
+#[test]
+fn a_source_that_is_about_to_resume_is_not_answered_unknown_while_its_guest_is_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (ours, other) = (SessionId([7; 16]), SessionId([8; 16]));
+    assert_eq!(agent.incoming.source_resumes(ours), Outcome::Unknown);
+    let qemu = crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap());
+    agent.registry.put(&GuestRecord { session: Some(ours.to_string()), ..qemu }).unwrap();
+    let answers = [ours, other].map(|session| agent.incoming.source_resumes(session));
+    assert_eq!(answers, [Outcome::Pending, Outcome::Unknown]);
 }
 
 #[test]

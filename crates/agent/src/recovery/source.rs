@@ -156,10 +156,9 @@ impl Unfinished {
         }
         let answer =
             self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
-        // It may also have been resumed by an earlier agent, which could not write that.
-        let ran_here =
-            !self.record.lock().ran_here().is_no() || vcpu_time.has_run(qemu.process.pid) == Some(true);
-        if answer == Some(Outcome::Committed) && ran_here {
+        // An earlier agent may have resumed it too, and could not write that.
+        let ran_here = || self.record.lock().ran_here().after(look(&qemu, &vcpu_time));
+        if answer == Some(Outcome::Committed) && !ran_here().is_no() {
             both_hosts::note(&sessions.journal, &sessions.audit, self.session);
             return Look::OnBothHosts;
         }

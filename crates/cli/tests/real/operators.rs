@@ -10,6 +10,17 @@ fn without_lock() -> (Stage, [Gate; 2]) {
     Stage::gated_without_disk(&FAST, guest(QemuVersion::Ten))
 }
 
+/// The guest is complete at the destination when the source's agent ends.
+fn ends_when_loaded(stage: &mut Stage, gates: &[Gate; 2]) -> String {
+    let loaded = gates[1].hold_after("destination.loaded").unwrap();
+    let migration = stage.migrate(&[]);
+    loaded.wait(LONG).unwrap();
+    stage.agent(0).kill().unwrap();
+    drop(loaded);
+    drop(migration);
+    stage.only(1, "in_doubt")["id"].as_str().unwrap().to_owned()
+}
+
 fn signal(stage: &Stage, host: usize, signal: &str) {
     for pid in stage.hypervisors(host) {
         let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
@@ -80,13 +91,7 @@ fn a_destination_that_has_just_started_does_not_run_a_guest_that_its_source_may_
 #[test]
 fn a_destination_learns_of_a_roll_back_that_the_sources_disk_refuses() {
     let (mut stage, gates) = without_lock();
-    let loaded = gates[1].hold_after("destination.loaded").unwrap();
-    let migration = stage.migrate(&[]);
-    loaded.wait(LONG).unwrap();
-    stage.agent(0).kill().unwrap();
-    drop(loaded);
-    drop(migration);
-    stage.only(1, "in_doubt");
+    ends_when_loaded(&mut stage, &gates);
     gates[0].fill("source.rolled_back", true).unwrap();
     stage.agent(0).restart().unwrap();
     stage.wait_state(0, "running");
@@ -102,13 +107,7 @@ fn a_destination_learns_of_a_roll_back_that_the_sources_disk_refuses() {
 #[test]
 fn a_guest_that_its_source_is_about_to_resume_is_not_let_run_at_the_destination() {
     let (mut stage, gates) = without_lock();
-    let loaded = gates[1].hold_after("destination.loaded").unwrap();
-    let migration = stage.migrate(&[]);
-    loaded.wait(LONG).unwrap();
-    stage.agent(0).kill().unwrap();
-    drop(loaded);
-    drop(migration);
-    let held = stage.only(1, "in_doubt");
+    let session = ends_when_loaded(&mut stage, &gates);
     signal(&stage, 0, "-STOP");
     stage.agent(0).restart().unwrap();
     stage.until("the destination was asked", || {
@@ -116,7 +115,7 @@ fn a_guest_that_its_source_is_about_to_resume_is_not_let_run_at_the_destination(
     });
     let end = std::time::Instant::now() + std::time::Duration::from_secs(12);
     while std::time::Instant::now() < end {
-        let (exit, text) = stage.linerate_at(1, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+        let (exit, text) = stage.linerate_at(1, &["resolve", &session, "--resume-here"]);
         assert!(exit != 0 && text.contains("Both copies would run"), "{exit}: {text}");
         std::thread::sleep(std::time::Duration::from_millis(500));
     }

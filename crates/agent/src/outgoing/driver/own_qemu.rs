@@ -164,7 +164,7 @@ impl OwnQemu {
         Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, detail)
     }
 
-    /// The destination was left with the complete guest, and says that it may run it: its operator has decided so.
+    /// The destination was left with the complete guest, and answers that it has committed it, or had.
     fn may_run_there(&self) -> bool {
         let shared = &self.guest.shared;
         if !shared.machine().may_be_loaded() {
@@ -178,9 +178,7 @@ impl OwnQemu {
     /// may have the guest complete. If it may run it, recovery goes on.
     pub fn resume_at_source(&mut self) -> Event {
         if self.may_run_there() {
-            tracing::error!(
-                "not resumed here: the destination has the guest, and its operator lets it run there"
-            );
+            tracing::error!("not resumed here yet: the destination answers that it has committed the guest");
             return Event::RolledBack { guest: GuestState::PausedAtSource, complete: false };
         }
         let mut done = self.try_to_resume();
@@ -194,12 +192,14 @@ impl OwnQemu {
             if number > 0 || is_answer {
                 std::thread::sleep(Duration::from_secs(1));
             }
+            if !is_answer && !self.connect_again() {
+                continue;
+            }
+            // Right before the try: the destination keeps its copy from running for a limited time.
             if self.may_run_there() {
                 break;
             }
-            if is_answer || self.connect_again() {
-                done = self.try_to_resume();
-            }
+            done = self.try_to_resume();
         }
         let runs = done.and_then(|()| self.guest.qemu.runs(Guest::deadline()));
         if runs.is_ok() {

@@ -175,3 +175,28 @@ fn an_operator_reads_on_which_host_to_look_and_nothing_of_a_copy_that_has_ended(
     let gone = paused(Some(Decided::Void), Some(Outcome::Gone));
     assert!(gone.contains("until you decide") && !gone.contains("decide there"), "{gone}");
 }
+
+/// Another program let it run here after commit, and stopped it again. Neither copy is older than the other, and an
+/// operator has decided to keep this one.
+#[test]
+fn a_guest_that_ran_here_is_not_ended_for_one_that_runs_at_the_destination() {
+    let cluster = Cluster::new();
+    let agent = secured(&cluster.dir, &[], cluster.security.clone());
+    let (_hand, qemu) = runs(&cluster.dir);
+    let mut role = leaves(&qemu, SourcePhase::ResumingHere);
+    let Role::Source { peers, peer, ran_here, .. } = &mut role else { panic!("{role:?}") };
+    (*peers, *peer) = (cluster.one.addresses().to_vec(), Some("one".parse().unwrap()));
+    *ran_here = RanHere::Yes;
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    agent.journal.put(session, &Record::new("g", order, role)).unwrap();
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    while !crate::both_hosts::has(&agent.journal, &session.to_string()) {
+        wait("it is not noted");
+    }
+    while !one.is_in_doubt() {
+        wait("an operator may not decide");
+    }
+    assert!(qemu.is_alive());
+    assert_eq!(written(&agent, session).0, SourcePhase::ResumingHere);
+}

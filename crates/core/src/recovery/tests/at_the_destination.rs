@@ -373,6 +373,16 @@ fn an_operator_reads_that_the_source_has_revoked_what_was_to_run_here() {
     assert!(!driver.recovery.is_in_doubt());
 }
 
+/// It has a copy. It asks no other question once it is about to resume that.
+#[test]
+fn a_guest_that_cannot_run_is_returned_to_a_source_that_is_about_to_resume() {
+    let mut driver = seeing();
+    driver.handle(Did::Inspected(Inspection::NeverRan));
+    driver.now = driver.now + RUN_FOR;
+    driver.handle(Did::SourceResumes);
+    assert_eq!(driver.handle(Did::Ran(RunResult::Refused)), Some(Do::Write(To::Returned)));
+}
+
 #[test]
 fn a_guest_that_cannot_run_is_tried_for_a_while_and_then_returned() {
     let mut driver = seeing();
