@@ -147,7 +147,8 @@ pub(super) async fn resolve(
     let decider = give(&agent, &id, here, agent.decision_wait).await?;
     let decided = wait(agent.decision_wait, || decider.decided(here)).await;
     let done = judge(decided, here, decider.place(), decider.is_alive())?;
-    if let Some(session) = decider.notifies() {
+    // A decision that waits for the disk is not to wait for it here too.
+    if done && let Some(session) = decider.notifies() {
         check_other_host(&agent, session).await?;
     }
     Ok(Json(answer(decider.summary(), done)))
