@@ -88,7 +88,7 @@ pub(crate) fn check_resumable(
 /// What follows at a destination from a decision that is not carried out yet: `true` runs the guest here.
 pub(crate) fn describe_decision(run: bool) -> &'static str {
     if run {
-        "it was decided that the guest is to run here; QEMU has not confirmed that it runs. The agent tries until QEMU confirms it, or until the source has the guest back. If the agent restarts before that and the guest is in doubt again, decide again"
+        "it was decided that the guest is to run here; QEMU has not confirmed that it runs. A guest that waits for its source runs 10 s after the decision: a source that has its guest back says so in this time. The agent tries until QEMU confirms it, or until the source has the guest back. If the agent restarts before that and the guest is in doubt again, decide again"
     } else {
         "it was decided that the guest is given up here; its QEMU has not ended yet, and the agent tries until it has. If the agent restarts before that and the guest is in doubt again, decide again"
     }

@@ -138,6 +138,8 @@ pub struct Destination {
     rolled_back: bool,
     /// The operator's decision. It waits until it is carried out: the guest runs here, or nothing is left of it.
     operator_decision: OperatorDecision,
+    /// An operator wants the guest to run here: then that is carried out, if the source has not been heard before.
+    runs_at: Option<Time>,
     /// The source's message that its guest has stopped; whether it ran until then.
     was_running: Option<bool>,
     disks_checked: bool,
@@ -167,6 +169,7 @@ impl Destination {
             left_to_recovery: false,
             rolled_back: false,
             operator_decision: OperatorDecision::default(),
+            runs_at: None,
             was_running: None,
             disks_checked: false,
             state_loaded: false,
@@ -198,7 +201,7 @@ impl Destination {
             Event::Cancel => {}
             Event::RolledBackAtSource => self.rolled_back_at_source(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
-            Event::SourceResumes => self.source_copy.note_resumes(now),
+            Event::SourceResumes => self.source_resumes_now(now),
             Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::MayHaveRun(fault) => self.may_have_run(fault),

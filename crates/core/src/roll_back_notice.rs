@@ -85,6 +85,13 @@ impl RollBackNotice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source_copy::HEARD_WITHIN;
+
+    /// One attempt takes up to 4 s: 2 s to connect, and 2 s until the answer.
+    #[test]
+    fn a_destination_hears_a_notice_before_it_runs_the_guest_for_its_operator() {
+        assert!(WAIT_MAX.max(WAIT_HELD_MAX) + Duration::from_secs(4) < HEARD_WITHIN);
+    }
 
     #[test]
     fn it_ends_when_the_destination_has_given_up_or_committed() {

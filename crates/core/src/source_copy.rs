@@ -10,6 +10,9 @@ pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// A source that is about to let its copy run counts as doing so for so long. One try of that takes up to 10 s, and the
 /// question before the next one some seconds.
 pub(crate) const RESUMES_FOR: Duration = Duration::from_secs(20);
+/// An operator's decision to let a guest run at the destination waits for so long: a source that is there says
+/// meanwhile whether it has its guest back. It repeats a roll-back notice every 5 s, and an attempt takes up to 4 s.
+pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(10);
 /// A source that has said that it has no copy is not believed the opposite for so long: an earlier question may arrive
 /// late. After that a restarted agent may ask, whose operator's decision came to nothing.
 pub(crate) const NO_COPY_COUNTS_FOR: Duration = Duration::from_secs(60);

@@ -205,7 +205,14 @@ impl World {
         let now = self.now;
         let sessions: Vec<u64> = self.hosts[host].cases.keys().copied().collect();
         for session in sessions {
+            let is_alive = self.named(host, session).is_some_and(|pid| self.is_alive(pid));
             let Some(case) = self.hosts[host].cases.get_mut(&session) else { continue };
+            if let Machine::Destination(machine) = &mut case.machine
+                && machine.is_about_to_run()
+                && !is_alive
+            {
+                machine.handle(now, DestinationEvent::ProcessEnded);
+            }
             let (work, over) = case.machine.poll(now);
             if let Some(work) = work {
                 self.note(|| format!("host {host}, session {session}: {work:?}"));

@@ -182,10 +182,12 @@ pub enum Mutation {
     DecisionNotWritten,
     /// Recovery resumes the guest without asking whether it runs at the destination.
     ResumedUnasked,
+    /// A roll-back notice that was not answered is repeated after a minute.
+    NoticeSeldom,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 35] = [
+    pub const ALL: [Mutation; 36] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -221,6 +223,7 @@ impl Mutation {
         Mutation::DecisionReportedEarly,
         Mutation::DecisionNotWritten,
         Mutation::ResumedUnasked,
+        Mutation::NoticeSeldom,
     ];
 }
 

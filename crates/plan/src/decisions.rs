@@ -17,6 +17,8 @@ use crate::world::{SimEvent, World};
 
 /// As the agent's API: by then an operator is told that the decision still waits.
 const DECISION_WAIT: Duration = Duration::from_secs(15);
+/// Where both hosts can talk and work for so long, a destination hears within it that its source has its guest back.
+const HEARD_WITHIN: Duration = Duration::from_secs(9);
 /// A held guest is given up for a copy that its source has reported so long ago at most; and a report takes a moment.
 const REPORTED_WITHIN: Duration = Duration::from_secs(6);
 
@@ -332,7 +334,7 @@ impl World {
     }
 
     /// A complete guest waits at its destination, whose operator sees that host only and lets it run. The source's
-    /// agent is down, or is resuming the guest there.
+    /// agent is down, or is resuming the guest there, or has it back and has not been heard.
     fn hasty_operator_looks(&mut self, session: u64) {
         let waits = |host: usize| match self.machine_of(host, session) {
             Some(SessionMachine::Recovery(Machine::Destination(one))) => one.is_waiting(),
@@ -345,19 +347,26 @@ impl World {
             Some(SessionMachine::Source(one)) => one.may_be_loaded() && !one.is_in_doubt(),
             _ => !self.hosts[1 - host].up,
         };
-        let is_paused = self
-            .process_of(1 - host, session)
-            .and_then(|pid| self.find(pid))
-            .is_some_and(|guest| !guest.running && guest.ran.is_some());
+        let at_source = self.process_of(1 - host, session).and_then(|pid| self.find(pid));
+        let is_paused = at_source.is_some_and(|guest| !guest.running && guest.ran.is_some());
+        let is_back = self.hosts[1 - host].roll_back_notices.contains_key(&session)
+            && at_source.is_some_and(|guest| guest.running);
         let free = !self.retrying && !self.check.pairs.contains(&session);
-        if !(resumes && is_paused && free && self.random.percent(10)) {
+        if !((resumes && is_paused || is_back) && free && self.random.percent(10)) {
             return;
         }
         self.check.pairs.insert(session);
         let most = [1, 50_000, 3_000_000][self.random.below(3) as usize];
         let span = self.micros(0, most);
         self.after(span, SimEvent::OperatorDecides { host, session, here: true });
-        self.disturb_decisions();
+        if is_back && self.random.percent(50) {
+            // The hosts can reach each other again since a moment.
+            let link = self.random.below(self.links.len() as u64) as usize;
+            let span = self.micros(0, 1_000_000);
+            self.after(span, SimEvent::LinkRestored(link));
+        } else {
+            self.disturb_decisions();
+        }
     }
 
     fn disturb_decisions(&mut self) {
@@ -421,7 +430,8 @@ impl World {
         let unanswered = self.check.unanswered.contains(&pid);
         let resumed =
             |one: &Decision| one.here && one.pid == Some(pid) && self.check.pairs.contains(&one.session);
-        let by_operator = unanswered || self.check.decisions.iter().any(resumed);
+        let is_unheard = self.now - self.troubled_at < HEARD_WITHIN;
+        let by_operator = unanswered || is_unheard && self.check.decisions.iter().any(resumed);
         let is_split = unanswered && in_use || by_operator && !is_current;
         if is_split {
             self.note(|| {

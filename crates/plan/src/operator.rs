@@ -71,7 +71,8 @@ impl World {
             return;
         }
         let session = self.session;
-        let asked = [from, to].map(|host| self.awaits_answer(host, session));
+        let asked = [from, to]
+            .map(|host| self.awaits_answer(host, session) || self.is_let_run_elsewhere(host, session));
         if in_doubt
             && !asked[0]
             && let Some(resume) = self.decision_at_source(from, session)
@@ -89,8 +90,14 @@ impl World {
         }
     }
 
+    /// The operator has just let the guest run on the other host, and waits for the answer.
+    fn is_let_run_elsewhere(&self, host: usize, session: u64) -> bool {
+        let decisions = &self.hosts[1 - host].decisions;
+        decisions.iter().any(|decision| decision.session == session && decision.here)
+    }
+
     fn looks_at_case(&mut self, host: usize, session: u64) {
-        if self.awaits_answer(host, session) {
+        if self.awaits_answer(host, session) || self.is_let_run_elsewhere(host, session) {
             return;
         }
         let Some(case) = self.case(host, session) else { return };

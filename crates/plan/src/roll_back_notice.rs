@@ -1,6 +1,8 @@
 //! A roll-back that no control connection could carry, sent on a connection of its own over any link that works; and
 //! what a destination that does not know the session answers.
 
+use std::time::Duration;
+
 use linerate_core::recovery::{DestinationEvent, NoticeStep, Process, notice_step};
 use linerate_core::roll_back_notice::{Next, RollBackNotice};
 use linerate_core::{ModeTag, Outcome, Side, destination, source};
@@ -102,6 +104,8 @@ impl World {
         let Some(notice) = self.hosts[host].roll_back_notices.get_mut(&session) else { return };
         match notice.answered(now, outcome) {
             Next::RetryAt(at) => {
+                let seldom = self.options.mutation == Some(Mutation::NoticeSeldom);
+                let at = if seldom { now + Duration::from_secs(60) } else { at };
                 self.at_time(at, SimEvent::SendRollBackNotice { host, incarnation, session });
                 return;
             }

@@ -253,6 +253,13 @@ fn a_guest_that_is_resumed_without_asking_whether_it_runs_at_the_destination() {
     noticed_in(streams, Mutation::ResumedUnasked, Property::OneRuns, 3000);
 }
 
+/// An operator who sees the destination only lets the guest run there, and its source has it back.
+#[test]
+fn a_roll_back_notice_that_comes_too_late_for_an_operator_of_the_destination() {
+    let often = often(&["all links silent", "agent crashes", "commit"]);
+    noticed_in(often, Mutation::NoticeSeldom, Property::OneRuns, 3000);
+}
+
 #[test]
 fn rule_13_recovery_by_name() {
     noticed_in_histories(Mutation::RecoverByName, Property::OwnRecord, 500);

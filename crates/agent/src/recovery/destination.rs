@@ -51,9 +51,14 @@ fn is_looked_at(machine: &DestinationRecovery, is_committed: bool) -> bool {
 impl Unfinished {
     /// Carries the next action out; false if none is due.
     pub(super) fn act_destination(&self, sessions: &Arc<Sessions>) -> bool {
-        let now = self.clock.now();
+        let (now, is_alive) = (self.clock.now(), self.process_is_alive());
         let action = match &mut *self.machine.lock() {
-            Machine::Destination(machine) => machine.poll_action(now),
+            Machine::Destination(machine) => {
+                if machine.is_about_to_run() && !is_alive {
+                    machine.handle(now, DestinationEvent::ProcessEnded);
+                }
+                machine.poll_action(now)
+            }
             Machine::Source(_) => None,
         };
         let Some(action) = action else { return false };

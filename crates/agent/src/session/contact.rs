@@ -107,14 +107,19 @@ pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Ou
     ask_as(Role::CommitAgain, peers, identity)
 }
 
-/// Asks whether the guest runs there, before it is resumed here. That commits nothing. All addresses at once, as the
-/// guest is paused meanwhile.
+/// Asks whether the guest runs there, before it is resumed here. That commits nothing.
 pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
+    ask_all(Role::Resumes, peers, identity)
+}
+
+/// All addresses at once, as one that does not answer takes its time: a guest is paused meanwhile, or an operator's
+/// decision at the destination waits only so long for the notice.
+fn ask_all(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
     let (sender, answers) = channel();
     for &remote in peers {
         let (sender, identity) = (sender.clone(), identity.clone());
-        let asks = move || drop(sender.send(ask_as(Role::Resumes, &[remote], &identity)));
-        if let Err(error) = std::thread::Builder::new().name("resumes".into()).spawn(asks) {
+        let asks = move || drop(sender.send(ask_as(role, &[remote], &identity)));
+        if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(asks) {
             tracing::error!(%error, "no thread to ask the destination");
         }
     }
@@ -131,7 +136,7 @@ pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> 
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
 pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
-    ask_as(Role::RolledBack, peers, identity).ok()
+    ask_all(Role::RolledBack, peers, identity).ok()
 }
 
 /// No host answered a question.

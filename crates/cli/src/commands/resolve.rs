@@ -1,5 +1,7 @@
 //! `linerate resolve`
 
+use std::time::Duration;
+
 use linerate_api::{Decision, MigrationState};
 
 use crate::context::Context;
@@ -8,10 +10,13 @@ use crate::failure::Failure;
 use crate::flags::ResolveFlags;
 use crate::render::format::clean;
 
+/// After this a person is told what the command waits for.
+const SAID_AFTER: Duration = Duration::from_secs(1);
+
 /// Hands the operator's decision to the agent. The whole name of the session is asked for: it must not be mistaken.
 pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failure> {
     let decision = if flags.resume_here { Decision::ResumeHere } else { Decision::GiveUp };
-    let asked = context.client.resolve(&flags.id(), decision).await;
+    let asked = said_if_long(context, context.client.resolve(&flags.id(), decision)).await;
     let unknown = format!(
         "see {}: it shows whether the agent has taken the decision",
         context.command("migration list")
@@ -34,4 +39,16 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
         }
     })?;
     Ok(Exit::Ok)
+}
+
+/// The answer of the agent; what it waits for is said if it takes long.
+async fn said_if_long<T>(context: &Context, asked: impl Future<Output = T>) -> T {
+    let mut asked = std::pin::pin!(asked);
+    if let Ok(answer) = tokio::time::timeout(SAID_AFTER, &mut asked).await {
+        return answer;
+    }
+    if !context.json {
+        context.print_line("waiting up to 15 s: the other host is asked or heard first, then the agent carries the decision out");
+    }
+    asked.await
 }

@@ -123,3 +123,20 @@ fn a_guest_that_its_source_is_about_to_resume_is_not_let_run_at_the_destination(
     stage.settles_at(0);
     goes_on(&mut stage, 1);
 }
+
+/// The source went on with its guest while no link worked. They are back since a moment, and its notice is not sent yet.
+#[test]
+fn a_destination_hears_its_source_before_it_runs_the_guest_for_an_operator() {
+    let (mut stage, gates) = without_lock();
+    let session = ends_when_loaded(&mut stage, &gates);
+    stage.cut_all(true);
+    stage.agent(0).restart().unwrap();
+    stage.wait_state(0, "running");
+    // The notice is repeated more and more seldom.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    stage.cut_all(false);
+    let (exit, text) = stage.linerate_at(1, &["resolve", &session, "--resume-here"]);
+    assert!(exit == 4 && text.contains("its source has it back"), "{exit}: {text}");
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}

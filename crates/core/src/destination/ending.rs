@@ -3,6 +3,7 @@
 use super::{Action, Destination, State};
 use crate::journal::DestinationPhase;
 use crate::recovery::RETRY_AFTER;
+use crate::source_copy::HEARD_WITHIN;
 use crate::{Code, Fault, Message, Outcome, Side, Time};
 
 impl Destination {
@@ -76,17 +77,38 @@ impl Destination {
         if is_open && !self.returned { Outcome::NotCommitted } else { self.outcome() }
     }
 
-    /// The operator's decision over a loaded guest whose source does not answer.
+    /// The source is about to let its own copy run: a decision to run this one, which is not carried out yet, is not
+    /// followed.
+    pub(super) fn source_resumes_now(&mut self, now: Time) {
+        self.source_copy.note_resumes(now);
+        if self.runs_at.take().is_some() && self.state == State::Loaded {
+            self.operator_decision.void();
+        }
+    }
+
+    /// The operator's decision over a loaded guest whose source does not answer. A source that is there has some time
+    /// to say that it has its guest back.
     pub(super) fn resolve(&mut self, now: Time, run: bool) {
-        if !self.is_held() || run && self.source_resumes(now) {
+        let waits = self.operator_decision.waiting().is_some();
+        if !self.is_held() || waits || run && self.source_resumes(now) {
             return;
         }
         self.operator_decision.note(run);
         if run {
-            self.commit();
+            self.runs_at = Some(now + HEARD_WITHIN);
         } else {
             let detail = "the operator of the destination gave the guest up";
             self.give_up(Fault::new(Code::Cancelled, self.state.step(), Side::Destination, detail));
+        }
+    }
+
+    /// The operator's decision to run the guest is carried out. A source that is back by now decides itself.
+    pub(super) fn run_as_decided(&mut self) {
+        self.runs_at = None;
+        if self.is_held() {
+            self.commit();
+        } else {
+            self.operator_decision.void();
         }
     }
 

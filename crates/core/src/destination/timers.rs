@@ -9,6 +9,8 @@ use crate::{Code, Time};
 enum Timer {
     /// The source's last message is not waited for any longer.
     Finish,
+    /// The operator's decision to run the guest is carried out.
+    Decided,
     /// The commit is written again.
     Journal,
     /// The guest is run again.
@@ -22,8 +24,15 @@ enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 6] =
-        [Timer::Finish, Timer::Journal, Timer::Run, Timer::Look, Timer::Orphaned, Timer::Closed];
+    const ALL: [Timer; 7] = [
+        Timer::Finish,
+        Timer::Decided,
+        Timer::Journal,
+        Timer::Run,
+        Timer::Look,
+        Timer::Orphaned,
+        Timer::Closed,
+    ];
 }
 
 impl Destination {
@@ -51,6 +60,7 @@ impl Destination {
     fn due(&self, timer: Timer) -> Option<Time> {
         match (timer, &self.state) {
             (Timer::Finish, State::Running { until }) => Some(*until),
+            (Timer::Decided, State::Loaded) => self.runs_at,
             (Timer::Journal, State::Journaling { retry_at }) => *retry_at,
             (Timer::Run, State::Resuming { retry_at }) => *retry_at,
             (Timer::Look, State::Running { .. }) => self.looks_at(),
@@ -65,6 +75,7 @@ impl Destination {
     fn fire(&mut self, now: Time, timer: Timer) {
         match timer {
             Timer::Finish => self.finished(),
+            Timer::Decided => self.run_as_decided(),
             Timer::Journal => {
                 self.state = State::Journaling { retry_at: None };
                 self.actions.push_back(Action::Journal(DestinationPhase::Committed));

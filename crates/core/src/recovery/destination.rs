@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::RETRY_AFTER;
 use crate::journal::{Decided, DestinationPhase};
 use crate::operator_decision::OperatorDecision;
-use crate::source_copy::{RESUMES_FOR, SourceCopy};
+use crate::source_copy::{HEARD_WITHIN, RESUMES_FOR, SourceCopy};
 use crate::{Outcome, Time};
 
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it
@@ -64,7 +64,8 @@ pub enum DestinationEvent {
     RolledBackAtSource,
     /// The source is about to let its own copy run, and asks whether this one runs.
     SourceResumes,
-    /// Its process has ended. Reported before a commit or a decision to run it, of which nothing comes then.
+    /// Its process has ended. Reported before a commit, before a decision to run it, and before that is carried out:
+    /// nothing comes of it then.
     ProcessEnded,
     /// The operator decides: `true` runs the guest here, `false` gives it up.
     Resolve(bool),
@@ -87,7 +88,8 @@ pub enum DestinationAction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is complete here; the source or an operator decides.
+    /// It is complete here; the source or an operator decides. An operator's decision to run it counts when the source
+    /// had time to say that it has its guest back.
     Waiting,
     Inspecting,
     Committing,
@@ -181,6 +183,12 @@ impl DestinationRecovery {
         self.operator_decision.waiting()
     }
 
+    /// An operator wants a guest that waits to run here, and the source is heard first. The driver reports the end of its
+    /// process before it asks for the next action.
+    pub fn is_about_to_run(&self) -> bool {
+        self.is_waiting() && self.waiting_decision() == Some(true)
+    }
+
     /// Whether the operator may decide so: while one decision waits, no other is taken.
     pub fn takes(&self, run: bool) -> bool {
         self.is_in_doubt() && self.operator_decision.takes(run)
@@ -245,6 +253,10 @@ impl DestinationRecovery {
     pub fn poll_action(&mut self, now: Time) -> Option<DestinationAction> {
         self.due.take_if(|due| *due <= now)?;
         match self.state {
+            State::Waiting if self.is_about_to_run() => {
+                self.state = State::Committing;
+                Some(DestinationAction::Write(DestinationPhase::Committed))
+            }
             State::Waiting | State::Over(_) => None,
             State::Inspecting | State::Holding => Some(DestinationAction::Inspect),
             State::Committing => Some(DestinationAction::Write(DestinationPhase::Committed)),
@@ -263,6 +275,7 @@ impl DestinationRecovery {
         }
         if event == E::SourceResumes {
             self.source_copy.note_resumes(now);
+            self.source_is_heard();
         }
         self.rolled_back |= event == E::RolledBackAtSource;
         match (self.state, event) {
@@ -318,7 +331,11 @@ impl DestinationRecovery {
         let next = match (self.state, run) {
             _ if self.operator_decision.waiting().is_some() => return,
             (State::Waiting, true) if self.source_resumes(now) || self.has_just_started(now) => return,
-            (State::Waiting, true) => State::Committing,
+            (State::Waiting, true) => {
+                self.operator_decision.note(true);
+                self.due = Some(now + HEARD_WITHIN);
+                return;
+            }
             (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
             // The source's commit is not on disk. A driver that asks `takes` first does not decide here.
             (State::Committing, false) if self.due.is_some() => State::Discarding(DestinationPhase::Aborted),
@@ -331,6 +348,14 @@ impl DestinationRecovery {
         };
         self.operator_decision.note(run);
         self.enter(now, next);
+    }
+
+    /// It is about to let its own copy run: a decision to run this one, which is not carried out yet, is not followed.
+    fn source_is_heard(&mut self) {
+        if self.state == State::Waiting {
+            self.operator_decision.void();
+            self.due = None;
+        }
     }
 
     fn inspected(&mut self, now: Time, found: Inspection) {

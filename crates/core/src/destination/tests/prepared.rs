@@ -2,6 +2,7 @@
 //! decides over a guest that is complete here, and what becomes of one that cannot run.
 
 use super::*;
+use crate::source_copy::HEARD_WITHIN;
 
 /// A destination that has been notified of the stop, with RAM sealed.
 fn sealed(was_running: bool) -> Driver {
@@ -190,7 +191,7 @@ fn the_operator_decides_over_a_loaded_guest_only_if_its_source_does_not_answer()
                 let mut driver = Driver::at(state);
                 let mut actions = if answered { vec![] } else { driver.handle(Event::PathLost(PATH)) };
                 assert_eq!(driver.machine.is_held(), state == Loaded && !answered, "{state:?}");
-                actions.extend(driver.handle(Event::Resolve(run)));
+                actions.extend(if run { driver.let_run() } else { driver.handle(Event::Resolve(false)) });
                 let decides = state == Loaded && !answered;
                 assert_eq!(commits(&actions), decides && run, "{state:?}, {answered}: {actions:?}");
                 assert_eq!(aborts(&actions), decides && !run, "{state:?}, {answered}: {actions:?}");
@@ -349,7 +350,7 @@ fn a_commit_that_cannot_be_journalled_returns_the_guest_only_to_a_source_with_a_
         |d| d.handle(Event::CommitAgain { copy: false }),
         |d| {
             d.handle(Event::PathLost(PATH));
-            d.handle(Event::Resolve(true))
+            d.let_run()
         },
         |d| {
             let commits = d.receive(Message::Commit);
@@ -416,7 +417,7 @@ fn an_operators_decision_counts_when_it_is_carried_out() {
     };
     let unwritten = || Event::Failed(fault(Code::JournalFailed));
     let mut driver = held();
-    driver.handle(Event::Resolve(true));
+    driver.let_run();
     for _ in 0..3 {
         assert_eq!(driver.machine.decided_for(true), Decided::Waiting);
         assert!(driver.machine.is_in_doubt() && driver.machine.takes(true) && !driver.machine.takes(false));
@@ -440,7 +441,7 @@ fn an_operators_decision_counts_when_it_is_carried_out() {
     driver.handle(Event::Discarded);
     assert_eq!(driver.machine.decided_for(false), Decided::Taken);
     let mut driver = held();
-    driver.handle(Event::Resolve(true));
+    driver.let_run();
     driver.handle(unwritten());
     assert!(aborts(&driver.handle(Event::RolledBackAtSource)), "its source runs it");
     assert_eq!((driver.machine.decided_for(true), driver.machine.is_in_doubt()), (Decided::Overruled, false));
@@ -506,7 +507,7 @@ fn a_guest_that_cannot_run_does_not_return_to_a_copy_that_was_given_up() {
 fn a_guest_that_an_operator_lets_run_in_vain_returns_to_its_source() {
     let mut driver = Driver::at(Loaded);
     driver.handle(Event::PathLost(PATH));
-    driver.handle(Event::Resolve(true));
+    driver.let_run();
     driver.handle(Event::Journaled(DestinationPhase::Committed));
     driver.handle(Event::CommitAgain { copy: true });
     let actions = driver.handle(Event::CannotRun(fault(Code::HypervisorFailed)));
@@ -521,7 +522,7 @@ fn a_guest_that_an_operator_lets_run_in_vain_returns_to_its_source() {
 fn an_operator_reads_that_a_guest_may_run_at_the_source_too() {
     let mut driver = Driver::at(Loaded);
     driver.handle(Event::PathLost(PATH));
-    driver.handle(Event::Resolve(true));
+    driver.let_run();
     driver.handle(Event::Journaled(DestinationPhase::Committed));
     driver.handle(Event::RolledBackAtSource);
     assert!(driver.machine.is_rolled_back_at_source());
@@ -539,7 +540,7 @@ fn an_operators_decision_does_not_count_for_a_guest_that_ends_or_is_left_to_reco
     for (end, decided) in ends {
         let mut driver = Driver::at(Loaded);
         driver.handle(Event::PathLost(PATH));
-        driver.handle(Event::Resolve(true));
+        driver.let_run();
         driver.handle(Event::Journaled(DestinationPhase::Committed));
         driver.handle(end);
         assert_eq!(driver.machine.decided_for(true), decided);
@@ -576,7 +577,7 @@ fn a_guest_that_cannot_run_is_kept_until_a_source_can_take_it() {
 #[test]
 fn a_loaded_guest_is_not_run_while_its_source_is_about_to_resume_its_own() {
     let words: [Onward; 4] = [
-        |d| d.handle(Event::Resolve(true)),
+        |d| d.let_run(),
         |d| d.handle(Event::CommitAgain { copy: true }),
         |d| d.handle(Event::CommitAgain { copy: false }),
         |d| {
@@ -661,4 +662,28 @@ fn a_guest_that_is_not_to_run_is_not_looked_at() {
     assert!(sends(&actions, |message| *message == nothing), "{actions:?}");
     driver.now = driver.now + Duration::from_secs(1);
     assert!(!driver.handle(Event::Tick).contains(&Action::Look));
+}
+
+/// A link is back since a moment, and its notice or question has not arrived yet. Both copies would run.
+#[test]
+fn a_source_is_heard_before_an_operators_decision_to_run_a_loaded_guest() {
+    let heard: [(Onward, Decided); 4] = [
+        (|d| d.handle(Event::RolledBackAtSource), Decided::Overruled),
+        (|d| d.handle(Event::SourceResumes), Decided::Void),
+        // It decides itself.
+        (|d| d.handle(Event::PathUp(PATH)), Decided::Void),
+        (|d| d.handle(Event::CommitAgain { copy: true }), Decided::Waiting),
+    ];
+    for (n, (word, decided)) in heard.into_iter().enumerate() {
+        let mut driver = Driver::at(Loaded);
+        driver.handle(Event::PathLost(PATH));
+        driver.handle(Event::Resolve(true));
+        assert!(driver.machine.is_in_doubt() && !driver.machine.takes(false), "{n}");
+        driver.now = driver.now + (HEARD_WITHIN - Duration::from_millis(1));
+        assert!(!commits(&driver.handle(Event::Tick)), "{n}");
+        assert_eq!(commits(&word(&mut driver)), n == 3, "{n}");
+        driver.now = driver.now + Duration::from_millis(1);
+        assert!(!commits(&driver.handle(Event::Tick)), "{n}");
+        assert_eq!(driver.machine.decided_for(true), decided, "{n}");
+    }
 }

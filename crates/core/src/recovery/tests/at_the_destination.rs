@@ -3,6 +3,7 @@
 use super::DestinationAction as Do;
 use super::DestinationEvent as Did;
 use super::*;
+use crate::source_copy::HEARD_WITHIN;
 
 driver!(DestinationRecovery, Do, Did);
 
@@ -31,6 +32,13 @@ fn held() -> Driver {
     let mut driver = may_have_run();
     driver.handle(Did::CommitAgain { copy: true });
     driver
+}
+
+/// An operator lets a guest that waits run, and its source is not heard meanwhile.
+fn let_run(driver: &mut Driver) -> Option<Do> {
+    assert_eq!(driver.handle(Did::Resolve(true)), None, "its source is heard first");
+    driver.now = driver.now + HEARD_WITHIN;
+    driver.handle(Did::Tick)
 }
 
 #[test]
@@ -64,7 +72,6 @@ fn what_is_left_is_removed_until_nothing_is_and_the_end_written_until_it_is_on_d
 fn a_complete_guest_waits_for_days_and_is_decided_by_the_source_or_an_operator() {
     for (event, follows) in [
         (Did::CommitAgain { copy: false }, Do::Write(To::Committed)),
-        (Did::Resolve(true), Do::Write(To::Committed)),
         (Did::RolledBackAtSource, Do::Discard),
         (Did::ProcessEnded, Do::Discard),
         (Did::Resolve(false), Do::Discard),
@@ -116,7 +123,11 @@ fn a_guest_that_was_waited_for_runs_only_when_the_journal_has_it() {
 fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
     for decided in [false, true] {
         let mut driver = waiting();
-        driver.handle(if decided { Did::Resolve(true) } else { Did::CommitAgain { copy: false } });
+        if decided {
+            let_run(&mut driver);
+        } else {
+            driver.handle(Did::CommitAgain { copy: false });
+        }
         assert_eq!(driver.handle(Did::RolledBackAtSource), None, "it may be on disk");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Write(To::Returned)), "{decided}");
         assert_eq!(driver.handle(Did::Written(true)), Some(Do::Discard));
@@ -129,7 +140,7 @@ fn a_guest_is_not_run_if_its_source_rolls_back_while_commit_is_written() {
 #[test]
 fn a_commit_that_the_disk_refuses_is_not_written_any_more_when_the_source_has_rolled_back() {
     let mut driver = waiting();
-    driver.handle(Did::Resolve(true));
+    let_run(&mut driver);
     driver.handle(Did::RolledBackAtSource);
     assert_eq!(driver.handle(Did::Written(false)), Some(Do::Discard));
     assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
@@ -140,7 +151,7 @@ fn a_commit_that_the_disk_refuses_is_not_written_any_more_when_the_source_has_ro
 #[test]
 fn a_decision_is_not_followed_if_the_source_rolls_back_before_the_guest_is_run() {
     let mut driver = waiting();
-    driver.handle(Did::Resolve(true));
+    let_run(&mut driver);
     driver.recovery.handle(driver.now, Did::Written(true));
     assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Write(To::Returned)));
     assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
@@ -292,7 +303,7 @@ fn an_operator_reads_that_a_guest_that_was_to_run_here_has_ended() {
 #[test]
 fn a_decision_counts_when_it_is_carried_out() {
     let mut driver = waiting();
-    assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
+    assert_eq!(let_run(&mut driver), Some(Do::Write(To::Committed)));
     for _ in 0..100 {
         assert_eq!(driver.recovery.decided_for(true), Decided::Waiting);
         assert!(driver.recovery.is_in_doubt());
@@ -334,7 +345,11 @@ fn a_decision_counts_when_it_is_carried_out() {
 fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
     for (run, failed) in [(true, Did::Written(false)), (false, Did::Discarded(false))] {
         let mut driver = waiting();
-        driver.handle(Did::Resolve(run));
+        if run {
+            let_run(&mut driver);
+        } else {
+            driver.handle(Did::Resolve(false));
+        }
         driver.handle(failed);
         assert!(driver.recovery.takes(run) && !driver.recovery.takes(!run));
         assert_eq!(driver.handle(Did::Resolve(!run)), None, "{run}");
@@ -354,7 +369,7 @@ fn a_decision_that_does_not_count_yet_is_not_replaced_by_another() {
 #[test]
 fn an_operator_reads_that_a_guest_that_was_to_run_here_is_returned() {
     let mut driver = waiting();
-    driver.handle(Did::Resolve(true));
+    let_run(&mut driver);
     assert_eq!(driver.handle(Did::Written(true)), Some(Do::Run));
     driver.handle(Did::CommitAgain { copy: true });
     driver.now = driver.now + RUN_FOR;
@@ -366,7 +381,7 @@ fn an_operator_reads_that_a_guest_that_was_to_run_here_is_returned() {
 #[test]
 fn an_operator_reads_that_the_source_has_revoked_what_was_to_run_here() {
     let mut driver = waiting();
-    driver.handle(Did::Resolve(true));
+    let_run(&mut driver);
     driver.handle(Did::Written(false));
     assert_eq!(driver.handle(Did::RolledBackAtSource), Some(Do::Discard));
     assert_eq!(driver.recovery.decided_for(true), Decided::Overruled);
@@ -548,7 +563,8 @@ fn a_guest_that_waits_is_not_run_while_its_source_is_about_to_resume_its_own() {
         assert!(driver.recovery.is_waiting(), "{word:?}");
         // A source that is lost meanwhile does not keep it from running for ever.
         driver.now = driver.now + Duration::from_secs(21);
-        assert_eq!(driver.handle(word), Some(Do::Write(To::Committed)), "{word:?}");
+        let next = if word == Did::Resolve(true) { let_run(&mut driver) } else { driver.handle(word) };
+        assert_eq!(next, Some(Do::Write(To::Committed)), "{word:?}");
         assert_eq!(driver.recovery.outcome_for_resuming(), Some(Outcome::Pending), "{word:?}");
     }
     let mut driver = waiting();
@@ -563,8 +579,34 @@ fn a_guest_that_waits_is_not_run_by_an_operator_just_after_the_start_of_its_agen
     assert_eq!(driver.handle(Did::Resolve(true)), None);
     assert!(driver.recovery.is_waiting());
     driver.now = driver.now + Duration::from_secs(21);
-    assert_eq!(driver.handle(Did::Resolve(true)), Some(Do::Write(To::Committed)));
+    assert_eq!(let_run(&mut driver), Some(Do::Write(To::Committed)));
     // Its source decides at any time.
     let mut driver = Driver::new(DestinationRecovery::wait_after_start(Time::ZERO));
     assert_eq!(driver.handle(Did::CommitAgain { copy: true }), Some(Do::Write(To::Committed)));
+}
+
+/// A link is back since a moment, and its notice or question has not arrived yet. Both copies would run.
+#[test]
+fn a_source_is_heard_before_an_operators_decision_to_run_a_guest_that_waits() {
+    use Did::{CommitAgain, ProcessEnded, RolledBackAtSource, SourceResumes};
+    let heard = [
+        (RolledBackAtSource, Some(Do::Discard), Decided::Waiting),
+        (ProcessEnded, Some(Do::Discard), Decided::Waiting),
+        (CommitAgain { copy: true }, Some(Do::Write(To::Committed)), Decided::Waiting),
+        (SourceResumes, None, Decided::Void),
+    ];
+    for (word, follows, decided) in heard {
+        let mut driver = waiting();
+        assert_eq!(driver.handle(Did::Resolve(true)), None, "{word:?}");
+        assert!(driver.recovery.is_about_to_run() && driver.recovery.is_in_doubt());
+        assert!(driver.recovery.takes(true) && !driver.recovery.takes(false));
+        assert_eq!(driver.recovery.outcome_for_resuming(), Some(Outcome::NotCommitted));
+        driver.now = driver.now + (HEARD_WITHIN - Duration::from_millis(1));
+        assert_eq!(driver.handle(Did::Tick), None, "{word:?}");
+        assert_eq!(driver.handle(word), follows, "{word:?}");
+        assert_eq!(driver.recovery.decided_for(true), decided, "{word:?}");
+        driver.now = driver.now + HEARD_WITHIN;
+        let next = driver.handle(Did::Tick);
+        assert_eq!(next, None, "{word:?}: nothing else follows from the decision");
+    }
 }
