@@ -1,8 +1,9 @@
 //! The guests that a drain has moved come back: those of the last drain, and of those before it since this host was
 //! cordoned.
 //!
-//! Each host that got some is asked for them, one after another; all hosts at the same time. What has come back is not
-//! asked for again, so an undrain that was cut off is begun once more.
+//! Each host that got some is asked for them, one after another; all hosts at the same time. A host that is silent is
+//! given up with all of them. What has come back is not asked for again, so an undrain that was cut off is begun once
+//! more.
 //!
 //! The store has the guests that come back until they are here (`LeftOver`). So the undrain of a later drain, also by a
 //! later process of this agent, tries the others again.
@@ -17,7 +18,7 @@ use linerate_api::{
     DrainGuest, DrainGuestState, ErrorBody, ModeChoice, UndrainDetail, UndrainGuest,
     UndrainGuestState as State, code,
 };
-use linerate_core::drain::ComingBack;
+use linerate_core::drain::{ComingBack, SILENT_MAX};
 use linerate_fabric::probe::{Answer as PeerAnswer, Question, SentBack};
 use linerate_guest::registry::Registry;
 use linerate_lock::Mutex;
@@ -236,23 +237,8 @@ fn all(here: &Here, drains: &Drains, coming: LeftOver) {
             let host = hosts.iter().find(|host| host.name() == name);
             let later = &later;
             scope.spawn(move || {
-                for (at, guest) in guests {
-                    note(drains, at, State::Moving, None);
-                    match here.one(drains, guest, host) {
-                        Ok(()) => note(drains, at, State::Back, None),
-                        Err(error) => {
-                            tracing::warn!(
-                                guest = guest.guest,
-                                error = error.message,
-                                "it does not come back"
-                            );
-                            if may_come_later(&error) {
-                                later.lock().insert(at);
-                            }
-                            note(drains, at, State::Failed, Some(error));
-                        }
-                    }
-                }
+                let left = here.of_host(drains, guests, Asked::new(host));
+                later.lock().extend(left);
             });
         }
     });
@@ -287,9 +273,49 @@ fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
     }
 }
 
+/// A host that is asked for its guests, one after another.
+struct Asked<'a> {
+    /// None if it was not found.
+    host: Option<&'a Destination>,
+    silent_max: Duration,
+    /// Why it was given up. None of its guests waits for it any more.
+    silent: Option<ErrorBody>,
+}
+
+impl<'a> Asked<'a> {
+    fn new(host: Option<&'a Destination>) -> Asked<'a> {
+        Asked { host, silent_max: SILENT_MAX, silent: None }
+    }
+}
+
 impl Here {
+    /// Brings the guests of one host back, each with its place in what is shown. Returns those that a later undrain may
+    /// bring back.
+    fn of_host(
+        &self,
+        drains: &Drains,
+        guests: Vec<(usize, &DrainGuest)>,
+        mut asked: Asked<'_>,
+    ) -> BTreeSet<usize> {
+        let mut later = BTreeSet::new();
+        for (at, guest) in guests {
+            note(drains, at, State::Moving, None);
+            match self.one(drains, guest, &mut asked) {
+                Ok(()) => note(drains, at, State::Back, None),
+                Err(error) => {
+                    tracing::warn!(guest = guest.guest, error = error.message, "it does not come back");
+                    if may_come_later(&error) {
+                        later.insert(at);
+                    }
+                    note(drains, at, State::Failed, Some(error));
+                }
+            }
+        }
+        later
+    }
+
     /// Brings one guest back.
-    fn one(&self, drains: &Drains, guest: &DrainGuest, host: Option<&Destination>) -> Answer<()> {
+    fn one(&self, drains: &Drains, guest: &DrainGuest, asked: &mut Asked<'_>) -> Answer<()> {
         let by_hand = "move it by hand from where it is: `linerate migrate` there";
         let migration = guest.migration.as_ref().filter(|_| guest.domain);
         if migration.is_some_and(|left| drains.back.lock().contains(left)) {
@@ -299,12 +325,12 @@ impl Here {
                 Err(refused("it was back, and has left again", by_hand))
             };
         }
-        self.fetch(guest, host, by_hand)?;
+        self.fetch(guest, asked, by_hand)?;
         drains.back.lock().extend(migration.cloned());
         Ok(())
     }
 
-    fn fetch(&self, guest: &DrainGuest, host: Option<&Destination>, by_hand: &str) -> Answer<()> {
+    fn fetch(&self, guest: &DrainGuest, asked: &mut Asked<'_>, by_hand: &str) -> Answer<()> {
         let name = &guest.guest;
         if self.is_back(guest, false) {
             return Ok(());
@@ -312,7 +338,10 @@ impl Here {
         let Some(session) = guest.migration.clone() else {
             return Err(refused("it is not known in which migration it left", by_hand));
         };
-        let Some(host) = host else {
+        if let Some(error) = &asked.silent {
+            return Err(error.clone());
+        }
+        let Some(host) = asked.host else {
             let hint = format!(
                 "`linerate undrain` again when it does; `linerate undrain --forget {name}` if it never will"
             );
@@ -324,7 +353,7 @@ impl Here {
         let domain = guest.domain.then(|| guest.uuid.clone());
         let question = Question::SendBack { session, domain, port };
         let clock = Clock::start();
-        let mut coming = ComingBack::new(clock.now());
+        let mut coming = ComingBack::new(clock.now(), asked.silent_max);
         loop {
             match find(&host.at, &question, ASK_WAIT, &self.agent.security) {
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
@@ -335,7 +364,9 @@ impl Here {
                 }
                 Ok((_, PeerAnswer::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
-                Err(error) if coming.is_over(clock.now()) => return Err(silent(&error)),
+                Err(error) if coming.is_over(clock.now()) => {
+                    return Err(asked.silent.insert(silent(&error)).clone());
+                }
                 Err(_) if self.is_back(guest, false) => return Ok(()),
                 // By another of its addresses.
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
@@ -403,6 +434,8 @@ fn silent(error: &FindError) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use linerate_core::SessionId;
     use linerate_core::journal::DestinationPhase;
     use linerate_guest::registry::GuestRecord;
@@ -477,6 +510,46 @@ mod tests {
         let begun = begin(&second, &drains, runtime.handle().clone(), None).unwrap();
         assert_eq!(begun.guests.iter().map(|one| &one.guest[..]).collect::<Vec<_>>(), ["web"]);
         assert_eq!(ended(&drains), [failed("web")]);
+    }
+
+    #[test]
+    fn a_silent_host_is_waited_for_once_and_all_its_guests_are_named() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let agent = crate::testing::agent(&dir, &[]);
+        // It takes connections, and ends them without an answer.
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counted = taken.clone();
+        let listener = crate::testing::listen(&agent.security, move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let mut there = Destination::new("b");
+        there.at = listener.addresses()[0].to_string();
+        let left = |name: &str| -> DrainGuest {
+            let mut guest = guest(name, name, "moved", Some("b"));
+            guest["migration"] = SessionId([1; 16]).to_string().into();
+            serde_json::from_value(guest).unwrap()
+        };
+        let shown = |guest: &DrainGuest| UndrainGuest {
+            guest: guest.guest.clone(),
+            from: "b".into(),
+            state: State::Waiting,
+            reason: None,
+            hint: String::new(),
+        };
+        let (db, web) = (left("db"), left("web"));
+        let drains = Drains::default();
+        let guests = vec![shown(&db), shown(&web)];
+        *drains.undrain.lock() =
+            Some(UndrainDetail { drain: "d1".into(), host: "a".into(), guests, over: false });
+        let here = Here { agent, runtime: runtime.handle().clone() };
+        let asked = Asked { silent_max: Duration::ZERO, ..Asked::new(Some(&there)) };
+        let later = here.of_host(&drains, vec![(0, &db), (1, &web)], asked);
+        assert_eq!(taken.load(Ordering::SeqCst), 1, "the second guest waits for the same host");
+        assert_eq!(later, BTreeSet::from([0, 1]), "a later undrain asks for both");
+        for one in show(&drains).unwrap().guests {
+            let is_named = one.reason.as_ref().is_some_and(|why| why.contains("does not answer"));
+            assert!(one.state == State::Failed && is_named, "{one:?}");
+        }
     }
 
     #[test]

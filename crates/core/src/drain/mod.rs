@@ -55,7 +55,7 @@ use crate::fleet::{GuestId, HostId};
 use crate::{Fault, Time};
 
 pub use asking::Asking;
-pub use coming_back::ComingBack;
+pub use coming_back::{ComingBack, SILENT_MAX};
 pub use controller::Controller;
 pub use judging::Judging;
 pub use reason::{Reason, Stage};
