@@ -14,7 +14,7 @@ use super::member::Member;
 use super::owner::{self, Begin};
 use super::{
     Answer, Drains, Kept, Ready, SHOWN, drain_id, is_of_cordon, leaving, look, of_fleet, order, own, place,
-    refused, take_up,
+    refused, take_up, undrain,
 };
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -60,7 +60,9 @@ fn begin_with(
     by: String,
     mut ready: Ready,
 ) -> Answer<String> {
-    if drains.undrain.lock().as_ref().is_some_and(|one| !one.over) {
+    // No undrain begins before the drain is in the store.
+    let _changing = drains.changing.lock();
+    if undrain::goes_on(drains).is_some() {
         return Err(refused(
             "guests are coming back to this host; nothing was begun",
             "`linerate undrain` watches them",

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use linerate_api::{
     Cordon, DrainGuest, ErrorBody, ForgetGuest, ForgetHost, GuestForgotten, HostForgotten, ModeChoice,
-    UndrainDetail,
 };
 use linerate_store::fleet::records::HostRecord;
 use linerate_store::fleet::{Fleet, FleetError, View};
 use tokio::runtime::Handle;
 
 use super::hosts::{self, Destination};
-use super::undrain::{Here, LeftOver, to_come};
+use super::undrain::{Here, LeftOver, goes_on, to_come};
 use super::{Answer, Drains, leaving, of_fleet, refused};
 use crate::agent::Agent;
 use crate::libvirt::domains;
@@ -36,7 +35,7 @@ pub(crate) fn guest(
             format!("this is host {own}: its agent does not undrain host {other}; nothing was changed");
         return Err(refused(text, format!("run the command on {other}")));
     }
-    nothing_comes_back(drains.undrain.lock().as_ref())?;
+    nothing_comes_back(drains)?;
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     let (_, coming) = to_come(agent, &fleet)?;
     let guest = named(&coming.guests, &request.guest)?;
@@ -55,13 +54,13 @@ pub(crate) fn guest(
 }
 
 /// At its end an undrain writes anew which guests it has not brought back.
-fn nothing_comes_back(undrain: Option<&UndrainDetail>) -> Answer<()> {
-    match undrain {
-        Some(one) if !one.over => Err(refused(
+fn nothing_comes_back(drains: &Drains) -> Answer<()> {
+    match goes_on(drains) {
+        Some(_) => Err(refused(
             "guests are coming back to this host; nothing was changed",
             "`linerate undrain` watches them; give the command again when that has ended",
         )),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -157,9 +156,10 @@ fn has(record: &HostRecord, guest: &DrainGuest) -> bool {
 
 fn dismiss(agent: &Agent, drains: &Drains, (fleet, view): (&Fleet, &View), guest: &DrainGuest) -> Answer<()> {
     // Held until it is written: no undrain begins meanwhile.
-    let undrain = drains.undrain.lock();
-    nothing_comes_back(undrain.as_ref())?;
-    // The drain may have left it in doubt. Then its memory is still reserved.
+    let _changing = drains.changing.lock();
+    nothing_comes_back(drains)?;
+    // The drain may have left it in doubt. Then its memory is still reserved. It is given up first: a guest that is
+    // dismissed is not found again, and the order can be given again until then.
     let reserved = view.reservations.get(&guest.uuid);
     if reserved.is_some_and(|one| Some(&one.host) == guest.to.as_ref()) {
         match fleet.settle(&guest.uuid) {
@@ -242,6 +242,10 @@ fn of_host(error: &FleetError, agent: &Agent) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use linerate_lock::Mutex;
+    use linerate_store::local::Local;
+    use linerate_store::{Entry, Lease, Outcome, Store, StoreError, Transaction};
+
     use super::*;
     use crate::drain::tests::drained;
     use crate::drain::undrain;
@@ -275,6 +279,56 @@ mod tests {
         let named: Vec<String> =
             undrain::show(&drains).unwrap().guests.into_iter().map(|one| one.guest).collect();
         assert_eq!((named, coming()), (vec!["db".to_owned()], vec!["db".to_owned()]));
+    }
+
+    /// A store that does not answer while its gate is held.
+    struct Gated {
+        store: Local,
+        gate: Mutex<()>,
+    }
+
+    impl Store for Gated {
+        fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+            let _open = self.gate.lock();
+            self.store.get(key)
+        }
+
+        fn list(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+            let _open = self.gate.lock();
+            self.store.list(prefix)
+        }
+
+        fn commit(&self, transaction: &Transaction) -> Result<Outcome, StoreError> {
+            let _open = self.gate.lock();
+            self.store.commit(transaction)
+        }
+
+        fn lease(&self) -> Option<Lease> {
+            self.store.lease()
+        }
+    }
+
+    #[test]
+    fn whoever_watches_an_undrain_does_not_wait_for_the_store_that_forgets_a_guest() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let store = Local::open(&dir.path().join("gated.redb")).unwrap();
+        let store = Arc::new(Gated { store, gate: Mutex::default() });
+        let fleet = Fleet::new(store.clone(), "a", "1").unwrap();
+        fleet.register(&HostRecord { name: "a".into(), ..HostRecord::default() }).unwrap();
+        let (view, drains) = (fleet.view().unwrap(), Drains::default());
+        let web: DrainGuest =
+            serde_json::from_value(crate::drain::tests::guest("web", "u1", "moved", Some("b"))).unwrap();
+        std::thread::scope(|scope| {
+            let held = store.gate.lock();
+            let dismissed = scope.spawn(|| dismiss(&agent, &drains, (&fleet, &view), &web));
+            wait("who watches waits too", || {
+                drains.changing.try_lock().is_none() && drains.undrain.try_lock().is_some()
+            });
+            drop(held);
+            dismissed.join().unwrap().unwrap();
+        });
+        assert!(fleet.elsewhere().unwrap().is_some(), "it is dismissed");
     }
 
     #[test]

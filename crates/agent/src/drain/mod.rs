@@ -104,8 +104,12 @@ struct Drain {
 #[derive(Default)]
 pub(crate) struct Drains {
     open: Mutex<Option<Arc<Drain>>>,
-    /// The last undrain of this process, which may go on.
+    /// The last undrain of this process, which may go on. Whoever watches it takes this lock: it is not held while the
+    /// store is asked.
     undrain: Mutex<Option<UndrainDetail>>,
+    /// Held while a drain or an undrain begins, or a guest is dismissed: at most one of them changes what comes back to
+    /// this host. Taken before the other locks.
+    changing: Mutex<()>,
     /// Migrations of domains that left, and that undrains of this process have brought back: once each.
     back: Mutex<BTreeSet<String>>,
     /// Held while a drain gets its thread: no drain gets two.

@@ -116,6 +116,23 @@ fn a_drain_that_may_have_begun_is_gone_on_with_if_the_store_has_it() {
     assert!(stage.drains.open.lock().is_some());
 }
 
+#[test]
+fn whoever_watches_an_undrain_does_not_wait_for_one_that_waits_for_the_store() {
+    let stage = Stage::new();
+    drained(&stage.agent, 1, &[], &[]);
+    // Orders wait until the host takes part in its fleet.
+    stage.agent.fleet.note(Some("by the test".into()));
+    std::thread::scope(|scope| {
+        let begun = scope.spawn(|| undrain::begin(&stage.agent, &stage.drains, stage.tasks(), None));
+        wait("who watches waits too", || {
+            stage.drains.changing.try_lock().is_none() && stage.drains.undrain.try_lock().is_some()
+        });
+        stage.agent.fleet.note(None);
+        begun.join().unwrap().unwrap();
+    });
+    wait("the undrain does not end", || undrain::show(&stage.drains).unwrap().over);
+}
+
 /// A guest as a later release may write it.
 fn unknown_guest() -> serde_json::Value {
     serde_json::json!({ "guest": "web", "uuid": "u1", "state": "of another release" })

@@ -93,9 +93,13 @@ pub(crate) fn begin(
         let text = format!("this is host {own}: its agent does not undrain host {other}; nothing was begun");
         return Err(refused(text, format!("run the command on {other}")));
     }
-    let mut slot = drains.undrain.lock();
-    if let Some(going) = slot.as_ref().filter(|one| !one.over) {
-        return Ok(going.clone());
+    // Whoever watches does not wait for another order.
+    if let Some(going) = goes_on(drains) {
+        return Ok(going);
+    }
+    let _changing = drains.changing.lock();
+    if let Some(going) = goes_on(drains) {
+        return Ok(going);
     }
     let fleet = agent.fleet.fleet_to_change().map_err(|error| of_fleet(&error, agent))?;
     let (drain, coming) = to_come(agent, &fleet)?;
@@ -117,15 +121,20 @@ pub(crate) fn begin(
         over: false,
     };
     tracing::info!(drain = detail.drain, guests = detail.guests.len(), "guests are brought back");
-    *slot = Some(detail.clone());
-    let (agent, drains) = (agent.clone(), drains.clone());
-    let run = move || all(&Here { agent, runtime }, &drains, coming);
+    *drains.undrain.lock() = Some(detail.clone());
+    let (agent, running) = (agent.clone(), drains.clone());
+    let run = move || all(&Here { agent, runtime }, &running, coming);
     let started = std::thread::Builder::new().name("undrain".into()).spawn(run);
     if let Err(error) = started {
-        *slot = None;
+        *drains.undrain.lock() = None;
         return Err(ErrorBody::new("internal", format!("a thread cannot be started: {error}")));
     }
     Ok(detail)
+}
+
+/// The undrain that has not ended.
+pub(super) fn goes_on(drains: &Drains) -> Option<UndrainDetail> {
+    drains.undrain.lock().clone().filter(|one| !one.over)
 }
 
 /// The last drain of this host, which has ended, and the guests that come back after it.
