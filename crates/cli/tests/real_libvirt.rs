@@ -5,6 +5,8 @@
 #[allow(dead_code, reason = "shared with real_libvirt_direct.rs")]
 mod stage;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
 use linerate_lab::LibvirtVersion;
@@ -12,6 +14,15 @@ use linerate_lab::libvirt::IMAGES;
 use rustix::process::Signal;
 use serde_json::Value;
 use stage::{Moving, Stage};
+
+/// A QEMU whose virtual CPU lacks a feature that the model has, as on an older processor.
+const LACKING: &str = r#"#!/bin/bash
+for one in "$@"; do
+    case $one in qemu64*) one=$one,cx16=off ;; esac
+    arguments+=("$one")
+done
+exec /usr/bin/qemu-system-x86_64 "${arguments[@]}"
+"#;
 
 /// A migration that libvirt has begun to move, over links so slow that it is met on the way. It cannot end before
 /// [`speed_up`]. Its memory and disk alone take about ten seconds then.
@@ -104,6 +115,33 @@ fn debian_12s_own_libvirt_moves_a_domain() {
     assert_eq!(ended.last()["state"], "running", "{ended:#?}");
     assert_eq!(stage.state(1).as_deref(), Some("running"));
     assert_eq!(stage.state(0), None, "it is still defined at the source");
+    stage.nothing_is_left();
+}
+
+/// Whatever a definition says: libvirt writes the features that QEMU gives a running domain into it, with
+/// `check='full'`. The other libvirt compares them before anything is copied.
+#[test]
+fn a_domain_that_checks_no_feature_at_its_start_is_refused_where_one_is_missing() {
+    let stage = Stage::new(LibvirtVersion::System);
+    let defined = stage.libvirts[0].virsh(&["dumpxml", "g", "--migratable"]).unwrap();
+    let runs = stage.libvirts[0].virsh(&["dumpxml", "g"]).unwrap();
+    assert!(defined.contains("check='none'") && runs.contains("check='full'"), "{defined}\n{runs}");
+    let lacking = stage.write(1, "lacking", LACKING);
+    let file = stage.libvirts[1].images().join("lacking");
+    std::fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
+    let changed = defined.replace("/usr/bin/qemu-system-x86_64", &lacking);
+    assert!(changed.contains(&lacking), "{changed}");
+    let file = stage.write(0, "lacking.xml", &changed);
+    let ended = stage.start(0, &["--xml", &file]).end();
+    assert_eq!(ended.code, Some(4), "{ended:#?}");
+    let error = &ended.last()["error"];
+    assert!(error["message"].as_str().unwrap().contains("missing features: cx16"), "{ended:#?}");
+    assert_eq!(
+        (&error["code"], &error["guest_state"]),
+        (&"resource_missing".into(), &"runs_at_source".into()),
+        "{ended:#?}"
+    );
+    stage.is_whole_at(0);
     stage.nothing_is_left();
 }
 

@@ -13,6 +13,10 @@ run the domain too (`virsh domstate`) before you try again";
 const NEVER_BOTH: &str = "`virsh domstate` on both hosts: where the destination's runs it, end the paused one here (`virsh \
 destroy`) and never resume it; `virsh resume` it here only where the destination's does not know it";
 
+/// What the destination's libvirt says where its processor is not what the domain has here. It compares the two when
+/// its QEMU waits, and nothing was copied then (libvirt's `virCPUx86UpdateLive`, `virCPUx86Compare`).
+const LACKING: [&str; 2] = ["guest CPU doesn't match specification", "CPU is incompatible with host CPU"];
+
 /// The domain as the destination's libvirt has it.
 pub struct Outcome {
     pub state: String,
@@ -125,8 +129,22 @@ pub async fn failed(
         )
         .with_hint(hint)
     };
-    let is_cancelled = asked && guest == domain.guest_state();
+    let is_as_before = guest == domain.guest_state();
+    let is_lacking = is_as_before && !asked && LACKING.iter().any(|words| message.contains(words));
+    let error = if is_lacking { lacking(error) } else { error };
+    let is_cancelled = asked && is_as_before;
     Ended::failed(error, if is_cancelled { MigrationOutcome::Cancelled } else { MigrationOutcome::Failed })
+}
+
+/// No later try helps at that host. A drain tries another one.
+fn lacking(error: ErrorBody) -> ErrorBody {
+    let error = ErrorBody {
+        code: "resource_missing".into(),
+        side: Some(Side::Destination),
+        retry_can_help: false,
+        ..error
+    };
+    error.with_hint("move it to another host, or start the domain with a CPU model that both hosts can")
 }
 
 /// Where the domain is by this host's libvirt.
@@ -173,7 +191,34 @@ fn place_there(found: &Result<Option<String>, ErrorBody>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{FakeLibvirt, target};
     use super::*;
+
+    #[tokio::test]
+    async fn a_host_whose_processor_lacks_a_feature_is_not_one_where_a_retry_can_help() {
+        let (here, there) = (FakeLibvirt::new(Some("running")), FakeLibvirt::new(None));
+        for (message, known_as, side) in [
+            (
+                "operation failed: guest CPU doesn't match specification: missing features: cx16",
+                "resource_missing",
+                Side::Destination,
+            ),
+            (
+                "the CPU is incompatible with host CPU: Host CPU does not provide required features: avx",
+                "resource_missing",
+                Side::Destination,
+            ),
+            ("Requested operation is not valid: migration was refused", code::LIBVIRT_FAILED, Side::Source),
+        ] {
+            let broken = Broken { message, trouble: "", asked: false, cut_off: false };
+            let ended = failed(&here.virsh(), &there.virsh(), &target(), broken, |_: &str| ()).await;
+            let error = ended.error.unwrap();
+            assert_eq!((error.code.as_str(), error.side), (known_as, Some(side)), "{message}");
+            assert_eq!(error.retry_can_help, side == Side::Source, "{message}");
+            assert!(error.message.starts_with(message), "{}", error.message);
+            assert_eq!(error.guest_state, Some(GuestState::RunsAtSource), "{message}");
+        }
+    }
 
     #[test]
     fn a_paused_domain_may_run_at_the_destination_if_the_connection_was_lost() {
