@@ -247,7 +247,10 @@ impl Unfinished {
         let ended = process::end(&qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT);
         if ended.is_ok() && !came_back {
             let to = peers.first().map_or(String::new(), ToString::to_string);
-            crate::disks::mark_stale(&self.left_behind(sessions, copied.clone()), &self.guest, &to);
+            // Images of a guest that ran here after commit are newer than their copies.
+            if self.record.lock().ran_here() != RanHere::Yes {
+                crate::disks::mark_stale(&self.left_behind(sessions, copied.clone()), &self.guest, &to);
+            }
             sessions.registry.hand_files_over(&qemu.name, &copied);
         }
         match ended.and_then(|()| sessions.registry.remove(&qemu).map_err(Into::into)) {

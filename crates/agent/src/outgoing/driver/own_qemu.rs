@@ -18,7 +18,7 @@ use crate::disks;
 use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::{Input, Sessions};
-use crate::ran_here::Sighting;
+use crate::ran_here::{RanHere, Sighting};
 use crate::session::contact::ask_before_resuming;
 
 /// A monitor that another client holds, or a QEMU that is stopped, is not waited for before a question.
@@ -253,7 +253,10 @@ impl OwnQemu {
         process::end(record, Some(qemu.qmp()), process::StopMethod::Quit, Guest::deadline())
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         let copied: Vec<PathBuf> = description.copied.iter().map(|disk| PathBuf::from(&disk.path)).collect();
-        disks::mark_stale(&copied, &record.name, &shared.request.to);
+        // Images of a guest that ran here after commit are newer than their copies.
+        if *shared.ran_here.lock() != RanHere::Yes {
+            disks::mark_stale(&copied, &record.name, &shared.request.to);
+        }
         self.registry.hand_files_over(&record.name, &copied);
         self.registry.remove(record).map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         tracing::info!(guest = record.name, bytes = left.free(), "memory freed that the guest has left");

@@ -5,6 +5,26 @@ use linerate_guest::stale;
 use super::*;
 use crate::testing::with_access;
 
+/// An operator gives its memory up, and starts it from them.
+#[test]
+fn images_of_a_guest_that_ran_here_after_commit_are_not_marked_as_stale() {
+    for (ran, is_marked) in [(RanHere::Maybe, true), (RanHere::Yes, false)] {
+        let (dir, agent, peer, qemu) = ended_at_its_source();
+        let image = dir.path().join("copied-image");
+        std::fs::write(&image, "x").unwrap();
+        let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        let Role::Source { copied, .. } = &mut record.role else { panic!("{record:?}") };
+        *copied = vec![image.clone()];
+        agent.journal.put(session, &record).unwrap();
+        agent.journal.note_ran_here(session, &mut record, ran);
+        recover(&agent.recovery).unwrap();
+        agent.unfinished()[0].resolve(false).unwrap();
+        wait_written(&agent, session, (SourcePhase::Finished, false));
+        assert_eq!(stale::of(&image).is_some(), is_marked, "{ran:?}");
+    }
+}
+
 /// The destination may have it resumed until then.
 #[test]
 fn what_a_guest_leaves_is_marked_and_handed_over_when_its_qemu_has_ended() {
