@@ -18,6 +18,8 @@ pub(crate) const NO_SEAT: &str =
 pub(crate) struct Seats {
     of_one: usize,
     of_all: usize,
+    /// A host that has so many takes none of the last quarter.
+    few: usize,
     occupied: Arc<Occupied>,
 }
 
@@ -37,7 +39,13 @@ pub(crate) struct Seat {
 
 impl Seats {
     pub fn new(of_one: usize, of_all: usize) -> Seats {
-        Seats { of_one, of_all, occupied: Arc::default() }
+        Seats { of_one, of_all, few: of_one, occupied: Arc::default() }
+    }
+
+    /// The last quarter is for hosts that have fewer than `few`: hosts that take all that they may leave room for
+    /// others.
+    pub fn last_quarter_for(self, few: usize) -> Seats {
+        Seats { few, ..self }
     }
 
     /// A seat for this host; by its address where it proves no name. None if there is none now.
@@ -49,8 +57,9 @@ impl Seats {
     pub fn wait(&self, name: &PeerName, peer: SocketAddr, wait: Duration) -> Option<Seat> {
         let host = counted_as(name, peer);
         let is_full = |taken: &mut BTreeMap<String, usize>| {
-            taken.get(&host).is_some_and(|own| *own >= self.of_one)
-                || taken.values().sum::<usize>() >= self.of_all
+            let own = taken.get(&host).copied().unwrap_or_default();
+            let left = self.of_all.saturating_sub(taken.values().sum());
+            own >= self.of_one || left == 0 || own >= self.few && left <= self.of_all / 4
         };
         let Occupied { taken, free } = &*self.occupied;
         let (mut taken, _) = free.wait_timeout_while(taken.lock(), wait, is_full);
@@ -93,6 +102,23 @@ mod tests {
         drop(first);
         assert!(seats.take(&None, peer(1)).is_some());
         assert_eq!(seats.occupied.taken.lock().len(), 2);
+    }
+
+    #[test]
+    fn hosts_that_take_all_that_they_may_leave_room_for_others() {
+        let seats = Seats::new(4, 8).last_quarter_for(1);
+        let take = |host: &str| {
+            let peer = SocketAddr::from(([192, 0, 2, 1], 4711));
+            seats.take(&Some(host.parse().unwrap()), peer)
+        };
+        let many: Vec<Seat> = ["b"; 9].iter().chain(&["c"; 9]).filter_map(|host| take(host)).collect();
+        assert_eq!(many.len(), 6, "two hosts have all but a quarter");
+        let one = take("d").unwrap();
+        assert!(take("d").is_none());
+        let _other = take("e").unwrap();
+        assert!(take("f").is_none(), "of all");
+        drop(one);
+        assert!(take("c").is_none() && take("f").is_some());
     }
 
     #[test]

@@ -20,6 +20,10 @@ const OF_ONE_HOST: usize = 4096;
 /// The stacks of two threads for each are half of the mappings that a process may have by default, 65530.
 const OF_ALL_HOSTS: usize = 8192;
 
+/// One domain that comes over eight links of 100 Gb/s needs 210: a host that has none can have it come, whatever two
+/// others do.
+const FEW: usize = 256;
+
 /// Questions of one host about the cluster at a time, and of all: each has a thread.
 const MEMBERSHIP: (usize, usize) = (8, 64);
 
@@ -31,7 +35,7 @@ pub(super) struct Connections(Seats);
 
 impl Connections {
     pub fn new() -> Connections {
-        Connections(Seats::new(OF_ONE_HOST, OF_ALL_HOSTS))
+        Connections(Seats::new(OF_ONE_HOST, OF_ALL_HOSTS).last_quarter_for(FEW))
     }
 
     /// Counts a connection of a session as long as it is open. Refused if there are too many. Others are short, or are
