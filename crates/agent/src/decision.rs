@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::ran_here::RanHere;
 
-/// An operator who decides is answered within this. A source asks the other host once more before a decision counts,
-/// and a decision is written and carried out: that takes a moment.
-pub(crate) const DECISION_WAIT: Duration = Duration::from_secs(15);
+/// An operator who decides is answered within this. A source asks the other host once more before a decision counts, a
+/// destination hears its source for 20 s, and a decision is written and carried out.
+pub(crate) const DECISION_WAIT: Duration = Duration::from_secs(25);
 
 /// Why nothing is decided. Each text is the end of a sentence about the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,7 @@ pub enum NotDecided {
     QemuEnded,
     /// At a destination that has the guest complete: its source has just asked, as it is about to resume its own copy.
     #[error(
-        "is not resumed here: the source is about to resume the guest, and its agent has asked this host within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
+        "is not resumed here: the source runs the guest, or is about to resume it. Its agent has said so within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
     )]
     SourceResumes,
     /// At a destination that has the guest complete, and whose agent has just started.
@@ -88,7 +88,7 @@ pub(crate) fn check_resumable(
 /// What follows at a destination from a decision that is not carried out yet: `true` runs the guest here.
 pub(crate) fn describe_decision(run: bool) -> &'static str {
     if run {
-        "it was decided that the guest is to run here; QEMU has not confirmed that it runs. A guest that waits for its source runs 10 s after the decision: a source that has its guest back says so in this time. The agent tries until QEMU confirms it, or until the source has the guest back. If the agent restarts before that and the guest is in doubt again, decide again"
+        "it was decided that the guest is to run here; QEMU has not confirmed that it runs. A guest that waits for its source runs 20 s after the decision: a source that has its guest says so in this time. The agent tries until QEMU confirms it, or until the source has the guest back. If the agent restarts before that and the guest is in doubt again, decide again"
     } else {
         "it was decided that the guest is given up here; its QEMU has not ended yet, and the agent tries until it has. If the agent restarts before that and the guest is in doubt again, decide again"
     }

@@ -183,7 +183,10 @@ impl Destination {
     /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: Event) {
         match event {
-            Event::PathUp(path) => self.control.path_up(now, path),
+            Event::PathUp(path) => {
+                self.control.path_up(now, path);
+                self.source_is_heard();
+            }
             Event::PathLost(path) => self.control.path_lost(now, path),
             Event::PathAlive(path) => self.control.note_activity(now, path),
             Event::ControlAcknowledged { path, through } => self.control.acknowledged(now, path, through),
@@ -201,7 +204,10 @@ impl Destination {
             Event::Cancel => {}
             Event::RolledBackAtSource => self.rolled_back_at_source(now),
             Event::CommitAgain { copy } => self.commit_aside(now, copy),
-            Event::SourceResumes => self.source_resumes_now(now),
+            Event::SourceResumes => {
+                self.source_copy.note_resumes(now);
+                self.source_is_heard();
+            }
             Event::Resolve(run) => self.resolve(now, run),
             Event::CannotRun(fault) => self.cannot_run(now, fault),
             Event::MayHaveRun(fault) => self.may_have_run(fault),

@@ -7,7 +7,7 @@ use crate::journal::Decided;
 use crate::{Outcome, Time};
 
 /// A destination that answers *Pending* has the guest, and may still run it, return it or give it up. So a decision at
-/// the source waits so long for what the destination decides. An agent's API answers after 15 s.
+/// the source waits so long for what the destination decides. An agent's API answers after 25 s.
 const PENDING_MAX: Duration = Duration::from_secs(10);
 
 /// The last decision and what became of it. `true`: the guest runs on this host. `false`: it is given up here.

@@ -11,8 +11,9 @@ pub(crate) const COPY_COUNTS_FOR: Duration = Duration::from_secs(5);
 /// question before the next one some seconds.
 pub(crate) const RESUMES_FOR: Duration = Duration::from_secs(20);
 /// An operator's decision to let a guest run at the destination waits for so long: a source that is there says
-/// meanwhile whether it has its guest back. It repeats a roll-back notice every 5 s, and an attempt takes up to 4 s.
-pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(10);
+/// meanwhile that it has its guest, or is about to let it run. A try of that may have begun without the question before
+/// it, as no link worked.
+pub(crate) const HEARD_WITHIN: Duration = RESUMES_FOR;
 /// A source that has said that it has no copy is not believed the opposite for so long: an earlier question may arrive
 /// late. After that a restarted agent may ask, whose operator's decision came to nothing.
 pub(crate) const NO_COPY_COUNTS_FOR: Duration = Duration::from_secs(60);
@@ -66,6 +67,8 @@ mod tests {
         copy.note_resumes(at(1));
         let next = RESUME_MAX + RETRY_AFTER + Duration::from_secs(5);
         assert!(copy.is_resumed(at(1) + next) && !copy.is_resumed(at(1) + RESUMES_FOR * 2));
+        // A try that began without a question has ended by then, and the first notice of it has come.
+        assert!(next < HEARD_WITHIN);
     }
 
     #[test]

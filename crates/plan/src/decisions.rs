@@ -16,9 +16,10 @@ use crate::hosts::Machine;
 use crate::world::{SimEvent, World};
 
 /// As the agent's API: by then an operator is told that the decision still waits.
-const DECISION_WAIT: Duration = Duration::from_secs(15);
-/// Where both hosts can talk and work for so long, a destination hears within it that its source has its guest back.
-const HEARD_WITHIN: Duration = Duration::from_secs(9);
+const DECISION_WAIT: Duration = Duration::from_secs(25);
+/// Where both hosts can talk and work for so long, a destination hears within it that its source has its guest. A second
+/// less than the decision waits: that the hosts work is looked at now and then.
+const HEARD_WITHIN: Duration = Duration::from_secs(19);
 /// A held guest is given up for a copy that its source has reported so long ago at most; and a report takes a moment.
 const REPORTED_WITHIN: Duration = Duration::from_secs(6);
 
@@ -349,8 +350,9 @@ impl World {
         };
         let at_source = self.process_of(1 - host, session).and_then(|pid| self.find(pid));
         let is_paused = at_source.is_some_and(|guest| !guest.running && guest.ran.is_some());
-        let is_back = self.hosts[1 - host].roll_back_notices.contains_key(&session)
-            && at_source.is_some_and(|guest| guest.running);
+        let source = &self.hosts[1 - host];
+        let unheard = source.roll_back_notices.contains_key(&session) || source.ran_here.contains(&session);
+        let is_back = unheard && at_source.is_some_and(|guest| guest.running);
         let free = !self.retrying && !self.check.pairs.contains(&session);
         if !((resumes && is_paused || is_back) && free && self.random.percent(10)) {
             return;
@@ -360,7 +362,7 @@ impl World {
         let span = self.micros(0, most);
         self.after(span, SimEvent::OperatorDecides { host, session, here: true });
         if is_back && self.random.percent(50) {
-            // The hosts can reach each other again since a moment.
+            // The hosts can reach each other again.
             let link = self.random.below(self.links.len() as u64) as usize;
             let span = self.micros(0, 1_000_000);
             self.after(span, SimEvent::LinkRestored(link));
@@ -488,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_is_answered_when_the_decision_counts_or_is_void_or_after_fifteen_seconds() {
+    fn an_operator_is_answered_when_the_decision_counts_or_is_void_or_after_a_while() {
         let answers = |answer: Option<Outcome>, then: Duration| {
             let mut world = in_doubt();
             assert!(world.decide(0, 1, true));
@@ -500,7 +502,7 @@ mod tests {
             world.answer_operators();
             world.answers
         };
-        assert_eq!(answers(None, Duration::from_secs(14)), [0, 0, 0, 0]);
+        assert_eq!(answers(None, DECISION_WAIT - Duration::from_secs(1)), [0, 0, 0, 0]);
         assert_eq!(answers(None, DECISION_WAIT), [0, 1, 0, 0]);
         assert_eq!(answers(Some(Outcome::Pending), Duration::ZERO), [0, 0, 1, 0]);
     }

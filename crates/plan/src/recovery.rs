@@ -176,6 +176,9 @@ impl World {
         }
         let incarnation = self.hosts[host].incarnation;
         if commits && self.is_not_to_be_asked(host, session) {
+            if !matches!(question, Question::Commits { gives_up: true }) {
+                self.says_that_it_is_here(host, session);
+            }
             let none = SimEvent::Answered { host, incarnation, session, outcome: None };
             return self.after(Duration::from_millis(1), none);
         }
@@ -185,6 +188,14 @@ impl World {
         };
         let latency = self.links[link].latency;
         self.after(latency, SimEvent::Asked { host, incarnation, session, link, question });
+    }
+
+    /// As the agent, but at once: nothing is committed by it, and the answer decides nothing.
+    fn says_that_it_is_here(&mut self, host: usize, session: u64) {
+        let is_here = self.process_of(host, session).is_some();
+        if is_here && self.hosts[1 - host].up && self.links.iter().any(|link| link.connects()) {
+            self.outcome_for_resuming(1 - host, session);
+        }
     }
 
     /// The question arrives at the other host.

@@ -348,7 +348,8 @@ impl Here {
             return Err(refused("it is not known in which migration it left", by_hand));
         };
         if let Some(error) = &asked.silent {
-            return Err(error.clone());
+            let message = "its host does not answer, and was not asked for this guest".into();
+            return Err(ErrorBody { message, ..error.clone() });
         }
         let Some(host) = asked.host else {
             let hint = format!(
@@ -373,10 +374,10 @@ impl Here {
                 }
                 Ok((_, PeerAnswer::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
+                Err(_) if self.is_back(guest, false) => return Ok(()),
                 Err(error) if coming.is_over(clock.now()) => {
                     return Err(asked.silent.insert(silent(&error)).clone());
                 }
-                Err(_) if self.is_back(guest, false) => return Ok(()),
                 // By another of its addresses.
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
             }

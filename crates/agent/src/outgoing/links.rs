@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use linerate_api::EventKind;
 use linerate_core::source::Event;
@@ -22,7 +23,7 @@ use crate::journal::{Record, Role};
 use crate::ram::Ram;
 use crate::recovery;
 use crate::security::SessionPart;
-use crate::session::contact::{ask_any, commit_any};
+use crate::session::contact::{ask_any, ask_before_resuming, commit_any};
 use crate::session::links::{ChannelStatus, Dialler, Links, Losses, NotOpened, RdmaPort, Session, describe};
 use crate::session::probe::OpenError;
 use crate::session::roll_back_notice;
@@ -53,6 +54,24 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
         tracing::error!(%error, "no thread to ask the destination");
         shared.send(Event::Unanswered);
+    }
+}
+
+/// The guest ran here after commit, or may have: the destination's operator is not to run the copy there. That commits
+/// nothing, and the answer decides nothing. Nothing is said of a copy that the operator here gives up.
+pub(super) fn say_that_it_is_here(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
+    let is_here = matches!(&record.role, Role::Source { qemu, .. } if qemu.can_run());
+    if gives_up || !is_here || shared.says_it.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (says, peers) = (shared.clone(), peers(shared, record));
+    let saying = move || {
+        let _ = ask_before_resuming(&peers, &says.dialler.identity);
+        says.says_it.store(false, Ordering::Relaxed);
+    };
+    if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(saying) {
+        tracing::error!(%error, "no thread to tell the destination that the guest is here");
+        shared.says_it.store(false, Ordering::Relaxed);
     }
 }
 

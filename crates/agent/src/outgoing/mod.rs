@@ -166,6 +166,8 @@ pub struct Outgoing {
     trouble: Mutex<Option<String>>,
     /// Whether another program ran the guest here after commit: then the destination is not asked.
     ran_here: Mutex<RanHere>,
+    /// The destination is being told that the guest is here.
+    says_it: AtomicBool,
     journal_trouble: JournalTrouble,
 }
 
@@ -281,6 +283,12 @@ impl Outgoing {
     /// What became of the operator's decision for `resume_here`.
     pub fn decided_for(&self, resume_here: bool) -> Decided {
         self.machine().decided_for(resume_here)
+    }
+
+    /// The guest ran here after commit, and an operator gives this copy up: nobody has said that it runs at the
+    /// destination. Its images here are newer than their copies.
+    fn images_are_newer(&self) -> bool {
+        *self.ran_here.lock() == RanHere::Yes && self.decided_for(false) == Decided::Waiting
     }
 
     /// Whether it is over.

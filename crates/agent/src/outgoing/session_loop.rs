@@ -249,7 +249,10 @@ impl SessionLoop {
         *self.shared.ran_here.lock() = now;
         match now {
             RanHere::No => links::query(&self.shared, &self.record, gives_up),
-            RanHere::Maybe | RanHere::Yes => self.handle(Event::RanHere),
+            RanHere::Maybe | RanHere::Yes => {
+                links::say_that_it_is_here(&self.shared, &self.record, gives_up);
+                self.handle(Event::RanHere);
+            }
         }
     }
 

@@ -170,6 +170,7 @@ pub(super) fn outgoing(
         answer: Mutex::default(),
         trouble: Mutex::default(),
         ran_here: Mutex::default(),
+        says_it: AtomicBool::new(false),
         journal_trouble: Default::default(),
         request,
     })

@@ -67,6 +67,7 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         answer: Mutex::default(),
         trouble: Mutex::default(),
         ran_here: Mutex::default(),
+        says_it: AtomicBool::new(false),
         journal_trouble: Default::default(),
     };
     (Arc::new(outgoing), inputs)
@@ -193,13 +194,18 @@ fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ende
     let agent = crate::testing::agent(&dir, &[]);
     let own = i32::try_from(std::process::id()).unwrap();
     let qemu = GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap();
-    let role = crate::recovery::tests::leaves(&qemu, linerate_core::journal::SourcePhase::CommitSent);
+    let mut role = crate::recovery::tests::leaves(&qemu, linerate_core::journal::SourcePhase::CommitSent);
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let Role::Source { peers, .. } = &mut role else { panic!("{role:?}") };
+    *peers = vec![peer.local_addr().unwrap()];
     let record = Record::new("g", 1, role);
     agent.journal.put(outgoing.session, &record).unwrap();
     let mut session_loop =
         session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
     session_loop.ask_destination(false);
     session_loop.take(Input::SourceSeen(Sighting::Resumed));
+    crate::testing::wait("the destination is not told that the guest is here", || peer.accept().is_ok());
     assert_eq!(agent.journal.get(outgoing.session).unwrap().unwrap().ran_here(), RanHere::Yes);
     for seen in [Sighting::Nothing, Sighting::Stopped] {
         session_loop.ask_destination(false);
@@ -308,6 +314,21 @@ fn a_guest_whose_qemu_has_ended_is_not_to_be_resumed_by_a_live_session() {
         ..qemu
     };
     in_doubt(&own).resolve(true).unwrap();
+}
+
+/// If the destination has said that it runs the guest, they are not.
+#[test]
+fn images_of_a_guest_that_ran_here_are_newer_if_an_operator_gives_its_copy_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let outgoing =
+        in_doubt(&GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap());
+    *outgoing.ran_here.lock() = RanHere::Yes;
+    assert!(!outgoing.images_are_newer());
+    outgoing.resolve(false).unwrap();
+    assert!(outgoing.images_are_newer());
+    *outgoing.ran_here.lock() = RanHere::Maybe;
+    assert!(!outgoing.images_are_newer());
 }
 
 /// Between the decision and QEMU's answer an operator must not read that all goes well.

@@ -20,10 +20,10 @@ use crate::journal::{IncomingRecord, Record, Role};
 
 /// What is unfinished, and what follows. `is_alive`: the guest's QEMU here.
 pub(super) fn describe(machine: &DestinationRecovery, is_committed: bool, is_alive: bool) -> &'static str {
-    if let Some(run) = machine.waiting_decision() {
-        describe_decision(run)
-    } else if machine.is_waiting() && !is_alive {
+    if machine.is_waiting() && !is_alive {
         HELD_ENDED
+    } else if let Some(run) = machine.waiting_decision() {
+        describe_decision(run)
     } else if machine.is_held() && !is_alive {
         "the guest's QEMU on this host has ended, and the guest may have run here before: its source is answered so, and its operator decides there about the copy that the source has"
     } else if machine.is_waiting() {

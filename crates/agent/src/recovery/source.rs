@@ -247,8 +247,7 @@ impl Unfinished {
         let ended = process::end(&qemu, None, StopMethod::Quit, Instant::now() + QMP_WAIT);
         if ended.is_ok() && !came_back {
             let to = peers.first().map_or(String::new(), ToString::to_string);
-            // Images of a guest that ran here after commit are newer than their copies.
-            if self.record.lock().ran_here() != RanHere::Yes {
+            if !self.images_are_newer(sessions) {
                 crate::disks::mark_stale(&self.left_behind(sessions, copied.clone()), &self.guest, &to);
             }
             sessions.registry.hand_files_over(&qemu.name, &copied);
@@ -268,6 +267,16 @@ impl Unfinished {
                 false
             }
         }
+    }
+
+    /// The guest ran here after commit, and nobody has said that it runs at the destination: its images here are newer
+    /// than their copies.
+    fn images_are_newer(&self, sessions: &Sessions) -> bool {
+        let ran_here = self.record.lock().ran_here() == RanHere::Yes;
+        let runs_there = matches!(&*self.machine.lock(), Machine::Source(machine)
+            if machine.answer() == Some(Outcome::Committed));
+        let on_both = || sessions.journal.on_both_hosts().iter().any(|(one, _)| *one == self.session);
+        ran_here && !runs_there && !on_both()
     }
 
     /// Whether a guest of the name is on its way to this host. Whether its images are its own is not known before it is
@@ -307,6 +316,10 @@ impl Unfinished {
             return None;
         };
         if !self.look_whether_it_ran_here(sessions).is_no() {
+            // The guest is here: the destination's operator is not to run the copy there. Its answer decides nothing.
+            if qemu.can_run() && !gives_up {
+                self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
+            }
             self.worked();
             return None;
         }

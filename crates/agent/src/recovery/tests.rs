@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{GuestRunState, MigrationState, StartGuest, StopGuest};
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
+use linerate_core::recovery::DestinationRecovery;
 use linerate_core::{ModeTag, Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::vcpu_time::VcpuTime;
@@ -23,7 +24,7 @@ use linerate_net::tcp::listen::Listener;
 use linerate_wire::frame::Role as Purpose;
 use tempfile::TempDir;
 
-use super::{Unfinished, recover};
+use super::{Machine, Unfinished, recover};
 use crate::agent::Agent;
 use crate::decision::NotDecided;
 use crate::guests;
@@ -143,10 +144,14 @@ struct Peer {
 
 impl Peer {
     fn new() -> Peer {
+        Peer::that_hears(|purpose| purpose != Purpose::Resumes)
+    }
+
+    fn that_hears(heeds: impl Fn(Purpose) -> bool + Send + Sync + 'static) -> Peer {
         let (sender, received) = channel();
         let sender = Mutex::new(sender);
         let listener = listen(&Security::insecure(), move |accepted| {
-            if accepted.hello.role != Purpose::Resumes {
+            if heeds(accepted.hello.role) {
                 let _ = sender.lock().send(accepted.hello.role);
             }
         });
@@ -334,6 +339,25 @@ fn run_here(one: &Unfinished) {
         assert!(why == NotDecided::JustStarted && Instant::now() < end, "{why}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Its source gets it back. Committed, it would run nowhere before an operator decides.
+#[test]
+fn a_guest_whose_qemu_ends_while_its_source_is_heard_is_not_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let mut ending = Ending::start(&dir);
+    let session = comes(&agent, arrived(&agent, ending.pid()), DestinationPhase::Loaded);
+    let record = agent.journal.get(session).unwrap().unwrap();
+    super::start(&agent.recovery, session, record, Machine::Destination(DestinationRecovery::wait()));
+    let (one, wait) = the_one(&agent);
+    one.resolve(true).unwrap();
+    ending.end();
+    assert!(one.summary().note.unwrap().contains("has ended"));
+    while agent.incoming.outcome(session) != Outcome::Aborted {
+        wait("it is not given up");
+    }
+    assert_eq!(one.decided(true), Decided::Overruled);
 }
 
 /// An agent that is restarted before finds the guest as it was, and knows of no decision.

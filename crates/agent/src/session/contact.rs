@@ -124,14 +124,16 @@ fn ask_all(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outc
         }
     }
     drop(sender);
-    let mut none = NoAnswer::default();
+    let (mut none, mut is_unknown) = (NoAnswer::default(), false);
     for answer in answers {
         match answer {
+            // In plain text an address may be another host's by now: the others may lead to the right one.
+            Ok(Outcome::Unknown) => is_unknown = true,
             Ok(outcome) => return Ok(outcome),
             Err(why) => none.not_asked = none.not_asked.or(why.not_asked),
         }
     }
-    Err(none)
+    if is_unknown { Ok(Outcome::Unknown) } else { Err(none) }
 }
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.

@@ -29,8 +29,8 @@ pub use events::{EventStream, TunnelStream};
 const QUICK: Duration = Duration::from_secs(30);
 /// How long an answer may take that waits for a hypervisor.
 const SLOW: Duration = Duration::from_secs(180);
-/// How long the answer to a decision may take. The agent waits up to 15 s until it has looked at the session, and up to
-/// 15 s until the decision is carried out.
+/// How long the answer to a decision may take. The agent waits up to 25 s until it has looked at the session, and up to
+/// 25 s until the decision is carried out.
 pub const RESOLVE_MAX: Duration = Duration::from_secs(60);
 
 /// A client of one agent. Cheap to make; connects anew for each request.

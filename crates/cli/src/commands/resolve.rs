@@ -48,7 +48,7 @@ async fn said_if_long<T>(context: &Context, asked: impl Future<Output = T>) -> T
         return answer;
     }
     if !context.json {
-        context.print_line("waiting up to 15 s: the other host is asked or heard first, then the agent carries the decision out");
+        context.print_line("waiting: the other host is asked or heard first, for up to 20 s; then the agent carries the decision out");
     }
     asked.await
 }

@@ -77,10 +77,9 @@ impl Destination {
         if is_open && !self.returned { Outcome::NotCommitted } else { self.outcome() }
     }
 
-    /// The source is about to let its own copy run: a decision to run this one, which is not carried out yet, is not
-    /// followed.
-    pub(super) fn source_resumes_now(&mut self, now: Time) {
-        self.source_copy.note_resumes(now);
+    /// It is connected again and decides itself, or it lets its own copy run: a decision to run this one, which is not
+    /// carried out yet, is not followed.
+    pub(super) fn source_is_heard(&mut self) {
         if self.runs_at.take().is_some() && self.state == State::Loaded {
             self.operator_decision.void();
         }
@@ -102,14 +101,10 @@ impl Destination {
         }
     }
 
-    /// The operator's decision to run the guest is carried out. A source that is back by now decides itself.
+    /// The operator's decision to run the guest is carried out.
     pub(super) fn run_as_decided(&mut self) {
         self.runs_at = None;
-        if self.is_held() {
-            self.commit();
-        } else {
-            self.operator_decision.void();
-        }
+        self.commit();
     }
 
     /// Any fault. Before commit: give up. After it the guest is ours and stays ours, whatever happens.

@@ -285,6 +285,7 @@ impl DestinationRecovery {
             (State::Waiting, E::CommitAgain { .. }) => self.enter(now, State::Committing),
             // A process that ended while it waited never ran the guest, and cannot be committed any more.
             (State::Waiting, E::RolledBackAtSource | E::ProcessEnded) => {
+                self.operator_decision.rule_out(true);
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),

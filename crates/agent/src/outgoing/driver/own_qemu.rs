@@ -18,7 +18,7 @@ use crate::disks;
 use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
 use crate::outgoing::{Input, Sessions};
-use crate::ran_here::{RanHere, Sighting};
+use crate::ran_here::Sighting;
 use crate::session::contact::ask_before_resuming;
 
 /// A monitor that another client holds, or a QEMU that is stopped, is not waited for before a question.
@@ -192,8 +192,14 @@ impl OwnQemu {
             if number > 0 || is_answer {
                 std::thread::sleep(Duration::from_secs(1));
             }
-            if !is_answer && !self.connect_again() {
-                continue;
+            // A command without an answer may still be carried out, and a new connection takes its time.
+            if !is_answer {
+                if self.may_run_there() {
+                    break;
+                }
+                if !self.connect_again() {
+                    continue;
+                }
             }
             // Right before the try: the destination keeps its copy from running for a limited time.
             if self.may_run_there() {
@@ -201,12 +207,11 @@ impl OwnQemu {
             }
             done = self.try_to_resume();
         }
-        let runs = done.and_then(|()| self.guest.qemu.runs(Guest::deadline()));
-        if runs.is_ok() {
+        if done.is_ok() {
             self.guest.shared.note_trouble(None);
         }
         let alive = self.guest.record.is_alive();
-        let (guest, complete) = match runs {
+        let (guest, complete) = match done {
             Ok(true) => (GuestState::RunsAtSource, true),
             Ok(false) => (GuestState::PausedAtSource, true),
             Err(_) if !alive => (GuestState::Gone, true),
@@ -221,8 +226,11 @@ impl OwnQemu {
         Event::RolledBack { guest, complete }
     }
 
-    fn try_to_resume(&mut self) -> Result<(), MigrateError> {
-        let done = self.guest.qemu.cancel_and_resume(Guest::deadline());
+    /// Whether it runs then.
+    fn try_to_resume(&mut self) -> Result<bool, MigrateError> {
+        let deadline = Guest::deadline();
+        let qemu = &mut self.guest.qemu;
+        let done = qemu.cancel_and_resume(deadline).and_then(|()| qemu.runs(deadline));
         if let Err(error) = &done {
             self.guest.shared.note_trouble(Some(chain(error)));
         }
@@ -253,8 +261,7 @@ impl OwnQemu {
         process::end(record, Some(qemu.qmp()), process::StopMethod::Quit, Guest::deadline())
             .map_err(|error| here(Code::HypervisorFailed, Step::CleanUp, &error))?;
         let copied: Vec<PathBuf> = description.copied.iter().map(|disk| PathBuf::from(&disk.path)).collect();
-        // Images of a guest that ran here after commit are newer than their copies.
-        if *shared.ran_here.lock() != RanHere::Yes {
+        if !shared.images_are_newer() {
             disks::mark_stale(&copied, &record.name, &shared.request.to);
         }
         self.registry.hand_files_over(&record.name, &copied);

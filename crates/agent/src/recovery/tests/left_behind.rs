@@ -5,10 +5,12 @@ use linerate_guest::stale;
 use super::*;
 use crate::testing::with_access;
 
-/// An operator gives its memory up, and starts it from them.
+/// An operator gives its memory up, and starts it from them. If it runs at the destination too, it has its disks there.
 #[test]
-fn images_of_a_guest_that_ran_here_after_commit_are_not_marked_as_stale() {
-    for (ran, is_marked) in [(RanHere::Maybe, true), (RanHere::Yes, false)] {
+fn images_of_a_guest_that_ran_here_only_after_commit_are_not_marked_as_stale() {
+    for (ran, on_both, is_marked) in
+        [(RanHere::Maybe, false, true), (RanHere::Yes, true, true), (RanHere::Yes, false, false)]
+    {
         let (dir, agent, peer, qemu) = ended_at_its_source();
         let image = dir.path().join("copied-image");
         std::fs::write(&image, "x").unwrap();
@@ -18,10 +20,13 @@ fn images_of_a_guest_that_ran_here_after_commit_are_not_marked_as_stale() {
         *copied = vec![image.clone()];
         agent.journal.put(session, &record).unwrap();
         agent.journal.note_ran_here(session, &mut record, ran);
+        if on_both {
+            agent.journal.note_on_both_hosts(session);
+        }
         recover(&agent.recovery).unwrap();
         agent.unfinished()[0].resolve(false).unwrap();
         wait_written(&agent, session, (SourcePhase::Finished, false));
-        assert_eq!(stale::of(&image).is_some(), is_marked, "{ran:?}");
+        assert_eq!(stale::of(&image).is_some(), is_marked, "{ran:?}, {on_both}");
     }
 }
 

@@ -57,6 +57,18 @@ fn a_guest_whose_qemu_was_stopped_by_a_signal_is_asked_about_when_qemu_says_that
     assert!(!note().contains("on this host after commit"), "{}", note());
 }
 
+/// Its operator would run the copy there. It is not asked.
+#[test]
+fn a_destination_is_told_of_a_guest_that_may_have_run_and_is_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, peer) = (agent(&dir, &[]), Peer::that_hears(|_| true));
+    let (_hand, qemu, session) = left(&agent, &dir, &peer);
+    qemu.process.signal(Signal::STOP).unwrap();
+    recover(&agent.recovery).unwrap();
+    assert_eq!((peer.hears(), peer.hears()), (Purpose::Resumes, Purpose::Resumes));
+    assert_eq!(ran_here(&agent, session), RanHere::Maybe);
+}
+
 /// That client has the QMP connection, so first only the CPU time shows it. The guest is paused when QEMU answers.
 #[test]
 fn that_another_client_resumed_a_guest_is_known_for_good_when_qemu_says_so() {

@@ -664,14 +664,20 @@ fn a_guest_that_is_not_to_run_is_not_looked_at() {
     assert!(!driver.handle(Event::Tick).contains(&Action::Look));
 }
 
-/// A link is back since a moment, and its notice or question has not arrived yet. Both copies would run.
+/// A link works again, and its notice or question has not arrived yet. Both copies would run.
 #[test]
 fn a_source_is_heard_before_an_operators_decision_to_run_a_loaded_guest() {
     let heard: [(Onward, Decided); 4] = [
         (|d| d.handle(Event::RolledBackAtSource), Decided::Overruled),
         (|d| d.handle(Event::SourceResumes), Decided::Void),
-        // It decides itself.
-        (|d| d.handle(Event::PathUp(PATH)), Decided::Void),
+        // It decides itself, and may be gone again before that.
+        (
+            |d| {
+                d.handle(Event::PathUp(PATH + 1));
+                d.handle(Event::PathLost(PATH + 1))
+            },
+            Decided::Void,
+        ),
         (|d| d.handle(Event::CommitAgain { copy: true }), Decided::Waiting),
     ];
     for (n, (word, decided)) in heard.into_iter().enumerate() {
@@ -686,4 +692,15 @@ fn a_source_is_heard_before_an_operators_decision_to_run_a_loaded_guest() {
         assert!(!commits(&driver.handle(Event::Tick)), "{n}");
         assert_eq!(driver.machine.decided_for(true), decided, "{n}");
     }
+}
+
+#[test]
+fn a_decision_to_run_a_loaded_guest_is_not_put_off_when_it_is_repeated() {
+    let mut driver = Driver::at(Loaded);
+    driver.handle(Event::PathLost(PATH));
+    driver.handle(Event::Resolve(true));
+    driver.now = driver.now + HEARD_WITHIN / 2;
+    driver.handle(Event::Resolve(true));
+    driver.now = driver.now + HEARD_WITHIN / 2;
+    assert!(commits(&driver.handle(Event::Tick)));
 }

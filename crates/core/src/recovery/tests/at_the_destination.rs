@@ -585,13 +585,13 @@ fn a_guest_that_waits_is_not_run_by_an_operator_just_after_the_start_of_its_agen
     assert_eq!(driver.handle(Did::CommitAgain { copy: true }), Some(Do::Write(To::Committed)));
 }
 
-/// A link is back since a moment, and its notice or question has not arrived yet. Both copies would run.
+/// A link works again, and its notice or question has not arrived yet. Both copies would run.
 #[test]
 fn a_source_is_heard_before_an_operators_decision_to_run_a_guest_that_waits() {
     use Did::{CommitAgain, ProcessEnded, RolledBackAtSource, SourceResumes};
     let heard = [
-        (RolledBackAtSource, Some(Do::Discard), Decided::Waiting),
-        (ProcessEnded, Some(Do::Discard), Decided::Waiting),
+        (RolledBackAtSource, Some(Do::Discard), Decided::Overruled),
+        (ProcessEnded, Some(Do::Discard), Decided::Overruled),
         (CommitAgain { copy: true }, Some(Do::Write(To::Committed)), Decided::Waiting),
         (SourceResumes, None, Decided::Void),
     ];
@@ -601,7 +601,9 @@ fn a_source_is_heard_before_an_operators_decision_to_run_a_guest_that_waits() {
         assert!(driver.recovery.is_about_to_run() && driver.recovery.is_in_doubt());
         assert!(driver.recovery.takes(true) && !driver.recovery.takes(false));
         assert_eq!(driver.recovery.outcome_for_resuming(), Some(Outcome::NotCommitted));
-        driver.now = driver.now + (HEARD_WITHIN - Duration::from_millis(1));
+        driver.now = driver.now + HEARD_WITHIN / 2;
+        driver.handle(Did::Resolve(true));
+        driver.now = driver.now + (HEARD_WITHIN / 2 - Duration::from_millis(1));
         assert_eq!(driver.handle(Did::Tick), None, "{word:?}");
         assert_eq!(driver.handle(word), follows, "{word:?}");
         assert_eq!(driver.recovery.decided_for(true), decided, "{word:?}");
@@ -609,4 +611,14 @@ fn a_source_is_heard_before_an_operators_decision_to_run_a_guest_that_waits() {
         let next = driver.handle(Did::Tick);
         assert_eq!(next, None, "{word:?}: nothing else follows from the decision");
     }
+}
+
+#[test]
+fn a_decision_to_run_a_guest_is_not_put_off_when_it_is_repeated() {
+    let mut driver = waiting();
+    driver.handle(Did::Resolve(true));
+    driver.now = driver.now + HEARD_WITHIN / 2;
+    assert_eq!(driver.handle(Did::Resolve(true)), None);
+    driver.now = driver.now + HEARD_WITHIN / 2;
+    assert_eq!(driver.handle(Did::Tick), Some(Do::Write(To::Committed)));
 }
