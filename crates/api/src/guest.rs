@@ -120,14 +120,15 @@ pub struct RamBlock {
     pub shared: bool,
 }
 
-/// Starts a guest. Exactly one of the two is given.
+/// Starts a guest. At least one of the two is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartGuest {
     /// The guest specification itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_toml: Option<String>,
-    /// A file on the agent's host that holds it.
+    /// A file on the agent's host that holds it. With `spec_toml` it is not read: only its folder counts, from which
+    /// relative paths of the specification count. Absent: they count from `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_path: Option<String>,
 }

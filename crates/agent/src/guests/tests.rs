@@ -307,4 +307,9 @@ fn no_guest_is_started_with_a_disk_of_the_agents_own() {
         format!("name = \"g\"\nmemory = \"64M\"\n[[disk]]\npath = {:?}\n", folder.join("journal.redb"));
     let refused = start(&agent, &StartGuest { spec_toml: Some(text), ..StartGuest::default() }).unwrap_err();
     assert!(refused.message.contains("the agent's own files"), "{refused:?}");
+    // The same disk by its name in the folder of the specification.
+    let spec_toml = Some("name = \"g\"\nmemory = \"64M\"\n[[disk]]\npath = \"journal.redb\"\n".to_owned());
+    let spec_path = Some(folder.join("g.toml").to_str().unwrap().to_owned());
+    let refused = start(&agent, &StartGuest { spec_toml, spec_path }).unwrap_err();
+    assert!(refused.message.contains("the agent's own files"), "{refused:?}");
 }

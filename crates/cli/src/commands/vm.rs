@@ -28,9 +28,14 @@ pub async fn run(command: VmCommand, context: &Context) -> Result<Exit, Failure>
 }
 
 async fn start(spec: &Path, context: &Context) -> Result<Exit, Failure> {
-    let request = StartGuest { spec_toml: Some(read_spec(spec)?), spec_path: None };
-    let guest = context.client.start_guest(&request).await?;
+    let guest = context.client.start_guest(&start_request(spec)?).await?;
     done(&guest, "was started", context)
+}
+
+/// The agent gets the text, and the file's path: relative paths in it count from the file's folder. Those of standard
+/// input count from the folder that the command is in.
+fn start_request(spec: &Path) -> Result<StartGuest, Failure> {
+    Ok(StartGuest { spec_toml: Some(read_spec(spec)?), spec_path: Some(absolute(spec.to_owned())?) })
 }
 
 async fn list(context: &Context) -> Result<Exit, Failure> {
@@ -88,4 +93,19 @@ fn read_capped(source: impl Read) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_learns_from_where_relative_paths_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("web.toml");
+        std::fs::write(&file, "name = 'web'\n").unwrap();
+        let request = start_request(&file).unwrap();
+        assert_eq!(request.spec_toml.as_deref(), Some("name = 'web'\n"));
+        assert_eq!(request.spec_path.as_deref(), file.to_str());
+    }
 }
