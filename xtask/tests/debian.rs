@@ -210,6 +210,10 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
         for folder in [
             "var/lib/linerate/identity",
             "var/lib/linerate/authority",
+            "var/lib/linerate/authority-next",
+            "var/lib/linerate/authority-retired-0123456789abcdef",
+            "var/lib/linerate/withdraw",
+            "var/lib/linerate/access",
             "run/linerate/guests/web",
             "etc/linerate",
         ] {
@@ -224,6 +228,7 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
             "audit-commands.jsonl",
             "audit-commands.jsonl.lock",
             "identity/host.pem",
+            "authority-retired-0123456789abcdef/authority-key.pem",
             "disk.img",
         ] {
             std::fs::write(path("var/lib/linerate").join(file), "x").unwrap();
@@ -251,7 +256,7 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
     ended.wait().unwrap();
     assert_eq!(purge(ended.id()), (vec!["disk.img".to_owned()], false));
     let (left, _) = purge(std::process::id());
-    assert_eq!(left.len(), 10, "a guest runs: {left:?}");
+    assert_eq!(left.len(), 14, "a guest runs: {left:?}");
 }
 
 /// Symbols, notices and man pages depend on the program alone, and times on the last commit.
