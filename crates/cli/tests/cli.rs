@@ -145,6 +145,13 @@ async fn flags_reach_the_agent_as_the_request() {
 }
 
 #[tokio::test]
+async fn a_tunnel_whose_agent_ends_has_failed() {
+    let run = Lab::new(0.0).run("tunnel --to beta unix:/run/a.sock=unix:/run/b.sock").await;
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.err.contains("the agent has ended, and the tunnel with it"), "{}", run.err);
+}
+
+#[tokio::test]
 async fn each_ending_has_its_exit_code_and_advice() {
     let lab = Lab::new(0.0);
     for (guest, code, words) in [

@@ -70,12 +70,13 @@ impl ClientError {
     pub fn hint(&self) -> String {
         match self {
             ClientError::SocketAbsent { .. } | ClientError::NobodyListens { .. } => {
-                "start it with `linerate agent` on this host; if it listens elsewhere, give its socket with --socket PATH or \
-                 LINERATE_SOCKET"
+                "start it on this host (`systemctl start linerate-agent`, or `linerate agent`); if it listens elsewhere, give \
+                 its socket with --socket PATH or LINERATE_SOCKET"
                     .to_owned()
             }
             ClientError::PermissionDenied { .. } => {
-                "run this as root, or as a member of the group that owns the socket".to_owned()
+                "run this as root, or have root give this user a role in [local] of agent.toml and restart the agent"
+                    .to_owned()
             }
             ClientError::OtherUsers { .. } => {
                 "name the agent's own socket with --socket PATH or LINERATE_SOCKET; see who made this one".to_owned()

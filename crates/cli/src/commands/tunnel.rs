@@ -28,7 +28,7 @@ pub async fn run(flags: &TunnelFlags, context: &Context) -> Result<Exit, Failure
             _ = terminate.recv() => return Ok(Exit::Ok),
             _ = interrupt.recv() => return Ok(Exit::Ok),
         };
-        let gone = || Failure::new(Exit::Unreachable, "the agent has ended, and the tunnel with it", "");
+        let gone = || Failure::new(Exit::Failed, "the agent has ended, and the tunnel with it", "");
         print_event(&event.ok_or_else(gone)?, &request, context)?;
     }
 }

@@ -80,6 +80,7 @@ pub fn serve(
         .route(paths::MIGRATION_EVENTS, get(events))
         .route(paths::SESSION_RESOLVE, post(resolve))
         .route(paths::DOCTOR, post(examine))
+        .route(paths::TUNNELS, post(end_at_once))
         .with_state(agent);
     let seen = Seen { asked: asked_seen, cancelled: cancelled_seen, held: hold };
     Ok((async move { axum::serve(listener, router).await }, seen))
@@ -121,6 +122,11 @@ async fn status() -> Json<AgentStatus> {
             feature("uffd_wp_async", false, "direct mode"),
         ],
     })
+}
+
+/// A tunnel whose agent ends: the answer has no event and no end.
+async fn end_at_once() -> Body {
+    Body::empty()
 }
 
 async fn guests() -> Json<Vec<GuestSummary>> {
