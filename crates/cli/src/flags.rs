@@ -167,7 +167,7 @@ pub struct MigrateFlags {
     /// How long all links may be gone before the migration is given up; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "30s")]
     pub link_timeout: u32,
-    /// Give up a guest that writes too fast after this many rounds, or passes over disks [default: the agent's limit]
+    /// Give up a guest that writes too fast after this many rounds, or passes over disks [default: 40]
     #[arg(long, value_name = "COUNT")]
     pub max_rounds: Option<u32>,
     /// Compare all guest RAM on both sides while the guest is paused; makes the blackout longer

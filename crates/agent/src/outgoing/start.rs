@@ -384,4 +384,9 @@ fn defaults_of_the_api_are_those_of_the_core() {
     assert_eq!(Duration::from_millis(request.blackout_budget_ms().into()), machine.limits.max_blackout);
     assert_eq!(Duration::from_secs(request.link_timeout_s.into()), machine.link_timeout);
     assert_eq!(request.throttle, machine.limits.throttle);
+    // The only default that the command leaves to the agent.
+    let guide = include_str!("../../../../docs/user-guide.md");
+    let row = guide.lines().find(|line| line.starts_with("| `--max-rounds "));
+    let rounds = format!("| {} |", machine.limits.rounds_max);
+    assert!(row.is_some_and(|row| row.ends_with(&rounds)), "{row:?} and not {rounds}");
 }

@@ -1,5 +1,7 @@
 //! What the command line is read as.
 
+use std::collections::BTreeSet;
+
 use clap::CommandFactory;
 
 use super::*;
@@ -11,6 +13,27 @@ fn parse(line: &str) -> Result<Flags, clap::Error> {
 #[test]
 fn clap_finds_nothing_wrong_with_the_definitions() {
     Flags::command().debug_assert();
+}
+
+/// Long names of all options of a command and those below it.
+fn options(command: &clap::Command, found: &mut BTreeSet<String>) {
+    found.extend(command.get_opts().filter_map(|one| Some(format!("--{}", one.get_long()?))));
+    command.get_subcommands().for_each(|below| options(below, found));
+}
+
+#[test]
+fn every_option_is_on_a_page_of_the_documents() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|file| file.extension().is_some_and(|ending| ending == "md"));
+    let text: String = pages.map(|page| std::fs::read_to_string(page).unwrap()).collect();
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+    let words: BTreeSet<&str> = text.split(|letter: char| !is_word(letter)).collect();
+    let mut all = BTreeSet::new();
+    options(&Flags::command(), &mut all);
+    assert!(all.len() > 60, "{all:?}");
+    let missing: Vec<&String> = all.iter().filter(|option| !words.contains(option.as_str())).collect();
+    assert!(missing.is_empty(), "no page names {missing:?}");
 }
 
 #[test]
