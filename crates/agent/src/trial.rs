@@ -60,7 +60,7 @@ pub fn set(state: &Arc<Trials>, request: &LinkRequest) -> Result<LinkAnswer, Err
 pub(crate) fn check_time_limit(seconds: u32) -> Result<(), ErrorBody> {
     match seconds {
         1..=WITHIN_S_MAX => Ok(()),
-        _ => Err(refuse(format!("confirm_within_s must be 1 to {WITHIN_S_MAX}"))),
+        _ => Err(refuse(format!("the time to confirm must be 1 to {WITHIN_S_MAX} s"))),
     }
 }
 

@@ -346,7 +346,7 @@ pub struct LinkSetFlags {
     /// Say what would change and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Put all back unless confirmed within this time
+    /// Put all back unless confirmed within this time, at most 1h; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "60s")]
     pub within: u32,
 }

@@ -41,7 +41,7 @@ pub struct DoctorFlags {
     /// The intent for findings of priorities and shares, as for `linerate qos apply`
     #[arg(long, value_name = "FILE", requires = "fix")]
     pub qos: Option<PathBuf>,
-    /// Every port is put back unless it is kept within this time
+    /// Every port is put back unless it is kept within this time, at most 1h; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "60s", requires = "fix")]
     pub within: u32,
 }
