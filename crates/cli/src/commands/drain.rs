@@ -1,11 +1,11 @@
 //! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
-use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted};
+use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted, DrainState};
 
 use super::progress::with_progress;
 use super::rolling;
 use crate::context::Context;
-use crate::display::drain::{unseen, watch};
+use crate::display::drain::{unseen, watch, watch_abort};
 use crate::display::undrain::watch as watch_undrain;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -81,7 +81,22 @@ async fn steer(which: &DrainIdFlags, order: DrainOrder, context: &Context) -> Re
     let id = find(which, context).await?.id;
     let now = context.client.steer_drain(&id, order).await?;
     context.answer(&now, || drain::detail(&now, context.out.width, context.out.paint))?;
-    Ok(Exit::Ok)
+    steered(&now, order)
+}
+
+/// An abort that came first is final, and a drain may end before the order reaches it.
+fn steered(now: &DrainDetail, order: DrainOrder) -> Result<Exit, Failure> {
+    let state = match (order, now.state) {
+        (DrainOrder::Pause, DrainState::Paused) | (DrainOrder::Resume, DrainState::Running) => {
+            return Ok(Exit::Ok);
+        }
+        (_, DrainState::Ended) => "is over",
+        (_, DrainState::Aborting) => "is being aborted",
+        (_, DrainState::Paused) => "is paused",
+        (_, DrainState::Planned | DrainState::Running) => "goes on",
+    };
+    let text = format!("the order was not followed: drain {} {state}", now.id);
+    Err(Failure::new(Exit::Refused, text, "see `linerate drain status`"))
 }
 
 /// Waits for the end: until then guests may still arrive.
@@ -91,11 +106,7 @@ async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure>
     let asking = context.client.steer_drain(&id, DrainOrder::Abort);
     let unknown = format!("whether it is being ended: see {}", context.command("drain status"));
     interrupts.answer(asking, &unknown, context).await?;
-    match watch(&id, false, &mut interrupts, context).await {
-        // That is what was asked for.
-        Err(failure) if failure.exit == Exit::Cancelled => Ok(Exit::Ok),
-        other => other,
-    }
+    watch_abort(&id, &mut interrupts, context).await
 }
 
 /// The last one, or the one whose name begins so.
@@ -211,5 +222,24 @@ mod tests {
         assert_eq!(plan(&["waiting", "kept"]), Ok(Exit::Ok));
         assert_eq!(plan(&["waiting", "failed"]), Ok(Exit::Failed));
         assert_eq!(plan(&["failed", "in_doubt"]), Ok(Exit::InDoubt));
+    }
+
+    #[test]
+    fn an_order_that_a_drain_did_not_follow_is_refused() {
+        let end = |state: &str, order| {
+            let detail: DrainDetail = serde_json::from_value(serde_json::json!({
+                "id": "d1", "host": "a", "by": "", "state": state, "begun_unix_ms": 0, "ended_unix_ms": null,
+                "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+                "bound": DrainBound::default(), "warnings": []
+            }))
+            .unwrap();
+            steered(&detail, order).map_err(|failure| failure.exit)
+        };
+        assert_eq!(end("paused", DrainOrder::Pause), Ok(Exit::Ok));
+        assert_eq!(end("running", DrainOrder::Resume), Ok(Exit::Ok));
+        for state in ["aborting", "ended"] {
+            assert_eq!(end(state, DrainOrder::Pause), Err(Exit::Refused));
+            assert_eq!(end(state, DrainOrder::Resume), Err(Exit::Refused));
+        }
     }
 }

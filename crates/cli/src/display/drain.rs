@@ -20,6 +20,9 @@ const LOOK: Duration = Duration::from_millis(250);
 const FIGURES: Duration = Duration::from_secs(2);
 /// Wider than this, lines are hard to follow with the eye.
 const WIDTH_MAX: usize = 110;
+const LOOK_AGAIN: &str = "remove the cause and begin the drain again";
+/// What to do about guests that arrived with a fault.
+const SEE_EACH: &str = "see that each runs there; `linerate drain status` has the reasons";
 
 enum Display {
     Live(Canvas),
@@ -36,12 +39,30 @@ struct Lines {
     figures: Option<Instant>,
 }
 
+/// How a command ends for a drain that has ended. `reasons`: nothing else prints why guests stay.
+type Ending = fn(&DrainDetail, bool) -> Result<Exit, Failure>;
+
 /// Follows a drain to its end. Ctrl-C stops watching only.
 pub async fn watch(
     id: &str,
     quiet: bool,
     interrupts: &mut Interrupts,
     context: &Context,
+) -> Result<Exit, Failure> {
+    follow(id, quiet, interrupts, context, ending).await
+}
+
+/// The same for the command that aborts it.
+pub async fn watch_abort(id: &str, interrupts: &mut Interrupts, context: &Context) -> Result<Exit, Failure> {
+    follow(id, false, interrupts, context, ending_of_abort).await
+}
+
+async fn follow(
+    id: &str,
+    quiet: bool,
+    interrupts: &mut Interrupts,
+    context: &Context,
+    ending: Ending,
 ) -> Result<Exit, Failure> {
     let mut display = match (context.json, quiet, context.err.live) {
         (true, _, _) => Display::Json(None, Instant::now()),
@@ -71,7 +92,7 @@ pub async fn watch(
         patience.answered();
         let shown = display.show(&detail, context);
         if detail.is_over() {
-            return display.end(&detail, shown, context);
+            return display.end(&detail, shown, context, ending);
         }
         let again = || format!("the drain goes on: {}", context.command(&format!("drain attach {id}")));
         shown.map_err(|failure| failure.while_watching(again()))?;
@@ -106,6 +127,7 @@ impl Display {
         detail: &DrainDetail,
         mut output: Result<(), Failure>,
         context: &Context,
+        ending: Ending,
     ) -> Result<Exit, Failure> {
         let is_quiet = matches!(self, Display::Quiet);
         if let Display::Live(mut canvas) = self {
@@ -114,59 +136,91 @@ impl Display {
         if !context.json && !is_quiet {
             output = context.print(&drain::detail(detail, context.out.width, context.out.paint));
         }
-        Failure::of_ended(ending(detail), output, Exit::MovedWithFault, context)
+        Failure::of_ended(ending(detail, is_quiet), output, Exit::MovedWithFault, context)
     }
 }
 
-/// How the command ends for a drain that has ended like this.
-fn ending(detail: &DrainDetail) -> Result<Exit, Failure> {
-    use DrainGuestState as S;
-    let named = |state| {
-        let guests = detail.guests.iter().filter(|guest| guest.state == state);
-        guests.map(|guest| clean(&guest.guest)).collect::<Vec<_>>().join(", ")
+/// Names of guests, with the reason of each if nothing else prints it.
+fn named<'a>(guests: impl Iterator<Item = &'a DrainGuest>, reasons: bool) -> String {
+    let name = |guest: &DrainGuest| match guest.reason.as_deref().filter(|_| reasons) {
+        Some(reason) => format!("{} ({})", clean(&guest.guest), clean(reason)),
+        None => clean(&guest.guest),
     };
-    let split = clean(&detail.split_texts().join("; "));
-    let fail = |exit, text: String, hint: &str| {
-        let text = if split.is_empty() { text } else { format!("{text}; {split}") };
-        Err(Failure::new(exit, text, hint))
+    guests.map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// Guests that arrived with a fault, in words.
+fn faulty(detail: &DrainDetail, reasons: bool) -> Option<String> {
+    let arrived = |guest: &&DrainGuest| guest.state == DrainGuestState::Moved && guest.reason.is_some();
+    let names = named(detail.guests.iter().filter(arrived), reasons);
+    (!names.is_empty()).then(|| format!("moved, and something failed after that: {names}"))
+}
+
+/// How the command ends for a drain that has ended like this. The worst decides the exit code, and nothing is left out.
+fn ending(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure> {
+    use DrainGuestState as S;
+    let named = |state| named(detail.guests.iter().filter(|guest| guest.state == state), reasons);
+    let split = (!detail.split.is_empty()).then(|| clean(&detail.split_texts().join("; ")));
+    let others: Vec<String> =
+        [unseen_text(detail), split, faulty(detail, reasons)].into_iter().flatten().collect();
+    let fail = |exit, text: Option<String>, hint: &str| {
+        let texts: Vec<String> = text.into_iter().chain(others.iter().cloned()).collect();
+        Err(Failure::new(exit, texts.join("; "), hint))
     };
     if detail.count(S::InDoubt) > 0 {
         let hint = "see `linerate migration list` and `linerate resolve` on both hosts";
-        return fail(Exit::InDoubt, format!("in doubt: {}", named(S::InDoubt)), hint);
+        return fail(Exit::InDoubt, Some(format!("in doubt: {}", named(S::InDoubt))), hint);
     }
     if detail.count(S::Aborted) > 0 {
         let text = format!("the drain was aborted; here as before: {}", named(S::Aborted));
-        return fail(Exit::Cancelled, text, "the host takes no guests until `linerate uncordon`");
+        return fail(Exit::Cancelled, Some(text), "the host takes no guests until `linerate uncordon`");
     }
     if detail.count(S::Failed) > 0 {
         let text = format!("not all guests could be moved; here as before: {}", named(S::Failed));
-        return fail(Exit::Failed, text, "the reason of each is above; remove it and begin the drain again");
+        return fail(Exit::Failed, Some(text), "remove the reason of each and begin the drain again");
     }
-    unseen(detail)?;
-    if !split.is_empty() {
+    if !detail.unseen.is_empty() {
+        return fail(Exit::Failed, None, LOOK_AGAIN);
+    }
+    if !detail.split.is_empty() {
         let hint = "move the others by hand, or bring back with `linerate undrain` those that have left";
-        return fail(Exit::Failed, "all guests have left that were to leave".into(), hint);
+        return fail(Exit::Failed, Some("all guests have left that were to leave".into()), hint);
     }
-    let arrived = |guest: &&DrainGuest| guest.state == S::Moved && guest.reason.is_some();
-    let faulty: Vec<_> = detail.guests.iter().filter(arrived).map(|guest| clean(&guest.guest)).collect();
-    if !faulty.is_empty() {
-        let text = format!("moved, and something failed after that: {}", faulty.join(", "));
-        return fail(Exit::MovedWithFault, text, "the reason of each is above; see that each runs there");
+    if faulty(detail, reasons).is_some() {
+        return fail(Exit::MovedWithFault, None, SEE_EACH);
+    }
+    Ok(Exit::Ok)
+}
+
+/// That guests stay is what an abort is for. What it did not reach, and what it leaves apart, is not.
+fn ending_of_abort(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure> {
+    let failure = match ending(detail, reasons) {
+        Ok(_) if detail.count(DrainGuestState::Moved) > 0 => {
+            let text = "too late to abort: all guests have left that were to leave";
+            return Err(Failure::new(Exit::Refused, text, "`linerate undrain` brings them back"));
+        }
+        Err(failure) if failure.exit == Exit::Cancelled => failure,
+        other => return other,
+    };
+    if faulty(detail, reasons).is_some() {
+        return Err(Failure::new(Exit::MovedWithFault, failure.message(), SEE_EACH));
+    }
+    if !detail.split.is_empty() {
+        let hint = "`linerate undrain` brings back those that have left, or drain again";
+        return Err(Failure::new(Exit::Failed, failure.message(), hint));
     }
     Ok(Exit::Ok)
 }
 
 /// A host whose guests could not all be looked for is not known to be empty.
 pub fn unseen(detail: &DrainDetail) -> Result<Exit, Failure> {
-    if detail.unseen.is_empty() {
-        return Ok(Exit::Ok);
-    }
-    let text = format!(
-        "host {} may have other guests, which could not be looked for: {}",
-        clean(&detail.host),
-        clean(&detail.unseen.join("; "))
-    );
-    Err(Failure::new(Exit::Failed, text, "remove the cause and begin the drain again"))
+    unseen_text(detail).map_or(Ok(Exit::Ok), |text| Err(Failure::new(Exit::Failed, text, LOOK_AGAIN)))
+}
+
+fn unseen_text(detail: &DrainDetail) -> Option<String> {
+    let (host, why) = (clean(&detail.host), clean(&detail.unseen.join("; ")));
+    (!detail.unseen.is_empty())
+        .then(|| format!("host {host} may have other guests, which could not be looked for: {why}"))
 }
 
 /// True if more than figures has changed.
@@ -224,7 +278,7 @@ mod tests {
             "bound": DrainBound::default(), "warnings": ["beta does not answer"],
         }))
         .unwrap();
-        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        assert_eq!(ending(&detail, false).map_err(|failure| failure.exit), Ok(Exit::Ok));
         let moved = |reason: Option<&str>| {
             serde_json::from_value(serde_json::json!({
                 "guest": "web", "uuid": "u", "state": "moved", "to": "b", "memory_bytes": 1, "copy_bytes": 1,
@@ -234,11 +288,11 @@ mod tests {
             .unwrap()
         };
         detail.guests = vec![moved(None)];
-        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        assert_eq!(ending(&detail, false).map_err(|failure| failure.exit), Ok(Exit::Ok));
         detail.guests.push(moved(Some("it is paused there")));
-        assert_eq!(ending(&detail).map_err(|failure| failure.exit), Err(Exit::MovedWithFault));
+        assert_eq!(ending(&detail, false).map_err(|failure| failure.exit), Err(Exit::MovedWithFault));
         detail.unseen = vec!["domains of libvirt are not seen: it does not answer".into()];
-        let failure = ending(&detail).unwrap_err();
+        let failure = ending(&detail, false).unwrap_err();
         assert_eq!(failure.exit, Exit::Failed);
         assert!(failure.message().contains("host a") && failure.message().contains("does not answer"));
         // By hand one of a group was moved to another host than the drain has taken the rest to.
@@ -246,14 +300,48 @@ mod tests {
         detail.guests.pop();
         let at = |host: &str| Some(host.to_owned());
         detail.split = vec![[("db".to_owned(), at("c")), ("web".to_owned(), at("b"))].into()];
-        let failure = ending(&detail).unwrap_err();
+        let failure = ending(&detail, false).unwrap_err();
         assert_eq!(failure.exit, Exit::Failed);
         let text = "guests that must be together are not: db is on c, web is on b";
         assert!(failure.message().contains(text), "{}", failure.message());
         let mut left = detail.guests[0].clone();
         left.state = DrainGuestState::Failed;
         detail.guests.push(left);
-        let failure = ending(&detail).unwrap_err();
+        let failure = ending(&detail, false).unwrap_err();
         assert!(failure.message().contains(text) && failure.message().contains("here as before: web"));
+    }
+
+    #[test]
+    fn an_abort_ends_well_only_if_nothing_went_wrong_beside_it() {
+        let guest = |name: &str, state: &str, reason: Option<&str>| -> DrainGuest {
+            serde_json::from_value(serde_json::json!({
+                "guest": name, "uuid": name, "state": state, "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "reason": reason,
+                "tries": []
+            }))
+            .unwrap()
+        };
+        let mut detail: DrainDetail = serde_json::from_value(serde_json::json!({
+            "id": "1", "host": "a", "by": "uid 0", "state": "ended", "begun_unix_ms": 0, "ended_unix_ms": 1,
+            "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+            "bound": DrainBound::default(), "warnings": [],
+        }))
+        .unwrap();
+        let end = |detail: &DrainDetail| ending_of_abort(detail, false).map_err(|failure| failure.exit);
+        assert_eq!(end(&detail), Ok(Exit::Ok), "it had no guests");
+        detail.guests = vec![guest("web", "moved", None)];
+        assert_eq!(end(&detail), Err(Exit::Refused), "all had left before");
+        detail.guests.push(guest("db", "aborted", None));
+        assert_eq!(end(&detail), Ok(Exit::Ok));
+        detail.split =
+            vec![[("db".to_owned(), Some("a".into())), ("web".to_owned(), Some("b".into()))].into()];
+        assert_eq!(end(&detail), Err(Exit::Failed), "the abort leaves them apart");
+        detail.split.clear();
+        detail.guests[0] = guest("web", "moved", Some("it is paused there"));
+        assert_eq!(end(&detail), Err(Exit::MovedWithFault));
+        // What is not the worst is said too, with its reason where nothing else prints it.
+        let failure = ending(&detail, true).unwrap_err();
+        assert_eq!(failure.exit, Exit::Cancelled);
+        assert!(failure.message().contains("web (it is paused there)"), "{}", failure.message());
     }
 }
