@@ -84,6 +84,11 @@ impl Context {
         if self.json { self.print_json(value) } else { self.print(&text()) }
     }
 
+    /// The same of something that was done, and stays so without its output.
+    pub fn done<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+        self.answer(value, text).map_err(Failure::after_it_was_done)
+    }
+
     /// The text, if people read it.
     pub fn people(&self, text: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.json { Ok(()) } else { self.print(&text()) }

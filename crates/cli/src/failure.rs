@@ -59,6 +59,12 @@ impl Failure {
         self
     }
 
+    /// The same of an output that is missing, where what was asked for was done.
+    #[must_use]
+    pub fn after_it_was_done(self) -> Failure {
+        self.and("the command did what it was asked, and only its output is missing")
+    }
+
     /// What happened, in words.
     pub fn message(&self) -> &str {
         &self.message
@@ -78,8 +84,7 @@ impl Failure {
         context: &Context,
     ) -> Result<Exit, Failure> {
         match (ended, output) {
-            (Ok(Exit::Ok), Err(failure)) => Err(Failure { exit: unsaid, ..failure }
-                .and("the command did what it was asked, and only its output is missing")),
+            (Ok(Exit::Ok), Err(failure)) => Err(Failure { exit: unsaid, ..failure }.after_it_was_done()),
             (ended, Err(failure)) => {
                 context.print_line(&failure.message);
                 ended

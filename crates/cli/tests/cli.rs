@@ -211,6 +211,46 @@ async fn the_end_is_the_true_one_without_an_output() {
 }
 
 #[tokio::test]
+async fn what_was_done_without_an_output_is_said_to_be_done() {
+    let lab = Lab::new(0.0);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let child = lab.command(&format!("resolve {ID}-web --resume-here")).stdout(full).spawn().unwrap();
+    let run = Run::of(tokio::time::timeout(DEADLINE, child.wait_with_output()).await.unwrap().unwrap());
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.err.contains("only its output is missing"), "{}", run.err);
+}
+
+/// It takes the request, and ends before it answers.
+#[tokio::test]
+async fn an_order_whose_answer_is_lost_may_have_been_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let dying = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 4096]).await;
+        }
+    });
+    let lab = Lab::new(0.0);
+    let orders = [
+        ("vm stop web", "vm list"),
+        ("link set eth0 --mtu 9000", "link show eth0"),
+        ("link confirm eth0", "link show eth0"),
+        ("cordon", "linerate status"),
+    ];
+    for (order, look) in orders {
+        let mut command = lab.command(order);
+        let asked = tokio::time::timeout(DEADLINE, command.env("LINERATE_SOCKET", &socket).output());
+        let run = Run::of(asked.await.unwrap().unwrap());
+        assert_eq!(run.code, Some(8), "{order}: {run:?}");
+        // The text is broken into lines.
+        let text = run.err.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(look), "{order}: {text}");
+    }
+    dying.abort();
+}
+
+#[tokio::test]
 async fn without_an_agent_the_error_shows_how_to_start_one() {
     let lab = Lab::new(0.0);
     let run = lab.run("status --socket /nonexistent/agent.sock").await;

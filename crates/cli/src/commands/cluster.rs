@@ -65,7 +65,7 @@ async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure>
         new: done.new.to_string(),
         left_behind: left_behind.clone(),
     };
-    context.answer(&document, || {
+    context.done(&document, || {
         let mut text = format!("{step}: {next}\n");
         if !left_behind.is_empty() {
             text += &format!(
@@ -108,7 +108,7 @@ pub async fn token(command: &TokenCommand, context: &Context) -> Result<Exit, Fa
             operations::revoke_token(&here.config, id).map_err(failed)?;
             // The agent looks at the file of tokens for each host that joins.
             here.look().await;
-            context.answer(&TokenRevoked { id, revoked: true }, || {
+            context.done(&TokenRevoked { id, revoked: true }, || {
                 format!("token {id} cannot be used any more\n")
             })?;
             Ok(Exit::Ok)
@@ -319,9 +319,17 @@ impl Here {
     }
 
     /// Other hosts know this one by its present name for as long as a session is not over. Guests that only run here
-    /// are not touched.
+    /// are not touched. An agent that does not say is not taken for one without sessions.
     async fn refuse_during_migrations(&self) -> Result<(), Failure> {
-        let Ok(status) = self.client.status().await else { return Ok(()) };
+        let status = match self.client.status().await {
+            Ok(status) => status,
+            Err(ClientError::SocketAbsent { .. } | ClientError::NobodyListens { .. }) => return Ok(()),
+            Err(error) => {
+                let hint = error.hint();
+                let text = format!("it is not known whether migrations are over: {error}; nothing was done");
+                return Err(Failure::new(Exit::Failed, text, hint));
+            }
+        };
         let open = status.migrations + status.unfinished + status.in_doubt;
         if open == 0 {
             return Ok(());
@@ -354,10 +362,11 @@ impl Here {
         let looked = self.look().await;
         let ignored = self.config.ignores_identity();
         let in_force = ignored.is_none() && looked.status().is_some() && looked.not_taken_up().is_none();
-        context.programs(&HostRevoked { host, revoked: true, list_number, in_force })?;
+        let missing = Failure::after_it_was_done;
+        context.programs(&HostRevoked { host, revoked: true, list_number, in_force }).map_err(missing)?;
         let revoked = format!("{host} is revoked (list {list_number})");
         looked.demand(&revoked)?;
-        context.people(|| match ignored {
+        let text = || match ignored {
             Some(why) => format!("{revoked}, but the agent does not use it: its configuration has {why}\n"),
             None if in_force => {
                 format!("{revoked}: this host refuses it now, the others within five minutes\n")
@@ -365,7 +374,8 @@ impl Here {
             None => format!(
                 "{revoked}: no agent runs here. Once it does, this host refuses it, others within five minutes\n"
             ),
-        })?;
+        };
+        context.people(text).map_err(missing)?;
         Ok(Exit::Ok)
     }
 
@@ -388,7 +398,7 @@ impl Here {
         };
         let until = utc(&membership.not_after);
         let is = format!("this host is {} in cluster {}, until {until}", name.host, name.cluster);
-        context.programs(&member)?;
+        context.programs(&member).map_err(Failure::after_it_was_done)?;
         let agent = match (&looked, self.config.ignores_identity()) {
             (_, Some(why)) => format!("the agent does not use it: its configuration has {why}"),
             (Looked::NoAgent, None) => "no agent runs here; it takes up the identity when it starts".into(),
@@ -401,7 +411,7 @@ impl Here {
             }
             (Looked::Lost(_), None) => return looked.demand(&is),
         };
-        context.people(|| format!("{is}\n{agent}\n"))?;
+        context.people(|| format!("{is}\n{agent}\n")).map_err(Failure::after_it_was_done)?;
         Ok(Exit::Ok)
     }
 }

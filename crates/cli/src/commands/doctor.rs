@@ -43,7 +43,7 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
 }
 
 /// What is going on meanwhile, for the operator who waits.
-fn waits_for(request: &DoctorRequest) -> String {
+pub(super) fn waits_for(request: &DoctorRequest) -> String {
     let hosts = request.hosts.len() + 1;
     match (hosts, request.probes) {
         (1, _) => "looking at this host".to_owned(),

@@ -2,7 +2,7 @@
 
 use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted, DrainState};
 
-use super::progress::with_progress;
+use super::progress::{change, with_progress};
 use super::rolling;
 use crate::context::Context;
 use crate::display::drain::{unseen, watch, watch_abort};
@@ -49,6 +49,9 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     if flags.detach { Ok(Exit::Ok) } else { watch(&id, flags.quiet, &mut interrupts, context).await }
 }
 
+/// Where the agent's answer is lost.
+const FORGET_AGAIN: &str = "it may have been forgotten: the same command again says so";
+
 /// Where the agent's answer to a plan is lost.
 pub(super) const TRIALS: &str =
     "nothing is moved: wait until the agent's trials have ended, then give the command again";
@@ -79,8 +82,10 @@ async fn status(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure
 
 async fn steer(which: &DrainIdFlags, order: DrainOrder, context: &Context) -> Result<Exit, Failure> {
     let id = find(which, context).await?.id;
-    let now = context.client.steer_drain(&id, order).await?;
-    context.answer(&now, || drain::detail(&now, context.out.width, context.out.paint))?;
+    let unknown = format!("{} shows whether the order was followed", context.command("drain status"));
+    let asked = context.client.steer_drain(&id, order);
+    let now = change("waiting for the drain", unknown, context, asked).await?;
+    context.done(&now, || drain::detail(&now, context.out.width, context.out.paint))?;
     steered(&now, order)
 }
 
@@ -141,16 +146,14 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
 pub async fn undrain(flags: &UndrainFlags, context: &Context) -> Result<Exit, Failure> {
     if let Some(request) = flags.forget_request() {
         let asking = context.client.forget_guest(&request);
-        let answer = with_progress("asking the hosts".to_owned(), context.err, asking).await?;
-        context.answer(&answer, || drain::guest_forgotten(&answer))?;
+        let answer = change("asking the hosts", FORGET_AGAIN.to_owned(), context, asking).await?;
+        context.done(&answer, || drain::guest_forgotten(&answer))?;
         return Ok(Exit::Ok);
     }
     let mut interrupts = Interrupts::listen()?;
     let request = flags.request();
     let unknown = format!("{} begins it, or watches it if it has begun", context.command("undrain"));
-    let asking = async {
-        context.client.undrain(&request).await.map_err(|error| Failure::of_request(error, &unknown))
-    };
+    let asking = change("asking the agent", unknown.clone(), context, context.client.undrain(&request));
     let begun = interrupts.answer(asking, &unknown, context).await?;
     if flags.detach {
         context
@@ -189,8 +192,9 @@ pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Fa
         }
         FleetCommand::Forget(flags) => {
             let (what, request) = (format!("asking {}", flags.host), flags.request());
-            let answer = with_progress(what, context.err, context.client.forget_host(&request)).await?;
-            context.answer(&answer, || drain::host_forgotten(&answer))?;
+            let asking = context.client.forget_host(&request);
+            let answer = change(&what, FORGET_AGAIN.to_owned(), context, asking).await?;
+            context.done(&answer, || drain::host_forgotten(&answer))?;
         }
     }
     Ok(Exit::Ok)

@@ -167,9 +167,17 @@ impl Job<'_> {
     ) -> Result<(), Failure> {
         for one in &plan.ports {
             let request = self.request(one)?;
-            let answer = self.context.client.set_link(&request).await?;
+            let port = LinkConfirm { port: request.port.clone(), host: request.host.clone() };
+            let answer = match self.context.client.set_link(&request).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    // Without its agent's answer it may be on trial.
+                    trial.extend((!is_answer(&error)).then_some(OnTrial(port)));
+                    return Err(error.into());
+                }
+            };
             if answer.applied {
-                trial.push(OnTrial(LinkConfirm { port: request.port, host: request.host.clone() }));
+                trial.push(OnTrial(port));
             }
             self.context.people(|| port_lines(&answer, request.host.as_deref()))?;
         }

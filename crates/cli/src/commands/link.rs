@@ -4,6 +4,7 @@ use linerate_api::{DoctorRequest, LinkAnswer};
 use linerate_fabric::model::{Port, PortKind};
 
 use super::doctor::understood;
+use super::progress::{change, with_progress};
 use crate::context::Context;
 use crate::documents::{PortConfirmed, PortPutBack};
 use crate::exit::Exit;
@@ -17,30 +18,36 @@ pub async fn run(command: LinkCommand, context: &Context) -> Result<Exit, Failur
     match command {
         LinkCommand::Show { port } => show(port.as_deref(), context).await,
         LinkCommand::Set(flags) => {
-            let answer = context.client.set_link(&flags.request()).await?;
-            context.answer(&answer, || port_lines(&answer, flags.host.as_deref()))?;
+            let request = flags.request();
+            let asked = context.client.set_link(&request);
+            let what = format!("setting {}", clean(&flags.port));
+            let answer = change(&what, unknown(&flags.port), context, asked).await?;
+            context.done(&answer, || port_lines(&answer, flags.host.as_deref()))?;
             Ok(Exit::Ok)
         }
         LinkCommand::Confirm(flags) => {
-            context.client.confirm_link(&flags.request()).await?;
-            let port = &flags.port;
-            context.answer(&PortConfirmed { port, confirmed: true }, || {
-                format!("{port}: stays as it is now\n")
-            })?;
+            let (port, request) = (&flags.port, flags.request());
+            let asked = context.client.confirm_link(&request);
+            change(&format!("confirming {}", clean(port)), unknown(port), context, asked).await?;
+            context
+                .done(&PortConfirmed { port, confirmed: true }, || format!("{port}: stays as it is now\n"))?;
             Ok(Exit::Ok)
         }
         LinkCommand::PutBack(flags) => {
-            context.client.put_back_link(&flags.request()).await?;
-            let port = &flags.port;
+            let (port, request) = (&flags.port, flags.request());
+            let asked = context.client.put_back_link(&request);
+            change(&format!("putting {} back", clean(port)), unknown(port), context, asked).await?;
             context
-                .answer(&PortPutBack { port, put_back: true }, || format!("{port}: is as it was before\n"))?;
+                .done(&PortPutBack { port, put_back: true }, || format!("{port}: is as it was before\n"))?;
             Ok(Exit::Ok)
         }
     }
 }
 
 async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
-    let answer = context.client.doctor(&DoctorRequest::default()).await?;
+    let request = DoctorRequest::default();
+    let asked = context.client.doctor(&request);
+    let answer = with_progress("looking at this host".to_owned(), context.err, asked).await?;
     let ports = understood(answer.survey)?.hosts.into_iter().flat_map(|host| host.ports);
     let ports: Vec<Port> =
         ports.filter(|port| name.map_or(port.kind != PortKind::Loopback, |name| port.name == name)).collect();
@@ -53,6 +60,14 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     }
     context.answer(&ports, || doctor::ports(&ports))?;
     Ok(Exit::Ok)
+}
+
+/// Where it is seen what an agent did whose answer was lost.
+fn unknown(port: &str) -> String {
+    format!(
+        "`linerate link show {}` on the port's host shows how it is set; what is on trial is put back at its end",
+        clean(port)
+    )
 }
 
 /// What was done to a port, for people. Another host's agent may have said it.

@@ -5,7 +5,10 @@ use std::io::Write;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use crate::context::Screen;
+use linerate_api::ClientError;
+
+use crate::context::{Context, Screen};
+use crate::failure::Failure;
 
 const EVERY: Duration = Duration::from_millis(500);
 
@@ -23,6 +26,17 @@ pub async fn with_progress<T>(what: String, screen: Screen, answer: impl Future<
         }
         write(&line(&what, began.elapsed(), screen.width));
     }
+}
+
+/// Asks for something that changes a host. Without an answer it may have been done: `unknown` says where that is seen.
+pub async fn change<T>(
+    what: &str,
+    unknown: String,
+    context: &Context,
+    answer: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, Failure> {
+    let answer = with_progress(what.to_owned(), context.err, answer).await;
+    answer.map_err(|error| Failure::of_request(error, unknown))
 }
 
 /// One line, cut to the width of the terminal.

@@ -12,8 +12,9 @@ use linerate_fabric::qos::{switch, windows};
 use linerate_fabric::saved;
 use serde::Serialize;
 
-use super::doctor::understood;
+use super::doctor::{understood, waits_for};
 use super::link::port_lines;
+use super::progress::{change, with_progress};
 use crate::context::Context;
 use crate::documents::QosText;
 use crate::exit::Exit;
@@ -70,8 +71,10 @@ pub fn windows(file: &Path, context: &Context) -> Result<Exit, Failure> {
 async fn apply(flags: &QosApplyFlags, context: &Context) -> Result<Exit, Failure> {
     let intent = text(&flags.file)?;
     let request = QosRequest { intent, host: None, dry_run: flags.dry_run, confirm_within_s: flags.within };
-    let answer = context.client.apply_qos(&request).await?;
-    context.answer(&answer, || answer.ports.iter().map(|port| port_lines(port, None)).collect::<String>())?;
+    let unknown = "`linerate link show` shows how ports are set; what is on trial is put back at its end";
+    let asked = context.client.apply_qos(&request);
+    let answer = change("setting ports", unknown.to_owned(), context, asked).await?;
+    context.done(&answer, || answer.ports.iter().map(|port| port_lines(port, None)).collect::<String>())?;
     Ok(Exit::Ok)
 }
 
@@ -96,7 +99,9 @@ fn saved(folder: &Path) -> Result<Survey, Failure> {
 
 async fn asked(hosts: &[String], context: &Context) -> Result<(Survey, Vec<UnreachableHost>), Failure> {
     let request = DoctorRequest { hosts: hosts.to_vec(), ..DoctorRequest::default() };
-    let DoctorAnswer { survey, unreachable, .. } = context.client.doctor(&request).await?;
+    let asked = context.client.doctor(&request);
+    let asked = with_progress(waits_for(&request), context.err, asked).await?;
+    let DoctorAnswer { survey, unreachable, .. } = asked;
     Ok((understood(survey)?, unreachable))
 }
 

@@ -30,7 +30,7 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
         let hint = "the agent goes on by itself: see `linerate migration list`";
         return Err(Failure::new(Exit::NotWatched, text, hint));
     }
-    context.answer(&summary, || match decision {
+    context.done(&summary, || match decision {
         Decision::ResumeHere => {
             format!("{guest} is here, and does what it did before it was stopped\n")
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::{AdoptGuest, GuestSummary, StartGuest, StopGuest};
 
+use super::progress::change;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -28,7 +29,9 @@ pub async fn run(command: VmCommand, context: &Context) -> Result<Exit, Failure>
 }
 
 async fn start(spec: &Path, context: &Context) -> Result<Exit, Failure> {
-    let guest = context.client.start_guest(&start_request(spec)?).await?;
+    let request = start_request(spec)?;
+    let asked = context.client.start_guest(&request);
+    let guest = change("starting the guest", unknown(context), context, asked).await?;
     done(&guest, "was started", context)
 }
 
@@ -51,20 +54,29 @@ async fn show(name: &str, context: &Context) -> Result<Exit, Failure> {
 }
 
 async fn stop(name: &str, force: bool, context: &Context) -> Result<Exit, Failure> {
-    let guest = context.client.stop_guest(name, StopGuest { force }).await?;
+    let asked = context.client.stop_guest(name, StopGuest { force });
+    let what = format!("waiting for the end of {}", clean(name));
+    let guest = change(&what, unknown(context), context, asked).await?;
     done(&guest, if force { "was stopped" } else { "has shut down" }, context)
 }
 
 async fn adopt(flags: AdoptFlags, context: &Context) -> Result<Exit, Failure> {
     let qmp = flags.qmp.map(absolute).transpose()?;
-    let guest = context.client.adopt_guest(&AdoptGuest { pid: flags.pid, qmp, name: flags.name }).await?;
+    let request = AdoptGuest { pid: flags.pid, qmp, name: flags.name };
+    let asked = context.client.adopt_guest(&request);
+    let guest = change("taking the guest over", unknown(context), context, asked).await?;
     done(&guest, "was taken over", context)
 }
 
 fn done(guest: &GuestSummary, what: &str, context: &Context) -> Result<Exit, Failure> {
     let table = || lists::guests(std::slice::from_ref(guest), context.out.paint);
-    context.answer(guest, || format!("{} {what}\n{}", clean(&guest.name), table()))?;
+    context.done(guest, || format!("{} {what}\n{}", clean(&guest.name), table()))?;
     Ok(Exit::Ok)
+}
+
+/// Where it is seen what an agent did whose answer was lost.
+fn unknown(context: &Context) -> String {
+    format!("it may have been done: see {}", context.command("vm list"))
 }
 
 /// The agent's working directory is another, so relative paths are made absolute here.

@@ -244,11 +244,12 @@ async fn an_automatic_restore_is_promised_only_where_it_is_possible() {
     assert!(message.contains("no way there; its agent puts it back by itself within 60 s"), "{message}");
 }
 
-/// It is unknown whether it was done: the message must not say that nothing was.
+/// It is unknown whether it was done: the port is put back, and the message says so.
 #[tokio::test]
-async fn a_lost_answer_is_not_reported_as_no_change() {
+async fn a_port_whose_answer_was_lost_is_put_back_at_once() {
     let lost = |line: &str| line.starts_with("set").then(|| ErrorBody::new("answer_lost", "lost"));
     let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses: lost });
     let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
-    assert_eq!(failure.message(), "lost");
+    assert_eq!(failure.message(), "lost; l0 of beta.example is as before");
+    assert_eq!(agent.asked(), ["set l0 of beta.example", "put back l0 of beta.example"]);
 }
