@@ -115,6 +115,12 @@ async fn warnings_come_before_the_migration_and_do_not_delay_it() {
     assert_eq!(run.code, Some(0), "{run:?}");
     assert!(run.err.contains("the links to lossy were not probed within 1 s"), "{}", run.err);
     assert!(run.err.contains(half), "what needs no probe is lost with them:\n{}", run.err);
+    // It is said what was not looked at, and what was seen all the same.
+    for (to, words) in [("broken", "the way to broken was not looked at"), ("mute", "no route to it")] {
+        let fits = |err: &str| err.contains(words) && err.contains(half);
+        let run = lab.run_until(&format!("migrate web --to {to}"), fits).await;
+        assert!(run.code == Some(0) && run.err.contains(words) && run.err.contains(half), "{run:?}");
+    }
     for without in ["--no-check", "--quiet", "--json"] {
         let run = lab.run(&format!("migrate web --to beta {without}")).await;
         assert!(run.code == Some(0) && !run.err.contains(half), "{without}: {run:?}");
@@ -459,6 +465,41 @@ async fn completions_man_and_help_need_no_agent() {
     assert_eq!(lab.run(&format!("man --dir {}", folder.display())).await.code, Some(0));
     assert!(folder.join("linerate-migrate.1").exists());
     assert!(lab.run("--help").await.out.contains("Exit codes:"));
+}
+
+#[tokio::test]
+async fn results_are_shown_although_a_file_of_them_cannot_be_written() {
+    let lab = Lab::new(0.0);
+    let folder = lab.folder.path().join("survey");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("alpha.json"), SAVED).unwrap();
+    let page = folder.join("missing/page.html").display().to_string();
+    let run = lab.run(&format!("doctor --json --from {} --html {page}", folder.display())).await;
+    assert!(run.code == Some(1) && run.err.contains("cannot be written"), "{run:?}");
+    assert!(run.out.contains("\"findings\""), "{}", run.out);
+    let run = lab.run(&format!("bench bandwidth --local --time 50ms --json --svg {page}")).await;
+    assert!(run.code == Some(1) && run.err.contains("cannot be written"), "{run:?}");
+    assert!(run.out.contains("\"bandwidth\""), "{}", run.out);
+}
+
+#[tokio::test]
+async fn a_folder_without_a_host_is_not_taken_for_a_good_one() {
+    let lab = Lab::new(0.0);
+    let folder = lab.folder.path().join("survey");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("leaf.json"), r#"{"switch":"leaf","ports":[{"name":"1","mtu":1500}]}"#)
+        .unwrap();
+    let intent = lab.folder.path().join("intent.toml");
+    std::fs::write(&intent, "ports = [\"ens1f0\"]\n[migration]\npriority = 3\nshare = 50\n").unwrap();
+    for (command, code) in [
+        ("doctor".to_owned(), 1),
+        (format!("qos plan {}", intent.display()), 1),
+        (format!("qos check {}", intent.display()), 13),
+    ] {
+        let run = lab.run(&format!("{command} --from {}", folder.display())).await;
+        assert_eq!(run.code, Some(code), "{command}: {run:?}");
+        assert!((run.out + &run.err).contains("no host was looked at"), "{command}");
+    }
 }
 
 /// Half of a saved host: what `linerate qos` needs of it.

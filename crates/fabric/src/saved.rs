@@ -38,6 +38,8 @@ pub enum SavedError {
         #[source]
         source: InventoryError,
     },
+    #[error("{} holds more than {} *.json; give it fewer", path.display(), FILES_MAX)]
+    TooMany { path: PathBuf },
     #[error("{} holds no *.json; save inventories with `linerate doctor --inventory > HOST.json`", path.display())]
     Empty { path: PathBuf },
 }
@@ -46,10 +48,14 @@ pub enum SavedError {
 pub fn read(folder: &Path) -> Result<Survey, SavedError> {
     let failed = |source| SavedError::Read { path: folder.to_owned(), source };
     let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)?.take(FILES_MAX) {
+    for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_some_and(|ending| ending == "json") {
             paths.push(path);
+        }
+        // Of a part nobody could say that all is well.
+        if paths.len() > FILES_MAX {
+            return Err(SavedError::TooMany { path: folder.to_owned() });
         }
     }
     if paths.is_empty() {
@@ -130,6 +136,15 @@ mod tests {
         fs::write(folder.path().join("x.json"), "{}").unwrap();
         let error = read(folder.path()).unwrap_err().to_string();
         assert!(error.contains("x.json"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_is_too_full_is_not_read_in_part() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..=FILES_MAX {
+            File::create(folder.path().join(format!("{number}.json"))).unwrap();
+        }
+        assert!(matches!(read(folder.path()), Err(SavedError::TooMany { .. })));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use linerate_api::{BenchEvent, BenchReport, BenchRequest, BenchStream, ClientErr
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Interval, interval};
 
+use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::bench::BenchDisplay;
 use crate::exit::{self, Exit};
@@ -45,15 +46,18 @@ pub async fn run(command: &BenchCommand, context: &Context) -> Result<Exit, Fail
     let events = match &flags.local {
         Some(addresses) => here(addresses.iter().map(|ip| SocketAddr::new(*ip, 0)).collect(), request)?,
         None => {
-            let begun = interrupts.unless(context.client.bench(&request)).await.ok_or_else(cancelled)?;
+            let asked = context.client.bench(&request);
+            let asked = with_progress("waiting for the agent".to_owned(), context.err, asked);
+            let begun = interrupts.unless(asked).await.ok_or_else(cancelled)?;
             Events::Agent(begun?)
         }
     };
     let report = watch(events, interrupts, flags, context).await?;
-    keep(&report, flags)?;
+    // What was measured is shown, also if a file of it cannot be written.
+    let kept = keep(&report, flags);
     let screen = context.out;
-    context.answer(&report, || self::report(&report, screen.width, screen.paint))?;
-    Ok(Exit::Ok)
+    let output = context.answer(&report, || self::report(&report, screen.width, screen.paint));
+    Failure::of_ended(kept.map(|()| Exit::Ok), output, Exit::Failed, context)
 }
 
 /// In a thread of its own, since it blocks.
@@ -105,10 +109,10 @@ async fn watch(
             Next::Event(Ok(BenchEvent::Progress { fraction, until, expected_ms, doing })) => {
                 display.progress(fraction, until, expected_ms, doing);
             }
-            Next::Event(Ok(BenchEvent::Finished { report: Some(report), .. })) => break Ok(*report),
             Next::Event(Ok(BenchEvent::Finished { error: Some(body), .. })) => {
                 break Err(Failure::of_body(exit::of_body(&body), &body));
             }
+            Next::Event(Ok(BenchEvent::Finished { report: Some(report), .. })) => break Ok(*report),
             Next::Event(Ok(BenchEvent::Finished { .. })) => break Err(ClientError::BenchCut.into()),
             Next::Event(Ok(BenchEvent::Unknown)) => {}
             Next::Event(Err(error)) => break Err(error.into()),

@@ -32,14 +32,17 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     if flags.inventory {
         return inventory(&survey, context);
     }
-    if let Some(folder) = &flags.save {
-        saved::write(&survey, folder).map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
-    }
+    let written = match &flags.save {
+        Some(folder) => saved::write(&survey, folder),
+        None => Ok(()),
+    };
+    let written = written.map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""));
     let look = Look { findings: run_all(&survey), survey, unreachable };
-    match flags.fix {
-        false => report(&look, flags, context),
-        true => fix::run(&look, &answered, flags, context).await,
+    if !flags.fix {
+        return report(&look, written, flags, context);
     }
+    written?;
+    fix::run(&look, &answered, flags, context).await
 }
 
 /// What is going on meanwhile, for the operator who waits.
@@ -79,9 +82,14 @@ pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
     let survey = saved::read(&folder).map_err(|error| {
         Failure::new(Exit::Failed, error.to_string(), "docs/inventory.md describes the files")
     })?;
+    if survey.hosts.is_empty() {
+        let message = format!("{} has switches only: no host was looked at", folder.display());
+        let hint = "`linerate doctor --inventory` on a host prints its file";
+        return Err(Failure::new(Exit::Failed, message, hint));
+    }
     let look = Look { findings: run_all(&survey), survey, unreachable: Vec::new() };
     match (flags.fix, flags.dry_run) {
-        (false, _) => report(&look, flags, context),
+        (false, _) => report(&look, Ok(()), flags, context),
         (true, true) => fix::dry_run(&look, flags, context),
         (true, false) => {
             let message = "saved inventories cannot be changed";
@@ -100,9 +108,16 @@ fn inventory(survey: &Survey, context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn report(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
-    page(look, flags)?;
+/// What was found is shown, also if a file of it cannot be written.
+fn report(
+    look: &Look,
+    written: Result<(), Failure>,
+    flags: &DoctorFlags,
+    context: &Context,
+) -> Result<Exit, Failure> {
+    let written = written.and(page(look, flags));
     context.answer(look, || text(look, flags, context))?;
+    written?;
     Ok(exit(&look.findings, &look.unreachable))
 }
 

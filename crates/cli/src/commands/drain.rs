@@ -85,8 +85,8 @@ async fn steer(which: &DrainIdFlags, order: DrainOrder, context: &Context) -> Re
     let unknown = format!("{} shows whether the order was followed", context.command("drain status"));
     let asked = context.client.steer_drain(&id, order);
     let now = change("waiting for the drain", unknown, context, asked).await?;
-    context.done(&now, || drain::detail(&now, context.out.width, context.out.paint))?;
-    steered(&now, order)
+    let output = context.answer(&now, || drain::detail(&now, context.out.width, context.out.paint));
+    Failure::of_ended(steered(&now, order), output, Exit::Failed, context)
 }
 
 /// An abort that came first is final, and a drain may end before the order reaches it.

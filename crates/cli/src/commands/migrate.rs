@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use linerate_api::{DoctorRequest, MigrateRequest, MigrationId, MigrationStarted, Probes};
+use linerate_api::{DoctorRequest, MigrateRequest, MigrationId, MigrationStarted, Probes, UnreachableHost};
 use linerate_fabric::checks::run_all;
 use linerate_fabric::model::Survey;
 
+use super::doctor::understood;
+use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Start, watch};
@@ -15,6 +17,7 @@ use crate::failure::Failure;
 use crate::flags::{Domain, MigrateFlags};
 use crate::interrupts::Interrupts;
 use crate::render::doctor;
+use crate::render::format::clean;
 
 /// Longer than this the look before a migration holds nothing up.
 const LOOK_MAX: Duration = Duration::from_secs(1);
@@ -37,7 +40,12 @@ pub async fn run(flags: &MigrateFlags, context: &Context) -> Result<Exit, Failur
     let unknown =
         format!("see {}: it shows whether the migration has begun", context.command("migration list"));
     let asking = async {
-        context.client.migrate(&request).await.map_err(|error| Failure::of_request(error, &unknown))
+        let asked = context.client.migrate(&request);
+        let answer = match flags.quiet {
+            true => asked.await,
+            false => with_progress("waiting for the agent".to_owned(), context.err, asked).await,
+        };
+        answer.map_err(|error| Failure::of_request(error, &unknown))
     };
     let id = interrupts.answer(asking, &unknown, context).await?;
     // It goes on without its name on the output.
@@ -83,24 +91,33 @@ async fn look_first(to: &str, context: &Context) {
     // Probes wait for what is lost on the way, and then there is most to say: what the hosts know of themselves comes
     // without.
     let (known, probed) = tokio::join!(look(to, Probes::None, context), look(to, Probes::Short, context));
-    let silent = probed.is_none().then(|| {
-        format!(
+    let not_seen = match &probed {
+        None => Some(format!(
             "the links to {to} were not probed within {} s: `linerate doctor {to}` reports why",
             LOOK_MAX.as_secs()
-        )
-    });
-    let found =
-        probed.or(known).flatten().and_then(|survey| doctor::brief(&run_all(&survey), to, context.err));
-    for text in found.into_iter().chain(silent) {
+        )),
+        Some(Err(why)) => Some(format!("the way to {to} was not looked at: {}", clean(why))),
+        Some(Ok((_, silent))) => {
+            silent.first().map(|one| format!("{to} could not be looked at: {}", clean(&one.why)))
+        }
+    };
+    let seen = [probed, known].into_iter().flatten().find_map(Result::ok);
+    let found = seen.and_then(|(survey, _)| doctor::brief(&run_all(&survey), to, context.err));
+    for text in found.into_iter().chain(not_seen) {
         context.print_line(&text);
     }
 }
 
-/// `None` if there was no answer in time, `Some(None)` if the agent could not look.
-async fn look(to: &str, probes: Probes, context: &Context) -> Option<Option<Survey>> {
+/// What was seen, with hosts that did not answer; or why the agent could not look.
+type Looked = Result<(Survey, Vec<UnreachableHost>), String>;
+
+/// `None` if there was no answer in time.
+async fn look(to: &str, probes: Probes, context: &Context) -> Option<Looked> {
     let request = DoctorRequest { hosts: vec![to.to_owned()], probes, watch_ms: 0 };
-    let answer = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await.ok()?;
-    Some(answer.ok().and_then(|answer| serde_json::from_value(answer.survey).ok()))
+    let asked = tokio::time::timeout(LOOK_MAX, context.client.doctor(&request)).await.ok()?;
+    let seen =
+        asked.map_err(Failure::from).and_then(|answer| Ok((understood(answer.survey)?, answer.unreachable)));
+    Some(seen.map_err(|failure| failure.message().to_owned()))
 }
 
 /// Programs learn the name in the first line; people who detach, by how to come back.

@@ -122,7 +122,8 @@ fn matches(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> bool {
 fn exit_of_plan(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> Exit {
     match hosts.iter().flat_map(|host| &host.ports).any(|port| port.problem.is_some()) {
         true => Exit::Refused,
-        false if !unreachable.is_empty() => Exit::Failed,
+        // A survey without hosts shows nothing.
+        false if !unreachable.is_empty() || hosts.is_empty() => Exit::Failed,
         false => Exit::Ok,
     }
 }
@@ -175,6 +176,7 @@ mod tests {
         assert!(!matches(&[], &[]));
         assert_eq!(exit_of_plan(&[plan(None)], &[]), Exit::Ok);
         assert_eq!(exit_of_plan(&[plan(None)], &[silent]), Exit::Failed);
+        assert_eq!(exit_of_plan(&[], &[]), Exit::Failed);
         assert_eq!(exit_of_plan(&[plan(Some("no DCB"))], &[]), Exit::Refused);
     }
 }

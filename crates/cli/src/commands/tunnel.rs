@@ -28,7 +28,10 @@ pub async fn run(flags: &TunnelFlags, context: &Context) -> Result<Exit, Failure
             _ = terminate.recv() => return Ok(Exit::Ok),
             _ = interrupt.recv() => return Ok(Exit::Ok),
         };
-        let gone = || Failure::new(Exit::Failed, "the agent has ended, and the tunnel with it", "");
+        let gone = || {
+            let text = "the agent has ended, and the tunnel with it: its connections are reset";
+            Failure::new(Exit::Failed, text, "when the agent runs again, give the command again")
+        };
         print_event(&event.ok_or_else(gone)?, &request, context)?;
     }
 }

@@ -8,6 +8,9 @@ use super::format::clean;
 /// Each host with its ports, then hosts that could not be asked.
 pub fn plans(hosts: &[HostPlan], unreachable: &[UnreachableHost]) -> String {
     let mut lines: Vec<String> = hosts.iter().flat_map(host).collect();
+    if hosts.is_empty() {
+        lines.push("no host was looked at".to_owned());
+    }
     lines.extend(unreachable.iter().map(|one| format!("{}: could not be asked: {}", one.host, one.why)));
     lines.iter().map(|line| clean(line) + "\n").collect()
 }

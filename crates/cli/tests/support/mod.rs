@@ -27,7 +27,7 @@ use linerate_api::{
     AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
     GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationDetail, MigrationId,
     MigrationOutcome, MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest,
-    SecurityState, Step, Verdict, paths,
+    SecurityState, Step, UnreachableHost, Verdict, paths,
 };
 use linerate_fabric::model::{Duplex, Inventory, Port, Survey};
 use tokio::net::UnixListener;
@@ -151,17 +151,22 @@ async fn guests() -> Json<Vec<GuestSummary>> {
     ])
 }
 
-/// A port at half duplex; and probes to `lossy` do not come back.
+/// A port at half duplex; probes to `lossy` do not come back, those to `broken` fail, and `mute` does not answer.
 async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer>, StatusCode> {
     if request.probes != Probes::None && request.hosts == ["lossy"] {
         std::future::pending::<()>().await;
     }
+    if request.probes != Probes::None && request.hosts == ["broken"] {
+        return Err(StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    let silent = UnreachableHost { host: "mute".into(), why: "no route to it".into() };
+    let unreachable = if request.hosts == ["mute"] { vec![silent] } else { Vec::new() };
     let mut port = Port { name: "ens1f1".into(), ..Port::default() };
     port.link.duplex = Some(Duplex::Half);
     let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
     let survey = Survey { hosts: vec![host], ..Survey::default() };
     let survey = serde_json::to_value(survey).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(Json(DoctorAnswer { survey, answered: Vec::new(), unreachable: Vec::new() }))
+    Ok(Json(DoctorAnswer { survey, answered: Vec::new(), unreachable }))
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {
