@@ -17,6 +17,8 @@ pub struct Failure {
     pub exit: Exit,
     message: String,
     place: Option<String>,
+    /// The agent that was asked, if it is that of another host.
+    agent: Option<String>,
     guest: Option<String>,
     hint: String,
     body: Option<Box<ErrorBody>>,
@@ -25,7 +27,8 @@ pub struct Failure {
 impl Failure {
     /// A failure of the command itself.
     pub fn new(exit: Exit, message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), place: None, guest: None, hint: hint.into(), body: None }
+        let (message, hint) = (message.into(), hint.into());
+        Failure { exit, message, place: None, agent: None, guest: None, hint, body: None }
     }
 
     /// What an agent said.
@@ -34,6 +37,7 @@ impl Failure {
             exit,
             message: body.message.clone(),
             place: place(body),
+            agent: None,
             guest: body.guest_state.map(|state| state.text().to_owned()),
             hint: hint(body),
             body: Some(Box::new(body.clone())),
@@ -128,6 +132,7 @@ impl Failure {
     pub fn of_agent_at(mut self, target: &str) -> Failure {
         let agent = format!("the agent of {target} (`--connect {target}`)");
         self.place = Some(self.place.map_or(agent.clone(), |place| format!("{agent}: {place}")));
+        self.agent = Some(agent);
         self
     }
 
@@ -143,11 +148,15 @@ impl Failure {
         lines.join("\n") + "\n"
     }
 
-    /// For programs: one line, the last one; `kind` distinguishes it from the events of a migration.
+    /// For programs: one line, the last one; `kind` distinguishes it from the events of a migration. It names the
+    /// agent of another host in the message.
     pub fn json(&self) -> String {
-        let body = self.body.clone().unwrap_or_else(|| {
+        let mut body = self.body.clone().unwrap_or_else(|| {
             Box::new(ErrorBody::new(self.exit.code(), &self.message).with_hint(&self.hint))
         });
+        if let Some(agent) = &self.agent {
+            body.message = format!("{agent}: {}", body.message);
+        }
         let line = ErrorLine { kind: "error", error: &body, exit_code: self.exit as u8 };
         serde_json::to_string(&line).unwrap_or_default()
     }
@@ -241,6 +250,14 @@ mod tests {
         assert!(text.contains("\nwhere: the agent of root@b (`--connect root@b`)\n"), "{text}");
         let text = said(Failure::of_body(Exit::Refused, &short_of_memory()));
         assert!(text.contains("(`--connect root@b`): the destination, step"), "{text}");
+        for failure in
+            [Failure::new(Exit::Failed, "no", ""), Failure::of_body(Exit::Refused, &short_of_memory())]
+        {
+            let json: serde_json::Value =
+                serde_json::from_str(&failure.of_agent_at("root@b").json()).unwrap();
+            let message = json["error"]["message"].as_str().unwrap();
+            assert!(message.starts_with("the agent of root@b (`--connect root@b`): "), "{message}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linerate_api::{UndrainDetail, UndrainGuestState};
+use linerate_api::{UndrainDetail, UndrainGuest, UndrainGuestState};
 
 use super::canvas::Canvas;
 use super::patience::Patience;
@@ -11,6 +11,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::render::drain;
+use crate::render::format::clean;
 
 /// How often the agent is asked.
 const LOOK: Duration = Duration::from_millis(250);
@@ -42,7 +43,7 @@ pub async fn watch(
     if !context.json && !quiet {
         output = context.print(&drain::undrained(&now, context.out.width, context.out.paint));
     }
-    Failure::of_ended(ending(&now), output, Exit::MovedWithFault, context)
+    Failure::of_ended(ending(&now, quiet && !context.json), output, Exit::MovedWithFault, context)
 }
 
 /// How far it is some moments later.
@@ -66,18 +67,20 @@ async fn next(interrupts: &mut Interrupts, context: &Context) -> Result<UndrainD
     }
 }
 
-fn ending(now: &UndrainDetail) -> Result<Exit, Failure> {
-    match now.count(UndrainGuestState::Failed) {
-        0 => Ok(Exit::Ok),
-        left => {
-            let text = format!("{left} of {} guests did not come back", now.guests.len());
-            Err(Failure::new(
-                Exit::Failed,
-                text,
-                "the reason of each is above; `linerate undrain` tries again",
-            ))
-        }
+/// How the command ends. `reasons`: nothing else prints why guests did not come back.
+fn ending(now: &UndrainDetail, reasons: bool) -> Result<Exit, Failure> {
+    let failed = now.guests.iter().filter(|guest| guest.state == UndrainGuestState::Failed);
+    let name = |guest: &UndrainGuest| match guest.reason.as_deref().filter(|_| reasons) {
+        Some(reason) => format!("{} ({})", clean(&guest.guest), clean(reason)),
+        None => clean(&guest.guest),
+    };
+    let left: Vec<String> = failed.map(name).collect();
+    if left.is_empty() {
+        return Ok(Exit::Ok);
     }
+    let text =
+        format!("{} of {} guests did not come back: {}", left.len(), now.guests.len(), left.join(", "));
+    Err(Failure::new(Exit::Failed, text, "remove the reason of each; `linerate undrain` tries again"))
 }
 
 fn show(
@@ -101,4 +104,26 @@ fn show(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_did_not_come_back_is_named_with_its_reason_where_nothing_else_prints_it() {
+        let mut now: UndrainDetail = serde_json::from_value(serde_json::json!({
+            "drain": "d1", "host": "a", "over": true, "guests": [
+                { "guest": "db", "from": "b", "state": "back", "reason": null },
+                { "guest": "web", "from": "c", "state": "failed", "reason": "c does not answer" },
+            ],
+        }))
+        .unwrap();
+        let failure = ending(&now, true).unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+        assert_eq!(failure.message(), "1 of 2 guests did not come back: web (c does not answer)");
+        assert_eq!(ending(&now, false).unwrap_err().message(), "1 of 2 guests did not come back: web");
+        now.guests.pop();
+        assert_eq!(ending(&now, true).map_err(|failure| failure.exit), Ok(Exit::Ok));
+    }
 }
