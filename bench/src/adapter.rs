@@ -62,7 +62,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     ensure!(flags.rounds > 0, "--rounds must be at least 1");
     let binary = flags.common.binary()?;
     let ways = ways();
-    let mut progress = Progress::new(ways.len() * flags.rounds as usize);
+    let mut progress = Progress::new(ways.len() * flags.rounds as usize)?;
     let mut turns: Vec<Turn> = Vec::new();
     for round in 0..flags.rounds as usize {
         // Each begins a round once, so that none is always behind the same other.

@@ -117,7 +117,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         flags.only.is_empty() || flags.only.iter().any(|part| name.contains(part))
     };
     let kinds: Vec<_> = kinds.filter(wanted).collect();
-    let mut progress = Progress::new(kinds.len() * flags.moves);
+    let mut progress = Progress::new(kinds.len() * flags.moves)?;
     let mut results = Vec::new();
     for (qemu, kind) in kinds {
         let (qemu_name, guest) = (crate::run::version_name(qemu), kind.name());

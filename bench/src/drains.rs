@@ -95,7 +95,7 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     let mut stage = Stage::new(flags.mbps, &flags.common.binary()?)?;
     let methods = if flags.methods.is_empty() { METHODS.to_vec() } else { flags.methods.clone() };
     ensure!(methods.contains(&Method::Drain), "the others are held against `drain`");
-    let mut progress = Progress::new(flags.rounds * methods.len());
+    let mut progress = Progress::new(flags.rounds * methods.len())?;
     let (mut runs, mut bytes) = (Vec::new(), Vec::new());
     for round in 1..=flags.rounds {
         for method in methods.iter().copied() {

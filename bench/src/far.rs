@@ -1,5 +1,5 @@
 //! What a bad link beside a good one does to a migration: one that is far away, and one that loses packets, against the
-//! good link alone. Reports; judges only that the guest arrives.
+//! good link alone. Judges that the guest arrives, and the medians of the other states against the good link alone.
 
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ use crate::{Common, interrupt};
 const GUEST_MIB: u64 = 256;
 /// Only a hang meets it.
 const LONG: Duration = Duration::from_secs(180);
+/// A bad link beside a good one makes the blackout at most so much longer.
+const BLACKOUT_MORE_MS: f64 = 10.0;
 /// The link that is bad.
 const BAD: usize = 1;
 
@@ -73,13 +75,13 @@ struct Row {
     blackouts: Vec<BlackoutSplit>,
 }
 
-/// All states in turn. False if a guest did not arrive.
+/// All states in turn. False if a guest did not arrive, or a bad link cost more than it may.
 pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     let binary = flags.common.binary()?;
     // The third host only makes that there are switches, which the forwarder replaces.
     let lab = Lab::builder().hosts(3).links([LinkSpec::shaped(flags.mbps); 2]).build()?;
     let mut pair = Pair::new(lab, &binary, "", GUEST_MIB)?;
-    let mut progress = Progress::new(flags.rounds * flags.states.min(STATES.len()));
+    let mut progress = Progress::new(flags.rounds * flags.states.min(STATES.len()))?;
     let mut endings: [Vec<Ending>; STATES.len()] = Default::default();
     for _ in 0..flags.rounds {
         for (state, endings) in STATES.iter().zip(&mut endings).take(flags.states) {
@@ -101,7 +103,30 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
     } else {
         print!("{}", table(&rows));
     }
-    Ok(rows.iter().all(|row| row.completed == flags.rounds))
+    let over = over(&rows);
+    over.iter().for_each(|text| progress.print(text));
+    Ok(over.is_empty() && rows.iter().all(|row| row.completed == flags.rounds))
+}
+
+/// What costs more than it may beside the first state, the good link alone.
+fn over(rows: &[Row]) -> Vec<String> {
+    let Some((alone, others)) = rows.split_first() else { return Vec::new() };
+    let median = |figures: &Option<Spread>| figures.as_ref().map(|one| one.median);
+    let mut over = Vec::new();
+    for row in others {
+        let blackout = median(&row.blackout_ms).zip(median(&alone.blackout_ms));
+        if let Some((here, alone)) = blackout.filter(|(here, alone)| *here > alone + BLACKOUT_MORE_MS) {
+            over.push(format!(
+                "{}: a blackout of {here:.1} ms, and {alone:.1} ms with the good link alone",
+                row.what
+            ));
+        }
+        let seconds = median(&row.seconds).zip(median(&alone.seconds));
+        if let Some((here, alone)) = seconds.filter(|(here, alone)| here > alone) {
+            over.push(format!("{}: {here:.2} s, and {alone:.2} s with the good link alone", row.what));
+        }
+    }
+    over
 }
 
 fn prepare(lab: &Lab, state: &State) -> anyhow::Result<Forwarder> {
@@ -157,4 +182,24 @@ fn table(rows: &[Row]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_bad_link_costs_is_held_against_the_good_one_alone() {
+        let row = |blackout_ms, seconds| Row {
+            what: "",
+            completed: 1,
+            blackout_ms: spread([blackout_ms]),
+            seconds: spread([seconds]),
+            second_link_percent: None,
+            retransmits: None,
+            blackouts: Vec::new(),
+        };
+        assert!(over(&[row(16.0, 2.8), row(25.0, 2.0)]).is_empty());
+        assert_eq!(over(&[row(16.0, 2.8), row(27.0, 2.9)]).len(), 2);
+    }
 }

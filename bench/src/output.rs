@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::Serialize;
 
 /// Replaces a file at once: who reads it sees the old or the new one, and an interrupted run leaves the last.
@@ -31,8 +31,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing done of `total`.
-    pub fn new(total: usize) -> Progress {
+    /// Nothing done of `total`. It is an error if there is nothing to do: no result would look like a good one.
+    pub fn new(total: usize) -> anyhow::Result<Progress> {
+        ensure!(total > 0, "nothing is to be measured: a number of rounds is 0, or no name fits");
+        Ok(Progress::of_the_rest(total))
+    }
+
+    /// The same of what an earlier run has left, which may be nothing.
+    pub fn of_the_rest(total: usize) -> Progress {
         Progress { total, done: 0, began: Instant::now(), terminal: std::io::stderr().is_terminal() }
     }
 
@@ -68,4 +74,14 @@ impl Progress {
 
 fn minutes(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_to_measure_is_no_good_result() {
+        assert!(Progress::new(0).is_err() && Progress::new(1).is_ok());
+    }
 }

@@ -136,7 +136,7 @@ pub fn run<S: Stage>(
     let seed = flags.seed.unwrap_or_else(fresh_seed);
     eprintln!("seed {seed}");
     let out = |extension| flags.common.out.join(format!("{file}.{extension}"));
-    let mut progress = Progress::new(flags.moves);
+    let mut progress = Progress::new(flags.moves)?;
     let mut results = Results { seed, planned: flags.moves, guests: 0, moves: Vec::new() };
     let mut stage: Option<S> = None;
     for number in 1..=flags.moves {

@@ -111,7 +111,6 @@ struct Combination {
 
 /// Runs it; false if anything was different or failed.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
-    let mut progress = Progress::new(flags.migrations);
     let combinations: Vec<(QemuVersion, Cache)> =
         QemuVersion::ALL.into_iter().flat_map(|qemu| Cache::ALL.map(|cache| (qemu, cache))).collect();
     let wanted = |(qemu, cache): &(QemuVersion, Cache)| {
@@ -119,12 +118,23 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         flags.only.is_empty() || flags.only.iter().any(|part| name.contains(part))
     };
     let combinations: Vec<_> = combinations.into_iter().filter(wanted).collect();
+    anyhow::ensure!(
+        !combinations.is_empty(),
+        "no combination has such a name, as `10.0 none+io_uring` is one"
+    );
+    let mut progress = Progress::new(flags.migrations)?;
     let mut results: Vec<Combination> = Vec::new();
     for (index, (qemu, cache)) in combinations.iter().enumerate() {
         // The remainder goes to the first ones.
         let planned = (flags.migrations + combinations.len() - 1 - index) / combinations.len();
-        if interrupt::asked() || planned == 0 {
+        if interrupt::asked() {
             break;
+        }
+        if planned == 0 {
+            let (qemu, cache) = (crate::run::version_name(*qemu), cache.name());
+            progress
+                .print(&format!("not run: {qemu} {cache}, as there are fewer migrations than combinations"));
+            continue;
         }
         let mut result = Combination::new(*qemu, *cache, planned);
         if let Err(error) = soak(&flags, *qemu, *cache, &mut result, &mut progress) {

@@ -84,7 +84,7 @@ pub fn run(flags: &Flags, json: bool) -> anyhow::Result<bool> {
         bail!("the guest that writes its disk so fast needs /dev/kvm: {error}");
     }
     let mut stage = Stage::new(flags)?;
-    let mut progress = output::Progress::new(flags.rounds * SHARES.len());
+    let mut progress = output::Progress::new(flags.rounds * SHARES.len())?;
     let mut splits = Vec::new();
     for round in 1..=flags.rounds {
         for share in SHARES {

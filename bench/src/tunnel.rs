@@ -62,7 +62,7 @@ struct Row {
 /// Takes all ways in turn, and prints their medians. True: there are no targets that could be missed here.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let stage = Stage::new(&flags)?;
-    let mut progress = Progress::new(flags.rounds * WAYS.len());
+    let mut progress = Progress::new(flags.rounds * WAYS.len())?;
     let mut figures: Vec<Vec<(f64, f64)>> = vec![Vec::new(); WAYS.len()];
     for _ in 0..flags.rounds {
         for ((way, name), figures) in WAYS.iter().zip(&mut figures) {

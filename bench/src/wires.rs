@@ -53,7 +53,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let options = || AgentOptions { binary: Some(binary.clone()), ..AgentOptions::default() };
     let agents: Vec<Agent> =
         lab.hosts().iter().map(|host| Agent::start(host, options())).collect::<Result<_, _>>()?;
-    let mut progress = Progress::new(flags.rounds);
+    let mut progress = Progress::new(flags.rounds)?;
     let (_, repetitions) = linerate(&agents, flags.repetitions)?;
     let mut rounds = Vec::new();
     for number in 0..flags.rounds {

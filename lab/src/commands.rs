@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Cut(options) => cut(options)?,
         Command::Restore(Link { which, link }) => which.lab()?.restore(*link)?,
         Command::Slow(Slow { link: Link { which, link }, mbps }) => which.lab()?.slow(*link, *mbps)?,
-        Command::Observe(options) => observe(options, &print)?,
+        Command::Observe(options) => return observe(options, &print),
         Command::Mkdisk(Mkdisk { file, mb }) => make_disk(file, *mb)?,
         Command::GuestImage => {
             let cache = Cache::locate();
@@ -162,7 +162,8 @@ fn cut(options: &Cut) -> Result<()> {
     Ok(done?)
 }
 
-fn observe(options: &Observe, print: Print<'_>) -> Result<()> {
+/// Fails if nothing was heard, or if what was heard is not well.
+fn observe(options: &Observe, print: Print<'_>) -> Result<ExitCode> {
     let lab = options.which.lab()?;
     let guest = lab.guest_address(options.guest);
     let limit = options.seconds.map(Duration::from_secs);
@@ -177,15 +178,16 @@ fn observe(options: &Observe, print: Print<'_>) -> Result<()> {
     }
     let seen = observer.blackout(guest, Duration::ZERO);
     let text = format!(
-        "{} packets, {} lost, longest gap {:.3} ms, bad memory {}, bad disk {}",
+        "{} packets, {} lost, {} of an older copy, longest gap {:.3} ms, bad memory {}, bad disk {}",
         seen.received,
         seen.lost,
+        seen.out_of_order,
         seen.longest_gap_us as f64 / 1e3,
         seen.mem_bad,
         seen.disk_bad
     );
     print(text, serde_json::to_value(seen)?);
-    Ok(())
+    Ok(if seen.is_unharmed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Does `begin`, then waits for Ctrl-C, SIGTERM or the end of the time. A signal that comes during `begin` is kept.

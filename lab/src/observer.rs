@@ -55,6 +55,13 @@ pub struct Blackout {
     pub disk_bad: u64,
 }
 
+impl Blackout {
+    /// The guest was heard, is one, and has found nothing that is not as it wrote it.
+    pub fn is_unharmed(&self) -> bool {
+        self.received > 0 && self.out_of_order + self.mem_bad + self.disk_bad == 0
+    }
+}
+
 /// A listener in the observer's namespace; it stops when dropped.
 #[derive(Debug)]
 pub struct Observer {
@@ -207,6 +214,15 @@ mod tests {
         assert_eq!((seen.received, seen.lost, seen.out_of_order), (7, 3, 2));
         assert_eq!((seen.longest_gap_us, seen.gap_began_us), (26_000, 4_000));
         assert_eq!(summarise(&[]), Blackout::default());
+        let heard = Blackout { received: 1, lost: 3, ..Blackout::default() };
+        assert!(heard.is_unharmed() && !Blackout::default().is_unharmed());
+        for harm in [
+            Blackout { mem_bad: 1, ..heard },
+            Blackout { disk_bad: 1, ..heard },
+            Blackout { out_of_order: 1, ..heard },
+        ] {
+            assert!(!harm.is_unharmed(), "{harm:?}");
+        }
     }
 
     #[test]

@@ -152,6 +152,21 @@ fn the_table_of_the_architecture_names_functions_that_exist() {
     assert!(named > 30, "{named} functions are named");
 }
 
+/// cargo runs none of a name that no test has, and ends well.
+#[test]
+fn the_makefile_names_tests_that_exist() {
+    let makefile = text("Makefile");
+    let named: Vec<&str> =
+        makefile.split("--exact ").skip(1).filter_map(|rest| rest.split_whitespace().next()).collect();
+    assert!(named.len() > 2, "{named:?}");
+    let tests = text("lab/tests/rdma.rs");
+    for name in named {
+        assert!(tests.contains(&format!("fn {name}()")), "lab/tests/rdma.rs has no test {name}");
+    }
+    assert!(makefile.contains("--test real_drains random_instants "));
+    assert!(text("crates/cli/tests/real_drains.rs").contains("random_instants()"));
+}
+
 /// make runs the last of two recipes of one name, and says so only in passing.
 #[test]
 fn every_target_of_the_makefile_is_there_once() {

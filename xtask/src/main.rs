@@ -107,6 +107,9 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>> {
         .args(["metadata", "--no-deps", "--format-version", "1", "--locked"])
         .output()
         .context("cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    }
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("cargo metadata's JSON")?;
     let packages = metadata["packages"].as_array().context("no packages")?;
@@ -144,12 +147,21 @@ fn check_pure(dependencies: &BTreeMap<String, Vec<String>>, problems: &mut Vec<S
 }
 
 fn tracked_files() -> Result<Vec<PathBuf>> {
+    files_in(Path::new("."))
+}
+
+/// Files of the repository that `folder` is in, as git lists them there. Without a list nothing would be checked.
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("git")
         .args(["ls-files", "-co", "--exclude-standard"])
+        .current_dir(folder)
         .output()
         .context("git ls-files")?;
+    if !output.status.success() {
+        bail!("git ls-files: {}", String::from_utf8_lossy(&output.stderr));
+    }
     let list = String::from_utf8(output.stdout).context("file names")?;
-    Ok(list.lines().map(PathBuf::from).filter(|path| path.is_file()).collect())
+    Ok(list.lines().map(PathBuf::from).filter(|path| folder.join(path).is_file()).collect())
 }
 
 /// Whether it is a Rust source file.
@@ -226,4 +238,15 @@ fn check_links(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_a_repository_is_not_taken_for_one_in_order() {
+        let error = files_in(Path::new("/proc")).map_err(|error| error.to_string());
+        assert!(error.as_ref().is_err_and(|error| error.contains("git ls-files")), "{error:?}");
+    }
 }

@@ -88,6 +88,12 @@ fn row(state: State, what: &'static str, endings: &[Ending]) -> Row {
     }
 }
 
+/// Whether all guests arrived where a link was good, or the other one was.
+pub fn arrived(rows: &[Row]) -> bool {
+    let rows = rows.iter().filter(|row| row.state != State::SmallBridgeOnly);
+    rows.flat_map(|row| &row.ends).all(|(end, _)| end == "completed")
+}
+
 fn second_link_percent(ending: &Ending) -> Option<f64> {
     let links = &ending.report.as_ref()?.links;
     let all: u64 = links.iter().map(|link| link.sent_bytes).sum();
@@ -167,4 +173,18 @@ fn ip(namespace: &str, device: &str, setting: [&str; 2]) -> anyhow::Result<()> {
         Command::new("ip").args(["-n", namespace, "link", "set", "dev", device]).args(setting).output()?;
     ensure!(done.status.success(), "ip: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_stays_is_a_result_only_where_no_link_is_good() {
+        let rows = |state| {
+            let ends = vec![("completed".to_owned(), 4), ("failed".to_owned(), 1)];
+            [Row { state, what: "", seconds: None, second_link_percent: None, ends }]
+        };
+        assert!(arrived(&rows(State::SmallBridgeOnly)) && !arrived(&rows(State::Fixed)));
+    }
 }

@@ -102,7 +102,7 @@ pub(super) struct Book<'a> {
 impl Book<'_> {
     /// A book with what is known already; `total` cases follow.
     pub fn new(flags: &Flags, seed: u64, outcomes: Vec<Outcome>, total: usize) -> Book<'_> {
-        Book { flags, seed, progress: Progress::new(total), outcomes }
+        Book { flags, seed, progress: Progress::of_the_rest(total), outcomes }
     }
 
     pub fn add(&mut self, outcome: Outcome) -> anyhow::Result<()> {

@@ -59,11 +59,19 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let known = earlier(&flags)?;
     let seed = flags.seed.or(known.seed).unwrap_or_else(random::fresh_seed);
     let wanted = |name: &str| flags.only.is_empty() || flags.only.iter().any(|part| matches(name, part));
-    let open = |name: &str| wanted(name) && !known.passed(name);
-    let cuts: Vec<String> =
-        (1..=flags.cuts).map(|number| format!("cut/{number}")).filter(|name| open(name)).collect();
-    let cases: Vec<Case> = Case::all().into_iter().filter(|case| open(&case.name())).collect();
-    let again: Vec<String> = histories::names(flags.rounds).into_iter().filter(|name| open(name)).collect();
+    let open = |name: &str| !known.passed(name);
+    let mut cuts: Vec<String> =
+        (1..=flags.cuts).map(|number| format!("cut/{number}")).filter(|name| wanted(name)).collect();
+    let mut cases: Vec<Case> = Case::all().into_iter().filter(|case| wanted(&case.name())).collect();
+    let mut again = histories::names(flags.rounds);
+    again.retain(|name| wanted(name));
+    anyhow::ensure!(
+        cuts.len() + cases.len() + again.len() > 0,
+        "no case has such a name; --list without --only shows them"
+    );
+    cuts.retain(|name| open(name));
+    cases.retain(|case| open(&case.name()));
+    again.retain(|name| open(name));
     if flags.list {
         cuts.iter()
             .chain(&again)

@@ -21,6 +21,8 @@ pub struct Figures {
     pub channels: Option<u32>,
     /// The guest runs at the destination.
     pub completed: bool,
+    /// Its heartbeat reported bad memory, or an older copy of the guest was heard.
+    pub damaged: bool,
     /// Why not; or what is worth knowing.
     pub note: String,
     /// From the request to the guest running at the destination, as the client sees it. QEMU's destination is started

@@ -97,7 +97,8 @@ pub fn version_name(version: QemuVersion) -> &'static str {
     }
 }
 
-/// Runs it; false if anything could not be measured. Missed targets are results, not failures.
+/// Runs it; false if anything could not be measured, or if Linerate damaged a guest. Missed targets are results, not
+/// failures.
 pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     let wanted =
         |case: &Case| flags.cases.is_empty() || flags.cases.iter().any(|name| case.name.starts_with(name));
@@ -108,7 +109,7 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
         .filter(|version| flags.qemu.iter().any(|name| name == version_name(*version)));
     let versions: Vec<QemuVersion> = versions.collect();
     let mut book = Book {
-        progress: Progress::new(cases.len() * versions.len() * flags.pairs * flags.methods.len()),
+        progress: Progress::new(cases.len() * versions.len() * flags.pairs * flags.methods.len())?,
         results: Results {
             machine: Machine::here(),
             mode: flags.mode.clone(),
@@ -140,7 +141,15 @@ pub fn run(flags: Flags, json: bool) -> anyhow::Result<bool> {
     } else {
         println!("{}", tables::render(&book.results));
     }
-    Ok(book.results.errors.is_empty())
+    let harmed = harmed(&book.results.runs);
+    harmed.iter().for_each(|text| book.progress.print(text));
+    Ok(book.results.errors.is_empty() && harmed.is_empty())
+}
+
+/// Guests that did not come through a migration by Linerate.
+fn harmed(runs: &[Figures]) -> Vec<String> {
+    let harmed = runs.iter().filter(|run| run.damaged && run.method.is_linerate());
+    harmed.map(|run| format!("a guest was damaged: {} {}", run.text(), run.note)).collect()
 }
 
 fn names(flags: &Flags) -> Vec<String> {
@@ -184,5 +193,17 @@ impl Machine {
 
     pub fn text(&self) -> String {
         format!("Linux {}, {} CPUs, {:.0} GiB", self.kernel, self.cpus, self.memory_gib)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_linerate_damaged_is_a_failure() {
+        let run = |method, damaged| Figures { damaged, ..targets::tests::run("idle", method, 1, 1.0) };
+        assert!(harmed(&[run(Method::Linerate, false), run(Method::Multifd, true)]).is_empty());
+        assert_eq!(harmed(&[run(Method::Linerate, true)]).len(), 1);
     }
 }

@@ -197,6 +197,7 @@ impl Stage<'_> {
             method,
             channels: self.channels.of(method),
             completed: false,
+            damaged: false,
             note: String::new(),
             total_s: None,
             destination_start_s: None,
@@ -276,7 +277,8 @@ impl Stage<'_> {
         self.site.observer.wait_beats(address, 50, Duration::from_secs(30))?;
         let seen = self.site.observer.blackout(address, since);
         figures.blackout_seen_ms = Some(seen.longest_gap_us as f64 / 1e3);
-        if seen.mem_bad + seen.out_of_order > 0 {
+        figures.damaged = seen.mem_bad + seen.out_of_order > 0;
+        if figures.damaged {
             figures.note = format!("DAMAGE: {seen:?} {}", figures.note);
         }
         Ok(())

@@ -263,6 +263,7 @@ pub mod tests {
             method,
             channels: None,
             completed: true,
+            damaged: false,
             note: String::new(),
             total_s: Some(total),
             destination_start_s: None,

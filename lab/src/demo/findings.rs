@@ -101,15 +101,18 @@ impl Findings {
 
     fn network(&mut self, stage: &Stage<'_>, screen: &Screen, seen: &Seen) {
         let beats = stage.observer.blackout(stage.guest_address(), seen.since);
-        let good = beats.received > 0 && beats.mem_bad == 0 && beats.disk_bad == 0;
+        let older = match beats.out_of_order {
+            0 => String::new(),
+            count => format!(", {count} of an older copy of the guest"),
+        };
         let text = format!(
-            "{} packets came, {} lost; longest silence {} ms (before: {} ms)",
+            "{} packets came, {} lost{older}; longest silence {} ms (before: {} ms)",
             beats.received,
             beats.lost,
             ms(beats.longest_gap_us),
             ms(stage.usual_gap_us)
         );
-        self.fact(screen, good, "network", &text);
+        self.fact(screen, beats.is_unharmed(), "network", &text);
     }
 
     fn links(&mut self, screen: &Screen, seen: &Seen) {

@@ -46,10 +46,18 @@ impl Counted {
             counted.failed = sums.iter().map(|(_, failed)| failed).sum();
         }
         counted.receive_idle(written);
-        if let Some(trouble) = written.trouble {
+        // One that a test ended by `exit(0)` is not known to be good.
+        let without_a_sum = sums.len() != begun && announced > counted.known();
+        let trouble = written.trouble.or(without_a_sum.then_some("exit status: 0, without a result"));
+        if let Some(trouble) = trouble {
             counted.cut_short(written.program, trouble, announced);
         }
         counted
+    }
+
+    /// Tests that have an outcome.
+    fn known(&self) -> usize {
+        self.passed + self.failed + self.not_run.values().sum::<usize>()
     }
 
     /// The outcome of one test.
@@ -77,8 +85,7 @@ impl Counted {
     /// The program ended badly. Tests without an outcome were not run to their end. If none has failed, one of these
     /// did.
     fn cut_short(&mut self, program: &str, trouble: &str, announced: usize) {
-        let counted = self.passed + self.failed + self.not_run.values().sum::<usize>();
-        let mut rest = announced.saturating_sub(counted);
+        let mut rest = announced.saturating_sub(self.known());
         if self.failed == 0 {
             self.failed = 1;
             rest = rest.saturating_sub(1);
@@ -187,6 +194,16 @@ mod tests {
         ));
         assert!(!counted.is_good());
         assert_eq!(last(&counted), "tests: 1 passed, 1 failed (real (exit status: 101)), 0 not run");
+    }
+
+    #[test]
+    fn a_program_that_a_test_ends_well_too_early_has_failed() {
+        let counted = Counted::of(&written("running 3 tests\ntest a ... ok\n", "", None));
+        assert!(!counted.is_good());
+        assert!(
+            last(&counted).starts_with("tests: 1 passed, 1 failed (real (exit status: 0, without"),
+            "{counted}"
+        );
     }
 
     /// It wrote no sum: what it began and did not end failed, or was not run.

@@ -11,6 +11,9 @@ const USAGE: &str = "usage: fleet-sim [--mixes COUNT] [--hosts COUNT] [--at-once
   --at-once DRAINS  hosts that are drained at the same time (a hundredth of all)
   --seed SEED       the first seed (0)";
 
+/// A fleet of fewer hosts is not simulated.
+const HOSTS_MIN: u32 = 20;
+
 struct Arguments {
     mixes: u64,
     hosts: u32,
@@ -29,7 +32,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             _ => return None,
         }
     }
-    Some(arguments)
+    // Nothing that is simulated breaks no rule.
+    Some(arguments).filter(|arguments| arguments.mixes > 0 || arguments.hosts >= HOSTS_MIN)
 }
 
 fn line(name: &str, ratios: &Ratios) {
@@ -126,7 +130,7 @@ fn main() -> ExitCode {
     };
     let mut sound = arguments.mixes == 0 || compare(&arguments);
     for part in [10, 4, 2, 1] {
-        if arguments.hosts >= 20 * part {
+        if arguments.hosts >= HOSTS_MIN * part {
             sound &= roll(&arguments, arguments.hosts / part);
         }
     }
