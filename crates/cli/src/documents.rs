@@ -71,6 +71,8 @@ pub struct NewTokenLine<'a> {
     pub expires_unix_ms: u64,
     /// The running agent lets hosts join now.
     pub can_join: bool,
+    /// Why hosts cannot join now, or why that is not known; `None` if they can.
+    pub cannot_join: Option<String>,
 }
 
 /// A token, without what is secret of it.

@@ -18,11 +18,12 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use context::Context;
+use exit::Exit;
 use failure::Failure;
 use flags::Flags;
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = Flags::try_parse().unwrap_or_else(|error| not_understood(&error));
     let context = Context::from_environment(flags.socket, flags.json);
     match commands::run(flags.command, flags.connect.as_deref(), &context) {
         Ok(exit) => exit.into(),
@@ -31,6 +32,17 @@ fn main() -> ExitCode {
             failure.exit.into()
         }
     }
+}
+
+/// Ends as clap does. A program gets the error as of any other command; help and the version are no error.
+fn not_understood(error: &clap::Error) -> ! {
+    if error.use_stderr() && std::env::args_os().any(|word| word == "--json") {
+        let text = error.to_string();
+        let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+        let failure = Failure::new(Exit::Usage, message, "`--help` shows what the command takes");
+        let _ = Context::from_environment(None, true).print(&(failure.json() + "\n"));
+    }
+    error.exit()
 }
 
 /// To programs on standard output, to people and logs on standard error. If it is not read, the exit code is enough.

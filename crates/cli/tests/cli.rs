@@ -268,6 +268,10 @@ async fn without_an_agent_the_error_shows_how_to_start_one() {
     );
     let run = lab.run("status --json --socket /nonexistent/agent.sock").await;
     assert_eq!((run.code, run.json_lines()[0]["exit_code"].as_u64()), (Some(3), Some(3)));
+    let run = lab.run("status --json --nonsense").await;
+    let last = run.json_lines().pop().unwrap();
+    assert_eq!((run.code, &last["error"]["code"]), (Some(2), &"usage".into()), "{run:?}");
+    assert!(last["error"]["message"].as_str().unwrap().contains("--nonsense"), "{last}");
 }
 
 /// Starts a migration that never ends by itself and waits until it is being watched.

@@ -86,8 +86,13 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
         let all = std::iter::once(here).chain(asking);
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
     });
+    sorted(found, &request.hosts)
+}
+
+/// This host's answer comes first, then those of the named ones. None of them is left out.
+fn sorted(found: Vec<Found>, named: &[String]) -> Inventories {
     let (mut hosts, mut names_given, mut unreachable) = (Vec::<Host>::new(), Vec::new(), Vec::new());
-    let names = std::iter::once(None).chain(request.hosts.iter().map(Some));
+    let names = std::iter::once(None).chain(named.iter().map(Some));
     for (one, named) in found.into_iter().zip(names) {
         match one {
             Ok((side, Answer::Inventory(inventory))) => {
@@ -97,7 +102,10 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
                     hosts.push(Host { side, inventory: *inventory });
                 }
             }
-            Ok(_) => {}
+            Ok(_) => {
+                let why = chain(&NotAnswered::Unexpected);
+                unreachable.extend(named.map(|name| UnreachableHost { host: name.clone(), why }));
+            }
             Err(one) => unreachable.push(one),
         }
     }
@@ -353,6 +361,16 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::security::Security;
+
+    #[test]
+    fn a_host_that_answers_something_else_is_not_left_out() {
+        let side = || Side::There("127.0.0.1:9".parse().unwrap(), Security::insecure());
+        let here = Ok((side(), Answer::Inventory(Box::new(Inventory::new("a")))));
+        let (hosts, _, silent) = sorted(vec![here, Ok((side(), Answer::Ready))], &["b".to_owned()]);
+        assert_eq!((hosts.len(), silent.len()), (1, 1));
+        assert_eq!(silent[0].host, "b");
+    }
 
     #[test]
     fn a_host_that_probes_for_another_one_is_asked_again() {

@@ -232,10 +232,15 @@ pub(super) struct Here {
 
 fn all(here: &Here, drains: &Drains, coming: LeftOver) {
     let LeftOver { guests: moved, to, dismissed } = coming;
-    let hosts = hosts::named(&here.agent, &to, None).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the fleet's hosts cannot be looked up");
-        Vec::new()
-    });
+    let (hosts, unknown) = match hosts::named(&here.agent, &to, None) {
+        Ok(hosts) => (hosts, None),
+        Err(error) => {
+            tracing::warn!(%error, "the fleet's hosts cannot be looked up");
+            let text = format!("the fleet's hosts cannot be looked up: {}", chain(&error));
+            let hint = "see `linerate fleet status`; `linerate undrain` again when the store answers";
+            (Vec::new(), Some(unreached(text, hint)))
+        }
+    };
     let mut of_host: BTreeMap<&str, Vec<(usize, &DrainGuest)>> = BTreeMap::new();
     for (at, guest) in moved.iter().enumerate() {
         of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
@@ -244,9 +249,9 @@ fn all(here: &Here, drains: &Drains, coming: LeftOver) {
     std::thread::scope(|scope| {
         for (name, guests) in of_host {
             let host = hosts.iter().find(|host| host.name() == name);
-            let later = &later;
+            let (later, silent) = (&later, unknown.clone());
             scope.spawn(move || {
-                let left = here.of_host(drains, guests, Asked::new(host));
+                let left = here.of_host(drains, guests, Asked { silent, ..Asked::new(host) });
                 later.lock().extend(left);
             });
         }

@@ -13,6 +13,6 @@ pub async fn run(flags: &AuditFlags, context: &Context) -> Result<Exit, Failure>
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let request = flags.request(u64::try_from(now).unwrap_or(u64::MAX));
     let entries = context.client.audit(&request).await?;
-    context.answer(&entries, || audit::table(&entries, context.out.paint))?;
+    context.answer(&entries, || audit::table(&entries, flags.limit, context.out.paint))?;
     Ok(Exit::Ok)
 }

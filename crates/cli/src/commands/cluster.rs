@@ -122,7 +122,17 @@ async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Fai
     let made = operations::create_token(&here.config, ttl, flags.host.as_deref()).map_err(failed)?;
     let (command, addresses) = line(&here.config, &made);
     let looked = here.look().await;
-    let open = looked.status().is_some_and(|status| !status.join_listen.is_empty());
+    let cannot_join = match &looked {
+        Looked::NoAgent => Some("no agent runs here: hosts can join once it does".to_owned()),
+        Looked::Lost(error) => {
+            Some(format!("it is not known whether the agent lets hosts join now: {error}"))
+        }
+        Looked::Agent(status) if status.join_listen.is_empty() => {
+            let why = status.security_advice.clone().unwrap_or_default();
+            Some(format!("the agent does not let hosts join now: {why}"))
+        }
+        Looked::Agent(_) => None,
+    };
     let document = NewTokenLine {
         command: &command,
         token: &made.line,
@@ -130,25 +140,15 @@ async fn create_token(flags: &TokenFlags, context: &Context) -> Result<Exit, Fai
         host: made.host.as_ref().map(ToString::to_string),
         addresses,
         expires_unix_ms: made.expires.as_secs().saturating_mul(1000),
-        can_join: open,
+        can_join: cannot_join.is_none(),
+        cannot_join,
     };
     // Nothing but the line is on standard output: it is copied, also by programs.
-    context.answer(&document, || format!("{command}\n"))?;
+    context.done(&document, || format!("{command}\n"))?;
     if !context.json {
         let who = made.host.as_ref().map_or_else(|| "any host".to_owned(), ToString::to_string);
         context.print_line(&format!("for {who}, once, until {}", utc(&made.expires)));
-        match &looked {
-            Looked::NoAgent => context.print_line("no agent runs here: hosts can join once it does"),
-            Looked::Lost(error) => {
-                context
-                    .print_line(&format!("it is not known whether the agent lets hosts join now: {error}"));
-            }
-            Looked::Agent(status) if !open => {
-                let why = status.security_advice.clone().unwrap_or_default();
-                context.print_line(&format!("the agent does not let hosts join now: {why}"));
-            }
-            Looked::Agent(_) => {}
-        }
+        document.cannot_join.iter().for_each(|why| context.print_line(why));
     }
     Ok(Exit::Ok)
 }
@@ -233,6 +233,12 @@ pub async fn certificate(command: &CertificateCommand, context: &Context) -> Res
             };
             let (ends, from) = (utc(&shown.membership.not_after), utc(&shown.renewal_from));
             context.answer(&document, || render::certificate(&document, &ends, &from, context.out.paint))?;
+            if let Some(problem) = &document.problem {
+                let text = format!("other hosts would refuse this host's certificate: {problem}");
+                let hint =
+                    "`linerate certificate renew` while it is valid; otherwise join again with a token";
+                return Err(Failure::new(Exit::Failed, text, hint));
+            }
         }
         CertificateCommand::Renew { from, config } => {
             let here = Here::find(config, context).await?;

@@ -7,8 +7,8 @@ use super::format::clean;
 use super::paint::Paint;
 use super::table::{Align, Table};
 
-/// A table, oldest first; times in UTC.
-pub fn table(entries: &[AuditEntry], paint: Paint) -> String {
+/// A table of at most `limit` lines, oldest first; times in UTC.
+pub fn table(entries: &[AuditEntry], limit: u32, paint: Paint) -> String {
     if entries.is_empty() {
         return "nothing in the audit log matches\n".into();
     }
@@ -40,6 +40,10 @@ pub fn table(entries: &[AuditEntry], paint: Paint) -> String {
             text.push_str(&paint.dim(&format!("    {} lines before it were not written", entry.left_out)));
             text.push('\n');
         }
+    }
+    if u32::try_from(entries.len()).is_ok_and(|count| count >= limit) {
+        text.push_str(&paint.dim(&format!("the newest {limit} lines: --limit shows more")));
+        text.push('\n');
     }
     text
 }
@@ -121,7 +125,8 @@ mod tests {
             left_out: 3,
             ..entry(AuditAction::Connection, stranger)
         };
-        let text = table(&[begun, refused], Paint::PLAIN);
+        let entries = [begun, refused];
+        let text = table(&entries, 3, Paint::PLAIN);
         let expected = "\
 TIME (UTC)           BY              ACTION           GUEST  HOST            RESULT   MIGRATION
 2026-03-01 17:05:09  root            migration begin  web    beta            done     01234567
@@ -130,6 +135,11 @@ TIME (UTC)           BY              ACTION           GUEST  HOST            RES
     3 lines before it were not written
 ";
         assert_eq!(text, expected);
-        assert_eq!(table(&[], Paint::PLAIN), "nothing in the audit log matches\n");
+        let text = table(&entries, 2, Paint::PLAIN);
+        assert!(
+            text.ends_with("\nthe newest 2 lines: --limit shows more\n"),
+            "older ones may be left out: {text}"
+        );
+        assert_eq!(table(&[], 2, Paint::PLAIN), "nothing in the audit log matches\n");
     }
 }
