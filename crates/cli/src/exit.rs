@@ -108,10 +108,11 @@ pub fn of_client(error: &ClientError) -> Exit {
     }
 }
 
-/// How to end when a migration ended like this.
+/// How to end when a migration ended like this. An error beside a good end is never passed over.
 pub fn of_outcome(outcome: MigrationOutcome, error: Option<&ErrorBody>) -> Exit {
     match outcome {
-        MigrationOutcome::Completed | MigrationOutcome::Checked => Exit::Ok,
+        MigrationOutcome::Completed => error.map_or(Exit::Ok, |_| Exit::MovedWithFault),
+        MigrationOutcome::Checked => error.map_or(Exit::Ok, of_body),
         MigrationOutcome::Cancelled => error.map_or(Exit::Cancelled, of_body),
         MigrationOutcome::InDoubt => Exit::InDoubt,
         MigrationOutcome::Failed => error.map_or(Exit::Failed, of_body),
@@ -158,6 +159,8 @@ mod tests {
         assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::InDoubt);
         body.guest_state = Some(GuestState::StoppedAtDestination);
         assert_eq!(of_outcome(MigrationOutcome::Failed, Some(&body)), Exit::MovedWithFault);
+        assert_eq!(of_outcome(MigrationOutcome::Completed, None), Exit::Ok);
+        assert_eq!(of_outcome(MigrationOutcome::Completed, Some(&body)), Exit::MovedWithFault);
         assert_eq!(of_outcome(MigrationOutcome::Cancelled, None), Exit::Cancelled);
         assert_eq!(of_outcome(MigrationOutcome::Failed, None), Exit::Failed);
     }

@@ -393,6 +393,7 @@ async fn lists_and_decisions() {
     let status = lab.run("status").await;
     assert!(status.out.contains("26 h 03 min"), "{}", status.out);
     assert!(status.out.contains("the journal has records that cannot be read"), "{}", status.out);
+    assert!(status.out.contains("trust.pem is damaged"), "{}", status.out);
     let resolved = lab.run(&format!("resolve {ID}-web --resume-here")).await;
     assert_eq!(resolved.out, "web is here, and does what it did before it was stopped\n");
     let listed = lab.run("migration list --json").await;

@@ -354,7 +354,7 @@ fn finish_domain(
     };
     let output = end.output.and_then(|()| print());
     let ended = match (end.outcome, &end.error) {
-        (MigrationOutcome::Completed, _) => Ok(Exit::Ok),
+        (MigrationOutcome::Completed, None) => Ok(Exit::Ok),
         (_, Some(body)) => Err(Failure::of_body(Exit::MovedWithFault, body)),
         (_, None) => Err(Failure::new(
             Exit::MovedWithFault,

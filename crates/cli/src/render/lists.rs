@@ -189,6 +189,9 @@ pub fn status(status: &AgentStatus, paint: Paint) -> String {
         format!("{}, up for {}", clean(&status.version), clock_us(status.uptime_s.saturating_mul(1_000_000))),
     );
     row("Security", security(status, paint));
+    if let Some(why) = &status.identity_not_taken_up {
+        row("", paint.red(&format!("does not use the new files of its identity: {}", clean(why))));
+    }
     if let Some(advice) = &status.security_advice {
         row("", paint.yellow(&clean(advice)));
     }

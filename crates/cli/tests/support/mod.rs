@@ -106,7 +106,7 @@ async fn status() -> Json<AgentStatus> {
         security: SecurityState::Tls,
         security_advice: None,
         identity: None,
-        identity_not_taken_up: None,
+        identity_not_taken_up: Some("trust.pem is damaged".into()),
         identity_dir: "/var/lib/linerate/identity".into(),
         join_listen: Vec::new(),
         guests: 3,
