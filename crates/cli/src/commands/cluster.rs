@@ -10,6 +10,7 @@ use linerate_agent::cluster::{ClusterError, Kind, Membership, join as joining, r
 use linerate_agent::config::Config;
 use linerate_api::{AgentStatus, Client, ClientError};
 
+use super::progress::with_progress;
 use crate::context::Context;
 use crate::documents::{
     AuthorityRotated, CertificateShown, HostCertificate, HostRevoked, Member, NewTokenLine, TokenListed,
@@ -170,12 +171,24 @@ pub async fn join(flags: &JoinFlags, context: &Context) -> Result<Exit, Failure>
         "-" => read_token()?,
         token => token.to_owned(),
     };
-    let host = flags.host.as_deref();
-    if flags.replace && !joining::keeps_name(&here.config, &token, host) {
+    if flags.replace && !joining::keeps_name(&here.config, &token, flags.host.as_deref()) {
         here.refuse_during_migrations().await?;
     }
-    let joined = joining::join(&here.config, &flags.address, &token, host, flags.replace);
-    here.tell_membership(&joined.map_err(failed)?, context).await
+    let (config, address, host, replace) =
+        (here.config.clone(), flags.address.clone(), flags.host.clone(), flags.replace);
+    let join = move || joining::join(&config, &address, &token, host.as_deref(), replace).map_err(failed);
+    let joined = asked(format!("asking {}", flags.address), context, join).await?;
+    here.tell_membership(&joined, context).await
+}
+
+/// Asks another host in a thread of its own, so that a terminal shows for how long.
+async fn asked(
+    what: String,
+    context: &Context,
+    ask: impl FnOnce() -> Result<Membership, Failure> + Send + 'static,
+) -> Result<Membership, Failure> {
+    let joined = with_progress(what, context.err, tokio::task::spawn_blocking(ask)).await;
+    joined.map_err(|error| Failure::new(Exit::Failed, format!("a defect in linerate: {error}"), ""))?
 }
 
 /// One line: who pastes it does not have to end the input.
@@ -242,7 +255,9 @@ pub async fn certificate(command: &CertificateCommand, context: &Context) -> Res
         }
         CertificateCommand::Renew { from, config } => {
             let here = Here::find(config, context).await?;
-            let renewed = renewal::renew(&here.config, from.as_deref()).map_err(failed)?;
+            let (config, from) = (here.config.clone(), from.clone());
+            let renew = move || renewal::renew(&config, from.as_deref()).map_err(failed);
+            let renewed = asked("asking the authority's host".to_owned(), context, renew).await?;
             return here.tell_membership(&renewed, context).await;
         }
     }

@@ -2,7 +2,7 @@
 
 use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted, DrainState};
 
-use super::progress::{change, with_progress};
+use super::progress::{change, look, with_progress};
 use super::rolling;
 use crate::context::Context;
 use crate::display::drain::{unseen, watch, watch_abort};
@@ -117,7 +117,7 @@ async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure>
 /// The last one, or the one whose name begins so.
 async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Failure> {
     let Some(prefix) = &which.id else {
-        return context.client.drains().await?.into_iter().next().ok_or_else(|| {
+        return look(context, context.client.drains()).await?.into_iter().next().ok_or_else(|| {
             Failure::new(
                 Exit::Refused,
                 "no drain of this host is known",
@@ -125,7 +125,7 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
             )
         });
     };
-    let all = context.client.fleet_drains().await?;
+    let all = look(context, context.client.fleet_drains()).await?;
     let mut found: Vec<DrainDetail> = all.into_iter().filter(|one| one.id.starts_with(prefix)).collect();
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
@@ -176,18 +176,18 @@ pub async fn place(flags: &PlaceFlags, context: &Context) -> Result<Exit, Failur
 pub async fn fleet(command: &FleetCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         FleetCommand::Status => {
-            let status = context.client.fleet().await?;
+            let status = look(context, context.client.fleet()).await?;
             context.answer(&status, || drain::fleet(&status, context.out.paint))?;
             if status.error.is_some() {
                 return Ok(Exit::Failed);
             }
         }
         FleetCommand::Hosts => {
-            let hosts = context.client.fleet_hosts().await?;
+            let hosts = look(context, context.client.fleet_hosts()).await?;
             context.answer(&hosts, || drain::hosts(&hosts, context.out.paint))?;
         }
         FleetCommand::Drains => {
-            let drains = context.client.fleet_drains().await?;
+            let drains = look(context, context.client.fleet_drains()).await?;
             context.answer(&drains, || drain::list(&drains, context.out.paint))?;
         }
         FleetCommand::Forget(flags) => {

@@ -7,7 +7,7 @@ use linerate_api::{
     MigrationSummary, code,
 };
 
-use super::progress::with_progress;
+use super::progress::{look, with_progress};
 use crate::context::Context;
 use crate::display::view::View;
 use crate::display::{Ended, Start, watch};
@@ -32,13 +32,14 @@ pub async fn run(command: MigrationCommand, context: &Context) -> Result<Exit, F
 }
 
 async fn list(context: &Context) -> Result<Exit, Failure> {
-    let migrations = context.client.migrations().await?;
+    let migrations = look(context, context.client.migrations()).await?;
     context.answer(&migrations, || lists::migrations(&migrations, now_unix_ms(), context.out.paint))?;
     Ok(Exit::Ok)
 }
 
 async fn show(id: &str, context: &Context) -> Result<Exit, Failure> {
-    let detail = context.client.migration(&find(id, context).await?.id).await?;
+    let id = find(id, context).await?.id;
+    let detail = look(context, context.client.migration(&id)).await?;
     context.answer(&detail, || picture(&detail, context))?;
     Ok(Exit::Ok)
 }
@@ -178,15 +179,15 @@ fn look_again(context: &Context) -> String {
 
 /// The same of one that goes on whatever becomes of the command.
 async fn find_begun(prefix: &str, context: &Context) -> Result<MigrationSummary, Failure> {
-    let all = context.client.migrations().await;
+    let all = look(context, context.client.migrations()).await;
     let all = all.map_err(|error| Failure::of_request(error, look_again(context)))?;
     choose(prefix, all.into_iter().filter(|one| one.id.0.starts_with(prefix)).collect())
 }
 
 /// The one migration whose name begins so.
 async fn find(prefix: &str, context: &Context) -> Result<MigrationSummary, Failure> {
-    let found = context.client.migrations().await?.into_iter().filter(|one| one.id.0.starts_with(prefix));
-    choose(prefix, found.collect())
+    let all = look(context, context.client.migrations()).await?;
+    choose(prefix, all.into_iter().filter(|one| one.id.0.starts_with(prefix)).collect())
 }
 
 fn choose(prefix: &str, mut found: Vec<MigrationSummary>) -> Result<MigrationSummary, Failure> {

@@ -28,6 +28,11 @@ pub async fn with_progress<T>(what: String, screen: Screen, answer: impl Future<
     }
 }
 
+/// Asks a question that an agent answers at once, unless it hangs or waits for its store.
+pub async fn look<T>(context: &Context, answer: impl Future<Output = T>) -> T {
+    with_progress("waiting for the agent".to_owned(), context.err, answer).await
+}
+
 /// Asks for something that changes a host. Without an answer it may have been done: `unknown` says where that is seen.
 pub async fn change<T>(
     what: &str,

@@ -1,5 +1,6 @@
 //! `linerate status`
 
+use super::progress::look;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -7,7 +8,7 @@ use crate::render::lists;
 
 /// Says how the agent is.
 pub async fn run(context: &Context) -> Result<Exit, Failure> {
-    let status = context.client.status().await?;
+    let status = look(context, context.client.status()).await?;
     context.answer(&status, || lists::status(&status, context.out.paint))?;
     Ok(Exit::Ok)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use linerate_api::{AdoptGuest, GuestSummary, StartGuest, StopGuest};
 
-use super::progress::change;
+use super::progress::{change, look};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -42,13 +42,13 @@ fn start_request(spec: &Path) -> Result<StartGuest, Failure> {
 }
 
 async fn list(context: &Context) -> Result<Exit, Failure> {
-    let guests = context.client.guests().await?;
+    let guests = look(context, context.client.guests()).await?;
     context.answer(&guests, || lists::guests(&guests, context.out.paint))?;
     Ok(Exit::Ok)
 }
 
 async fn show(name: &str, context: &Context) -> Result<Exit, Failure> {
-    let guest = context.client.guest(name).await?;
+    let guest = look(context, context.client.guest(name)).await?;
     context.answer(&guest, || lists::guest(&guest, context.out.paint))?;
     Ok(Exit::Ok)
 }
