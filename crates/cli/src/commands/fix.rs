@@ -1,5 +1,6 @@
 //! `linerate doctor --fix`: a plan, a question, every port on trial, another look, and only then it stays.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use linerate_api::{
@@ -9,6 +10,7 @@ use linerate_api::{
 use linerate_fabric::checks::run_all;
 use linerate_fabric::fix::{FixPlan, PortFix, plan_fixes, verdict};
 use linerate_fabric::link::Speed;
+use linerate_fabric::model::Finding;
 use serde::Serialize;
 
 use super::doctor::{Look, exit, page, text, understood};
@@ -54,12 +56,13 @@ struct FixDocument<'a> {
 struct OnTrial(LinkConfirm);
 
 pub fn dry_run(look: &Look, flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
-    page(look, flags)?;
+    let written = page(look, flags);
     let plan = plan(look, flags)?.0;
     let outcome = if plan.is_empty() { Outcome::Nothing } else { Outcome::DryRun };
     context.answer(&FixDocument { look, fix: &plan, outcome }, || {
         text(look, flags, context) + "\n" + &render::plan(&plan, context.out) + render::DRY_RUN
     })?;
+    written?;
     Ok(exit(&look.findings, &look.unreachable))
 }
 
@@ -80,8 +83,9 @@ pub async fn run(
     let (plan, intent) = plan(look, flags)?;
     context.people(|| text(look, flags, context) + "\n" + &render::plan(&plan, context.out))?;
     let ended_with = |outcome| {
-        page(look, flags)?;
+        let written = page(look, flags);
         context.programs(&FixDocument { look, fix: &plan, outcome })?;
+        written?;
         Ok(exit(&look.findings, &look.unreachable))
     };
     if plan.is_empty() {
@@ -94,16 +98,29 @@ pub async fn run(
     let job =
         Job { flags, context, answered, here: look.survey.hosts.first().map(|host| host.host.as_str()) };
     let mut trial = Vec::new();
-    let after = match job.try_out(look, &plan, intent.as_deref(), &mut trial).await {
+    let mut after = match job.try_out(look, &plan, intent.as_deref(), &mut trial).await {
         Ok(after) => after,
         Err(failure) => return Err(job.roll_back(failure, &trial).await),
     };
     job.keep(&trial).await?;
     // It is kept, whatever becomes of the output.
-    context.people(|| "it stays\n".to_owned())?;
-    context.programs(&FixDocument { look: &after, fix: &plan, outcome: Outcome::Kept })?;
+    context.people(|| "it stays\n".to_owned()).map_err(Failure::after_it_was_done)?;
+    let unmeasured = not_measured_again(look, &plan.goals, &after.findings, flags.quick);
+    context.people(|| render::not_measured_again(&unmeasured)).map_err(Failure::after_it_was_done)?;
+    after.findings.extend(unmeasured);
+    after.findings.sort_by_key(|finding| Reverse(finding.severity));
+    let document = FixDocument { look: &after, fix: &plan, outcome: Outcome::Kept };
+    context.programs(&document).map_err(Failure::after_it_was_done)?;
     page(&after, flags)?;
     Ok(exit(&after.findings, &after.unreachable))
+}
+
+/// What the first look found and the second one did not: it moves no bytes and watches no counters. It counts as
+/// before.
+fn not_measured_again(before: &Look, goals: &[Finding], after: &[Finding], quick: bool) -> Vec<Finding> {
+    let is_known = |one: &Finding| goals.contains(one) || after.iter().any(|other| other.id == one.id);
+    let findings = before.findings.iter().filter(|one| !quick && !is_known(one));
+    findings.cloned().collect()
 }
 
 /// What to do, and the text of the intent.

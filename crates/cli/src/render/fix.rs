@@ -60,6 +60,12 @@ pub fn gone(goals: &[Finding]) -> String {
     clean(&format!("looked again: {} gone, nothing else came", ids.join(", "))) + "\n"
 }
 
+/// Findings of the first look that the second one does not measure; nothing if there are none.
+pub fn not_measured_again(findings: &[Finding]) -> String {
+    let text = |one: &Finding| clean(&format!("not measured again: {} ({})", one.title, one.id)) + "\n";
+    findings.iter().map(text).collect()
+}
+
 /// The question that decides whether a fix is kept.
 pub fn keep(within_s: u32) -> String {
     format!("Keep it? (without an answer all is put back {within_s} s after it was set)")

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, paths};
-use linerate_fabric::model::{Address, Inventory, Port, PortKind, Survey};
+use linerate_fabric::model::{Address, Inventory, Port, PortKind, Severity, Survey};
 
 use super::*;
 use crate::context::Screen;
@@ -173,6 +173,18 @@ async fn a_fix_that_removes_the_finding_is_confirmed() {
     agent.fix((faulty(), vec![]), &answered()).await.unwrap();
     let kept = ["confirm l0 of beta.example", "confirm l1 of beta.example"];
     assert_eq!(agent.asked(), [&SETS[..], &kept].concat());
+}
+
+#[test]
+fn what_the_second_look_does_not_measure_counts_as_before() {
+    let finding = |id: &str, severity| Finding::new(id, severity, id);
+    let slow = finding("slow", Severity::Error);
+    let (goal, both) = (finding("goal", Severity::Warning), finding("both", Severity::Warning));
+    let findings = vec![slow.clone(), goal.clone(), both.clone()];
+    let before = Look { findings, survey: faulty(), unreachable: vec![] };
+    let (goals, after) = (std::slice::from_ref(&goal), std::slice::from_ref(&both));
+    assert_eq!(not_measured_again(&before, goals, after, false), [slow]);
+    assert!(not_measured_again(&before, goals, after, true).is_empty(), "the first look was as short");
 }
 
 #[tokio::test]
