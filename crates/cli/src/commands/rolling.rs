@@ -155,26 +155,30 @@ impl Step<'_> {
         let command = self.flags.then.as_deref().unwrap_or_default();
         self.report(RollingStep::Drain, "its guests leave")?;
         self.empty().await.map_err(|failure| failure.of_agent_at(target))?;
-        self.report(RollingStep::Command, command)?;
-        let interrupted = self.interrupts.take_noted();
-        let executed = if interrupted {
-            Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the command was run", ""))
-        } else {
-            self.execute(command).await
+        let executed = match self.report(RollingStep::Command, command) {
+            Err(failure) => Err(failure.and("the command was not run")),
+            Ok(()) if self.interrupts.take_noted() => {
+                Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the command was run", ""))
+            }
+            Ok(()) => self.execute(command).await,
         };
         executed.map_err(|failure| {
             failure.and(&format!(
                 "host {name} is empty and cordoned; `linerate --connect {target} undrain` brings its guests back"
             ))
         })?;
-        self.report(RollingStep::Undrain, "its guests come back")?;
-        self.fill().await.map_err(|failure| {
+        let filled = match self.report(RollingStep::Undrain, "its guests come back") {
+            Err(failure) => Err(failure),
+            Ok(()) => self.fill().await,
+        };
+        filled.map_err(|failure| {
             something_was_done(failure).of_agent_at(target).and(&format!(
                 "the command has run on {name}; `linerate --connect {target} undrain` brings back what is still \
                  elsewhere"
             ))
         })?;
-        self.report(RollingStep::Done, "done")
+        let done = format!("the command has run on {name}, and its guests are back");
+        self.report(RollingStep::Done, "done").map_err(|failure| failure.and(&done))
     }
 
     fn report(&self, step: RollingStep, text: &str) -> Result<(), Failure> {
@@ -207,7 +211,11 @@ impl Step<'_> {
             if refused { failure } else { failure.and(&state) }
         })?;
         if self.context.json {
-            self.context.print_json_line(&DrainStarted { id: id.clone() })?;
+            let named = self.context.print_json_line(&DrainStarted { id: id.clone() });
+            let goes_on = format!("`linerate --connect {target} drain attach {id}`");
+            named.map_err(|failure| {
+                failure.while_watching(goes_on).and(&format!("{name} is being drained"))
+            })?;
         }
         watch(&id, self.flags.quiet, self.interrupts, &there).await.map(drop).map_err(|failure| {
             failure.and(&format!(
