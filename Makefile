@@ -57,6 +57,7 @@ bench-tls: build ## TLS against plain text, Linerate's and QEMU's, interleaved; 
 	$(RELEASE)/linerate-bench run --linerate $(RELEASE)/linerate --out bench/out/tls --qemu 10.0 --cases idle,cut --pairs 6 --methods linerate,multifd,linerate-tls,multifd-tls
 
 drain-kills: install ## drains whose agents are killed at random instants: make drain-kills KILLS=20 RUNS=5
+	@[ $(RUNS) -gt 0 ] && [ $(KILLS) -gt 0 ] || { echo "RUNS and KILLS must be at least 1" >&2; exit 2; }
 	for run in $$(seq $(RUNS)); do LINERATE_KILLS=$(KILLS) LINERATE_SEED=$$run $(CARGO) test --locked --workspace --test real_drains random_instants -- --nocapture || exit 1; done
 
 soak: build ## 200 migrations back and forth, both QEMU versions, three cache modes

@@ -218,12 +218,15 @@ step_kernel() {
     publish "$work/kernel" "$CACHE/kernel" "recipe $KERNEL_RECIPE $MODULES"
 }
 
-# Copies the modules that the guest loads, numbered in load order. One that is absent is built in.
+# Copies the modules that the guest loads, numbered in load order. One that is absent must be built in.
 copy_modules() { # ROOT FOLDER
     number=10
     for module in $MODULES; do
         file=$(find "$1/lib/modules" -name "$module.ko*" | head -n 1)
-        [ -n "$file" ] || continue
+        if [ -z "$file" ]; then
+            grep -q "/$module\.ko" "$1"/lib/modules/*/modules.builtin || die "the kernel lacks the module $module"
+            continue
+        fi
         case $file in
         *.xz) xz -dc "$file" ;;
         *.zst) zstd -qdc "$file" ;;
