@@ -232,15 +232,12 @@ pub(super) struct Here {
 
 fn all(here: &Here, drains: &Drains, coming: LeftOver) {
     let LeftOver { guests: moved, to, dismissed } = coming;
-    let (hosts, unknown) = match hosts::named(&here.agent, &to, None) {
-        Ok(hosts) => (hosts, None),
-        Err(error) => {
-            tracing::warn!(%error, "the fleet's hosts cannot be looked up");
-            let text = format!("the fleet's hosts cannot be looked up: {}", chain(&error));
-            let hint = "see `linerate fleet status`; `linerate undrain` again when the store answers";
-            (Vec::new(), Some(unreached(text, hint)))
-        }
-    };
+    let found = hosts::named(&here.agent, &to, None).map_err(|error| {
+        let text = format!("the fleet's hosts cannot be looked up: {}", chain(&error));
+        tracing::warn!("{text}");
+        unreached(text, "see `linerate fleet status`; `linerate undrain` again when the store answers")
+    });
+    let (hosts, unknown) = (found.as_deref().unwrap_or_default(), found.as_ref().err());
     let mut of_host: BTreeMap<&str, Vec<(usize, &DrainGuest)>> = BTreeMap::new();
     for (at, guest) in moved.iter().enumerate() {
         of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
@@ -249,7 +246,7 @@ fn all(here: &Here, drains: &Drains, coming: LeftOver) {
     std::thread::scope(|scope| {
         for (name, guests) in of_host {
             let host = hosts.iter().find(|host| host.name() == name);
-            let (later, silent) = (&later, unknown.clone());
+            let (later, silent) = (&later, unknown.cloned());
             scope.spawn(move || {
                 let left = here.of_host(drains, guests, Asked { silent, ..Asked::new(host) });
                 later.lock().extend(left);
