@@ -16,9 +16,9 @@ pub struct Failure {
     /// How the command ends.
     pub exit: Exit,
     message: String,
-    place: Option<String>,
+    place: Option<Box<str>>,
     /// The agent that was asked, if it is that of another host.
-    agent: Option<String>,
+    agent: Option<Box<str>>,
     guest: Option<String>,
     hint: String,
     body: Option<Box<ErrorBody>>,
@@ -36,7 +36,7 @@ impl Failure {
         Failure {
             exit,
             message: body.message.clone(),
-            place: place(body),
+            place: place(body).map(String::into_boxed_str),
             agent: None,
             guest: body.guest_state.map(|state| state.text().to_owned()),
             hint: hint(body),
@@ -131,8 +131,8 @@ impl Failure {
     #[must_use]
     pub fn of_agent_at(mut self, target: &str) -> Failure {
         let agent = format!("the agent of {target} (`--connect {target}`)");
-        self.place = Some(self.place.map_or(agent.clone(), |place| format!("{agent}: {place}")));
-        self.agent = Some(agent);
+        let place = self.place.as_ref().map_or(agent.clone(), |place| format!("{agent}: {place}"));
+        (self.place, self.agent) = (Some(place.into()), Some(agent.into()));
         self
     }
 
