@@ -553,10 +553,17 @@ mod tests {
         (world, pid)
     }
 
+    /// An operator does, and its source is not heard meanwhile.
+    fn lets_run(world: &mut World) {
+        assert!(world.decide(1, 1, true));
+        world.now = world.now + Duration::from_secs(20);
+        world.poll_cases(1);
+    }
+
     #[test]
     fn who_lets_a_guest_run_at_its_destination_is_told_when_it_runs_there() {
         let (mut world, pid) = waits();
-        assert!(world.decide(1, 1, true));
+        lets_run(&mut world);
         world.handle_destination_case(1, 1, DestinationEvent::Written(true));
         assert_eq!(world.answers, [0, 0, 0, 0], "it is on disk only, and may go back");
         let result = world.try_to_run(pid, true);
@@ -570,7 +577,7 @@ mod tests {
     #[test]
     fn who_lets_a_guest_run_that_goes_back_to_its_source_is_refused() {
         let (mut world, _) = waits();
-        assert!(world.decide(1, 1, true));
+        lets_run(&mut world);
         world.handle_destination_case(1, 1, DestinationEvent::Written(true));
         world.now = world.now + RUN_FOR;
         world.handle_destination_case(1, 1, DestinationEvent::CommitAgain { copy: true });
