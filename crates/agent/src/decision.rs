@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::ran_here::RanHere;
 
-/// An operator who decides is answered within this. A source asks the other host once more before a decision counts, a
-/// destination hears its source for 20 s, and a decision is written and carried out.
+/// An operator who decides is answered within this. A source asks the other host once more before a decision counts. A
+/// destination hears its source for 20 s. Then the decision is written and carried out.
 pub(crate) const DECISION_WAIT: Duration = Duration::from_secs(25);
 
 /// Why nothing is decided. Each text is the end of a sentence about the migration.

@@ -495,7 +495,8 @@ async fn a_folder_without_a_host_is_not_taken_for_a_good_one() {
     std::fs::write(folder.join("leaf.json"), r#"{"switch":"leaf","ports":[{"name":"1","mtu":1500}]}"#)
         .unwrap();
     let intent = lab.folder.path().join("intent.toml");
-    std::fs::write(&intent, "ports = [\"ens1f0\"]\n[migration]\npriority = 3\nshare = 50\n").unwrap();
+    std::fs::write(&intent, "ports = [\"ens1f0\"]\n[migration]\npriority = 3\nshare = 50\ndscp = 26\n")
+        .unwrap();
     for (command, code) in [
         ("doctor".to_owned(), 1),
         (format!("qos plan {}", intent.display()), 1),

@@ -17,8 +17,8 @@ use crate::world::{SimEvent, World};
 
 /// As the agent's API: by then an operator is told that the decision still waits.
 const DECISION_WAIT: Duration = Duration::from_secs(25);
-/// Where both hosts can talk and work for so long, a destination hears within it that its source has its guest. A second
-/// less than the decision waits: that the hosts work is looked at now and then.
+/// Where both hosts can talk and work for so long, a destination hears within it that its source has its guest. A
+/// second less than the decision waits: that the hosts work is looked at now and then.
 const HEARD_WITHIN: Duration = Duration::from_secs(19);
 /// A held guest is given up for a copy that its source has reported so long ago at most; and a report takes a moment.
 const REPORTED_WITHIN: Duration = Duration::from_secs(6);

@@ -183,8 +183,8 @@ impl DestinationRecovery {
         self.operator_decision.waiting()
     }
 
-    /// An operator wants a guest that waits to run here, and the source is heard first. The driver reports the end of its
-    /// process before it asks for the next action.
+    /// An operator wants a guest that waits to run here, and the source is heard first. The driver reports the end of
+    /// its process before it asks for the next action.
     pub fn is_about_to_run(&self) -> bool {
         self.is_waiting() && self.waiting_decision() == Some(true)
     }
