@@ -66,6 +66,9 @@ pub enum GuestError {
     Unkillable(i32),
 }
 
+/// A QEMU whose QMP socket takes no connection may be ending: it is waited for so long.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
 /// What is to be started.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
@@ -221,7 +224,9 @@ pub fn end(
     // One that ends closes the connection, perhaps before its answer or its greeting.
     let asked =
         asked.or_else(|error| if matches!(error, QmpError::Closed { .. }) { Ok(()) } else { Err(error) });
-    let ended = asked.is_ok() && record.process.wait_end(deadline);
+    // A process that ends closes its sockets before it is seen to have ended.
+    let until = if asked.is_ok() { deadline } else { Instant::now() + ENDS_WITHIN };
+    let ended = record.process.wait_end(until);
     match (how, asked) {
         _ if ended || !record.is_alive() => {}
         (StopMethod::Quit, _) => record.kill()?,
