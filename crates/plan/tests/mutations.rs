@@ -241,16 +241,16 @@ fn a_decision_that_is_reported_done_while_it_waits() {
 
 #[test]
 fn a_decision_that_was_reported_done_and_is_forgotten_at_a_restart() {
-    noticed_with_two_operators(Mutation::DecisionNotWritten, Property::OneRuns, 2500);
+    // A destination hears its source before its operator's decision counts, which makes up for most of it elsewhere.
+    let often = often(&["all links silent", "agent crashes", "commit"]);
+    let options = Options { mode: ModeTag::Streams, histories: true, ..often };
+    noticed_in(options, Mutation::DecisionNotWritten, Property::OneRuns, 2500);
 }
 
 #[test]
 fn a_guest_that_is_resumed_without_asking_whether_it_runs_at_the_destination() {
-    noticed(Mutation::ResumedUnasked, Property::OneRuns, 3000);
+    // The same: elsewhere the notice comes before the destination runs the guest.
     noticed_in_histories(Mutation::ResumedUnasked, Property::OneRuns, 3000);
-    let histories = often(&["all links silent", "agent crashes", "commit"]);
-    let streams = Options { mode: ModeTag::Streams, histories: true, ..histories };
-    noticed_in(streams, Mutation::ResumedUnasked, Property::OneRuns, 3000);
 }
 
 /// An operator who sees the destination only lets the guest run there, and its source has it back.
