@@ -289,7 +289,7 @@ struct Asked<'a> {
     /// None if it was not found.
     host: Option<&'a Destination>,
     silent_max: Duration,
-    /// Why it was given up. None of its guests waits for it any more.
+    /// What is said of each guest that is left, as the host is not asked any more.
     silent: Option<ErrorBody>,
 }
 
@@ -350,8 +350,7 @@ impl Here {
             return Err(refused("it is not known in which migration it left", by_hand));
         };
         if let Some(error) = &asked.silent {
-            let message = "its host does not answer, and was not asked for this guest".into();
-            return Err(ErrorBody { message, ..error.clone() });
+            return Err(error.clone());
         }
         let Some(host) = asked.host else {
             let hint = format!(
@@ -378,7 +377,8 @@ impl Here {
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
                 Err(_) if self.is_back(guest, false) => return Ok(()),
                 Err(error) if coming.is_over(clock.now()) => {
-                    return Err(asked.silent.insert(silent(&error)).clone());
+                    asked.silent = Some(not_asked(&error));
+                    return Err(silent(&error));
                 }
                 // By another of its addresses.
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
@@ -436,12 +436,16 @@ fn has_arrived(state: Option<&str>, moved: bool) -> bool {
     matches!((state, moved), (Some("running"), _) | (Some("paused"), true))
 }
 
+const SEE_HOST: &str = "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again, or `linerate undrain \
+                        --forget GUEST` if its host will never answer";
+
 fn silent(error: &FindError) -> ErrorBody {
-    unreached(
-        format!("its host does not answer, and may have moved it: {}", chain(error)),
-        "`linerate doctor HOST` shows what is wrong; then `linerate undrain` again, or `linerate undrain --forget \
-         GUEST` if its host will never answer",
-    )
+    unreached(format!("its host does not answer, and may have moved it: {}", chain(error)), SEE_HOST)
+}
+
+/// Of a guest that was next when its host was given up.
+fn not_asked(error: &FindError) -> ErrorBody {
+    unreached(format!("its host does not answer, and was not asked for it: {}", chain(error)), SEE_HOST)
 }
 
 #[cfg(test)]
@@ -555,13 +559,22 @@ mod tests {
             Some(UndrainDetail { drain: "d1".into(), host: "a".into(), guests, over: false });
         let here = Here { agent, runtime: runtime.handle().clone() };
         let asked = Asked { silent_max: Duration::ZERO, ..Asked::new(Some(&there)) };
-        let later = here.of_host(&drains, vec![(0, &db), (1, &web)], asked);
+        let left = || vec![(0, &db), (1, &web)];
+        let later = here.of_host(&drains, left(), asked);
         assert_eq!(taken.load(Ordering::SeqCst), 1, "the second guest waits for the same host");
         assert_eq!(later, BTreeSet::from([0, 1]), "a later undrain asks for both");
-        for one in show(&drains).unwrap().guests {
-            let is_named = one.reason.as_ref().is_some_and(|why| why.contains("does not answer"));
-            assert!(one.state == State::Failed && is_named, "{one:?}");
-        }
+        let is_named = |words: [&str; 2]| {
+            for (one, words) in show(&drains).unwrap().guests.iter().zip(words) {
+                let why = one.reason.as_deref().unwrap_or_default();
+                assert!(one.state == State::Failed && why.contains(words), "{one:?}");
+            }
+        };
+        is_named(["does not answer, and may have moved it", "does not answer, and was not asked for it"]);
+        // The store is away, and nobody says where the hosts are.
+        let unknown = unreached("the fleet's hosts cannot be looked up".into(), "");
+        let later = here.of_host(&drains, left(), Asked { silent: Some(unknown), ..Asked::new(None) });
+        assert_eq!(later, BTreeSet::from([0, 1]));
+        is_named(["cannot be looked up"; 2]);
     }
 
     #[test]

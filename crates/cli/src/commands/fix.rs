@@ -105,7 +105,7 @@ pub async fn run(
     job.keep(&trial).await?;
     // It is kept, whatever becomes of the output.
     context.people(|| "it stays\n".to_owned()).map_err(Failure::after_it_was_done)?;
-    let unmeasured = not_measured_again(look, &plan.goals, &after.findings, flags.quick);
+    let unmeasured = not_measured_again(look, &plan.goals);
     context.people(|| render::not_measured_again(&unmeasured)).map_err(Failure::after_it_was_done)?;
     after.findings.extend(unmeasured);
     after.findings.sort_by_key(|finding| Reverse(finding.severity));
@@ -115,11 +115,12 @@ pub async fn run(
     Ok(exit(&after.findings, &after.unreachable))
 }
 
-/// What the first look found and the second one did not: it moves no bytes and watches no counters. It counts as
+/// What the first look found by moving bytes or watching counters, which the second one does not do. It counts as
 /// before.
-fn not_measured_again(before: &Look, goals: &[Finding], after: &[Finding], quick: bool) -> Vec<Finding> {
-    let is_known = |one: &Finding| goals.contains(one) || after.iter().any(|other| other.id == one.id);
-    let findings = before.findings.iter().filter(|one| !quick && !is_known(one));
+fn not_measured_again(before: &Look, goals: &[Finding]) -> Vec<Finding> {
+    let seen_again = run_all(&before.survey.at_a_glance());
+    let is_seen = |one: &Finding| seen_again.iter().any(|other| other.id == one.id);
+    let findings = before.findings.iter().filter(|one| !goals.contains(one) && !is_seen(one));
     findings.cloned().collect()
 }
 

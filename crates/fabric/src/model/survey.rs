@@ -46,6 +46,19 @@ impl Survey {
         Survey { hosts, ..Survey::default() }
     }
 
+    /// The same without what takes load or time to find out: no bytes were moved, and no counters were watched.
+    pub fn at_a_glance(&self) -> Survey {
+        let mut survey = self.clone();
+        survey.matrix.incasts.clear();
+        for probe in &mut survey.matrix.probes {
+            probe.latency_loaded = None;
+            (probe.throughput_mbps, probe.loss_permille, probe.retransmits) = (None, None, None);
+            (probe.rdma_mbps, probe.rdma_failure) = (None, None);
+        }
+        survey.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.counters_change = None);
+        survey
+    }
+
     /// Gives every host a name of its own: of several with one name the second is `NAME (2)`. It keeps its own name
     /// beside.
     pub fn make_names_unique(&mut self) {

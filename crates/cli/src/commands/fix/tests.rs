@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, paths};
-use linerate_fabric::model::{Address, Inventory, Port, PortKind, Severity, Survey};
+use linerate_fabric::model::{Address, End, Inventory, Port, PortKind, Probe, Survey};
 
 use super::*;
 use crate::context::Screen;
@@ -175,16 +175,24 @@ async fn a_fix_that_removes_the_finding_is_confirmed() {
     assert_eq!(agent.asked(), [&SETS[..], &kept].concat());
 }
 
+/// What it sees again and does not find is gone.
 #[test]
 fn what_the_second_look_does_not_measure_counts_as_before() {
-    let finding = |id: &str, severity| Finding::new(id, severity, id);
-    let slow = finding("slow", Severity::Error);
-    let (goal, both) = (finding("goal", Severity::Warning), finding("both", Severity::Warning));
-    let findings = vec![slow.clone(), goal.clone(), both.clone()];
-    let before = Look { findings, survey: faulty(), unreachable: vec![] };
-    let (goals, after) = (std::slice::from_ref(&goal), std::slice::from_ref(&both));
-    assert_eq!(not_measured_again(&before, goals, after, false), [slow]);
-    assert!(not_measured_again(&before, goals, after, true).is_empty(), "the first look was as short");
+    let mut survey = survey([9000; 2], [9000, 1500]);
+    let ports = survey.hosts.iter_mut().flat_map(|host| &mut host.ports);
+    ports.for_each(|port| port.link.speed_mbps = Some(25_000));
+    let end =
+        |host: &str, last: u8| End { host: host.into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
+    let probe = Probe::new(end("alpha", 1), end("beta", 2));
+    survey.matrix.probes = vec![Probe { throughput_mbps: Some(2_400), ..probe }];
+    let findings = run_all(&survey);
+    assert!(findings.len() > 1, "{findings:?}");
+    let slow: Vec<Finding> =
+        findings.iter().filter(|one| one.id == "throughput-below-promise").cloned().collect();
+    assert_eq!(slow.len(), 1, "{findings:?}");
+    let before = Look { findings, survey, unreachable: vec![] };
+    assert_eq!(not_measured_again(&before, &[]), slow);
+    assert!(not_measured_again(&before, &slow).is_empty(), "the fix was to remove it");
 }
 
 #[tokio::test]
