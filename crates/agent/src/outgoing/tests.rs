@@ -259,11 +259,8 @@ fn no_fence_of_a_lost_link_can_be_asked_for_before_the_streams_know_of_the_loss(
     assert_eq!(machine.lock().scheduler().active_channels(), 1);
 }
 
-/// A migration by streams whose commit was sent and not answered for so long that an operator may decide.
-fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
-    let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
-    let mut outgoing = Arc::into_inner(outgoing).unwrap();
-    outgoing.qemu = Some(qemu.process);
+/// A migration by streams sends commit.
+fn sends_commit(outgoing: &Outgoing) {
     let received = |sequence, message| Event::Received { path: 0, sequence, message };
     let settings = StreamSettings { channels: 2, return_path: true, zero_pages_in_channels: false };
     let events = [
@@ -279,9 +276,16 @@ fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
         Event::Journaled(SourcePhase::CommitSent),
     ];
     let mut machine = outgoing.machine();
-    for event in events {
-        machine.handle(Time::ZERO, event);
-    }
+    events.into_iter().for_each(|event| machine.handle(Time::ZERO, event));
+}
+
+/// One whose commit was not answered for so long that an operator may decide.
+fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
+    let mut outgoing = Arc::into_inner(outgoing).unwrap();
+    outgoing.qemu = Some(qemu.process);
+    sends_commit(&outgoing);
+    let mut machine = outgoing.machine();
     // The question is asked each second.
     for second in 1..=10 {
         machine.handle(Time(second * 1_000_000_000), Event::Tick);

@@ -211,6 +211,24 @@ mod tests {
         open_session(one.addresses(), Role::TunnelNew, &identity).map_err(|fault| fault.detail).unwrap();
     }
 
+    /// It would count as the end of the session, and the right host would never be notified.
+    #[test]
+    fn an_address_that_leads_to_another_host_does_not_answer_for_the_right_one() {
+        let answers = |outcome: Outcome, after: Duration| {
+            listen(&Security::insecure(), move |accepted: Accepted| {
+                std::thread::sleep(after);
+                let _ = accepted.outcome(outcome);
+            })
+        };
+        let other = answers(Outcome::Unknown, Duration::ZERO);
+        let right = answers(Outcome::Pending, Duration::from_millis(300));
+        let identity = Identity::random(&Security::insecure()).unwrap();
+        let both = [other.addresses()[0], right.addresses()[0]];
+        assert_eq!(notify_rolled_back(&both, &identity), Some(Outcome::Pending));
+        assert_eq!(ask_before_resuming(&both, &identity).ok(), Some(Outcome::Pending));
+        assert_eq!(notify_rolled_back(&both[..1], &identity), Some(Outcome::Unknown));
+    }
+
     #[test]
     fn a_domain_goes_to_no_host_that_does_not_say_that_it_takes_guests() {
         let security = Security::insecure();

@@ -1,5 +1,6 @@
 //! Every message and event in every state; what a fault, a cancellation and a restart do in each.
 
+mod decisions;
 mod handover;
 mod prepared;
 
@@ -12,6 +13,14 @@ const PATH: PathId = 0;
 
 fn ms(n: u64) -> Time {
     Time(n * 1_000_000)
+}
+
+fn commits(actions: &[Action]) -> bool {
+    actions.contains(&Action::Journal(DestinationPhase::Committed))
+}
+
+fn aborts(actions: &[Action]) -> bool {
+    actions.contains(&Action::Journal(DestinationPhase::Aborted)) && actions.contains(&Action::Discard)
 }
 
 /// The states in the order in which a migration passes them, then those of an abort.
@@ -138,8 +147,7 @@ impl Driver {
 
     /// An operator lets a loaded guest run, and its source is not heard meanwhile.
     fn let_run(&mut self) -> Vec<Action> {
-        let commits = Action::Journal(DestinationPhase::Committed);
-        assert!(!self.handle(Event::Resolve(true)).contains(&commits), "its source is heard first");
+        assert!(!commits(&self.handle(Event::Resolve(true))), "its source is heard first");
         self.now = self.now + HEARD_WITHIN;
         self.handle(Event::Tick)
     }

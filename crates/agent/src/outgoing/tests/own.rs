@@ -1,6 +1,8 @@
 //! What is asked of a guest of this host's registry before commit is sent.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
+use std::sync::Arc;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, ModeTag, Side, Step};
@@ -12,8 +14,9 @@ use super::super::Input;
 use super::super::driver::{self, GuestRam, ModeParts};
 use super::super::worker::Worker;
 use super::domain::{Fake, guest_of};
-use super::{LONG, outgoing_of};
+use super::{LONG, outgoing_of, sends_commit};
 use crate::ran_here::Sighting;
+use crate::session::links::Losses;
 
 /// The answer for a guest whose disk is `replaced` by another file of its name when the destination has found its mark.
 fn checked_before_commit(replaced: bool) -> Input {
@@ -73,6 +76,45 @@ fn why_a_guest_is_not_resumed_or_ended_is_known_to_an_operator() {
     assert!(matches!(rolled_back, Input::Event(Event::RolledBack { complete: false, .. })));
     let trouble = outgoing.trouble.lock().clone().unwrap();
     assert!(trouble.contains("QMP"), "{trouble}");
+    worker.finish();
+}
+
+/// A command without an answer may still be carried out. No operator may let the other copy run as long as it is tried.
+#[test]
+fn a_destination_is_asked_before_each_try_also_if_its_guests_qemu_does_not_answer_at_the_source() {
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+    let fake = Fake::default();
+    fake.set("postmigrate", "completed");
+    // It takes questions, and answers none.
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (outgoing, inputs) = outgoing_of(ModeTag::Streams);
+    let mut outgoing = Arc::into_inner(outgoing).unwrap();
+    outgoing.losses = Losses::of_link_to(peer.local_addr().unwrap());
+    sends_commit(&outgoing);
+    let outgoing = Arc::new(outgoing);
+    let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
+    let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+    // Nothing listens at the socket any more then.
+    guest.qemu.qmp().hang_up();
+    let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+    worker.roll_back();
+    let asked = std::thread::spawn(move || {
+        let mut asked = 0;
+        while let Ok((stream, _)) = peer.accept() {
+            drop(stream);
+            asked += 1;
+            if asked == 6 {
+                break;
+            }
+        }
+        asked
+    });
+    let rolled_back = inputs.recv_timeout(LONG).unwrap();
+    assert!(matches!(rolled_back, Input::Event(Event::RolledBack { complete: false, .. })));
+    crate::testing::wait("it is not asked before each of five tries", || asked.is_finished());
+    assert_eq!(asked.join().unwrap(), 6);
     worker.finish();
 }
 

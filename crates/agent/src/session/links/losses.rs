@@ -131,6 +131,14 @@ impl Losses {
         self.lose(LinkLoss::of_link("the session is over"), |_| true);
     }
 
+    /// Those of one link, which nobody opens.
+    #[cfg(test)]
+    pub fn of_link_to(remote: SocketAddr) -> Losses {
+        let losses = Losses::default();
+        drop(losses.add(&Link { remote, ..tests::link() }));
+        losses
+    }
+
     /// Where the other host can be reached.
     pub fn remotes(&self) -> Vec<SocketAddr> {
         self.lock().iter().map(|entry| entry.link.remote).collect()
@@ -141,7 +149,7 @@ impl Losses {
 mod tests {
     use super::*;
 
-    fn link() -> Link {
+    pub fn link() -> Link {
         Link {
             id: 1,
             local: None,
