@@ -20,6 +20,8 @@ const OVERLAP_S: f64 = 0.03;
 const SHARED: f64 = 1.4;
 /// Guests are prepared ahead for this many times the time that preparing takes.
 const AHEAD: f64 = 1.5;
+/// Before one was prepared, as many at a time: more hypervisors that start at once delay the first of them.
+const FIRST: usize = 2;
 
 /// A guest that could be copied.
 struct Candidate {
@@ -239,8 +241,13 @@ impl Controller {
         let full =
             |to: &Destination, used: f64| used >= 0.9 * self.learned.takes(to.host, to.bytes_per_s, now);
         let carries = self.learned.carries(now);
-        let bytes: u64 = ahead.iter().map(|guest| guest.copy_bytes).sum();
-        let used: f64 = ahead
+        // A guest that takes long to prepare may never be ready: it does not keep others from being prepared.
+        let in_time: Vec<&&Guest> = ahead.iter().filter(|guest| !self.is_late(guest, now)).collect();
+        if !self.learned.has_prepared() && in_time.len() >= FIRST {
+            return None;
+        }
+        let bytes: u64 = in_time.iter().map(|guest| guest.copy_bytes).sum();
+        let used: f64 = in_time
             .iter()
             .filter_map(|guest| guest.destination)
             .map(|to| (to.host, to))
@@ -248,8 +255,8 @@ impl Controller {
             .values()
             .map(|to| at.get(&to.host).copied().unwrap_or(0.0).min(to.bytes_per_s))
             .sum();
-        let enough = !ahead.is_empty()
-            && bytes as f64 >= carries * self.learned.prepare_s * AHEAD
+        let enough = !in_time.is_empty()
+            && bytes as f64 >= carries * self.learned.prepare_s() * AHEAD
             && used >= (1.0 - SPARE) * carries;
         if enough {
             return None;

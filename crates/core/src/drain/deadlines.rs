@@ -9,6 +9,9 @@ use crate::Time;
 /// Guests that are ordered together are placed within this time, as a rule.
 const PLACED_TOGETHER: Duration = Duration::from_secs(2);
 
+/// A guest that is not prepared within this time, or within twice the time that others took, is late.
+const LATE: Duration = Duration::from_secs(2);
+
 impl Controller {
     /// When to call again with [`super::Event::Tick`] if nothing happens before. Always after the last event.
     pub fn next_timer(&self) -> Option<Time> {
@@ -20,6 +23,7 @@ impl Controller {
     fn step(&self, guest: &Guest) -> Option<Time> {
         match &guest.state {
             State::Placing => Some(guest.since + PLACED_TOGETHER),
+            State::Preparing => Some(self.late_at(guest)),
             State::Prepared => guest.busy.map(|(_, again)| again),
             State::Copying => Some(self.gap_at(guest)),
             _ => None,
@@ -30,6 +34,15 @@ impl Controller {
     pub(super) fn is_placing(&self, now: Time) -> bool {
         let recent = |guest: &Guest| guest.state == State::Placing && now < guest.since + PLACED_TOGETHER;
         self.guests.values().any(recent)
+    }
+
+    /// Whether the guest takes so long to be prepared that others are prepared in its place.
+    pub(super) fn is_late(&self, guest: &Guest, now: Time) -> bool {
+        guest.state == State::Preparing && now >= self.late_at(guest)
+    }
+
+    fn late_at(&self, guest: &Guest) -> Time {
+        guest.since + LATE.max(Duration::from_secs_f64(2.0 * self.learned.prepare_s()))
     }
 
     fn deadline(&self, guest: &Guest) -> Option<Time> {

@@ -40,6 +40,9 @@ pub(super) struct Copy {
     pub measured: bool,
 }
 
+/// Time to prepare a guest, in seconds, as long as none was prepared.
+const PREPARE_S: f64 = 2.0;
+
 /// Measured values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
@@ -54,15 +57,15 @@ pub(super) struct Learned {
     trial: Option<Trial>,
     /// So many copies at once carried more than fewer did.
     proven: Option<(usize, Time)>,
-    /// Time to prepare a guest, in seconds.
-    pub prepare_s: f64,
+    /// Time to prepare a guest, in seconds, once one was prepared.
+    prepare_s: Option<f64>,
     /// Time from the order to copy to the first byte, in seconds.
     pub begin_s: f64,
 }
 
 impl Learned {
     pub fn new(ports: Vec<f64>, guest_limit: Option<f64>) -> Learned {
-        Learned { ports, guest_limit, prepare_s: 2.0, begin_s: 0.1, ..Learned::default() }
+        Learned { ports, guest_limit, begin_s: 0.1, ..Learned::default() }
     }
 
     /// Bytes per second that the source's links carry: what its ports say, or less if that was measured lately.
@@ -111,8 +114,20 @@ impl Learned {
         self.begin_s += 0.3 * (begin_s.clamp(0.0, 2.0) - self.begin_s);
     }
 
+    /// A guest was prepared in this time. The first one counts wholly.
     pub fn prepared_in(&mut self, time: Duration) {
-        self.prepare_s += 0.3 * (time.as_secs_f64() - self.prepare_s);
+        let before = self.prepare_s.unwrap_or(time.as_secs_f64());
+        self.prepare_s = Some(before + 0.3 * (time.as_secs_f64() - before));
+    }
+
+    /// Whether the time to prepare a guest is measured.
+    pub fn has_prepared(&self) -> bool {
+        self.prepare_s.is_some()
+    }
+
+    /// Time to prepare a guest, in seconds.
+    pub fn prepare_s(&self) -> f64 {
+        self.prepare_s.unwrap_or(PREPARE_S)
     }
 
     /// So many copies at once carry more than fewer.

@@ -108,6 +108,26 @@ fn copies(orders: &[Order]) -> Vec<u32> {
 }
 
 #[test]
+fn at_first_two_guests_are_prepared_and_one_that_takes_long_does_not_keep_others_back() {
+    let prepares = |orders: &[Order]| -> Vec<u32> {
+        let guest =
+            |order: &Order| if let Order::Prepare { guest, .. } = order { Some(guest.0) } else { None };
+        orders.iter().filter_map(guest).collect()
+    };
+    // Small guests: four of them last less than the time that preparing one is taken to need.
+    let mut hand = Hand::new(&(0..8).map(|n| start(n, 1)).collect::<Vec<_>>());
+    (0..8).for_each(|n| drop(hand.placed(n, 0, 2e9)));
+    assert_eq!(prepares(&hand.orders).len(), 2);
+    assert_eq!(hand.controller.next_timer(), Some(hand.now + Duration::from_secs(2)));
+    assert_eq!(prepares(&hand.after(1.9)), []);
+    assert_eq!(prepares(&hand.after(0.1)).len(), 2, "the first two are late");
+    // One that was prepared in 2.5 s says how many are prepared ahead: 3 s of the links and more, 7.5 GB.
+    hand.now = hand.now + Duration::from_millis(500);
+    let first = prepares(&hand.orders)[0];
+    assert!(prepares(&hand.prepared(first)).len() > 2);
+}
+
+#[test]
 fn one_guest_copies_over_all_links_and_the_next_is_prepared_meanwhile() {
     let mut hand = Hand::new(&[start(0, 60), start(1, 50), start(2, 40)]);
     assert_eq!(hand.orders, [Order::Place((0..3).map(|n| (guest(n), vec![])).collect())]);
