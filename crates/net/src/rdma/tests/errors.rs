@@ -113,15 +113,13 @@ fn a_revoked_destination_is_the_reason_at_the_source() {
     assert!(!error.may_be_the_transports());
 }
 
-#[test]
-#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
-fn a_wrong_key_writes_nothing_and_ends_the_channel() {
-    let _link = link();
-    let (landed, table) = region(WINDOW_BYTES);
+/// Opens a channel of a session with these regions, and writes a page and its frame with a key that is not of this
+/// session. The adapter refuses the write, and the frame is not applied.
+fn write_is_refused(to: u64, remote_key: u32, table: Arc<RegionTable>) {
     let (source, destination) = connected(&patient());
     let fence = Arc::new(Fence::new(closer(&destination)));
-    let (inner, serving_table) = (Arc::clone(&fence), Arc::clone(&table));
-    let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&serving_table, &inner));
+    let inner = Arc::clone(&fence);
+    let serving = std::thread::spawn(move || RdmaReceiver::new(destination).serve(&table, &inner));
     let end = SourceEnd::new(Arc::clone(&source));
     let buffer = super::super::memory::Buffer::new(
         &source.domain.protection,
@@ -130,13 +128,12 @@ fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     )
     .unwrap();
     assert!(buffer.put(0, &[0x66; PAGE as usize]));
-    let to = landed.mapped().unwrap().base.as_ptr() as u64;
     let place = RdmaWrite {
         from: buffer.address(),
         length: PAGE as u32,
         local_key: buffer.local_key(),
         to,
-        remote_key: 0x1234_5678,
+        remote_key,
     };
     let mut frame = Vec::new();
     encode_write(&mut frame, 1, 0, &[run(0, PAGE)], &[], 1).unwrap();
@@ -146,7 +143,38 @@ fn a_wrong_key_writes_nothing_and_ends_the_channel() {
     let ended = serving.join().unwrap();
     assert!(!matches!(ended, ChannelEnd::Fenced), "{ended:?}");
     assert_eq!(fence.close(WAIT).unwrap().applied, 0);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_wrong_key_writes_nothing_and_ends_the_channel() {
+    let _link = link();
+    let (landed, table) = region(WINDOW_BYTES);
+    let to = landed.mapped().unwrap().base.as_ptr() as u64;
+    write_is_refused(to, 0x1234_5678, table);
     assert!(landed.snapshot().unwrap().iter().all(|byte| *byte == 0));
+}
+
+/// Keys are not encrypted on the wire. A host has seen one of another session's, and has a session of its own at the
+/// same destination: it writes nothing with that key. The session to which the key belongs has just written with it.
+#[test]
+#[ignore = "needs an RDMA device; the lab runs it in its RDMA machine"]
+fn a_key_of_another_session_writes_nothing_and_ends_the_channel() {
+    let _link = link();
+    let ((source, _), (landed, table)) = (region(WINDOW_BYTES), region(WINDOW_BYTES));
+    source.store(0, &[0x11; PAGE as usize]).unwrap();
+    let (near, far) = connected(&patient());
+    let mut owner = Channel::over((near, Arc::clone(&far)), patient(), &table);
+    owner.sender.write(&order(1, source.as_ref(), &[run(0, PAGE)], &[])).unwrap();
+    assert_eq!(owner.acknowledged(1), []);
+    let holds_the_owners = || landed.snapshot().unwrap().iter().take(PAGE as usize).all(|byte| *byte == 0x11);
+    assert!(holds_the_owners());
+    // The key that was granted: a window is registered once.
+    let (mapped, window) = (landed.mapped().unwrap(), run(0, WINDOW_BYTES));
+    let granted = far.domain.register(mapped, window, super::super::verbs::Access::RemoteWrite).unwrap();
+    let (_, others) = region(WINDOW_BYTES);
+    write_is_refused(mapped.base.as_ptr() as u64, granted.remote_key(), others);
+    assert!(holds_the_owners(), "the key is good for another session");
 }
 
 /// What the destination says of a frame that has no business there.
