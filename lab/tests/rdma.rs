@@ -515,21 +515,35 @@ fn rdma_transport_moves_fences_and_reports_errors_on_6_12() {
     the_transport(MachineKernel::Backports, 2);
 }
 
-/// At both ends of a session. The tests are among those of the agent.
-#[test]
-fn queue_pairs_count_as_connections_and_end_when_the_other_host_is_revoked() {
+/// What the agent's own tests of this name said, which need a device.
+fn agent_tests(named: &str) -> String {
     let _places = places(1);
     let program = unit_tests("linerate_agent");
     let script = format!(
         "{}
-        '{}' --ignored --test-threads=1 queue_pairs_of_a_session",
+        '{}' --ignored --test-threads=1 {named}",
         until_answers("10.9.0.2"),
         program.display()
     );
     let machine = shell(MachineKernel::Backports, &script).share(program.parent().unwrap());
     let output = ran(&machine);
     succeeded(&output);
-    assert!(output.stdout.contains(" 3 passed"), "{}", output.stdout);
+    output.stdout
+}
+
+/// At both ends of a session.
+#[test]
+fn queue_pairs_count_as_connections_and_end_when_the_other_host_is_revoked() {
+    let output = agent_tests("queue_pairs_of_a_session");
+    assert!(output.contains(" 3 passed"), "{output}");
+}
+
+/// Neither who knows no token nor a host with a session of its own. The transport's tests show that no key of another
+/// session can be used.
+#[test]
+fn nobody_opens_a_queue_pair_of_a_session_without_its_token() {
+    let output = agent_tests("a_queue_pair_needs_the_token_of_its_session_and_has_no_keys_of_another");
+    assert!(output.contains(" 1 passed"), "{output}");
 }
 
 /// `linerate bench` measures queue pairs too.

@@ -19,17 +19,17 @@ use crate::testing::{listening, wait};
 
 /// A host that may send guests, and the agent that takes them. Of the folders that the agent allows to guests one is
 /// granted to the host.
-struct Hosts {
-    source: Arc<Security>,
+pub(super) struct Hosts {
+    pub(super) source: Arc<Security>,
     /// Another host that may do the same.
-    other: Arc<Security>,
-    agent: Arc<Agent>,
-    listener: Listener,
+    pub(super) other: Arc<Security>,
+    pub(super) agent: Arc<Agent>,
+    pub(super) listener: Listener,
     _dir: TempDir,
 }
 
 impl Hosts {
-    fn new() -> Hosts {
+    pub(super) fn new() -> Hosts {
         let dir = tempfile::tempdir().unwrap();
         let mut authority = authority(&dir.path().join("authority"));
         let policy = "[hosts.source.grants]\nfolders = [\"/srv\"]\n";
