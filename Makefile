@@ -77,11 +77,12 @@ disk-cuts: build ## 50 moves of a guest with a disk that is not shared, a link l
 wires: build ## the ping-pong of `linerate bench` against a plain one in C on the same link; writes bench/out/
 	$(RELEASE)/linerate-bench wires --linerate $(RELEASE)/linerate --out bench/out
 
-rdma-check: install ## the RDMA transport's tests under valgrind, and a guest by RDMA between two kernels, in the RDMA lab; some minutes
+rdma-check: install ## the RDMA transport's tests under valgrind, a guest by RDMA between two kernels, and one whose host is revoked, in the RDMA lab; some minutes
 	$(CARGO) build --locked -p linerate -p linerate-lab
 	$(CARGO) test --workspace --locked --lib --no-run
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact the_rdma_transport_under_valgrind --nocapture
 	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_goes_by_rdma_to_debian_12s_kernel_and_back
+	$(CARGO) test --workspace --locked --test rdma -- --ignored --exact a_guest_stays_on_a_host_that_is_revoked_in_the_middle_of_a_copy_by_rdma
 
 rdma-moves: install ## 200 moves of a guest between two machines by RDMA, a cable pulled in 20 of them; RDMA_MOVES=, RDMA_CUTS=, RDMA_KERNEL=6.1, RDMA_LOG=; an hour
 	$(CARGO) build --locked -p linerate -p linerate-lab

@@ -1,6 +1,6 @@
 //! The RDMA lab: machines with both kernels, what they offer, and a whole migration inside of one. With what
-//! lab/install.sh installs. Those of `huge`, `inside`, `pair` and `ports` run in the machine: this program starts
-//! itself there.
+//! lab/install.sh installs. Those of `huge`, `inside`, `pair`, `ports` and `revoked` run in the machine: this program
+//! starts itself there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Tests say what they expect.
 
@@ -12,6 +12,8 @@ mod inside;
 mod pair;
 #[path = "rdma/ports.rs"]
 mod ports;
+#[path = "rdma/revoked.rs"]
+mod revoked;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -358,6 +360,16 @@ fn a_guest_goes_by_rdma_to_debian_12s_kernel_and_back() {
     pair_of_machines(
         MachineKernel::Debian12,
         ["pair::sends_to_an_older_kernel", "pair::has_an_older_kernel"],
+    );
+}
+
+/// By the destination, in the middle of a copy by RDMA. The guest stays where it is, and the destination keeps nothing.
+#[test]
+#[ignore = "minutes more: make rdma-check"]
+fn a_guest_stays_on_a_host_that_is_revoked_in_the_middle_of_a_copy_by_rdma() {
+    pair_of_machines(
+        MachineKernel::Backports,
+        ["revoked::guest_stays_on_the_host_that_is_revoked", "revoked::destination_revokes_the_source"],
     );
 }
 

@@ -107,9 +107,12 @@ pub(crate) fn migrate_with(
     halfway: impl FnOnce(),
 ) -> Moved {
     let mut command = agent.client();
-    // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be silent.
     command.args(["migrate", "g", "--to", to, "--transport", transport, "--json"]).args(options);
-    command.args(["--link-timeout", "300s"]);
+    if !options.contains(&"--link-timeout") {
+        // Starting the destination's QEMU keeps a machine that is emulated busy for longer than real hosts may be
+        // silent.
+        command.args(["--link-timeout", "300s"]);
+    }
     if transport != "tcp" && !options.contains(&"--bandwidth") {
         // Slow enough for work to be left for both links when something is done to one: RDMA's are not shaped.
         command.args(["--bandwidth", "40M"]);
