@@ -154,7 +154,7 @@ pub struct Config {
     /// themselves. None by default: each host has a store of its own.
     #[serde(default)]
     pub fleet: Option<FleetSettings>,
-    /// Which guests must be on different hosts. None by default.
+    /// Which guests must be on different hosts, and which on one. None by default.
     #[serde(default)]
     pub placement: Placement,
     /// Type of service (DSCP and ECN bits) of RDMA connections, from which switches choose a lossless priority. The

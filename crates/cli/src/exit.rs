@@ -30,7 +30,7 @@ exits! {
     Usage = 2, "usage", "the command line is wrong; nothing was done";
     Unreachable = 3, "unreachable", "the agent cannot be reached; nothing was done";
     /// A no, not a failure.
-    Refused = 4, "refused", "refused, for a reason that trying again does not change; a guest that was to be moved runs at the source as before";
+    Refused = 4, "refused", "refused, and the error says what must change first; a guest that was to be moved runs at the source as before";
     Cancelled = 5, "cancelled", "cancelled; the guest runs at the source as before";
     /// The worst case of a lost connection.
     InDoubt = 6, "in_doubt", "in doubt: the guest is paused at the source until the destination or an operator decides, see `linerate resolve`; or it may run on both hosts, see `linerate migration list`; of a domain: see `virsh domstate` on both hosts before anything is resumed";

@@ -34,10 +34,11 @@ pub use qos::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
 #[derive(Debug, Parser)]
 #[command(name = "linerate", version, arg_required_else_help = true, after_help = crate::exit::help())]
 pub struct Flags {
-    /// Socket of the agent [default: /run/linerate/agent.sock, or here the variable LINERATE_SOCKET]
+    /// Socket of the agent. Without --connect the variable LINERATE_SOCKET can name another
+    /// [default: /run/linerate/agent.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Ask the agent of another host, to which ssh forwards. The user of that host needs the role for what is asked
+    /// Ask the agent of another host, through ssh. The user there needs a role that allows the command
     #[arg(long, short, global = true, value_name = "[USER@]HOST", value_parser = units::ssh_target)]
     pub connect: Option<String>,
     /// Write JSON to standard output: one document, or one event a line where something is watched
@@ -59,7 +60,7 @@ pub enum Command {
     /// List, show, start, stop or take over guests
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Connect sockets of this host with sockets of another host, over every link, until the command is ended
+    /// Connect sockets of this host with sockets of another host, over every link, for as long as the command runs
     Tunnel(TunnelFlags),
     /// Measure the wires to another host
     #[command(subcommand)]
@@ -218,8 +219,8 @@ pub struct MigrateFlags {
     /// Socket of the destination's libvirt
     #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
     pub libvirt_socket: String,
-    /// Find out whether the guest can move: with a QEMU at the destination that waits, and links that carry. The guest
-    /// is not touched, and stays
+    /// Only find out whether the guest can move: start the incoming QEMU and open the links, then give both up. The
+    /// guest is not touched
     #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks"])]
     pub dry_run: bool,
     /// Start the migration, print its name and end
@@ -343,7 +344,7 @@ pub struct LinkSetFlags {
     /// The host, if it is not this one; its agent must allow it
     #[arg(long, value_name = "HOST[:PORT]", value_parser = units::host)]
     pub host: Option<String>,
-    /// Say what would change and change nothing
+    /// Show what would change, and change nothing
     #[arg(long)]
     pub dry_run: bool,
     /// Put all back unless confirmed within this time, at most 1h; a bare number is seconds

@@ -42,7 +42,7 @@ pub enum Step {
     Begun,
     /// The next authority signs.
     Switched,
-    /// The authority before is not trusted any more.
+    /// The former authority is no longer trusted.
     Finished,
 }
 
@@ -359,7 +359,7 @@ pub(super) fn follow(
         && one.authorities().iter().all(|one| identity.is_issued_by(one.id(), now))
     {
         identity.set_authorities(&one)?;
-        tracing::info!("the cluster has changed its authority: the one before is not trusted any more");
+        tracing::info!("the cluster has changed its authority: the former one is no longer trusted");
         followed = true;
     }
     if let Some((statement, next)) = &change.successor

@@ -532,7 +532,7 @@ fn a_running_agent_takes_up_an_identity_and_listens_only_then() {
     std::fs::write(&file, "nothing").unwrap();
     watch.look();
     let advice = watch.status().advice.unwrap_or_default();
-    assert!(security.is_ready() && advice.contains("the one before is"), "{advice}");
+    assert!(security.is_ready() && advice.contains("the former one still is"), "{advice}");
     assert_eq!(watch.status().not_taken_up, Some(advice));
     std::fs::write(&file, good).unwrap();
     watch.look();

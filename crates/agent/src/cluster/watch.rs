@@ -70,7 +70,7 @@ struct State {
 /// What could not be taken up. The texts have their causes.
 #[derive(Debug, thiserror::Error)]
 enum LookError {
-    #[error("the changed identity is not used, the one before is: {0}")]
+    #[error("the changed identity is not used, the former one still is: {0}")]
     Changed(IdentityError),
     /// There was none before.
     #[error("the identity in {} is not used: {error}", .folder.display())]

@@ -119,12 +119,12 @@ fn try_one(agent: &Arc<Agent>, request: linerate_api::MigrateRequest) -> Answer<
         .map_err(|fault| convert::error(&fault, None))?;
     if ended.recv_timeout(TRY_MAX).is_err() {
         begun.cancel();
-        return Err(refused("the try of its migration did not end", "see the agents' logs"));
+        return Err(refused("the dry run of its migration did not end in time", "see the agents' logs"));
     }
     match begun.event_log.finished() {
         Some(linerate_api::EventKind::Finished { outcome: MigrationOutcome::Checked, .. }) => Ok(()),
         Some(linerate_api::EventKind::Finished { error: Some(error), .. }) => Err(*error),
-        _ => Err(refused("the try of its migration was ended by somebody else", "try again")),
+        _ => Err(refused("the dry run of its migration was cancelled from elsewhere", "try again")),
     }
 }
 

@@ -70,7 +70,7 @@ pub(super) fn say_that_it_is_here(shared: &Arc<Outgoing>, record: &Record, gives
         says.says_it.store(false, Ordering::Relaxed);
     };
     if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(saying) {
-        tracing::error!(%error, "no thread to tell the destination that the guest is here");
+        tracing::error!(%error, "no thread to notify the destination that the guest is here");
         shared.says_it.store(false, Ordering::Relaxed);
     }
 }

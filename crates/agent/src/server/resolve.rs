@@ -245,7 +245,7 @@ pub(super) fn judge(decided: Decided, here: bool, place: Place, is_alive: bool) 
             Some(GuestState::InDoubt),
         ),
         (Decided::Void, Place::Destination, _) => (
-            "the decision was not followed. The source was heard meanwhile: it is connected again, or runs the guest, or is about to. Or QEMU has not run the guest here, or another operator has decided since. `linerate migration list` shows what the guest waits for now",
+            "the decision was not followed. The source has sent a message meanwhile: it is connected again, or runs the guest, or is about to. Or QEMU has not run the guest here, or another operator has decided since. `linerate migration list` shows what the guest waits for now",
             Some(GuestState::InDoubt),
         ),
         (Decided::Overruled, Place::Source { ran: true }, true) => (

@@ -56,7 +56,7 @@ async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure>
         ),
         Step::Finished => (
             "finished",
-            "the authority before is not trusted any more; tokens that it made cannot be used, make new ones",
+            "the former authority is no longer trusted; tokens that it made cannot be used, make new ones",
         ),
     };
     let left_behind: Vec<String> = done.left_behind.iter().map(ToString::to_string).collect();

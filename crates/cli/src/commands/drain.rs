@@ -53,13 +53,13 @@ async fn begin(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
 const FORGET_AGAIN: &str = "it may have been forgotten: the same command again says so";
 
 /// Where the agent's answer to a plan is lost.
-pub(super) const TRIALS: &str =
-    "nothing is moved: wait until the agent's trials have ended, then give the command again";
+pub(super) const DRY_RUNS: &str =
+    "nothing is moved: wait until the agent's dry runs have ended, then give the command again";
 
 async fn plan(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
     let what = "trying each guest's migration without copying".to_owned();
     let plan = with_progress(what, context.err, context.client.drain_plan(&flags.request())).await;
-    let plan = plan.map_err(|error| Failure::of_request(error, TRIALS))?;
+    let plan = plan.map_err(|error| Failure::of_request(error, DRY_RUNS))?;
     context.answer(&plan, || drain::plan(&plan, context.out.width, context.out.paint))?;
     planned(&plan)
 }

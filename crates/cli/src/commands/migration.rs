@@ -82,7 +82,7 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
     let guest = found.guest.clone();
     let ended = follow(found, true, context).await?;
     if ended.outcome == MigrationOutcome::Checked && matches!(ended.exit, Ok(Exit::Ok)) {
-        let text = || format!("the trial of {guest} was over already: the guest stays where it is\n");
+        let text = || format!("the dry run of {guest} was over already: the guest stays where it is\n");
         context.people(text)?;
     }
     of_cancel(ended)

@@ -16,7 +16,7 @@ pub async fn run(flags: &ResolveFlags, context: &Context) -> Result<Exit, Failur
         "see {}: it shows whether the agent has taken the decision",
         context.command("migration list")
     );
-    let (id, what) = (flags.id(), "the other host is asked or heard first, for up to 20 s");
+    let (id, what) = (flags.id(), "waiting for the other host, up to 20 s");
     let summary = change(what, unknown, context, context.client.resolve(&id, decision)).await?;
     let guest = clean(&summary.guest);
     if summary.state == MigrationState::InDoubt {

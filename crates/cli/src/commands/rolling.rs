@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{AgentStatus, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest};
 
-use super::drain::TRIALS;
+use super::drain::DRY_RUNS;
 use super::progress::with_progress;
 use crate::context::Context;
 use crate::display::drain::{unseen, watch};
@@ -114,7 +114,7 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
     }
     let mut request = DrainRequest { to: to.clone(), keep: Vec::new(), ..flags.request() };
     let what = || format!("trying each migration of {name} without copying");
-    let lost = |error| Failure::of_request(error, TRIALS);
+    let lost = |error| Failure::of_request(error, DRY_RUNS);
     let asking = there.client.drain_plan(&request);
     let mut plan = with_progress(what(), context.err, asking).await.map_err(lost)?;
     // A host refuses names of guests that it does not have.

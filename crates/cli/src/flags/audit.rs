@@ -8,27 +8,27 @@ use crate::units;
 /// Which lines of the audit log are shown.
 #[derive(Debug, Args)]
 pub struct AuditFlags {
-    /// Only what is not older than this, such as 30min, 12h, 7d
+    /// Only lines that are not older than this, such as 30min, 12h, 7d
     #[arg(long, value_name = "TIME", value_parser = units::age_ms)]
     pub since: Option<u64>,
-    /// Only what concerns this guest
+    /// Only lines about this guest
     #[arg(long, value_name = "NAME")]
     pub guest: Option<String>,
-    /// Only what belongs to this migration or tunnel; the first characters of its id are enough
+    /// Only lines about this migration or tunnel; the first characters of its id are enough
     #[arg(long, value_name = "ID")]
     pub session: Option<String>,
-    /// Only what this host did (name or IP address), or this local user (name or number)
+    /// Only lines about what this host did (name or IP address), or this local user (name or number)
     #[arg(long, value_name = "HOST|USER")]
     pub by: Option<String>,
-    /// Only what ended so
+    /// Only lines with this result
     #[arg(long, value_name = "RESULT")]
     pub result: Option<ResultFlag>,
-    /// At most so many lines, the newest
+    /// At most this many lines, the newest
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 
-/// What became of it.
+/// How an action ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ResultFlag {
     /// It was done

@@ -10,7 +10,7 @@ use crate::units::{self, UnitError};
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Messages there and back by IMB's rules: latency and bandwidth of every link, by size
+    /// Messages there and back, by the rules of the Intel MPI Benchmarks: latency and bandwidth of each link, by size
     Pingpong(PingPongFlags),
     /// All links at once, in each direction and in both: the most that a migration can reach
     Bandwidth(BandwidthFlags),
@@ -38,7 +38,7 @@ pub struct BenchFlags {
     /// Where threads run on both hosts: near or far from the port's NUMA node, or on the CPU of this number
     #[arg(long, value_name = "near|far|CPU", value_parser = cpu)]
     pub cpu: Option<BenchCpu>,
-    /// What each link carries, such as 25G, where ports do not say or say wrong; for the percentage
+    /// Speed of each link, such as 25G, where a port reports none or a wrong one; for the percentage
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
     pub speed: Option<u64>,
     /// Measure although guests are being migrated, and go on when a migration begins

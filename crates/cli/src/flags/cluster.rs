@@ -18,8 +18,8 @@ pub struct ConfigFlag {
 pub enum ClusterCommand {
     /// Make a cluster: its authority is on this host, which is its first member. Needs no running agent
     Init(InitFlags),
-    /// Change the cluster's authority, one step at a time: run it here again until it says that it is done. Guests go
-    /// on moving
+    /// Change the cluster's authority, one step at a time: run it here again until it says that it is done. Guests can
+    /// move meanwhile
     Rotate(RotateFlags),
 }
 
@@ -46,7 +46,7 @@ pub struct InitFlags {
 
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Print the one line with which another host joins. Whoever reads it can join: it counts once, for a short time
+    /// Print the line with which another host joins. Anyone who reads it can join. It works once, for a short time
     Create(TokenFlags),
     /// List tokens: which can be used, were used, or have expired. Nothing in the list is secret
     List(ConfigFlag),
@@ -82,7 +82,7 @@ pub struct JoinFlags {
     /// Name of this host in the cluster [default: `name` of the configuration, in lower case]
     #[arg(long, value_name = "NAME")]
     pub host: Option<String>,
-    /// Also if this host has an identity, which it loses
+    /// Join even if this host has an identity, and discard that one
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]
@@ -104,7 +104,7 @@ pub enum HostCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum CertificateCommand {
-    /// Show this host's certificate: who it is, how long, and whom it trusts
+    /// Show this host's certificate: its name, until when it is valid, and which authorities it trusts
     Show(ConfigFlag),
     /// Renew this host's certificate. The agent does it by itself from day 30 on
     Renew {

@@ -11,7 +11,7 @@ pub struct DoctorFlags {
     /// Other hosts to look at, by their agents; probes run between all of them
     #[arg(value_name = "HOST[:PORT]", value_parser = units::host)]
     pub hosts: Vec<String>,
-    /// Print this host's inventory as JSON, and look for nothing
+    /// Print this host's inventory as JSON, and judge nothing
     #[arg(long, conflicts_with_all = ["hosts", "from", "quick", "details", "save"])]
     pub inventory: bool,
     /// Look at inventories in this folder (*.json) instead; needs no agent
@@ -41,7 +41,7 @@ pub struct DoctorFlags {
     /// The intent for findings of priorities and shares, as for `linerate qos apply`
     #[arg(long, value_name = "FILE", requires = "fix")]
     pub qos: Option<PathBuf>,
-    /// Every port is put back unless it is kept within this time, at most 1h; a bare number is seconds
+    /// Put every port back unless it is kept within this time, at most 1h; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = units::timeout_s, default_value = "60s", requires = "fix")]
     pub within: u32,
 }

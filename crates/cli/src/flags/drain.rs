@@ -73,12 +73,12 @@ impl DrainFlags {
 /// Which guests must be on different hosts, and which on one.
 #[derive(Debug, Args)]
 pub struct RuleFlags {
-    /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Once for each list,
-    /// beside those of the table placement in agent.toml
+    /// Guests of which no two may be on one host; 'db-*' stands for all names that begin with db-. Repeat it for each
+    /// list. The lists in the table placement of agent.toml hold too
     #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
     pub apart: Vec<Vec<String>>,
-    /// Guests that go to one host or stay, named like those of --apart. Once for each list, beside those of the table
-    /// placement in agent.toml
+    /// Guests that go to one host or stay, named like those of --apart. Repeat it for each list. The lists in the table
+    /// placement of agent.toml hold too
     #[arg(long, value_name = "GUEST,…", value_parser = units::names)]
     pub together: Vec<Vec<String>>,
 }
@@ -94,7 +94,7 @@ pub enum DrainCommand {
     Pause(DrainIdFlags),
     /// Go on with a paused drain
     Resume(DrainIdFlags),
-    /// Cancel what runs, and start nothing any more. Guests that have moved stay where they are
+    /// Cancel the migrations that run, and start no more. Guests that have moved stay where they are
     Abort(DrainIdFlags),
 }
 
@@ -111,13 +111,13 @@ pub struct UndrainFlags {
     /// Name of the host, which must be this one: guards against the wrong terminal
     #[arg(value_name = "HOST")]
     pub host: Option<String>,
-    /// Begin and end; the agent goes on
+    /// Begin, and do not watch; the agent goes on
     #[arg(long)]
     pub detach: bool,
-    /// Bring this guest back no more, as its host is gone for good; and do nothing else. A name or a UUID
+    /// Do not bring this guest back any more, as its host is gone for good. Nothing else is done. A name or a UUID
     #[arg(long, value_name = "GUEST", conflicts_with = "detach")]
     pub forget: Option<String>,
-    /// With --forget: only say whether that can be done
+    /// With --forget: only show whether that can be done
     #[arg(long, requires = "forget")]
     pub dry_run: bool,
 }
@@ -183,7 +183,7 @@ pub struct FleetForgetFlags {
     /// Name of the host, as `linerate fleet hosts` shows it
     #[arg(value_name = "HOST")]
     pub host: String,
-    /// Only say what would be forgotten
+    /// Only show what would be forgotten
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -12,7 +12,7 @@ use crate::units;
 pub enum QosCommand {
     /// Show what would change on this host and others
     Plan(QosHostsFlags),
-    /// Compare hosts with the intent; the exit code is 0 if all is as it says
+    /// Compare hosts with the intent; the exit code is 0 if every port is as it says
     Check(QosHostsFlags),
     /// Change this host's ports; all is put back unless it is confirmed in time
     Apply(QosApplyFlags),
@@ -42,7 +42,7 @@ pub struct QosHostsFlags {
 pub struct QosApplyFlags {
     /// The intent, a TOML file; - is standard input
     pub file: PathBuf,
-    /// Say what would change and change nothing
+    /// Show what would change, and change nothing
     #[arg(long)]
     pub dry_run: bool,
     /// Put all back unless confirmed within this time, at most 1h; a bare number is seconds

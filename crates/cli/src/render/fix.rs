@@ -57,7 +57,7 @@ fn unfixed(unfixed: &Unfixed, width: usize) -> Vec<String> {
 pub fn gone(goals: &[Finding]) -> String {
     let mut ids: Vec<&str> = goals.iter().map(|finding| finding.id.as_str()).collect();
     ids.dedup();
-    clean(&format!("looked again: {} gone, nothing else came", ids.join(", "))) + "\n"
+    clean(&format!("looked again: {} gone, no new finding", ids.join(", "))) + "\n"
 }
 
 /// Findings of the first look that the second one does not measure; nothing if there are none.

@@ -62,7 +62,7 @@ pub enum Obstacle {
     Lost,
     /// The drain or the guest allows only other hosts.
     NotAllowed,
-    /// The guest's rules forbid this host, or a try there failed.
+    /// The guest's rules forbid this host, or an attempt there failed.
     Forbidden,
     /// Memory in bytes: what the guest needs and what is free for guests.
     Memory { needs: u64, free: u64 },
@@ -98,7 +98,7 @@ impl Obstacle {
             Obstacle::Cordoned => "cordoned",
             Obstacle::Lost => "not answering",
             Obstacle::NotAllowed => "not allowed",
-            Obstacle::Forbidden => "forbidden, or a try there failed",
+            Obstacle::Forbidden => "forbidden, or an attempt there failed",
             Obstacle::Memory { .. } => "too little free memory",
             Obstacle::CpuModel(_) => "other CPU model",
             Obstacle::CpuFeatures(_) => "CPU features missing",
@@ -123,7 +123,7 @@ impl fmt::Display for Obstacle {
             Obstacle::Cordoned => write!(f, "cordoned: release it with `linerate uncordon`"),
             Obstacle::Lost => write!(f, "its agent does not answer"),
             Obstacle::NotAllowed => write!(f, "not among the allowed hosts"),
-            Obstacle::Forbidden => write!(f, "forbidden for this guest, or a try there failed"),
+            Obstacle::Forbidden => write!(f, "forbidden for this guest, or an attempt there failed"),
             Obstacle::Memory { needs, free } => {
                 write!(f, "the guest needs {} MiB and {} MiB are free", mib(needs), free >> 20)
             }

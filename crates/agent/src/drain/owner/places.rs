@@ -314,7 +314,7 @@ pub(in crate::drain) fn why_nowhere(
     let why = hosts::why(known, id, destinations, leave);
     let all = destinations.iter().zip(why).zip(1..).map(|((one, mut why), number)| {
         if avoid.is_some_and(|avoid| avoid.contains(&HostId(number))) {
-            why.push("a try there failed".into());
+            why.push("an attempt there failed".into());
         }
         let why = if why.is_empty() {
             "other guests of this drain go there: they need its memory, or must be apart from this one".into()
