@@ -47,7 +47,7 @@ pub struct ForgetHost {
 pub struct HostForgotten {
     /// Name of the host that is forgotten.
     pub host: String,
-    /// Names of the guests and domains that it had when it was heard of last.
+    /// Names of the guests and domains that it had when its agent last reported them.
     pub guests: Vec<String>,
     /// Guests that had memory reserved there, by their UUID.
     pub reserved: Vec<String>,
