@@ -47,7 +47,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("linerate-plan", &["linerate-core", "linerate-wire"]),
 ];
 
-/// Crates whose folders use each other in no circle: docs/house.md has their layers.
+/// Crates whose folders use each other in no circle: docs/agent-modules.md has their layers.
 const LAYERED: &[&str] = &[
     "crates/agent",
     "crates/api",
