@@ -467,7 +467,7 @@ impl Journal {
         };
         match std::thread::Builder::new().name("journal".into()).spawn(trying) {
             Ok(_) => unwritten.has_thread = true,
-            Err(error) => tracing::error!(%error, "no thread to write the journal"),
+            Err(error) => tracing::error!(%error, "cannot start a thread to write the journal"),
         }
     }
 

@@ -31,7 +31,7 @@ pub(crate) fn listen(agent: &Arc<Agent>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("rdma-ports".into()).spawn(checking) {
-        tracing::error!(%error, "no thread to look for RDMA devices");
+        tracing::error!(%error, "cannot start a thread to look for RDMA devices");
     }
 }
 

@@ -154,7 +154,7 @@ pub(crate) fn start(state: &Arc<Trials>, begun: Vec<Begun>, within_s: u32) -> Re
     match std::thread::Builder::new().name("trial".into()).spawn(wait) {
         Ok(_) => Ok(()),
         Err(error) => {
-            let error = failed(format!("there is no thread to wait for the confirmation: {error}"));
+            let error = failed(format!("cannot start a thread to wait for the confirmation: {error}"));
             Err(give_up(state, &begun, error))
         }
     }

@@ -187,7 +187,7 @@ pub enum ChannelError {
     #[error("the channel was closed on this side")]
     ClosedHere,
     /// A thread could not be started.
-    #[error("no thread for the channel: {0}")]
+    #[error("cannot start a thread for the channel: {0}")]
     Thread(#[source] io::Error),
     /// The adapter, or the peer's.
     #[error("{0}")]

@@ -68,7 +68,7 @@ pub enum ControlError {
     #[error("nothing was received from the peer for {} ms", waited.as_millis())]
     Silent { waited: Duration },
     /// A thread could not be started.
-    #[error("no thread for the control connection: {0}")]
+    #[error("cannot start a thread for the control connection: {0}")]
     Thread(#[source] io::Error),
 }
 

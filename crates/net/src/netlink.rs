@@ -35,7 +35,7 @@ pub enum NetlinkError {
     #[error("the kernel did not answer a netlink request within 2 s")]
     NoAnswer,
     /// A watcher thread could not be started.
-    #[error("no thread for the interface watcher: {0}")]
+    #[error("cannot start a thread for the interface watcher: {0}")]
     Thread(#[source] io::Error),
 }
 

@@ -176,7 +176,7 @@ pub enum BenchError {
         cpu: u32,
     },
     /// The kernel gave no random number for the session.
-    #[error("no random numbers: {0}")]
+    #[error("the kernel gave no random numbers: {0}")]
     Random(getrandom::Error),
 }
 

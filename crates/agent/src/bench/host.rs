@@ -253,7 +253,7 @@ pub fn accept_rdma(host: &Host, accepted: RdmaAccepted) -> Result<(), NotTaken> 
     };
     let attaching = move || attach_rdma(place, version, accepted).unwrap_or_else(not_taken);
     if let Err(error) = std::thread::Builder::new().name("bench-rdma".into()).spawn(attaching) {
-        tracing::error!(%error, "no thread for an RDMA connection");
+        tracing::error!(%error, "cannot start a thread for an RDMA connection");
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ impl Spread {
         let (config, security) = (config.clone(), Arc::downgrade(security));
         let asking = move || work(&config, &security, &differences);
         if let Err(error) = std::thread::Builder::new().name("lists".into()).spawn(asking) {
-            tracing::error!(%error, "no thread to exchange revocation lists");
+            tracing::error!(%error, "cannot start a thread to exchange revocation lists");
         }
     }
 

@@ -364,7 +364,7 @@ struct Due {
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(body) {
-        tracing::error!(%error, "no thread to look after this host's identity");
+        tracing::error!(%error, "cannot start a thread to look after this host's identity");
     }
 }
 

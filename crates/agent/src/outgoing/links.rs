@@ -52,7 +52,7 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
         asked.send(answer.map_or_else(|_| Event::Unanswered, Event::Answered));
     };
     if let Err(error) = std::thread::Builder::new().name("query".into()).spawn(asking) {
-        tracing::error!(%error, "no thread to ask the destination");
+        tracing::error!(%error, "cannot start a thread to ask the destination");
         shared.send(Event::Unanswered);
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn say_that_it_is_here(shared: &Arc<Outgoing>, record: &Record, gives
         says.says_it.store(false, Ordering::Relaxed);
     };
     if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(saying) {
-        tracing::error!(%error, "no thread to notify the destination that the guest is here");
+        tracing::error!(%error, "cannot start a thread to notify the destination that the guest is here");
         shared.says_it.store(false, Ordering::Relaxed);
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn rejoin(shared: &Arc<Outgoing>, peers: Vec<SocketAddr>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("rejoin".into()).spawn(trying) {
-        tracing::error!(%error, "no thread to reach the destination again");
+        tracing::error!(%error, "cannot start a thread to reach the destination again");
     }
 }
 

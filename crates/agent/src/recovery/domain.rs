@@ -19,7 +19,7 @@ pub(super) fn put_back(sessions: &Arc<Sessions>, session: SessionId, record: Rec
     let sessions = sessions.clone();
     let trying = move || recover(&sessions, session, &record, &qemu);
     if let Err(error) = std::thread::Builder::new().name("put-back".into()).spawn(trying) {
-        tracing::error!(%session, %error, "no thread to put a domain's setting back; the next start of the agent tries again");
+        tracing::error!(%session, %error, "cannot start a thread to put a domain's setting back; the next start of the agent tries again");
     }
 }
 

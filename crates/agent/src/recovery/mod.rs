@@ -298,7 +298,7 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
     };
     if let Err(error) = std::thread::Builder::new().name("recovery".into()).spawn(work) {
         // It stays in the list, so that its guest is not touched; the next start of the agent continues with it.
-        tracing::error!(%session, %error, "no thread to recover this session");
+        tracing::error!(%session, %error, "cannot start a thread to recover this session");
     }
 }
 

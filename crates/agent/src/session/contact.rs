@@ -120,7 +120,7 @@ fn ask_all(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outc
         let (sender, identity) = (sender.clone(), identity.clone());
         let asks = move || drop(sender.send(ask_as(role, &[remote], &identity)));
         if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(asks) {
-            tracing::error!(%error, "no thread to ask the destination");
+            tracing::error!(%error, "cannot start a thread to ask the destination");
         }
     }
     drop(sender);

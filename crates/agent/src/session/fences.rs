@@ -182,7 +182,7 @@ impl Fences {
             Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
         };
         if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
-            tracing::error!(channel, %error, "no thread to fence a channel");
+            tracing::error!(channel, %error, "cannot start a thread to fence a channel");
         }
     }
 }

@@ -123,7 +123,12 @@ impl Identity {
 pub fn random<const N: usize>() -> Result<[u8; N], Fault> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
-        Fault::new(Code::Internal, Step::Authorise, Side::Source, format!("no random numbers: {error}"))
+        Fault::new(
+            Code::Internal,
+            Step::Authorise,
+            Side::Source,
+            format!("the kernel gave no random numbers: {error}"),
+        )
     })?;
     Ok(bytes)
 }

@@ -41,7 +41,7 @@ pub(crate) fn send_by(
             }
             false => "it gives up by itself",
         };
-        tracing::warn!(%session, %error, then, "no thread to notify the destination of the roll-back");
+        tracing::warn!(%session, %error, then, "cannot start a thread to notify the destination of the roll-back");
     }
 }
 

@@ -72,7 +72,9 @@ fn here(addresses: Vec<SocketAddr>, request: BenchRequest) -> Result<Events, Fai
         forward(last);
     };
     let thread = std::thread::Builder::new().name("bench".into()).spawn(measuring);
-    thread.map_err(|error| Failure::new(Exit::Failed, format!("no thread to measure in: {error}"), ""))?;
+    thread.map_err(|error| {
+        Failure::new(Exit::Failed, format!("cannot start a thread to measure in: {error}"), "")
+    })?;
     Ok(Events::Here(events, stop))
 }
 

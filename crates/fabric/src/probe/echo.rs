@@ -38,7 +38,7 @@ pub enum EchoError {
     },
     #[error("the kernel gave no random numbers for a token")]
     Random,
-    #[error("no thread to answer datagrams: {0}")]
+    #[error("cannot start a thread to answer datagrams: {0}")]
     Thread(#[source] io::Error),
 }
 

@@ -98,7 +98,7 @@ pub(super) fn serve(
     std::thread::scope(|scope| {
         let reader = std::thread::Builder::new().name(format!("stream-{stream}-in"));
         if let Err(error) = reader.spawn_scoped(scope, || read(session, stream, local, sending)) {
-            tracing::error!(%error, stream, "no thread for a stream");
+            tracing::error!(%error, stream, "cannot start a thread for a stream");
             session.update(|streams| streams.reset_locally(stream));
         }
         write(session, stream, local, receiving);

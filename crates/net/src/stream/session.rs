@@ -206,7 +206,7 @@ impl StreamSession {
         };
         state.serving += 1;
         if let Err(error) = std::thread::Builder::new().name(format!("stream-{stream}")).spawn(serving) {
-            tracing::error!(%error, stream, "no thread for a stream");
+            tracing::error!(%error, stream, "cannot start a thread for a stream");
             state.serving -= 1;
             state.streams.reset_locally(stream);
             state.streams.finished(stream);

@@ -242,7 +242,7 @@ impl<H: Fn(Accepted) + Send + Sync + 'static> Acceptor<H> {
             }
         });
         if let Err(error) = spawned {
-            tracing::warn!(%peer, %error, "no thread for a connection");
+            tracing::warn!(%peer, %error, "cannot start a thread for a connection");
         }
     }
 }

@@ -85,7 +85,7 @@ impl<S: Session> Links<S> {
         let supervisor = Supervisor::new(self.session.clone(), self.stop.clone(), link);
         match std::thread::Builder::new().name(name).spawn(move || supervisor.run()) {
             Ok(thread) => self.threads.push(thread),
-            Err(error) => tracing::error!(%error, "no thread for a link"),
+            Err(error) => tracing::error!(%error, "cannot start a thread for a link"),
         }
     }
 }

@@ -40,7 +40,7 @@ pub enum ListenError {
     /// No packet socket: needs CAP_NET_RAW.
     #[error("no packet socket for LLDP: {0}; what switches send stays unknown")]
     Socket(#[source] io::Error),
-    #[error("no thread for LLDP: {0}; what switches send stays unknown")]
+    #[error("cannot start a thread for LLDP: {0}; what switches send stays unknown")]
     Thread(#[source] io::Error),
 }
 
