@@ -119,7 +119,7 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// This host was restarted behind commit, or its QEMU has ended since: the guest may run at the destination, whose QEMU
+/// This host was restarted after commit, or its QEMU has ended since: the guest may run at the destination, whose QEMU
 /// may have the same user. So what both hosts share stays open to it.
 fn hand_files_of_ended_over(sessions: &Sessions, record: &Record) {
     let Role::Source { phase: SourcePhase::CommitSent, qemu, copied, .. } = &record.role else { return };

@@ -98,7 +98,7 @@ fn a_guest_that_is_run_opens_again_what_the_host_that_it_left_has_closed() {
     for access in [&place.access, &there] {
         access.grant("g", &user(), &[Wanted::new(&disk, true)], &[]).unwrap();
     }
-    // Its QEMU here ended behind commit.
+    // Its QEMU here ended after commit.
     place.access.release("g");
     assert!(!opens(&disk));
     there.own("g");

@@ -1,4 +1,4 @@
-//! Who decides behind commit, who is notified of a roll-back, and clean-ups that fail.
+//! Who decides after commit, who is notified of a roll-back, and clean-ups that fail.
 
 use super::*;
 
