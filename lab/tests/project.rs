@@ -46,15 +46,15 @@ fn operations_lists_every_key_of_the_configuration_and_no_other() {
 }
 
 #[test]
-fn operations_has_every_error_code() {
-    let (protocol, page) = (text("docs/protocol.md"), text("docs/operations.md"));
+fn every_error_code_is_explained() {
+    let (protocol, page) = (text("docs/protocol.md"), text("docs/error-codes.md"));
     let codes = protocol.split_once("### Codes").unwrap().1.split_once("\n## ").unwrap().0;
     let names: Vec<String> =
         codes.lines().filter_map(|line| line.split('|').nth(2)).map(|name| snake_case(name.trim())).collect();
     let names: Vec<&String> = names.iter().filter(|name| *name != "code" && !name.starts_with('-')).collect();
     assert!(names.len() > 20, "{names:?}");
     for name in names {
-        assert!(page.contains(&format!("\n| `{name}` |")), "{name} is not explained in docs/operations.md");
+        assert!(page.contains(&format!("\n| `{name}` |")), "{name} is not explained in docs/error-codes.md");
     }
 }
 
