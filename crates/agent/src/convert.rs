@@ -74,7 +74,7 @@ fn hint(code: Code) -> &'static str {
             "see `linerate vm list` and `linerate migration list` on both hosts: start the guest again only if no copy of it is left"
         }
         Code::GuestStopped => {
-            "`linerate vm list` at the destination shows what it does; read the log of its QEMU there, mend what stopped it (its storage), and let it run on with `cont` at its monitor"
+            "`linerate vm list` at the destination shows what it does; read the log of its QEMU there, repair what stopped it (its storage), and let it run on with `cont` at its monitor"
         }
         Code::ProtocolViolation | Code::Internal => "please report it with both agents' logs",
         Code::SessionUnknown
