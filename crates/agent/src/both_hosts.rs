@@ -24,6 +24,9 @@ pub(crate) const NOTE: &str = "the guest may run on both hosts, with the same di
 /// And at a source that was told that the guest runs at the destination, and is ending its own copy.
 const ENDING: &str = "another program let the guest run on this host after commit, and it runs at the destination too. The copy here is being ended, so keep the one at the destination. Look on both hosts (`linerate vm list`): the disks may be damaged";
 
+/// The same when the copy has ended: whoever watches the migration reads it in place of a good end.
+pub(crate) const ENDED: &str = "another program let the guest run on this host after commit, and it ran at the destination too. The copy here has ended, and what its guest did since commit is lost. Both copies may have written to the same disks: have the guest check its file systems, or go back to a backup";
+
 /// Notes it for this session, in the journal, in the audit log and in the agent's.
 pub(crate) fn note(journal: &Journal, audit: &Audit, session: SessionId) {
     let Some(record) = journal.note_on_both_hosts(session) else { return };

@@ -353,6 +353,16 @@ impl SessionLoop {
         Ending { fault: Some(fault), guest: GuestState::Unknown, ..ending }
     }
 
+    /// The guest has left, and another program ran it here after commit: neither an operator nor a drain takes that for a
+    /// good end.
+    fn tell_that_both_ran(&self, ending: Ending) -> Ending {
+        if ending.fault.is_some() || self.record.ran_here() != RanHere::Yes {
+            return ending;
+        }
+        let fault = Fault::new(Code::GuestDiffers, Step::Commit, Side::Source, both_hosts::ENDED);
+        Ending { fault: Some(fault), ..ending }
+    }
+
     fn end(mut self) {
         self.shared.work.notify_all();
         self.act();
@@ -372,7 +382,7 @@ impl SessionLoop {
             links::send_roll_back_notice(&self.shared, &self.sessions, &self.record, true);
         }
         self.paths.clear();
-        let ending = self.look_at_both_hosts(ending);
+        let ending = self.tell_that_both_ran(self.look_at_both_hosts(ending));
         let downtime_ms = self.worker.finish();
         let destination = self.shared.machine().statistics().destination_cpu;
         let cpu = CpuTime {

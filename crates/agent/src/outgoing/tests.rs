@@ -279,6 +279,51 @@ fn sends_commit(outgoing: &Outgoing) {
     events.into_iter().for_each(|event| machine.handle(Time::ZERO, event));
 }
 
+/// The commit was on its way. With exit code 0 nobody would look at the disks.
+#[test]
+fn a_guest_that_another_program_ran_here_beside_the_destination_does_not_end_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut outgoing, _inputs) = outgoing_of(ModeTag::Streams);
+    let (sender, news) = channel();
+    let observer = move |news: News| drop(sender.send(news));
+    Arc::get_mut(&mut outgoing).unwrap().observer = Some(Box::new(observer));
+    let (worker, _jobs) = Worker::for_test();
+    let agent = crate::testing::agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = GuestRecord::new("g", Origin::Started, own, dir.path().join("q"), vec![]).unwrap();
+    let record = Record::new("g", 1, crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent));
+    agent.journal.put(outgoing.session, &record).unwrap();
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    let actions = || -> Vec<Action> {
+        let mut machine = outgoing.machine();
+        std::iter::from_fn(|| machine.poll_action(outgoing.clock.now())).collect()
+    };
+    sends_commit(&outgoing);
+    actions();
+    session_loop.ask_destination(false);
+    session_loop.take(Input::SourceSeen(Sighting::Resumed));
+    let received = |sequence, message| Input::Event(Event::Received { path: 0, sequence, message });
+    session_loop.take(received(4, Message::TakenOver { resume_us: 0, cpu_us: 0 }));
+    assert!(actions().contains(&Action::CleanUp));
+    session_loop.take(Input::Event(Event::CleanedUp));
+    outgoing.machine().handle(outgoing.clock.now(), Event::PathLost(0));
+    let end = actions().into_iter().find(|action| matches!(action, Action::End(_)));
+    session_loop.execute(end.unwrap());
+    session_loop.run(&channel().1);
+    let finished = outgoing.event_log.finished();
+    let Some(linerate_api::EventKind::Finished { error: Some(error), .. }) = finished else {
+        panic!("it ends with exit code 0: {finished:?}")
+    };
+    assert_eq!(error.guest_state, Some(linerate_api::GuestState::RunsAtDestination), "{error:?}");
+    assert!(error.message.contains("ran at the destination too"), "{error:?}");
+    let ended = news.try_iter().find_map(|news| match news {
+        News::Ended(ending) => Some(ending),
+        _ => None,
+    });
+    assert!(ended.unwrap().fault.is_some(), "a drain counts it as moved");
+}
+
 /// One whose commit was not answered for so long that an operator may decide.
 fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
     let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
