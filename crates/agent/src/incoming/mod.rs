@@ -29,7 +29,7 @@ mod steps;
 mod storage;
 mod streams;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote};
+use linerate_core::journal::DestinationPhase;
+use linerate_core::{Code, Message, Mode, RegionInfo, Side, StreamNote, Time};
 use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 use linerate_guest::registry::GuestRecord;
 use linerate_trust::authority::Authority;
@@ -29,6 +30,44 @@ pub(super) fn session() -> (Arc<Incoming>, Receiver<Input>) {
     let peer = ([127, 0, 0, 1], 1).into();
     let identity = Identity::new(SessionId([1; 16]), Token([2; 32]), &crate::security::Security::insecure());
     (Arc::new(Incoming::new(identity, 1, peer, inbox, Door::closed())), inputs)
+}
+
+/// What makes the guest complete: what has to be done on the way is not done.
+pub(super) fn until_loaded() -> [Event; 11] {
+    let received = |sequence, message| Event::Received { path: 0, sequence, message };
+    let mode = Ok(Mode::Direct { regions: Vec::new() });
+    [
+        received(1, Message::Offer { guest: "g".into(), description: "{}".into(), mode }),
+        Event::Admitted(Vec::new()),
+        received(2, Message::Prepare),
+        Event::Prepared { regions: Vec::new(), touched: Vec::new() },
+        received(3, Message::Stopped { was_running: true, disks: "[]".into() }),
+        Event::DisksChecked,
+        received(4, Message::RamComplete { digest: None }),
+        Event::Sealed(None),
+        received(5, Message::DeviceStateEnd { total: 0 }),
+        Event::DeviceStateLoaded,
+        Event::Journaled(DestinationPhase::Loaded),
+    ]
+}
+
+/// A session whose source is silent, and whose operator has let the guest run here.
+pub(crate) fn run_by_its_operator() -> Arc<Incoming> {
+    let (session, _inputs) = session();
+    let mut machine = session.machine();
+    let mut handle = |seconds, event| {
+        let now = Time::ZERO + Duration::from_secs(seconds);
+        machine.handle(now, event);
+        while machine.poll_action(now).is_some() {}
+    };
+    until_loaded().into_iter().for_each(|event| handle(0, event));
+    handle(0, Event::Resolve(true));
+    // The source was heard for long enough.
+    handle(60, Event::Tick);
+    handle(60, Event::Journaled(DestinationPhase::Committed));
+    handle(60, Event::GuestRuns { took: Duration::ZERO, cpu: Duration::ZERO });
+    drop(machine);
+    session
 }
 
 #[test]
@@ -287,9 +326,6 @@ fn guests_that_arrive_at_a_time_are_bounded_for_a_host_and_in_total() {
 
 #[test]
 fn only_the_host_that_opened_a_session_gets_its_outcome() {
-    use linerate_core::Outcome;
-    use linerate_core::journal::DestinationPhase;
-
     use crate::journal::{IncomingRecord, Record};
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
@@ -328,8 +364,6 @@ fn a_source_that_is_about_to_resume_is_not_answered_unknown_while_its_guest_is_h
 
 #[test]
 fn after_a_restart_only_the_host_that_opened_a_session_decides_about_it() {
-    use linerate_core::journal::DestinationPhase;
-
     use crate::journal::{IncomingRecord, Record};
     for peer in [Some("a".parse().unwrap()), None] {
         let dir = tempfile::tempdir().unwrap();

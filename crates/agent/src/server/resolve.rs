@@ -100,12 +100,11 @@ impl Decider {
         }
     }
 
-    /// The session that may send the other host a roll-back notice.
-    fn notifies(&self) -> Option<SessionId> {
+    fn session(&self) -> SessionId {
         match self {
-            Decider::Recovery(one) => Some(one.session),
-            Decider::Incoming(_) => None,
-            Decider::Outgoing(one) => Some(one.session),
+            Decider::Recovery(one) => one.session,
+            Decider::Incoming(one) => one.session,
+            Decider::Outgoing(one) => one.session,
         }
     }
 
@@ -145,13 +144,25 @@ pub(super) async fn resolve(
         }
     }
     let decider = give(&agent, &id, here, agent.decision_wait).await?;
+    Ok(Json(carried_out(&agent, &decider, here).await?))
+}
+
+/// Waits for the decision that the session has, at most for the agent's `decision_wait`, and answers what became of it.
+///
+/// # Errors
+/// It was not followed, or the guest has ended since, or may run on both hosts.
+pub(super) async fn carried_out(
+    agent: &Arc<Agent>,
+    decider: &Decider,
+    here: bool,
+) -> Result<MigrationSummary, Refusal> {
     let decided = wait(agent.decision_wait, || decider.decided(here)).await;
     let done = judge(decided, here, decider.place(), decider.is_alive())?;
     // A decision that waits for the disk is not to wait for it here too.
-    if done && let Some(session) = decider.notifies() {
-        check_other_host(&agent, session).await?;
+    if done {
+        check_other_host(agent, decider.session()).await?;
     }
-    Ok(Json(answer(decider.summary(), done)))
+    Ok(answer(decider.summary(), done))
 }
 
 /// Gives the decision to the session. One that is looked at may be in doubt in a moment: it is waited for so long.
@@ -205,8 +216,8 @@ async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
     decided()
 }
 
-/// Whether the other host has said meanwhile that it runs the guest too. It was not asked about one that ran here after
-/// commit: its answer to the notice of the roll-back is the first.
+/// Whether the other host has said meanwhile that it runs the guest too: a source by its roll-back notice, a destination
+/// by its answer to that. It was not asked about a guest that ran here after commit: that answer is its first.
 async fn check_other_host(agent: &Arc<Agent>, session: SessionId) -> Result<(), Refusal> {
     let agent = agent.clone();
     let look = move || {

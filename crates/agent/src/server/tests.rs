@@ -14,7 +14,7 @@ use linerate_guest::registry::{GuestRecord, Origin, Registry};
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
-use super::resolve::{Place, give, judge, resolve};
+use super::resolve::{Decider, Place, carried_out, give, judge, resolve};
 use super::*;
 use crate::audit::Audit;
 use crate::decision::DECISION_WAIT;
@@ -448,4 +448,23 @@ async fn a_guest_that_may_run_on_both_hosts_is_in_doubt_until_an_operator_settle
     assert!(decide(br#"{"decision":"resume_here"}"#).await.is_ok());
     let Json(listed) = list_migrations(State(agent.clone())).await;
     assert_eq!((listed.len(), status_of(&agent).in_doubt), (0, 0));
+}
+
+/// The notice of the roll-back came when QEMU had the command to run the guest.
+#[tokio::test]
+async fn a_guest_that_a_live_session_has_run_beside_its_source_is_not_reported_as_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let incoming = crate::incoming::tests::run_by_its_operator();
+    let session = incoming.session;
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = Some(crate::testing::arrived(&agent, own));
+    let role = IncomingRecord { qemu, ..IncomingRecord::default() }.role(DestinationPhase::Running);
+    agent.journal.put(session, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    let decider = Decider::Incoming(incoming);
+    let Ok(done) = carried_out(&agent, &decider, true).await else { panic!("it runs here alone") };
+    assert_eq!(done.state, MigrationState::Completed, "{done:?}");
+    both_hosts::note(&agent.journal, &agent.audit, session);
+    let Err(Refusal(body)) = carried_out(&agent, &decider, true).await else { panic!("exit code 0") };
+    assert_eq!(body.guest_state, Some(GuestState::InDoubt), "{body:?}");
 }

@@ -7,7 +7,7 @@ use linerate_core::{Mode, ModeTag};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
-use super::super::tests::session;
+use super::super::tests::{session, until_loaded};
 use super::super::{ChannelTarget, streams};
 use super::*;
 use crate::agent::Agent;
@@ -80,22 +80,9 @@ fn received(sequence: u64, message: Message) -> Event {
     Event::Received { path: 0, sequence, message }
 }
 
-/// The guest is complete: what has to be done on the way is not done.
+/// The guest is complete.
 fn load(session_loop: &mut SessionLoop) {
-    let mode = Ok(Mode::Direct { regions: Vec::new() });
-    for event in [
-        received(1, Message::Offer { guest: "g".into(), description: "{}".into(), mode }),
-        Event::Admitted(Vec::new()),
-        received(2, Message::Prepare),
-        Event::Prepared { regions: Vec::new(), touched: Vec::new() },
-        received(3, Message::Stopped { was_running: true, disks: "[]".into() }),
-        Event::DisksChecked,
-        received(4, Message::RamComplete { digest: None }),
-        Event::Sealed(None),
-        received(5, Message::DeviceStateEnd { total: 0 }),
-        Event::DeviceStateLoaded,
-        Event::Journaled(DestinationPhase::Loaded),
-    ] {
+    for event in until_loaded() {
         session_loop.handle(event);
         let now = session_loop.shared.clock.now();
         while session_loop.shared.machine().poll_action(now).is_some() {}
