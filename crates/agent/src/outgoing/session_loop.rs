@@ -353,8 +353,8 @@ impl SessionLoop {
         Ending { fault: Some(fault), guest: GuestState::Unknown, ..ending }
     }
 
-    /// The guest has left, and another program ran it here after commit: neither an operator nor a drain takes that for a
-    /// good end.
+    /// The guest has left, and another program ran it here after commit: neither an operator nor a drain takes that for
+    /// a good end.
     fn tell_that_both_ran(&self, ending: Ending) -> Ending {
         if ending.fault.is_some() || self.record.ran_here() != RanHere::Yes {
             return ending;

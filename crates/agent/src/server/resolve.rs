@@ -216,8 +216,9 @@ async fn wait(longest: Duration, decided: impl Fn() -> Decided) -> Decided {
     decided()
 }
 
-/// Whether the other host has said meanwhile that it runs the guest too: a source by its roll-back notice, a destination
-/// by its answer to that. It was not asked about a guest that ran here after commit: that answer is its first.
+/// Whether the other host has said meanwhile that it runs the guest too: a source by its roll-back notice, a
+/// destination by its answer to that. It was not asked about a guest that ran here after commit: that answer is its
+/// first.
 async fn check_other_host(agent: &Arc<Agent>, session: SessionId) -> Result<(), Refusal> {
     let agent = agent.clone();
     let look = move || {
