@@ -99,46 +99,23 @@ pub(crate) fn keep(stream: Stream) -> io::Result<ControlPath> {
 
 /// How the session ended: the first answer from any of a host's addresses.
 pub(crate) fn ask_any(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    ask_as(Role::Query, peers, identity)
+    ask_in_turn(Role::Query, peers, identity)
 }
 
 /// Sends commit again; the answer is the session's outcome there.
 pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    ask_as(Role::CommitAgain, peers, identity)
+    ask_in_turn(Role::CommitAgain, peers, identity)
 }
 
 /// Asks whether the guest runs there, before it is resumed here. That commits nothing.
 pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    ask_all(Role::Resumes, peers, identity)
-}
-
-/// All addresses at once, as one that does not answer takes its time: a guest is paused meanwhile, or an operator's
-/// decision at the destination waits only so long for the notice.
-fn ask_all(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    let (sender, answers) = channel();
-    for &remote in peers {
-        let (sender, identity) = (sender.clone(), identity.clone());
-        let asks = move || drop(sender.send(ask_as(role, &[remote], &identity)));
-        if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(asks) {
-            tracing::error!(%error, "cannot start a thread to ask the destination");
-        }
-    }
-    drop(sender);
-    let (mut none, mut is_unknown) = (NoAnswer::default(), false);
-    for answer in answers {
-        match answer {
-            // In plain text an address may be another host's by now: the others may lead to the right one.
-            Ok(Outcome::Unknown) => is_unknown = true,
-            Ok(outcome) => return Ok(outcome),
-            Err(why) => none.not_asked = none.not_asked.or(why.not_asked),
-        }
-    }
-    if is_unknown { Ok(Outcome::Unknown) } else { Err(none) }
+    ask_all(Role::Resumes, peers, identity, proves_itself(identity))
 }
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
-pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity) -> Option<Outcome> {
-    ask_all(Role::RolledBack, peers, identity).ok()
+/// `held`: the host may have the guest complete. If not, nothing is lost if another host answers.
+pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity, held: bool) -> Option<Outcome> {
+    ask_all(Role::RolledBack, peers, identity, !held || proves_itself(identity)).ok()
 }
 
 /// No host answered a question.
@@ -149,31 +126,75 @@ pub(crate) struct NoAnswer {
     pub not_asked: Option<String>,
 }
 
-fn ask_as(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    let mut none = NoAnswer::default();
+/// Only the host that the session was opened at can answer. In plain text another host may have one of its addresses by
+/// now.
+fn proves_itself(identity: &Identity) -> bool {
+    identity.peer().is_some()
+}
+
+/// One address after another, until one has an answer that counts.
+fn ask_in_turn(role: Role, peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
+    let answers = peers.iter().map(|&remote| ask(role, remote, identity));
+    answer_of(answers, peers.len(), proves_itself(identity))
+}
+
+/// All addresses at once, as one that does not answer takes its time: a guest is paused meanwhile, or an operator's
+/// decision at the destination waits only so long for the notice.
+fn ask_all(
+    role: Role,
+    peers: &[SocketAddr],
+    identity: &Identity,
+    one_is_enough: bool,
+) -> Result<Outcome, NoAnswer> {
+    let (sender, answers) = channel();
     for &remote in peers {
-        match query(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)) {
-            Ok(outcome) => return Ok(outcome),
-            Err(error) => {
-                tracing::debug!(%remote, error = chain(&error), "no answer");
-                if matches!(error, ConnectError::Tls { .. }) {
-                    none.not_asked.get_or_insert(error.to_string());
-                }
-            }
+        let (sender, identity) = (sender.clone(), identity.clone());
+        let asks = move || drop(sender.send(ask(role, remote, &identity)));
+        if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(asks) {
+            tracing::error!(%error, "cannot start a thread to ask the destination");
         }
     }
-    Err(none)
+    drop(sender);
+    answer_of(answers.into_iter(), peers.len(), one_is_enough)
+}
+
+/// What the answers from a host's addresses say together. *Unknown* counts if each of them says so, or if
+/// `one_is_enough`: another host has no record of the session, and the right one may have the guest.
+fn answer_of(
+    answers: impl Iterator<Item = Result<Outcome, NoAnswer>>,
+    addresses: usize,
+    one_is_enough: bool,
+) -> Result<Outcome, NoAnswer> {
+    let (mut none, mut unknown) = (NoAnswer::default(), 0);
+    for answer in answers {
+        match answer {
+            Ok(Outcome::Unknown) => unknown += 1,
+            Ok(outcome) => return Ok(outcome),
+            Err(why) => none.not_asked = none.not_asked.or(why.not_asked),
+        }
+    }
+    let counts = if one_is_enough { unknown > 0 } else { unknown > 0 && unknown == addresses };
+    if counts { Ok(Outcome::Unknown) } else { Err(none) }
+}
+
+fn ask(role: Role, remote: SocketAddr, identity: &Identity) -> Result<Outcome, NoAnswer> {
+    query(&route(remote), &identity.hello(role, 0, 0), &tcp_options(identity)).map_err(|error| {
+        tracing::debug!(%remote, error = chain(&error), "no answer");
+        let is_other = matches!(error, ConnectError::Tls { .. });
+        NoAnswer { not_asked: is_other.then(|| error.to_string()) }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use linerate_core::{SessionId, Token};
     use linerate_net::tcp::listen::{Accepted, Listener};
     use linerate_wire::VERSION_MAX;
     use linerate_wire::frame::Welcome;
 
     use super::*;
     use crate::security::tests::member;
-    use crate::testing::{authority, listen};
+    use crate::testing::{authority, closed_port, listen};
 
     /// An agent that welcomes everybody who passes its TLS.
     fn host(security: &Security) -> Listener {
@@ -211,22 +232,56 @@ mod tests {
         open_session(one.addresses(), Role::TunnelNew, &identity).map_err(|fault| fault.detail).unwrap();
     }
 
+    /// A host that has this outcome for every session.
+    fn answers(security: &Security, outcome: Outcome, after: Duration) -> Listener {
+        listen(security, move |accepted: Accepted| {
+            std::thread::sleep(after);
+            let _ = accepted.outcome(outcome);
+        })
+    }
+
     /// It would count as the end of the session, and the right host would never be notified.
     #[test]
     fn an_address_that_leads_to_another_host_does_not_answer_for_the_right_one() {
-        let answers = |outcome: Outcome, after: Duration| {
-            listen(&Security::insecure(), move |accepted: Accepted| {
-                std::thread::sleep(after);
-                let _ = accepted.outcome(outcome);
-            })
-        };
-        let other = answers(Outcome::Unknown, Duration::ZERO);
-        let right = answers(Outcome::Pending, Duration::from_millis(300));
-        let identity = Identity::random(&Security::insecure()).unwrap();
+        let security = Security::insecure();
+        let other = answers(&security, Outcome::Unknown, Duration::ZERO);
+        let right = answers(&security, Outcome::Pending, Duration::from_millis(300));
+        let (_held, silent) = closed_port();
+        let identity = Identity::random(&security).unwrap();
         let both = [other.addresses()[0], right.addresses()[0]];
-        assert_eq!(notify_rolled_back(&both, &identity), Some(Outcome::Pending));
+        assert_eq!(notify_rolled_back(&both, &identity, true), Some(Outcome::Pending));
         assert_eq!(ask_before_resuming(&both, &identity).ok(), Some(Outcome::Pending));
-        assert_eq!(notify_rolled_back(&both[..1], &identity), Some(Outcome::Unknown));
+        assert_eq!(ask_any(&both, &identity).ok(), Some(Outcome::Pending));
+        // The right host is out of reach.
+        let both = [other.addresses()[0], silent];
+        assert_eq!(notify_rolled_back(&both, &identity, true), None);
+        assert_eq!(ask_before_resuming(&both, &identity).ok(), None);
+        assert_eq!(ask_any(&both, &identity).ok(), None);
+        assert_eq!(notify_rolled_back(&both, &identity, false), Some(Outcome::Unknown), "it holds no guest");
+    }
+
+    /// It has lost its journal: nothing waits for it any longer.
+    #[test]
+    fn a_destination_that_says_at_each_address_or_proves_that_it_has_no_record_is_believed() {
+        let security = Security::insecure();
+        let hosts = [(); 2].map(|()| answers(&security, Outcome::Unknown, Duration::ZERO));
+        let both = [hosts[0].addresses()[0], hosts[1].addresses()[0]];
+        let identity = Identity::random(&security).unwrap();
+        assert_eq!(notify_rolled_back(&both, &identity, true), Some(Outcome::Unknown));
+        assert_eq!(ask_any(&both, &identity).ok(), Some(Outcome::Unknown));
+
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
+        let (own, one) = (made("own"), made("one"));
+        let one = answers(&one, Outcome::Unknown, Duration::ZERO);
+        let identity =
+            Identity::with_peer(SessionId([1; 16]), Token([2; 32]), &own, &Some("one".parse().unwrap()))
+                .unwrap();
+        let (_held, silent) = closed_port();
+        let both = [silent, one.addresses()[0]];
+        assert_eq!(notify_rolled_back(&both, &identity, true), Some(Outcome::Unknown));
+        assert_eq!(ask_any(&both, &identity).ok(), Some(Outcome::Unknown));
     }
 
     #[test]

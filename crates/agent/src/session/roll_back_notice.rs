@@ -57,7 +57,7 @@ fn run(
     let mut notice = RollBackNotice::new(clock.now(), held);
     loop {
         let outcome = match step() {
-            NoticeStep::Send => notify_rolled_back(peers, identity),
+            NoticeStep::Send => notify_rolled_back(peers, identity, held),
             NoticeStep::Wait => None,
             NoticeStep::Withdraw => {
                 done(false);
