@@ -84,16 +84,21 @@ pub(super) fn send_roll_back_notice(shared: &Outgoing, sessions: &Sessions, reco
     roll_back_notice::send_by(peers(shared, record), identity, held, step, done);
 }
 
-/// Every address at which the destination may be reached.
+/// Every address at which the destination may be reached; none for a domain, about which libvirt decides.
 pub(super) fn peers(shared: &Outgoing, record: &Record) -> Vec<SocketAddr> {
     let Role::Source { peers, .. } = &record.role else { return Vec::new() };
-    let mut peers = peers.clone();
+    and_of_links(shared, peers)
+}
+
+/// These addresses and those of the links. They may be in networks of which only one works.
+pub(super) fn and_of_links(shared: &Outgoing, peers: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut all = peers.to_vec();
     for remote in shared.losses.remotes() {
-        if !peers.contains(&remote) {
-            peers.push(remote);
+        if !all.contains(&remote) {
+            all.push(remote);
         }
     }
-    peers
+    all
 }
 
 /// The bandwidth limit that all channels share.

@@ -40,6 +40,7 @@ pub(crate) mod tests;
 mod work;
 mod worker;
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, MutexGuard};
@@ -142,6 +143,8 @@ pub struct Outgoing {
     work: Condvar,
     inbox: Sender<Input>,
     door: Door,
+    /// Addresses of the destination that `to` names. The one that answered comes first.
+    peers: Vec<SocketAddr>,
     losses: Losses,
     pacer: Option<Arc<Pacer>>,
     pub event_log: EventLog,

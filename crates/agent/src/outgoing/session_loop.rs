@@ -8,7 +8,7 @@ use linerate_api::CpuTime;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::journal::{Decided, SourcePhase};
 use linerate_core::source::{Action, Ending, Event};
-use linerate_core::{Code, Fault, GuestState, Message, PathId, Side, Step};
+use linerate_core::{Code, Endpoint, Fault, GuestState, Message, PathId, Side, Step};
 use linerate_guest::run_state::RunState;
 
 use super::links;
@@ -200,6 +200,21 @@ impl SessionLoop {
         (*ran, *run_state_before) = (state.is_none(), state);
         if let Err(error) = self.sessions.journal.put(self.shared.session, &self.record) {
             tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would put the guest into the run state that it had when the migration began: it was paused or resumed since");
+        }
+    }
+
+    /// A later agent asks and notifies the destination at the addresses of the links too. They are on disk before
+    /// anything is copied, while the guest runs.
+    pub(super) fn open_links(&mut self, endpoints: &[Endpoint]) {
+        self.links = Some(links::open(&self.shared, endpoints));
+        let reachable = links::peers(&self.shared, &self.record);
+        let Role::Source { peers, .. } = &mut self.record.role else { return };
+        if *peers == reachable {
+            return;
+        }
+        *peers = reachable;
+        if let Err(error) = self.sessions.journal.put(self.shared.session, &self.record) {
+            tracing::warn!(session = %self.shared.session, error = chain(&error), "a later agent would reach the destination only at the addresses by which this one did first");
         }
     }
 

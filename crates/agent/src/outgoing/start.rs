@@ -152,6 +152,7 @@ pub(super) fn outgoing(
         work: Condvar::new(),
         inbox,
         door,
+        peers: opened.peers.clone(),
         losses: Losses::default(),
         pacer: links::pacer(request.bandwidth_bytes_per_s),
         event_log: EventLog::default(),

@@ -88,7 +88,7 @@ impl SessionLoop {
             }
             Action::Journal(phase) => self.write_journal(phase),
             // 5 connect
-            Action::OpenLinks(endpoints) => self.links = Some(links::open(&self.shared, &endpoints)),
+            Action::OpenLinks(endpoints) => self.open_links(&endpoints),
             Action::Ready => {
                 self.shared.was_ready.store(true, Ordering::Relaxed);
                 // That was all that a dry run is to find out.

@@ -13,7 +13,9 @@ use linerate_api::Transport;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::{Action, Config};
 use linerate_core::stream::StreamId;
-use linerate_core::{Code, Fault, GuestState, Message, Mode, Side, Step, StreamNote, StreamSettings, Token};
+use linerate_core::{
+    Code, Endpoint, Fault, GuestState, Message, Mode, Side, Step, StreamNote, StreamSettings, Token,
+};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
 
@@ -52,6 +54,7 @@ pub(crate) fn outgoing_of(mode: ModeTag) -> (Arc<Outgoing>, Receiver<Input>) {
         work: Condvar::new(),
         inbox,
         door: Door::closed(),
+        peers: Vec::new(),
         losses: Losses::default(),
         pacer: None,
         event_log: EventLog::default(),
@@ -183,6 +186,39 @@ fn streams_are_reset_before_the_hypervisor_is_asked_to_roll_back() {
     session_loop.execute(Action::RollBack);
     assert!(open().is_err(), "they are not reset");
     assert_eq!(jobs.recv().unwrap().name, "roll back");
+}
+
+/// The next agent may have no other address by which the destination is reached.
+#[test]
+fn the_addresses_of_the_links_are_on_disk_when_the_links_are_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
+    let (worker, _jobs) = Worker::for_test();
+    let agent = crate::testing::agent(&dir, &[]);
+    let qemu = crate::recovery::tests::ended(&agent, &dir);
+    let record = Record::new("g", 1, crate::recovery::tests::leaves(&qemu, SourcePhase::Started));
+    agent.journal.put(outgoing.session, &record).unwrap();
+    let written = || match agent.journal.get(outgoing.session).unwrap().unwrap().role {
+        Role::Source { phase, peers, .. } => (phase, peers),
+        other => panic!("{other:?}"),
+    };
+    let (_, of_to) = written();
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    let (_held, address) = crate::testing::closed_port();
+    let interface = "lo".into();
+    let endpoint = Endpoint {
+        interface,
+        address,
+        prefix: 8,
+        speed_mbps: 0,
+        mtu: 1500,
+        numa: -1,
+        up: true,
+        rdma_port: 0,
+    };
+    session_loop.execute(Action::OpenLinks(vec![endpoint]));
+    assert_eq!(written(), (SourcePhase::Started, [of_to, vec![address]].concat()));
 }
 
 /// A question would be a commit, and what the destination has is older than the guest's disks.

@@ -17,7 +17,7 @@ use super::{Done, here};
 use crate::disks;
 use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
-use crate::outgoing::{Input, Sessions};
+use crate::outgoing::{Input, Sessions, links};
 use crate::ran_here::Sighting;
 use crate::session::contact::ask_before_resuming;
 
@@ -170,7 +170,8 @@ impl OwnQemu {
         if !shared.machine().may_be_loaded() {
             return false;
         }
-        let answer = ask_before_resuming(&shared.losses.remotes(), &shared.dialler.identity);
+        let peers = links::and_of_links(shared, &shared.peers);
+        let answer = ask_before_resuming(&peers, &shared.dialler.identity);
         matches!(answer, Ok(Outcome::Committed | Outcome::Pending | Outcome::Gone))
     }
 

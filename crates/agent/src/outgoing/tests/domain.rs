@@ -34,6 +34,8 @@ struct Answers {
     run_state: &'static str,
     migration: &'static str,
     asked: u32,
+    /// The guest was let run.
+    is_resumed: bool,
 }
 
 /// A hypervisor whose answers the test sets.
@@ -42,7 +44,12 @@ pub(in crate::outgoing) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 
 impl Fake {
     pub fn set(&self, run_state: &'static str, migration: &'static str) {
-        *self.0.0.lock() = Answers { run_state, migration, asked: 0 };
+        *self.0.0.lock() = Answers { run_state, migration, ..Answers::default() };
+    }
+
+    /// Whether the guest was let run since the answers were set.
+    pub fn is_resumed(&self) -> bool {
+        self.0.0.lock().is_resumed
     }
 
     /// Waits until this answer has been evaluated as a whole: the third question comes after all that followed from the
@@ -80,6 +87,10 @@ impl Fake {
                 json!({"status": answers.run_state})
             }
             Some("query-migrate") => json!({"status": answers.migration}),
+            Some("cont") => {
+                answers.is_resumed = true;
+                json!({})
+            }
             _ => json!({}),
         }
     }

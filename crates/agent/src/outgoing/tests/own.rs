@@ -5,9 +5,10 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use linerate_core::source::Event;
-use linerate_core::{Code, Fault, ModeTag, Side, Step};
+use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step};
 use linerate_guest::description::Disk;
 use linerate_guest::shared;
+use linerate_net::tcp::listen::Accepted;
 use tempfile::TempDir;
 
 use super::super::Input;
@@ -16,7 +17,9 @@ use super::super::worker::Worker;
 use super::domain::{Fake, guest_of};
 use super::{LONG, outgoing_of, sends_commit};
 use crate::ran_here::Sighting;
+use crate::security::Security;
 use crate::session::links::Losses;
+use crate::testing::{closed_port, listen};
 
 /// The answer for a guest whose disk is `replaced` by another file of its name when the destination has found its mark.
 fn checked_before_commit(replaced: bool) -> Input {
@@ -116,6 +119,38 @@ fn a_destination_is_asked_before_each_try_also_if_its_guests_qemu_does_not_answe
     crate::testing::wait("it is not asked before each of five tries", || asked.is_finished());
     assert_eq!(asked.join().unwrap(), 6);
     worker.finish();
+}
+
+/// An operator has let it run there. Its links are lost, and the network by which it was reached first works.
+#[test]
+fn a_destination_is_asked_at_the_addresses_of_to_as_well_before_its_guest_is_resumed_at_the_source() {
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+    let fake = Fake::default();
+    fake.set("postmigrate", "completed");
+    let destination = listen(&Security::insecure(), |accepted: Accepted| {
+        let _ = accepted.outcome(Outcome::Committed);
+    });
+    let (_held, lost) = closed_port();
+    let (outgoing, inputs) = outgoing_of(ModeTag::Streams);
+    let mut outgoing = Arc::into_inner(outgoing).unwrap();
+    outgoing.losses = Losses::of_link_to(lost);
+    outgoing.peers = destination.addresses().to_vec();
+    sends_commit(&outgoing);
+    let outgoing = Arc::new(outgoing);
+    let guest = guest_of(&fake, dir.path(), &outgoing, false);
+    let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+    let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+    worker.roll_back();
+    let rolled_back = inputs.recv_timeout(LONG).unwrap();
+    let paused = GuestState::PausedAtSource;
+    assert!(
+        matches!(rolled_back, Input::Event(Event::RolledBack { guest, complete: false }) if guest == paused),
+        "recovery does not go on"
+    );
+    worker.finish();
+    assert!(!fake.is_resumed(), "it runs on both hosts");
 }
 
 #[test]
