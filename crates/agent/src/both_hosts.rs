@@ -21,8 +21,9 @@ pub(crate) const NOTICE_WAIT: Duration = Duration::from_secs(2);
 /// What an operator reads.
 pub(crate) const NOTE: &str = "the guest may run on both hosts, with the same disks: each host has let it run. Look on both hosts (`linerate vm list`), and end one copy at once (`linerate vm stop NAME --force`). Then say so at the other host: `linerate resolve ID --resume-here`";
 
-/// And at a source that was told that the guest runs at the destination, and is ending its own copy.
-const ENDING: &str = "another program let the guest run on this host after commit, and it runs at the destination too. The copy here is being ended, so keep the one at the destination. Look on both hosts (`linerate vm list`): the disks may be damaged";
+/// And at a source that was told that the guest runs at the destination. It is ending its own copy, or an operator is
+/// to decide that.
+const ENDING: &str = "another program let the guest run on this host after commit, and it runs at the destination too, with the same disks: they may be damaged. Look on both hosts (`linerate vm list`), and keep the one at the destination. The copy here is being ended, or waits for you: `linerate resolve ID --give-up` ends it";
 
 /// The same when the copy has ended: whoever watches the migration reads it in place of a good end.
 pub(crate) const ENDED: &str = "another program let the guest run on this host after commit, and it ran at the destination too. The copy here has ended, and what its guest did since commit is lost. Both copies may have written to the same disks: have the guest check its file systems, or go back to a backup";
@@ -96,7 +97,8 @@ fn refused(note: &str) -> ErrorBody {
     ErrorBody { guest_state: Some(GuestState::InDoubt), ..body }
 }
 
-/// The source has its destination's word that the guest runs there, and ends the process here.
+/// The source has its destination's word that the guest runs there. It ends the process here, or is in doubt: then the
+/// session takes an operator's decision, and no note is settled.
 fn is_ending(record: &Record) -> bool {
     matches!(&record.role, Role::Source { phase: SourcePhase::CommitSent | SourcePhase::Finished, .. })
 }

@@ -9,7 +9,7 @@ use linerate_lock::Mutex;
 use super::{Journal, Record};
 use crate::faults::chain;
 
-/// Records of such guests: what the disk had when the agent started, and what was noted since.
+/// Newest records of such guests: what the disk had when the agent started, and what was noted and written since.
 #[derive(Debug, Default)]
 pub(super) struct OnBothHosts(Mutex<BTreeMap<SessionId, Record>>);
 
@@ -20,12 +20,13 @@ impl OnBothHosts {
         self.0.lock().extend(noted.cloned());
     }
 
-    /// The record as it goes to disk. A session that goes on writes a record of its own, which does not have the note.
+    /// The record as it goes to disk, by which an operator is told from now on what to do. A session that goes on
+    /// writes a record of its own, which does not have the note.
     pub fn with_note<'a>(&self, session: SessionId, record: &'a Record) -> Cow<'a, Record> {
-        if record.on_both_hosts || !self.0.lock().contains_key(&session) {
-            return Cow::Borrowed(record);
-        }
-        Cow::Owned(Record { on_both_hosts: true, ..record.clone() })
+        let mut noted = self.0.lock();
+        let Some(newest) = noted.get_mut(&session) else { return Cow::Borrowed(record) };
+        *newest = Record { on_both_hosts: true, ..record.clone() };
+        Cow::Owned(newest.clone())
     }
 }
 
@@ -33,6 +34,10 @@ impl Journal {
     /// The guest of this session may run on both hosts. Its record, if that was not known. It is known from now on,
     /// whatever the disk does.
     pub fn note_on_both_hosts(&self, session: SessionId) -> Option<Record> {
+        // The same answer may come each second.
+        if self.on_both_hosts.0.lock().contains_key(&session) {
+            return None;
+        }
         let mut unwritten = self.unwritten.lock();
         let found = match self.newest(&unwritten, session) {
             Ok(found) => found?,
@@ -96,6 +101,7 @@ mod tests {
         // The live session has not seen it, and writes its end.
         record.set_phase(Phase::Destination(DestinationPhase::Finished));
         journal.put_end(session, &record).unwrap();
+        assert_eq!(journal.on_both_hosts()[0].1.role, record.role, "its phase is an old one");
         drop(journal);
         let noted = |journal: &Journal| -> Vec<SessionId> {
             journal.on_both_hosts().into_iter().map(|(session, _)| session).collect()

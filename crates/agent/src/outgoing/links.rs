@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use linerate_api::EventKind;
 use linerate_core::source::Event;
-use linerate_core::{ChannelId, Endpoint, LinkId, PathId};
+use linerate_core::{ChannelId, Endpoint, LinkId, Outcome, PathId};
 use linerate_net::channel_thread::{ChannelEnds, ChannelHandle, ChannelThreadOptions};
 use linerate_net::control::ControlPath;
 use linerate_net::links::Link;
@@ -21,6 +21,7 @@ use super::{ChannelSource, Input, Outgoing, Sessions};
 use crate::both_hosts;
 use crate::journal::{Record, Role};
 use crate::ram::Ram;
+use crate::ran_here::RanHere;
 use crate::recovery;
 use crate::security::SessionPart;
 use crate::session::contact::{ask_any, ask_before_resuming, commit_any};
@@ -58,15 +59,26 @@ pub(super) fn query(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
 }
 
 /// The guest ran here after commit, or may have: the destination's operator is not to run the copy there. That commits
-/// nothing, and the answer decides nothing. Nothing is said of a copy that the operator here gives up.
-pub(super) fn say_that_it_is_here(shared: &Arc<Outgoing>, record: &Record, gives_up: bool) {
+/// nothing, and the answer decides nothing. If the guest ran here and runs there, that is noted. Nothing is said of a
+/// copy that the operator here gives up.
+pub(super) fn say_that_it_is_here(
+    shared: &Arc<Outgoing>,
+    sessions: &Sessions,
+    record: &Record,
+    gives_up: bool,
+) {
     let is_here = matches!(&record.role, Role::Source { qemu, .. } if qemu.can_run());
     if gives_up || !is_here || shared.says_it.swap(true, Ordering::Relaxed) {
         return;
     }
     let (says, peers) = (shared.clone(), peers(shared, record));
+    let (journal, audit) = (sessions.journal.clone(), sessions.audit.clone());
     let saying = move || {
-        let _ = ask_before_resuming(&peers, &says.dialler.identity);
+        let answer = ask_before_resuming(&peers, &says.dialler.identity);
+        if matches!(answer, Ok(Outcome::Committed)) && *says.ran_here.lock() == RanHere::Yes {
+            *says.answer.lock() = Some(Outcome::Committed);
+            both_hosts::note(&journal, &audit, says.session);
+        }
         says.says_it.store(false, Ordering::Relaxed);
     };
     if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(saying) {

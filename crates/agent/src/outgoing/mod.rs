@@ -291,7 +291,8 @@ impl Outgoing {
     /// The guest ran here after commit, and an operator gives this copy up: nobody has said that it runs at the
     /// destination. Its images here are newer than their copies.
     fn images_are_newer(&self) -> bool {
-        *self.ran_here.lock() == RanHere::Yes && self.decided_for(false) == Decided::Waiting
+        let runs_there = *self.answer.lock() == Some(Outcome::Committed);
+        *self.ran_here.lock() == RanHere::Yes && !runs_there && self.decided_for(false) == Decided::Waiting
     }
 
     /// Whether it is over.

@@ -265,7 +265,7 @@ impl SessionLoop {
         match now {
             RanHere::No => links::query(&self.shared, &self.record, gives_up),
             RanHere::Maybe | RanHere::Yes => {
-                links::say_that_it_is_here(&self.shared, &self.record, gives_up);
+                links::say_that_it_is_here(&self.shared, &self.sessions, &self.record, gives_up);
                 self.handle(Event::RanHere);
             }
         }

@@ -18,6 +18,7 @@ use linerate_core::{
 };
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_net::stream::endpoint::Socket;
+use linerate_net::tcp::listen::Accepted;
 
 use super::streams::{Accepting, MigrationStreams, Service};
 use super::worker::Worker;
@@ -361,7 +362,7 @@ fn a_guest_that_another_program_ran_here_beside_the_destination_does_not_end_wel
 }
 
 /// One whose commit was not answered for so long that an operator may decide.
-fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
+pub(crate) fn in_doubt(qemu: &GuestRecord) -> Arc<Outgoing> {
     let (outgoing, _inputs) = outgoing_of(ModeTag::Streams);
     let mut outgoing = Arc::into_inner(outgoing).unwrap();
     outgoing.qemu = Some(qemu.process);
@@ -414,6 +415,33 @@ fn images_of_a_guest_that_ran_here_are_newer_if_an_operator_gives_its_copy_up() 
     assert!(outgoing.images_are_newer());
     *outgoing.ran_here.lock() = RanHere::Maybe;
     assert!(!outgoing.images_are_newer());
+}
+
+/// The answer to what is said each second decides nothing. But both copies run, and an operator looks at the list.
+#[test]
+fn a_live_session_notes_that_a_guest_that_ran_here_runs_at_the_destination_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = crate::testing::arrived(&agent, own);
+    let outgoing = in_doubt(&qemu);
+    let destination = crate::testing::listen(&crate::security::Security::insecure(), |accepted: Accepted| {
+        let _ = accepted.outcome(Outcome::Committed);
+    });
+    let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent);
+    let Role::Source { peers, .. } = &mut role else { panic!("{role:?}") };
+    *peers = destination.addresses().to_vec();
+    let record = Record::new("g", 1, role);
+    agent.journal.put(outgoing.session, &record).unwrap();
+    let (worker, _jobs) = Worker::for_test();
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    session_loop.ask_destination(false);
+    session_loop.take(Input::SourceSeen(Sighting::Resumed));
+    let id = outgoing.session.to_string();
+    crate::testing::wait("it is not noted", || crate::both_hosts::has(&agent.journal, &id));
+    outgoing.resolve(false).unwrap();
+    assert!(!outgoing.images_are_newer(), "it runs on from their copies");
 }
 
 /// Between the decision and QEMU's answer an operator must not read that all goes well.

@@ -315,10 +315,15 @@ impl Unfinished {
         let Role::Source { qemu, peers, token, peer, .. } = self.record.lock().role.clone() else {
             return None;
         };
-        if !self.look_whether_it_ran_here(sessions).is_no() {
+        let ran_here = self.look_whether_it_ran_here(sessions);
+        if !ran_here.is_no() {
             // The guest is here: the destination's operator is not to run the copy there. Its answer decides nothing.
             if qemu.can_run() && !gives_up {
-                self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
+                let asks = |identity: &Identity| ask_before_resuming(&peers, identity);
+                let answer = self.question(sessions, (&token, &peer), asks);
+                if answer == Some(Outcome::Committed) && ran_here == RanHere::Yes {
+                    both_hosts::note(&sessions.journal, &sessions.audit, self.session);
+                }
             }
             self.worked();
             return None;

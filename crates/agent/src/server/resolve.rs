@@ -136,7 +136,8 @@ pub(super) async fn resolve(
     let request: ResolveRequest = parse(&body)?;
     let here = request.decision == Decision::ResumeHere;
     // What is left to do of a session counts first.
-    if !agent.unfinished().iter().any(|one| one.session.to_string() == id) {
+    let is_left = agent.unfinished().iter().any(|one| one.session.to_string() == id);
+    if !is_left && agent.outgoing_by_id(&id).is_none_or(|one| one.is_over()) {
         let (asked, name) = (agent.clone(), id.clone());
         let settled = blocking(move || both_hosts::resolve(&asked.journal, &name, here).transpose()).await?;
         if let Some(summary) = settled {

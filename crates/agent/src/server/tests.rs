@@ -468,3 +468,23 @@ async fn a_guest_that_a_live_session_has_run_beside_its_source_is_not_reported_a
     let Err(Refusal(body)) = carried_out(&agent, &decider, true).await else { panic!("exit code 0") };
     assert_eq!(body.guest_state, Some(GuestState::InDoubt), "{body:?}");
 }
+
+/// Another program let it run at its source, and the destination answers that it runs there. Nothing ends it here.
+#[tokio::test]
+async fn a_live_session_in_doubt_takes_a_decision_about_a_guest_that_may_run_on_both_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut agent = crate::testing::agent(&dir, &[]);
+    Arc::get_mut(&mut agent).unwrap().decision_wait = std::time::Duration::from_millis(500);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = crate::testing::arrived(&agent, own);
+    let outgoing = crate::outgoing::tests::in_doubt(&qemu);
+    let role = crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent);
+    let record = Record::new("g", agent.journal.next_order(), role);
+    agent.journal.put(outgoing.session, &record).unwrap();
+    agent.outgoing.add(outgoing.clone());
+    both_hosts::note(&agent.journal, &agent.audit, outgoing.session);
+    let decision = Bytes::from_static(br#"{"decision":"give_up"}"#);
+    let answer = resolve(State(agent.clone()), Path(outgoing.session.to_string()), decision).await;
+    assert!(answer.is_ok(), "it is refused");
+    assert_eq!(outgoing.decided_for(false), Decided::Waiting);
+}

@@ -2,10 +2,12 @@
 
 use linerate_guest::process::connect;
 use linerate_guest::run_state::RunState;
+use linerate_guest::stale;
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::*;
+use crate::both_hosts;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
@@ -93,6 +95,33 @@ fn that_another_client_resumed_a_guest_is_known_for_good_when_qemu_says_so() {
     assert_eq!(one.resolve(true), Err(NotDecided::QemuEndedNotAsked));
     assert!(one.is_in_doubt());
     assert!(peer.is_left_alone(), "a question is a commit");
+}
+
+/// The answer to what is said each second decides nothing. But both copies run, and an operator looks at the list.
+#[test]
+fn a_guest_that_runs_here_and_at_the_destination_is_noted_and_its_images_are_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = listen(&Security::insecure(), |accepted| {
+        let _ = accepted.outcome(Outcome::Committed);
+    });
+    let (agent, peer) = (agent(&dir, &[]), Peer { listener, received: channel().1 });
+    let (_hand, qemu, session) = left(&agent, &dir, &peer);
+    let image = dir.path().join("copied-image");
+    std::fs::write(&image, "x").unwrap();
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    let Role::Source { copied, .. } = &mut record.role else { panic!("{record:?}") };
+    *copied = vec![image.clone()];
+    agent.journal.put(session, &record).unwrap();
+    connect(&qemu, soon()).unwrap().execute("cont", json!({}), soon()).unwrap();
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    while !both_hosts::has(&agent.journal, &session.to_string()) {
+        wait("it is not noted");
+    }
+    assert!(one.is_in_doubt() && qemu.is_alive(), "the answer decides");
+    one.resolve(false).unwrap();
+    wait_written(&agent, session, (SourcePhase::Finished, false));
+    assert!(stale::of(&image).is_some(), "it runs on from their copies");
 }
 
 /// Whatever it did here, the destination has the only copy that is left.
