@@ -5,6 +5,9 @@
 //!
 //! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); a question meanwhile
 //! gets what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
+//!
+//! Records are read from memory, so that no question of another host waits for a disk that hangs. A record that is being
+//! written is known when the disk has it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -30,6 +33,7 @@ use crate::security::PeerName;
 
 mod both_hosts;
 mod names;
+mod newest;
 mod notes;
 mod token;
 mod trouble;
@@ -37,6 +41,8 @@ mod unreadable;
 
 use both_hosts::OnBothHosts;
 use names::{destination_phase, mode_name, source_phase};
+use newest::Newest;
+use notes::Notes;
 pub(crate) use token::{parse_token, token_text};
 pub use trouble::JournalTrouble;
 use unreadable::Unreadable;
@@ -356,7 +362,10 @@ pub struct Journal {
     next_order: AtomicU64,
     /// Ends that were written since it was opened.
     ends: AtomicU64,
+    /// Held while a record is written, so that no newer one of its session is overwritten.
     unwritten: Mutex<Unwritten>,
+    newest: Newest,
+    notes: Mutex<Notes>,
     unreadable: Unreadable,
     on_both_hosts: OnBothHosts,
     clock: Clock,
@@ -383,6 +392,8 @@ impl Journal {
             next_order: AtomicU64::new(1),
             ends: AtomicU64::new(0),
             unwritten: Mutex::default(),
+            newest: Newest::default(),
+            notes: Mutex::default(),
             unreadable: Unreadable::default(),
             on_both_hosts: OnBothHosts::default(),
             clock: Clock::start(),
@@ -390,6 +401,7 @@ impl Journal {
             is_full: Default::default(),
         };
         journal.check_format()?;
+        journal.load()?;
         let all = journal.all()?;
         journal.on_both_hosts.load(&all);
         let newest = all.iter().map(|(_, record)| record.order).max().unwrap_or(0);
@@ -419,6 +431,19 @@ impl Journal {
         })
     }
 
+    /// Takes into memory what the disk has.
+    fn load(&self) -> Result<(), JournalError> {
+        self.with(|database| {
+            let table = database.begin_read()?.open_table(SESSIONS)?;
+            for entry in table.iter()? {
+                let (key, value) = entry?;
+                let Ok(session) = <[u8; 16]>::try_from(key.value()).map(SessionId) else { continue };
+                self.newest.load(session, value.value());
+            }
+            Ok(())
+        })
+    }
+
     /// The place of a session that begins now.
     pub fn next_order(&self) -> u64 {
         self.next_order.fetch_add(1, Ordering::SeqCst)
@@ -443,6 +468,7 @@ impl Journal {
         if let Err(error) = &done {
             tracing::error!(%session, guest = record.guest, error = chain(error), "the end of this session is not in the journal yet; it is tried until the disk takes it");
             unwritten.ends.refused(self.clock.now(), session, record.clone());
+            self.newest.set(session, record.clone());
             self.write_ends(&mut unwritten);
         }
         drop(unwritten);
@@ -473,7 +499,6 @@ impl Journal {
 
     /// Tries the end that is due, if there is one. Gives the time of the next try; none if nothing is left.
     fn write_due_end(&self) -> Option<Time> {
-        // Held while it is written, so that no newer record of the session is overwritten.
         let mut unwritten = self.unwritten.lock();
         if let Some((session, record)) = unwritten.ends.due(self.clock.now()) {
             let written = self.insert(session, record).is_ok();
@@ -508,7 +533,7 @@ impl Journal {
         refused: impl FnOnce(&Record) -> bool,
     ) -> Result<bool, JournalError> {
         let mut unwritten = self.unwritten.lock();
-        let now = self.newest(&unwritten, session)?;
+        let now = self.get(session)?;
         if now.as_ref().is_some_and(refused) {
             return Ok(false);
         }
@@ -537,65 +562,47 @@ impl Journal {
         self.write(|table| {
             table.insert(session.0.as_slice(), json.as_slice())?;
             Ok(())
-        })
+        })?;
+        self.newest.load(session, &json);
+        Ok(())
     }
 
     /// The record of a session. One that cannot be read is an error: its session is not unknown here.
     pub fn get(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
-        self.newest(&self.unwritten.lock(), session)
-    }
-
-    fn newest(&self, unwritten: &Unwritten, session: SessionId) -> Result<Option<Record>, JournalError> {
-        match unwritten.ends.get(session) {
-            Some(record) => Ok(Some(record.clone())),
-            None => self.read(session),
-        }
-    }
-
-    fn read(&self, session: SessionId) -> Result<Option<Record>, JournalError> {
-        let json = self.with(|database| {
-            let table = database.begin_read()?.open_table(SESSIONS)?;
-            let found = table.get(session.0.as_slice())?;
-            Ok(found.map(|value| value.value().to_vec()))
-        })?;
-        let record = json.map(|json| serde_json::from_slice(&json)).transpose();
-        record.map_err(|source| JournalError::Record { session, source })
+        self.newest.get(session)
     }
 
     /// All sessions. A record that cannot be read is left alone, and noted for the operator ([`Journal::unreadable`]).
     pub fn all(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
-        let unwritten = self.unwritten.lock();
-        let mut sessions = self.on_disk()?;
-        sessions.retain(|(session, _)| unwritten.ends.get(*session).is_none());
-        sessions.extend(unwritten.ends.iter().map(|(session, record)| (session, record.clone())));
-        Ok(sessions)
-    }
-
-    fn on_disk(&self) -> Result<Vec<(SessionId, Record)>, JournalError> {
-        let (mut sessions, mut others) = (Vec::new(), BTreeMap::new());
-        self.with(|database| {
-            let table = database.begin_read()?.open_table(SESSIONS)?;
-            for entry in table.iter()? {
-                let (key, value) = entry?;
-                let Ok(session) = <[u8; 16]>::try_from(key.value()).map(SessionId) else { continue };
-                match serde_json::from_slice(value.value()) {
-                    Ok(record) => sessions.push((session, record)),
-                    Err(error) => {
-                        others.insert(session, unreadable::describe(session, value.value(), &error));
-                    }
-                }
-            }
-            Ok(())
-        })?;
+        let (sessions, others) = self.newest.all();
         self.unreadable.set(others);
         Ok(sessions)
     }
 
-    /// Forgets ended sessions beyond what is kept to answer late questions: the oldest of the host that has most, so
-    /// that no host has those of others forgotten. That a guest has left is kept besides those as long as its arrival
-    /// is: to the host that it came from, its process would have ended here.
+    /// Forgets ended sessions beyond what is kept to answer late questions.
     pub fn prune(&self) -> Result<usize, JournalError> {
-        let found = self.on_disk()?;
+        let surplus = self.surplus();
+        if surplus.is_empty() {
+            return Ok(0);
+        }
+        let unwritten = self.unwritten.lock();
+        let is_written = |session: &SessionId| unwritten.ends.get(*session).is_none();
+        let forgotten: Vec<SessionId> = surplus.into_iter().filter(is_written).collect();
+        self.write(|table| {
+            for session in &forgotten {
+                table.remove(session.0.as_slice())?;
+            }
+            Ok(())
+        })?;
+        self.newest.remove(&forgotten);
+        Ok(forgotten.len())
+    }
+
+    /// Ended sessions beyond what is kept: the oldest of the host that has most, so that no host has those of others
+    /// forgotten. That a guest has left is kept besides those as long as its arrival is: to the host that it came from,
+    /// its process would have ended here.
+    fn surplus(&self) -> Vec<SessionId> {
+        let (found, _) = self.newest.all();
         let arrived: HashSet<Process> = found.iter().filter_map(|(_, record)| record.arrived()).collect();
         let explains = |record: &Record| record.left().is_some_and(|process| arrived.contains(&process));
         let mut ended: BTreeMap<PeerName, Vec<(u64, SessionId)>> = BTreeMap::new();
@@ -605,18 +612,11 @@ impl Journal {
         // The oldest last.
         ended.values_mut().for_each(|of_host| of_host.sort_unstable_by_key(|(order, _)| Reverse(*order)));
         let surplus = ended.values().map(Vec::len).sum::<usize>().saturating_sub(ENDED_KEPT);
-        if surplus == 0 {
-            return Ok(0);
-        }
-        self.write(|table| {
-            for _ in 0..surplus {
-                let most = ended.values_mut().max_by_key(|of_host| of_host.len());
-                let Some((_, session)) = most.and_then(Vec::pop) else { break };
-                table.remove(session.0.as_slice())?;
-            }
-            Ok(())
-        })?;
-        Ok(surplus)
+        let oldest = (0..surplus).map_while(|_| {
+            let most = ended.values_mut().max_by_key(|of_host| of_host.len());
+            most.and_then(Vec::pop).map(|(_, session)| session)
+        });
+        oldest.collect()
     }
 
     fn write(

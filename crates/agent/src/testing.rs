@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use linerate_guest::access::Access;
@@ -90,6 +92,28 @@ pub(crate) fn wait(trouble: &str, is: impl Fn() -> bool) {
     while !is() {
         assert!(Instant::now() < end, "{trouble}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A disk that hangs: whatever is written to the journal waits.
+pub(crate) struct SlowDisk {
+    ends: Sender<()>,
+    hanging: JoinHandle<bool>,
+}
+
+impl SlowDisk {
+    pub fn start(journal: &Arc<Journal>) -> SlowDisk {
+        let ((begins, has_begun), (ends, has_ended)) = (channel(), channel());
+        let journal = journal.clone();
+        let hanging = std::thread::spawn(move || journal.hang(&begins, &has_ended));
+        has_begun.recv_timeout(Duration::from_secs(60)).unwrap();
+        SlowDisk { ends, hanging }
+    }
+
+    /// It works again. Until now nothing may have waited for it.
+    pub fn end(self) {
+        drop(self.ends);
+        assert!(self.hanging.join().unwrap(), "something waited for the disk");
     }
 }
 

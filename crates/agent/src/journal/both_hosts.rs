@@ -34,12 +34,7 @@ impl Journal {
     /// The guest of this session may run on both hosts. Its record, if that was not known. It is known from now on,
     /// whatever the disk does.
     pub fn note_on_both_hosts(&self, session: SessionId) -> Option<Record> {
-        // The same answer may come each second.
-        if self.on_both_hosts.0.lock().contains_key(&session) {
-            return None;
-        }
-        let mut unwritten = self.unwritten.lock();
-        let found = match self.newest(&unwritten, session) {
+        let found = match self.get(session) {
             Ok(found) => found?,
             Err(error) => {
                 tracing::error!(%session, error = chain(&error), "its guest may run on both hosts, and the journal cannot be read: `linerate migration list` does not show it");
@@ -50,7 +45,12 @@ impl Journal {
         if self.on_both_hosts.0.lock().insert(session, record.clone()).is_some() {
             return None;
         }
-        if let Err(error) = self.put_newest(&mut unwritten, session, &record) {
+        // Of what is newest when the disk can be written to: an operator may have settled it by then.
+        let mut unwritten = self.unwritten.lock();
+        let written = self.get(session).and_then(|newest| {
+            newest.map_or(Ok(()), |newest| self.put_newest(&mut unwritten, session, &newest))
+        });
+        if let Err(error) = written {
             tracing::warn!(%session, error = chain(&error), "the journal does not have that the guest may run on both hosts: the next start of the agent does not show it");
         }
         Some(record)
@@ -65,7 +65,7 @@ impl Journal {
     pub fn settle_on_both_hosts(&self, session: SessionId) {
         self.on_both_hosts.0.lock().remove(&session);
         let mut unwritten = self.unwritten.lock();
-        let found = self.newest(&unwritten, session);
+        let found = self.get(session);
         let settled = match found {
             Ok(Some(record)) => {
                 let record = Record { on_both_hosts: false, ..record };

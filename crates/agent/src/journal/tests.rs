@@ -1,6 +1,10 @@
 //! Records on disk, and journals that are refused.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
 use super::*;
+use crate::testing::{SlowDisk, wait};
 
 fn record(order: u64, phase: DestinationPhase) -> Record {
     Record::new("web", order, IncomingRecord::default().role(phase))
@@ -70,6 +74,51 @@ impl Journal {
         std::fs::remove_dir(&self.path).unwrap();
         std::fs::rename(self.path.with_extension("away"), &self.path).unwrap();
     }
+
+    /// The disk hangs until the sender is gone, which is `true`, or for two minutes.
+    pub(crate) fn hang(&self, begins: &Sender<()>, ends: &Receiver<()>) -> bool {
+        let _unwritten = self.unwritten.lock();
+        let mut is_ended = false;
+        self.write(|_| {
+            begins.send(()).unwrap();
+            let ended = ends.recv_timeout(Duration::from_secs(120));
+            is_ended = ended == Err(RecvTimeoutError::Disconnected);
+            Ok(())
+        })
+        .unwrap();
+        is_ended
+    }
+
+    /// What a later agent finds.
+    fn on_disk(&self, session: SessionId) -> Option<Record> {
+        let json = self.with(|database| {
+            let table = database.begin_read()?.open_table(SESSIONS)?;
+            let found = table.get(session.0.as_slice())?;
+            Ok(found.map(|value| value.value().to_vec()))
+        });
+        json.unwrap().map(|json| serde_json::from_slice(&json).unwrap())
+    }
+}
+
+/// Another host's question waits for nothing else.
+#[test]
+fn records_are_read_while_the_disk_hangs_and_what_it_does_not_have_is_not_among_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (session, other) = (SessionId([7; 16]), SessionId([8; 16]));
+    let journal = Arc::new(Journal::open(dir.path()).unwrap());
+    journal.put(session, &source(SourcePhase::Started)).unwrap();
+    journal.put(other, &source(SourcePhase::Finished)).unwrap();
+    let disk = SlowDisk::start(&journal);
+    let writing = journal.clone();
+    let put = std::thread::spawn(move || writing.put(session, &source(SourcePhase::CommitSent)).unwrap());
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::Started)));
+    assert_eq!(journal.all().unwrap().len(), 2);
+    assert_eq!(journal.prune().unwrap(), 0);
+    assert!(journal.get(SessionId([9; 16])).unwrap().is_none());
+    disk.end();
+    put.join().unwrap();
+    assert_eq!(journal.get(session).unwrap(), Some(source(SourcePhase::CommitSent)));
+    assert_eq!(journal.on_disk(session), Some(source(SourcePhase::CommitSent)));
 }
 
 #[test]
@@ -86,7 +135,7 @@ fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
     while journal.unwritten_ends() > 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::RolledBack)));
+    assert_eq!(journal.on_disk(session), Some(source(SourcePhase::RolledBack)));
     // And again, for the thread that tried has ended.
     journal.break_disk();
     assert!(journal.put_end(session, &source(SourcePhase::Finished)).is_err());
@@ -94,7 +143,7 @@ fn an_end_that_the_disk_refuses_is_known_at_once_and_written_when_it_can_be() {
     while journal.unwritten_ends() > 0 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert_eq!(journal.read(session).unwrap(), Some(source(SourcePhase::Finished)));
+    assert_eq!(journal.on_disk(session), Some(source(SourcePhase::Finished)));
 }
 
 #[test]
@@ -398,13 +447,14 @@ impl Journal {
             Ok(())
         })
         .unwrap();
+        self.newest.load(SessionId(id.try_into().unwrap()), json);
     }
 }
 
 #[test]
 fn that_a_guest_ran_here_is_kept_and_a_record_without_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, session) = (Journal::open(dir.path()).unwrap(), SessionId([7; 16]));
+    let (journal, session) = (Arc::new(Journal::open(dir.path()).unwrap()), SessionId([7; 16]));
     let mut record = source(SourcePhase::CommitSent);
     let old = serde_json::to_string(&record).unwrap();
     assert!(!old.contains("ran_here") && serde_json::from_str::<Record>(&old).unwrap().ran_here().is_no());
@@ -412,12 +462,15 @@ fn that_a_guest_ran_here_is_kept_and_a_record_without_it_is_read() {
     journal.break_disk();
     journal.note_ran_here(session, &mut record, RanHere::Yes);
     assert_eq!(record.ran_here(), RanHere::Yes, "whatever the disk does");
+    wait("the disk is not tried", || journal.has_noted());
     journal.mend_disk();
     assert_eq!(journal.get(session).unwrap().unwrap().ran_here(), RanHere::No);
     for now in [RanHere::Yes, RanHere::Maybe, RanHere::No] {
         journal.note_ran_here(session, &mut record, now);
         assert_eq!(record.ran_here(), now);
+        wait("it is not written", || journal.has_noted());
         assert_eq!(journal.get(session).unwrap(), Some(record.clone()));
+        assert_eq!(journal.on_disk(session), Some(record.clone()));
     }
 }
 

@@ -243,12 +243,40 @@ fn a_guest_that_ran_here_behind_commit_is_not_asked_about_when_its_qemu_has_ende
     session_loop.ask_destination(false);
     session_loop.take(Input::SourceSeen(Sighting::Resumed));
     crate::testing::wait("the destination is not told that the guest is here", || peer.accept().is_ok());
-    assert_eq!(agent.journal.get(outgoing.session).unwrap().unwrap().ran_here(), RanHere::Yes);
+    let known = || agent.journal.get(outgoing.session).unwrap().unwrap().ran_here();
+    crate::testing::wait("it is not written", || known() == RanHere::Yes);
     for seen in [Sighting::Nothing, Sighting::Stopped] {
         session_loop.ask_destination(false);
         session_loop.take(Input::SourceSeen(seen));
         assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "it is asked");
     }
+}
+
+/// Its operator is heard after 20 s of silence, and would run the older copy.
+#[test]
+fn a_destination_is_told_that_the_guest_of_a_live_session_is_here_while_the_disk_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
+    let (worker, _jobs) = Worker::for_test();
+    let agent = crate::testing::agent(&dir, &[]);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = crate::testing::arrived(&agent, own);
+    let mut role = crate::recovery::tests::leaves(&qemu, SourcePhase::CommitSent);
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let Role::Source { peers, .. } = &mut role else { panic!("{role:?}") };
+    *peers = vec![peer.local_addr().unwrap()];
+    let record = Record::new("g", 1, role);
+    agent.journal.put(outgoing.session, &record).unwrap();
+    let mut session_loop =
+        session_loop::SessionLoop::new(outgoing.clone(), worker, agent.outgoing.clone(), record);
+    let disk = crate::testing::SlowDisk::start(&agent.journal);
+    session_loop.ask_destination(false);
+    session_loop.take(Input::SourceSeen(Sighting::Resumed));
+    crate::testing::wait("it is not told", || peer.accept().is_ok());
+    disk.end();
+    let known = || agent.journal.get(outgoing.session).unwrap().unwrap().ran_here();
+    crate::testing::wait("it is not written", || known() == RanHere::Yes);
 }
 
 /// CPU time is used by a QEMU that a signal stops, too.
@@ -267,14 +295,14 @@ fn a_guest_that_may_have_run_here_is_asked_about_again_when_qemu_says_that_it_ha
     for seen in [Sighting::Unclear, Sighting::Nothing] {
         session_loop.ask_destination(false);
         session_loop.take(Input::SourceSeen(seen));
-        assert_eq!(known(), RanHere::Maybe, "{seen:?}");
+        crate::testing::wait("it is not written", || known() == RanHere::Maybe);
         let note = progress::in_doubt(&outgoing);
         assert!(note.contains("may have run") && !note.contains("another program"), "{note}");
         assert!(inputs.recv_timeout(Duration::from_secs(1)).is_err(), "{seen:?}: it is asked");
     }
     session_loop.ask_destination(false);
     session_loop.take(Input::SourceSeen(Sighting::Stopped));
-    assert_eq!(known(), RanHere::No);
+    crate::testing::wait("it is not written", || known() == RanHere::No);
     assert!(!progress::in_doubt(&outgoing).contains("may have run"));
     let answered = inputs.recv_timeout(LONG).unwrap();
     assert!(matches!(answered, Input::Event(Event::Unanswered)), "it is not asked");

@@ -285,11 +285,19 @@ fn a_destination_is_not_asked_about_a_guest_that_ran_here_when_its_qemu_has_ende
         assert!(peer.is_left_alone(), "the destination gets a commit");
     }
     assert!(agent.unfinished()[0].is_in_doubt());
-    assert_eq!(
-        agent.journal.get(session).unwrap().unwrap().ran_here(),
-        RanHere::Yes,
-        "a later agent would ask"
-    );
+    crate::testing::wait("a later agent would ask", || ran_here(&agent, session) == RanHere::Yes);
+}
+
+/// What a later agent knows.
+fn ran_here(agent: &Agent, session: SessionId) -> RanHere {
+    agent.journal.get(session).unwrap().unwrap().ran_here()
+}
+
+/// Notes it, and waits until it is on disk.
+fn note_ran_here(agent: &Agent, session: SessionId, now: RanHere) {
+    let mut record = agent.journal.get(session).unwrap().unwrap();
+    agent.journal.note_ran_here(session, &mut record, now);
+    crate::testing::wait("it is not written", || agent.journal.has_noted());
 }
 
 /// A session of the destination, whose guest has this process.

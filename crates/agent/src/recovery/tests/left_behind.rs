@@ -19,7 +19,7 @@ fn images_of_a_guest_that_ran_here_only_after_commit_are_not_marked_as_stale() {
         let Role::Source { copied, .. } = &mut record.role else { panic!("{record:?}") };
         *copied = vec![image.clone()];
         agent.journal.put(session, &record).unwrap();
-        agent.journal.note_ran_here(session, &mut record, ran);
+        note_ran_here(&agent, session, ran);
         if on_both {
             agent.journal.note_on_both_hosts(session);
         }

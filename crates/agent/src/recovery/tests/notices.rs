@@ -103,6 +103,7 @@ fn a_destination_is_notified_about_a_guest_that_was_paused_and_runs_now() {
     assert_eq!(step(), NoticeStep::Send);
     drop(hand);
     assert_eq!(step(), NoticeStep::Send, "it has run since");
+    crate::testing::wait("it is not written", || agent.journal.has_noted());
     let later = agent.journal.get(session).unwrap().unwrap();
     assert_eq!(notice_steps(&agent.journal, session, &later)(), NoticeStep::Send);
 }
@@ -178,8 +179,7 @@ fn a_destination_gives_its_copy_up_if_the_guest_ran_here_and_an_operator_keeps_i
     for ran_here in [RanHere::Yes, RanHere::Maybe] {
         let (_dir, agent, peer, qemu) = ended_at_its_source();
         let session = peer.session(&agent, &qemu, SourcePhase::ResumingHere, true);
-        let mut record = agent.journal.get(session).unwrap().unwrap();
-        agent.journal.note_ran_here(session, &mut record, ran_here);
+        note_ran_here(&agent, session, ran_here);
         recover(&agent.recovery).unwrap();
         wait_written(&agent, session, (SourcePhase::RolledBack, ran_here == RanHere::Yes));
         match ran_here {
@@ -198,8 +198,7 @@ fn a_destination_keeps_its_copy_if_the_guest_may_have_run_here_and_ends_before_i
         let mut ending = Ending::start(&dir);
         let qemu = arrived(&agent, ending.pid());
         let session = peer.session(&agent, &qemu, SourcePhase::CommitSent, false);
-        let mut record = agent.journal.get(session).unwrap().unwrap();
-        agent.journal.note_ran_here(session, &mut record, ran_here);
+        note_ran_here(&agent, session, ran_here);
         recover(&agent.recovery).unwrap();
         agent.unfinished()[0].resolve(true).unwrap();
         wait_written(&agent, session, (SourcePhase::ResumingHere, true));
