@@ -66,7 +66,7 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
 }
 
 /// Another session may hold this guest's place. It is given up if its source does not answer: it was not committed, and
-/// the guest is being offered again. One with a source that answers is not.
+/// the same host offers the guest again. One with a source that answers is not, and no host ends the session of another.
 pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
     let (sessions, session) = (&context.sessions, context.shared.session);
     let begun = Instant::now();
@@ -75,7 +75,7 @@ pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
         std::thread::sleep(POLL_INTERVAL);
     }
     while let Some(other) = sessions.incoming_session_of(guest, session) {
-        let orphaned = other.is_orphaned();
+        let orphaned = other.is_orphaned() && other.is_of(context.shared.opener());
         if orphaned {
             tracing::info!(session = %other.session, guest, "its source does not answer and the guest is offered again: giving it up");
             other.cancel();

@@ -381,3 +381,25 @@ fn after_a_restart_only_the_host_that_opened_a_session_decides_about_it() {
         assert_eq!(may("b"), !is_named, "an old record has no name");
     }
 }
+
+/// Its own host has lost all links for a moment, and may join again.
+#[test]
+fn no_host_ends_the_session_of_another_by_offering_a_guest_of_the_same_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let begins = |number: u8, host: &str| {
+        let (asked, peer) = (hello(number, Role::ControlNew), ([127, 0, 0, 1], 7979).into());
+        agent.incoming.session_for(&asked, peer, named(host)).map_err(|fault| fault.detail).unwrap()
+    };
+    let arriving = begins(7, "a");
+    *arriving.guest.lock() = "g".to_owned();
+    assert!(arriving.is_orphaned());
+    let makes_room = |number: u8, host: &str| {
+        let context = context::Context::new(agent.incoming.clone(), begins(number, host));
+        admit::make_room(&context, "g").map_err(|fault| fault.code)
+    };
+    assert_eq!(makes_room(8, "b"), Err(Code::GuestBusy));
+    assert!(agent.incoming.get(arriving.session).is_some(), "it was given up for another host");
+    assert_eq!(makes_room(9, "a"), Ok(()));
+    assert!(agent.incoming.get(arriving.session).is_none());
+}
