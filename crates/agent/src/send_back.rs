@@ -1,7 +1,9 @@
 //! Guests that another host wants back: they came from it, and a drain of it is undone.
 //!
 //! The other host names the session in which a guest came. The journal has the host that opened that session, and the
-//! process that arrived: no other host gets a guest, and no guest that has become another one.
+//! process that arrived: no other host gets a guest, and no guest that has become another one. The asker's address is
+//! its own word, so the host that answers there must be the asker: a third host may refuse guests of the asker's, and
+//! take those of this one.
 //!
 //! A domain of libvirt need not have come in a session of the journal's. The other host gets it if it may reach this
 //! host's libvirt through a tunnel: it could fetch the domain by itself then.
@@ -78,7 +80,9 @@ impl SentGuests {
         }
         let guest = arrived(journal, registry, session, asker);
         let begun = guest.map_err(|why| refused(&chain(&why))).and_then(|guest| {
-            begin(MigrateRequest::new(&guest, to.to_string()))
+            // Where hosts prove who they are, whoever else answers at the asker's address is refused.
+            let only_host = asker.as_ref().map(ToString::to_string);
+            begin(MigrateRequest { only_host, ..MigrateRequest::new(&guest, to.to_string()) })
                 .map_err(|fault| SentBack::Failed(Box::new(convert::error(&fault, None))))
         });
         match begun {
@@ -241,12 +245,16 @@ pub(crate) fn refused(why: &str) -> SentBack {
 mod tests {
     use std::process::Command;
 
-    use linerate_api::AuditCaller;
+    use linerate_api::{AdoptGuest, AuditCaller};
     use linerate_core::{Code, Side, Step};
+    use linerate_net::tcp::listen::Accepted;
+    use linerate_wire::VERSION_MAX;
+    use linerate_wire::frame::Welcome;
 
     use super::*;
     use crate::journal::{IncomingRecord, Record};
-    use crate::testing::{agent, arrived as record_of};
+    use crate::security::tests::member;
+    use crate::testing::{TestQemu, agent, arrived as record_of, authority, listen, secured};
 
     #[test]
     fn a_guest_goes_back_to_the_host_that_sent_it_and_to_no_other() {
@@ -304,6 +312,31 @@ mod tests {
         assert_eq!(ask(1, &sender).0, None, "it has ended");
         another.kill().unwrap();
         another.wait().unwrap();
+    }
+
+    /// The asker passes what comes to its port on to that host.
+    #[test]
+    fn a_guest_does_not_go_to_a_third_host_that_answers_at_the_askers_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
+        let (own, third) = (made("own"), made("third"));
+        let third = listen(&third, |accepted: Accepted| {
+            let _ = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 });
+        });
+        let agent = secured(&dir, &[], own);
+        let hand = TestQemu::start(&dir.path().join("g.qmp"), &["-name", "g"]);
+        let adopted = AdoptGuest { pid: Some(hand.pid()), ..AdoptGuest::default() };
+        crate::guests::adopt(&agent, &adopted).unwrap();
+        let (asker, session): (PeerName, _) = (Some("alpha".parse().unwrap()), SessionId([1; 16]));
+        let qemu = Some(agent.registry.get("g").unwrap());
+        let incoming = IncomingRecord { peer: asker.clone(), qemu, ..IncomingRecord::default() };
+        let role = Role::Destination { phase: Phase::Finished, incoming };
+        agent.journal.put(session, &Record::new("g", 1, role)).unwrap();
+        let to = third.addresses()[0];
+        let answer = agent.send_back(&session.to_string(), None, to, (&asker, &AuditCaller::Agent));
+        let SentBack::Failed(error) = answer else { panic!("{answer:?}") };
+        assert!(error.message.contains("third answered instead of alpha"), "{error:?}");
     }
 
     #[test]

@@ -81,6 +81,9 @@ pub struct MigrateRequest {
     /// Added by the agent where it copies a domain's RAM while libvirt's own migration waits.
     #[serde(skip)]
     pub domain: Option<DomainMigration>,
+    /// Added by the agent where another host wants its guest back: the name of that host, and no other gets the guest.
+    #[serde(skip)]
+    pub only_host: Option<String>,
 }
 
 /// What belongs to the move of a domain whose RAM Linerate copies while libvirt's own migration waits.
@@ -159,6 +162,7 @@ impl MigrateRequest {
             dry_run: false,
             libvirt: None,
             domain: None,
+            only_host: None,
         }
     }
 

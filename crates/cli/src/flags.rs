@@ -274,6 +274,7 @@ impl MigrateFlags {
             dry_run: self.dry_run,
             libvirt: None,
             domain: None,
+            only_host: None,
         }
     }
 

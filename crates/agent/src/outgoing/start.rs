@@ -23,6 +23,7 @@ use linerate_net::control::ControlPath;
 use linerate_net::interfaces;
 use linerate_net::links::{parse_networks, speed_of_all};
 use linerate_net::rdma::options::RdmaOptions;
+use linerate_trust::name::HostName;
 use linerate_wire::frame::Role as Purpose;
 
 use super::driver::{self, GuestRam, ModeParts, OutgoingDomain};
@@ -71,7 +72,9 @@ pub(super) fn authorise(
     request: &MigrateRequest,
     found: &mut Found,
 ) -> Result<OpenedSession, Fault> {
-    let identity = Identity::random(&sessions.security)?;
+    let only = request.only_host.as_deref().map(str::parse::<HostName>).transpose();
+    let only = only.map_err(|error| here(Code::Internal, &error))?;
+    let identity = Identity::random_with(&sessions.security, &only)?;
     let peers = address::resolve(&request.to)?;
     match &mut found.mode {
         ModeParts::Direct { .. } | ModeParts::Streams { .. } => {

@@ -54,6 +54,11 @@ impl Identity {
         Ok(identity)
     }
 
+    /// One that no other session has. If a host is named, no other gets its connections.
+    pub fn random_with(security: &Arc<Security>, peer: &PeerName) -> Result<Identity, Fault> {
+        Identity::with_peer(SessionId(random()?), Token(random()?), security, peer)
+    }
+
     /// The host that takes the session's connections, where hosts prove who they are and the first one was made.
     pub fn peer(&self) -> PeerName {
         self.pinned.get().map(|pinned| pinned.host.clone())
