@@ -37,7 +37,7 @@ use crate::event_log::{EventCursor, EventLog};
 use crate::outgoing::Outgoing;
 use crate::recovery::Unfinished;
 use crate::{convert, doctor, drain, guests, libvirt, outgoing, settings, tunnel};
-use callers::{LocalPeer, supervise};
+use callers::{LocalConnection, supervise};
 use connections::Connections;
 
 type Shared = State<Arc<Agent>>;
@@ -82,7 +82,8 @@ fn listen(config: &Config) -> Result<UnixListener> {
 }
 
 async fn answer(agent: &Arc<Agent>, drains: &Arc<Drains>, listener: UnixListener) -> std::io::Result<()> {
-    let routes = routes(agent.clone(), drains.clone()).into_make_service_with_connect_info::<LocalPeer>();
+    let routes =
+        routes(agent.clone(), drains.clone()).into_make_service_with_connect_info::<LocalConnection>();
     axum::serve(Connections::new(listener), routes).await
 }
 
@@ -569,17 +570,19 @@ type Lines = tokio_stream::wrappers::ReceiverStream<Bytes>;
 fn follow<T: Send + Sync + 'static>(of: Arc<T>, event_log: fn(&T) -> &EventLog) -> Lines {
     let (lines, received) = tokio::sync::mpsc::channel(16);
     let cursor = event_log(&of).watch();
-    tokio::spawn(feed(of, event_log, cursor, lines));
+    let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
+    tokio::spawn(feed(of, event_log, cursor, lines, silence));
     Lines::new(received)
 }
 
+/// Until there are no more events, or nobody reads them any more.
 async fn feed<T: Send + Sync + 'static>(
     of: Arc<T>,
     event_log: fn(&T) -> &EventLog,
     mut cursor: EventCursor,
     lines: tokio::sync::mpsc::Sender<Bytes>,
+    silence: std::time::Duration,
 ) {
-    let silence = std::time::Duration::from_secs(linerate_api::KEEP_ALIVE_S);
     loop {
         let (events, over) = event_log(&of).next_events(&mut cursor);
         for event in events {
@@ -592,9 +595,11 @@ async fn feed<T: Send + Sync + 'static>(
         if over {
             return;
         }
-        if tokio::time::timeout(silence, cursor.changed()).await.is_err()
-            && lines.send(Bytes::from_static(b"\n")).await.is_err()
-        {
+        let changed = tokio::select! {
+            changed = tokio::time::timeout(silence, cursor.changed()) => changed,
+            () = lines.closed() => return,
+        };
+        if changed.is_err() && lines.send(Bytes::from_static(b"\n")).await.is_err() {
             return;
         }
     }

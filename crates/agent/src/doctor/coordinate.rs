@@ -11,10 +11,10 @@ use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Survey};
 use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
-use super::Doctor;
 use super::pairs::targets;
 use super::serve::BUSY;
 use super::sides::{NotAnswered, Side, find};
+use super::{Doctor, WATCH_MAX};
 use crate::faults::chain;
 
 /// Hosts of one request.
@@ -74,7 +74,7 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
         watch_ms: request.watch_ms,
         names: request.hosts.iter().map(|host| host_part(host)).collect(),
     };
-    let wait = INVENTORY_WAIT + Duration::from_millis(request.watch_ms);
+    let wait = inventory_wait(request.watch_ms);
     let found: Vec<Found> = thread::scope(|scope| {
         let here =
             scope.spawn(|| Ok((Side::Here(doctor.clone()), super::serve::answer(doctor, question.clone()))));
@@ -87,6 +87,11 @@ fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
         all.map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))).collect()
     });
     sorted(found, &request.hosts)
+}
+
+/// How long a host's inventory is waited for. No host watches its counters longer than [`WATCH_MAX`].
+fn inventory_wait(watch_ms: u64) -> Duration {
+    INVENTORY_WAIT + Duration::from_millis(watch_ms).min(WATCH_MAX)
 }
 
 /// This host's answer comes first, then those of the named ones. None of them is left out.
@@ -370,6 +375,12 @@ mod tests {
         let (hosts, _, silent) = sorted(vec![here, Ok((side(), Answer::Ready))], &["b".to_owned()]);
         assert_eq!((hosts.len(), silent.len()), (1, 1));
         assert_eq!(silent[0].host, "b");
+    }
+
+    #[test]
+    fn no_host_is_waited_for_without_a_limit_whatever_is_asked() {
+        assert_eq!(inventory_wait(0), INVENTORY_WAIT);
+        assert_eq!(inventory_wait(u64::MAX), INVENTORY_WAIT + WATCH_MAX);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use linerate_trust::roles::Permission;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use serde_json::Value;
 
-use super::connections::Connections;
+use super::connections::{Connections, Place};
 use crate::agent::Agent;
 use crate::audit::entry;
 use crate::local_users::LocalUsers;
@@ -33,19 +33,59 @@ pub(crate) struct LocalPeer {
     pid: Option<i32>,
 }
 
-impl Connected<IncomingStream<'_, Connections>> for LocalPeer {
-    fn connect_info(stream: IncomingStream<'_, Connections>) -> LocalPeer {
-        let credentials = stream.io().stream().peer_cred().ok();
-        LocalPeer { uid: credentials.map(|one| one.uid()), pid: credentials.and_then(|one| one.pid()) }
+/// A connection: who opened it, and what it takes of its user's share.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalConnection {
+    peer: LocalPeer,
+    place: Place,
+}
+
+impl Connected<IncomingStream<'_, Connections>> for LocalConnection {
+    fn connect_info(stream: IncomingStream<'_, Connections>) -> LocalConnection {
+        let connection = stream.io();
+        let credentials = connection.stream().peer_cred().ok();
+        let peer =
+            LocalPeer { uid: credentials.map(|one| one.uid()), pid: credentials.and_then(|one| one.pid()) };
+        LocalConnection { peer, place: connection.place() }
     }
 }
 
-/// Around every request: refuses what the caller's user may not do, and writes down what was done.
+/// Around every request: has it wait for its user's turn, refuses what the user may not do, and writes down what was
+/// done. In a task of its own: a client that hangs up drops the request. What it began goes on, must be written down,
+/// and keeps its turn: otherwise a user could begin any number of them.
 pub(crate) async fn supervise(
     State(agent): State<Arc<Agent>>,
-    ConnectInfo(peer): ConnectInfo<LocalPeer>,
+    ConnectInfo(connection): ConnectInfo<LocalConnection>,
     matched: MatchedPath,
     parameters: RawPathParams,
+    request: Request,
+    next: Next,
+) -> Response {
+    let turn = connection.place.turn().await;
+    let doing = tokio::spawn(async move {
+        let answer = carry_out(agent, connection.peer, (matched, parameters), request, next).await;
+        drop(turn);
+        answer
+    });
+    match doing.await {
+        Ok(answer) => answer,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends, and so does the agent.
+        Err(_) => {
+            let body = ErrorBody::new(
+                "internal",
+                "the agent is stopping; whether this request was carried out is not known",
+            )
+            .with_hint("`linerate migration list` and `linerate vm list`, once it runs again");
+            (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
+        }
+    }
+}
+
+async fn carry_out(
+    agent: Arc<Agent>,
+    peer: LocalPeer,
+    (matched, parameters): (MatchedPath, RawPathParams),
     request: Request,
     next: Next,
 ) -> Response {
@@ -73,37 +113,13 @@ pub(crate) async fn supervise(
     }
     let only_looks = rule.needs == Permission::Look && more.is_none();
     request.extensions_mut().insert(caller);
-    run_and_record(agent, (line, only_looks), next.run(request)).await
-}
-
-/// In a task of its own: a client that hangs up drops the request, and what it began goes on and must be written down.
-async fn run_and_record(
-    agent: Arc<Agent>,
-    (mut line, only_looks): (AuditEntry, bool),
-    handler: impl Future<Output = Response> + Send + 'static,
-) -> Response {
-    let doing = tokio::spawn(async move {
-        let answer = about_answer(handler.await, &mut line).await;
-        if only_looks {
-            agent.audit.record_look(line);
-        } else {
-            agent.audit.record(line);
-        }
-        answer
-    });
-    match doing.await {
-        Ok(answer) => answer,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The runtime ends, and so does the agent.
-        Err(_) => {
-            let body = ErrorBody::new(
-                "internal",
-                "the agent is stopping; whether this request was carried out is not known",
-            )
-            .with_hint("`linerate migration list` and `linerate vm list`, once it runs again");
-            (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
-        }
+    let answer = about_answer(next.run(request).await, &mut line).await;
+    if only_looks {
+        agent.audit.record_look(line);
+    } else {
+        agent.audit.record(line);
     }
+    answer
 }
 
 /// What the user may do instead.

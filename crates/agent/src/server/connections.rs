@@ -1,5 +1,6 @@
 //! The socket of the local API. Users other than root have a bounded number of connections, so that none of them uses
-//! up the agent's descriptors.
+//! up the agent's descriptors. Of their requests a few are worked on at a time, so that none of them uses up threads,
+//! what other hosts answer this one, or the monitors of guests.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,16 +13,32 @@ use axum::serve::Listener;
 use linerate_lock::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections at a time of one user that is not root.
 pub(super) const OF_ONE_USER: usize = 64;
 /// Connections at a time of all such users: one user may have many numbers by its namespaces.
 const OF_ALL_USERS: usize = 1024;
+/// Requests of one user that is not root that are worked on at a time; its others wait.
+pub(super) const TURNS: usize = 8;
 /// After an error of the system, out of descriptors most likely.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that are open now, by user number. Root's are not counted.
-type Open = Arc<Mutex<HashMap<u32, usize>>>;
+/// Users that have a connection or a request now, by number. Root is not among them.
+type Open = Arc<Mutex<HashMap<u32, User>>>;
+
+#[derive(Debug)]
+struct User {
+    /// Its connections that are open, or have a request that is worked on.
+    connections: usize,
+    turns: Arc<Semaphore>,
+}
+
+impl Default for User {
+    fn default() -> User {
+        User { connections: 0, turns: Arc::new(Semaphore::new(TURNS)) }
+    }
+}
 
 /// How many connections each user has open, and all users together.
 pub(super) struct Connections {
@@ -60,10 +77,40 @@ impl Listener for Connections {
     }
 }
 
-/// A connection of a user, which has room for one more when it is dropped.
+/// A connection of a user.
 pub(super) struct Connection {
     stream: UnixStream,
-    counted: Option<(u32, Open)>,
+    place: Place,
+}
+
+/// What a connection takes of its user's share, until the last clone is dropped. Root's takes nothing.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place(Option<Arc<Counted>>);
+
+#[derive(Debug)]
+struct Counted {
+    uid: u32,
+    open: Open,
+    turns: Arc<Semaphore>,
+}
+
+/// One of the user's requests is worked on until this is dropped, also when its client has gone: its connection counts
+/// as long.
+pub(super) struct Turn {
+    _permit: Option<OwnedSemaphorePermit>,
+    _place: Place,
+}
+
+impl Place {
+    /// Waits until fewer than [`TURNS`] requests of the user are worked on.
+    pub async fn turn(&self) -> Turn {
+        let permit = match &self.0 {
+            // An error means that the semaphore was closed, which nobody does.
+            Some(counted) => counted.turns.clone().acquire_owned().await.ok(),
+            None => None,
+        };
+        Turn { _permit: permit, _place: self.clone() }
+    }
 }
 
 impl Connection {
@@ -72,19 +119,24 @@ impl Connection {
         // Who it is cannot be found out: everybody has to share one number.
         let uid = stream.peer_cred().map_or(u32::MAX, |one| one.uid());
         if uid == 0 || uid == rustix::process::geteuid().as_raw() {
-            return Some(Connection { stream, counted: None });
+            return Some(Connection { stream, place: Place::default() });
         }
         let mut users = open.lock();
-        let all: usize = users.values().sum();
+        let all: usize = users.values().map(|user| user.connections).sum();
         let own = users.entry(uid).or_default();
-        if *own >= OF_ONE_USER || all >= OF_ALL_USERS {
-            if *own == 0 {
+        if own.connections >= OF_ONE_USER || all >= OF_ALL_USERS {
+            if own.connections == 0 {
                 users.remove(&uid);
             }
             return None;
         }
-        *own += 1;
-        Some(Connection { stream, counted: Some((uid, open.clone())) })
+        own.connections += 1;
+        let counted = Counted { uid, open: open.clone(), turns: own.turns.clone() };
+        Some(Connection { stream, place: Place(Some(Arc::new(counted))) })
+    }
+
+    pub fn place(&self) -> Place {
+        self.place.clone()
     }
 
     pub fn stream(&self) -> &UnixStream {
@@ -92,15 +144,14 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for Counted {
     fn drop(&mut self) {
-        let Some((uid, open)) = &self.counted else { return };
-        let mut users = open.lock();
-        let left = users.get(uid).map_or(0, |count| count.saturating_sub(1));
+        let mut users = self.open.lock();
+        let left = users.get(&self.uid).map_or(0, |user| user.connections.saturating_sub(1));
         if left == 0 {
-            users.remove(uid);
-        } else {
-            users.insert(*uid, left);
+            users.remove(&self.uid);
+        } else if let Some(user) = users.get_mut(&self.uid) {
+            user.connections = left;
         }
     }
 }

@@ -11,6 +11,8 @@ use linerate_api::{
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::{Outcome, SessionId};
 use linerate_guest::registry::{GuestRecord, Origin, Registry};
+use linerate_lock::Mutex;
+use linerate_wire::frame::Welcome;
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;
 
@@ -244,6 +246,63 @@ fn a_user_without_a_role_cannot_use_up_the_agents_descriptors() {
     }
 }
 
+/// Each asks another host, which does not answer. A client that hangs up must not make room for the next request.
+#[test]
+fn of_a_users_requests_a_few_are_worked_on_at_a_time_also_when_its_clients_have_gone() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: of_a_users_requests_a_few_are_worked_on: needs root");
+        return;
+    }
+    let dir = folder();
+    let agent = agent(&dir, "[local.users]\ndaemon = \"viewer\"\n");
+    let socket = agent.config.socket.clone();
+    let _serving = serving(&agent);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asking = asked.clone();
+    let silent = crate::testing::listen(&Security::insecure(), move |accepted| {
+        let welcome = Welcome { version: VERSION_MAX, control_received: 0 };
+        asking.lock().push(accepted.welcome(welcome).unwrap());
+    });
+    let body = format!(r#"{{"hosts":["{}"]}}"#, silent.addresses()[0]);
+    let ask = |count: usize| {
+        let (socket, request) = (socket.clone(), posted(paths::DOCTOR, &body));
+        let asking = std::thread::spawn(move || {
+            let uid = Uid::from_raw(DAEMON);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            let one = |_| {
+                let mut client = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+                client.write_all(request.as_bytes()).unwrap();
+                client
+            };
+            (0..count).map(one).collect::<Vec<_>>()
+        });
+        asking.join().unwrap()
+    };
+    let gone = ask(connections::TURNS);
+    wait("they are not worked on", || asked.lock().len() == connections::TURNS);
+    drop(gone);
+    let _waiting = ask(4);
+    // Long enough to notice that clients have gone, and to begin more.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(asked.lock().len(), connections::TURNS);
+    // Nobody else waits for that user.
+    as_user(0, &socket, async |client| client.status().await).unwrap();
+    asked.lock().clear();
+    wait("no turn is given back", || asked.lock().len() == 4);
+    asked.lock().clear();
+}
+
+#[tokio::test]
+async fn events_are_not_kept_ready_for_a_client_that_has_gone() {
+    let log = Arc::new(EventLog::default());
+    let cursor = log.watch();
+    let (lines, received) = tokio::sync::mpsc::channel(16);
+    let limit = std::time::Duration::from_secs(60);
+    let feeding = tokio::spawn(feed(log, |log| log, cursor, lines, limit * 60));
+    drop(received);
+    tokio::time::timeout(limit, feeding).await.expect("it waits for the next event").unwrap();
+}
+
 #[test]
 fn without_roles_the_socket_is_for_root_alone() {
     if !rustix::process::geteuid().is_root() {
@@ -256,6 +315,8 @@ fn without_roles_the_socket_is_for_root_alone() {
     let _serving = serving(&agent);
     let answer = as_user(DAEMON, &socket, async |client| client.status().await);
     assert!(matches!(answer, Err(ClientError::PermissionDenied { .. })), "{answer:?}");
+    // Whatever mask of file modes the agent was started with.
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     as_user(0, &socket, async |client| client.status().await).unwrap();
 }
 
