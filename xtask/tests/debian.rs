@@ -225,6 +225,7 @@ fn purging_takes_the_agents_state_and_leaves_disks_and_what_runs() {
             "audit.jsonl",
             "audit.jsonl.1",
             "audit-refused.jsonl",
+            "audit-hosts.jsonl",
             "audit-commands.jsonl",
             "audit-commands.jsonl.lock",
             "identity/host.pem",

@@ -8,7 +8,8 @@
 //! | `log` | a file of lines that begins anew when it is full |
 //!
 //! Refusals and look-only requests have a file of their own. Otherwise strangers and viewers could push out
-//! what was done, by being refused or by looking often enough.
+//! what was done, by being refused or by looking often enough. So has what other hosts begin here, and what of it fails:
+//! a host that may send guests can begin any number of sessions, and end each at once.
 
 pub(crate) mod command;
 mod limit;
@@ -38,21 +39,28 @@ pub(crate) const TARGET: &str = "linerate::audit";
 /// Lines of hosts without a proved name that are written in a second, and of each host with one. Of refusals and of
 /// what only looks; the others are counted.
 const HOSTS_PER_SECOND: u32 = 10;
+/// Lines of each host about what it begins or what of it fails, in a second. Each guest that may arrive from it at a
+/// time begins once and ends once.
+const BEGUN_PER_SECOND: u32 = 64;
 /// The same for this host's users: of refusals, and of what only looks.
 const USERS_PER_SECOND: u32 = 100;
 /// Bytes of one text in a line. Callers choose some of them.
 const TEXT_MAX: usize = 1024;
 
-/// The audit log's files, and the limits for the second one.
+/// The audit log's files, and the limits for all but the first one.
 #[derive(Debug)]
 pub struct Audit {
     done: Mutex<Log>,
     /// Refusals, and what only looks.
     refused: Mutex<Log>,
+    /// What other hosts begin here, and what of it fails.
+    begun: Mutex<Log>,
     /// Lines of commands that work without an agent, such as `linerate cluster init`.
     commands: Files,
     /// By their proved names: no stranger, and no other host, uses up what one of them has.
     hosts: Mutex<Limits>,
+    /// The same for what they begin.
+    beginners: Mutex<Limits>,
     /// What users of this host were refused.
     users: Mutex<Limit>,
     /// What users of this host looked at: they do not use up what refusals have.
@@ -65,8 +73,10 @@ impl Audit {
         Ok(Audit {
             done: Mutex::new(Log::open(&state_dir.join("audit.jsonl"))?),
             refused: Mutex::new(Log::open(&state_dir.join("audit-refused.jsonl"))?),
+            begun: Mutex::new(Log::open(&state_dir.join("audit-hosts.jsonl"))?),
             commands: Files::of(command::file(state_dir)),
             hosts: Mutex::new(Limits::of(HOSTS_PER_SECOND)),
+            beginners: Mutex::new(Limits::of(BEGUN_PER_SECOND)),
             users: Mutex::new(Limit::of(USERS_PER_SECOND)),
             lookers: Mutex::new(Limit::of(USERS_PER_SECOND)),
         })
@@ -74,41 +84,47 @@ impl Audit {
 
     /// Writes a line. A disk that does not take it is an error in the agent's log; what was done is done.
     pub fn record(&self, entry: AuditEntry) {
-        let is_refusal = entry.result == AuditResult::Refused;
-        self.write(entry, is_refusal);
+        let kind = Kind::of(&entry);
+        self.write(entry, kind);
     }
 
     /// Writes a line about what needs no more than to look.
     pub fn record_look(&self, entry: AuditEntry) {
-        self.write(entry, true);
+        self.write(entry, Kind::Refused);
     }
 
-    /// `is_limited`: anybody may bring about any number of such lines.
-    fn write(&self, mut entry: AuditEntry, is_limited: bool) {
-        if is_limited {
-            let now = Instant::now();
-            let left_out = match &entry.caller {
-                AuditCaller::Host { name, .. } => self.hosts.lock().take(name.as_deref(), now),
-                AuditCaller::Local { .. } if entry.result == AuditResult::Refused => {
-                    self.users.lock().take(now)
-                }
-                AuditCaller::Local { .. } => self.lookers.lock().take(now),
-                AuditCaller::Agent => Some(0),
-            };
-            let Some(left_out) = left_out else { return };
-            entry.left_out = left_out;
-        }
+    fn write(&self, mut entry: AuditEntry, kind: Kind) {
+        let Some(left_out) = self.left_out(&entry, kind) else { return };
+        entry.left_out = left_out;
         for text in [&mut entry.guest, &mut entry.session, &mut entry.to, &mut entry.reason] {
             text.iter_mut().for_each(shorten);
         }
         to_journald(&entry);
-        let file = if is_limited { &self.refused } else { &self.done };
+        let file = match kind {
+            Kind::Done => &self.done,
+            Kind::Refused => &self.refused,
+            Kind::Begun => &self.begun,
+        };
         if let Err(error) = file.lock().append(&entry) {
             tracing::error!(
                 error = chain(&error),
                 action = entry.action.name(),
                 "the audit log was not written"
             );
+        }
+    }
+
+    /// How many lines were left out before this one; `None` if this one is too.
+    fn left_out(&self, entry: &AuditEntry, kind: Kind) -> Option<u64> {
+        let now = Instant::now();
+        match (kind, &entry.caller) {
+            (Kind::Done, _) | (_, AuditCaller::Agent) => Some(0),
+            (Kind::Begun, AuditCaller::Host { name, .. }) => self.beginners.lock().take(name.as_deref(), now),
+            (_, AuditCaller::Host { name, .. }) => self.hosts.lock().take(name.as_deref(), now),
+            (_, AuditCaller::Local { .. }) if entry.result == AuditResult::Refused => {
+                self.users.lock().take(now)
+            }
+            (_, AuditCaller::Local { .. }) => self.lookers.lock().take(now),
         }
     }
 
@@ -190,13 +206,37 @@ impl Audit {
         // The locks end with these lines: what is done meanwhile must not wait until all was read.
         let done = self.done.lock().lines()?;
         let refused = self.refused.lock().lines()?;
+        let begun = self.begun.lock().lines()?;
         let mut entries = done.read(wanted)?;
         entries.extend(refused.read(wanted)?);
+        entries.extend(begun.read(wanted)?);
         entries.extend(self.commands.lines()?.read(wanted)?);
         entries.sort_by_key(|entry| entry.unix_ms);
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
         entries.drain(..entries.len().saturating_sub(limit));
         Ok(entries)
+    }
+}
+
+/// Which file a line goes to. All but the first have limits: anybody may bring about any number of their lines.
+#[derive(Clone, Copy)]
+enum Kind {
+    Done,
+    /// Refusals, and what only looks.
+    Refused,
+    /// What another host begins here, and what of it fails.
+    Begun,
+}
+
+impl Kind {
+    fn of(entry: &AuditEntry) -> Kind {
+        use AuditAction::{ArrivalBegin, MigrationBegin, Tunnel};
+        let begins = matches!(entry.action, ArrivalBegin | MigrationBegin | Tunnel);
+        match (&entry.caller, entry.result) {
+            (_, AuditResult::Refused) => Kind::Refused,
+            (AuditCaller::Host { .. }, result) if begins || result == AuditResult::Failed => Kind::Begun,
+            _ => Kind::Done,
+        }
     }
 }
 
@@ -377,6 +417,85 @@ mod tests {
             audit.record(entry(AuditAction::ArrivalBegin, AuditResult::Refused, host));
             let by = AuditRequest { by: Some(name.into()), limit: 10, ..AuditRequest::default() };
             assert_eq!(audit.read(&by).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_host_that_begins_often_pushes_out_neither_what_was_done_nor_what_was_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        let host = |name: &str| AuditCaller::Host {
+            name: Some(name.into()),
+            address: "192.0.2.1:1".into(),
+            cipher: None,
+        };
+        audit.record(entry(AuditAction::GuestStop, AuditResult::Done, AuditCaller::Agent));
+        audit.record(entry(AuditAction::ArrivalEnd, AuditResult::Done, host("b")));
+        audit.record(entry(AuditAction::Connection, AuditResult::Refused, stranger()));
+        let files =
+            || ["audit", "audit-refused"].map(|name| std::fs::read(dir.path().join(format!("{name}.jsonl"))));
+        let before = files().map(Result::unwrap);
+        let began = Instant::now();
+        for _ in 0..3_000 {
+            audit.record(entry(AuditAction::ArrivalBegin, AuditResult::Done, host("b")));
+            audit.record(entry(AuditAction::ArrivalEnd, AuditResult::Failed, host("b")));
+        }
+        let seconds = began.elapsed().as_secs() + 2;
+        assert_eq!(files().map(Result::unwrap), before);
+        let by = |name: &str| {
+            let by = AuditRequest { by: Some(name.into()), limit: u32::MAX, ..AuditRequest::default() };
+            audit.read(&by).unwrap().len() as u64
+        };
+        assert!((2..=1 + seconds * u64::from(BEGUN_PER_SECOND)).contains(&by("b")), "{} lines", by("b"));
+        // Another host has its own share.
+        audit.record(entry(AuditAction::ArrivalBegin, AuditResult::Done, host("c")));
+        assert_eq!(by("c"), 1);
+    }
+
+    #[derive(Clone, Default)]
+    struct Text(std::sync::Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Text {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The agent's own layer gives what has this target to journald, each field by its name.
+    #[test]
+    fn each_line_is_an_event_with_the_fields_that_journald_gets() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        let written = Text::default();
+        let writer = written.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let caller = AuditCaller::Local { uid: 4711, user: Some("alice".into()), pid: None };
+        let line = AuditEntry {
+            guest: Some("web".into()),
+            session: Some("a7".into()),
+            cipher: Some("TLS13_AES_128_GCM_SHA256".into()),
+            ..entry(AuditAction::MigrationEnd, AuditResult::Failed, caller)
+        };
+        tracing::subscriber::with_default(subscriber, || audit.record(line));
+        let text = String::from_utf8(written.0.lock().clone()).unwrap();
+        let fields = [
+            "action=\"migration_end\"",
+            "result=\"failed\"",
+            "caller=\"local\"",
+            "who=\"alice\"",
+            "uid=4711",
+            "cipher=\"TLS13_AES_128_GCM_SHA256\"",
+            "guest=\"web\"",
+            "session=\"a7\"",
+        ];
+        for what in fields.iter().chain(&[TARGET]) {
+            assert!(text.contains(what), "{what} is not in {text}");
         }
     }
 }
