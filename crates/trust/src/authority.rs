@@ -40,6 +40,10 @@ pub const RENEWAL_AGE: Duration = Duration::from_secs(30 * DAY.as_secs());
 /// Certificates are valid from this long before they are made, for clocks that differ.
 pub const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3600);
 
+/// From so many valid certificates on, a host that renews gets no more than one a day. Answers may be lost, so it may
+/// need some; a host that renews without end would fill the register, and no other could join or renew.
+pub const OF_ONE_HOST: usize = 8;
+
 /// How long an authority is valid.
 pub const AUTHORITY_VALIDITY: Duration = Duration::from_secs(3650 * DAY.as_secs());
 
@@ -86,6 +90,14 @@ pub enum AuthorityError {
         /// Host whose certificate it is.
         host: HostName,
         /// When its age is [`RENEWAL_AGE`].
+        from: UnixTime,
+    },
+    /// It has [`OF_ONE_HOST`] valid ones.
+    #[error("{host} has {OF_ONE_HOST} valid certificates; the next one is issued from {} on", utc(.from))]
+    Often {
+        /// Host that renews.
+        host: HostName,
+        /// A day after its last one.
         from: UnixTime,
     },
     /// Revoked, or not in the register.
@@ -283,9 +295,13 @@ impl Authority {
                 if now < from {
                     return Err(AuthorityError::Early { host: peer.host.clone(), from });
                 }
+                self.check_number(&peer.host, now)?;
                 &peer.host
             }
-            Grounds::Succession(peer) => &peer.host,
+            Grounds::Succession(peer) => {
+                self.check_number(&peer.host, now)?;
+                &peer.host
+            }
             Grounds::Token(redeemed) => match redeemed.host() {
                 Some(host) => host,
                 None if self.register.has(&name.host, now) => {
@@ -299,6 +315,19 @@ impl Authority {
         }
         let authorised = Name { cluster: self.cluster.clone(), host: authorised.clone() };
         Err(AuthorityError::Name { requested: name.clone(), authorised })
+    }
+
+    /// Whether a host that renews may have one more certificate now.
+    fn check_number(&self, host: &HostName, now: UnixTime) -> Result<(), AuthorityError> {
+        let own = self.register.valid(now).filter(|one| one.host == *host);
+        let ends: Vec<u64> = own.map(|one| one.not_after.as_secs()).collect();
+        let last = ends.iter().copied().max().unwrap_or_default();
+        let from = last.saturating_sub(HOST_VALIDITY.saturating_sub(DAY).as_secs());
+        if ends.len() < OF_ONE_HOST || now.as_secs() >= from {
+            return Ok(());
+        }
+        let from = UnixTime::since_unix_epoch(Duration::from_secs(from));
+        Err(AuthorityError::Often { host: host.clone(), from })
     }
 
     /// Revokes all certificates of a host and returns the new list in DER. The list is on disk by then.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Cluster, Connected, DAY, after, connect, handshake, host, key_of};
-use linerate_trust::authority::{AuthorityError, Grounds};
+use linerate_trust::authority::{AuthorityError, Grounds, OF_ONE_HOST};
 use linerate_trust::identity::{Identity, IdentityError};
 use linerate_trust::name::Name;
 use linerate_trust::peer::{Peer, PeerError, Side};
@@ -180,6 +180,27 @@ fn a_host_renews_its_own_name_from_day_thirty_on() {
     assert!(matches!(renew(&other, after(made, 31 * DAY)), Err(AuthorityError::Name { .. })));
     assert!(renew(&own, after(made, 30 * DAY)).is_ok());
     assert!(matches!(renew(&own, after(made, 91 * DAY)), Err(AuthorityError::NotIssued(_))), "too late");
+}
+
+#[test]
+fn a_host_that_renews_without_end_does_not_fill_the_register() {
+    let mut cluster = Cluster::new("lab");
+    let (one, two) = (peer(&mut cluster, "one"), peer(&mut cluster, "two"));
+    let (made, names) = (cluster.made, [cluster.name("one"), cluster.name("two")]);
+    let mut renew = |name: &Name, grounds: &Grounds<'_>, time: UnixTime| {
+        cluster.authority.issue(&request(name).1, grounds, time)
+    };
+    let (first, next) = (after(made, 31 * DAY), after(made, 32 * DAY));
+    let own = Grounds::Renewal(&one);
+    // It has one from the beginning.
+    let renewed = (0..2 * OF_ONE_HOST).filter(|_| renew(&names[0], &own, first).is_ok()).count();
+    assert_eq!(renewed, OF_ONE_HOST - 1);
+    for grounds in [&own, &Grounds::Succession(&one)] {
+        assert!(matches!(renew(&names[0], grounds, first), Err(AuthorityError::Often { .. })));
+    }
+    renew(&names[1], &Grounds::Renewal(&two), first).unwrap();
+    renew(&names[0], &own, next).unwrap();
+    assert!(matches!(renew(&names[0], &own, next), Err(AuthorityError::Often { .. })), "one a day");
 }
 
 #[test]

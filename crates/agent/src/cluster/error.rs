@@ -252,6 +252,7 @@ fn kind_of_authority(error: &AuthorityError) -> Kind {
         | AuthorityError::Cluster { .. }
         | AuthorityError::NameInUse(_)
         | AuthorityError::Early { .. }
+        | AuthorityError::Often { .. }
         | AuthorityError::NotIssued(_)
         | AuthorityError::Register(RegisterError::Full | RegisterError::UnknownHost(_))
         | AuthorityError::Token(
