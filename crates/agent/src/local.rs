@@ -119,4 +119,40 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(connect_qemu(&link, own, LONG).is_err());
     }
+
+    /// Needs root, to become other users.
+    #[test]
+    fn a_socket_for_a_qemu_is_open_to_its_user_and_to_no_other() {
+        use std::os::unix::process::CommandExt;
+
+        use rustix::process::Uid;
+
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not run: a_socket_for_a_qemu_is_open_to_its_user: needs root");
+            return;
+        }
+        // Users that every Debian has.
+        let (daemon, bin) = (1, 2);
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711)).unwrap();
+        let path = dir.path().join("state.sock");
+        let mut qemu = std::process::Command::new("sleep").arg("600").uid(bin).spawn().unwrap();
+        let listening = listen_for(&path, i32::try_from(qemu.id()).unwrap());
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
+        let _listener = listening.unwrap();
+        let connects = |uid: u32| {
+            let path = path.clone();
+            let connecting = std::thread::spawn(move || {
+                let uid = Uid::from_raw(uid);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                std::os::unix::net::UnixStream::connect(path).map(drop).map_err(|error| error.kind())
+            });
+            connecting.join().unwrap()
+        };
+        assert_eq!(connects(bin), Ok(()));
+        assert_eq!(connects(daemon), Err(io::ErrorKind::PermissionDenied));
+        // Whatever mask of file modes the agent was started with.
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
 }

@@ -1,7 +1,7 @@
 //! Settings of ports, here or on another host: the same requests, and the same trials.
 //!
-//! Agents do not prove to each other who they are yet, so a host takes settings from others only if its configuration
-//! allows it (`settings_from_agents`).
+//! Where hosts prove who they are, the role of the one that asks decides. In plain text this host takes settings from
+//! others only if its configuration allows it (`settings_from_agents`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,8 +127,14 @@ fn mismatch(host: &str) -> ErrorBody {
 #[cfg(test)]
 mod tests {
     use linerate_fabric::probe::ask::AskError;
+    use linerate_net::tcp::connect::Route;
 
     use super::*;
+    use crate::security::tests::member;
+    use crate::testing::{authority, listening};
+
+    /// Only a hang reaches it.
+    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn hints_for_no_answer_are_true() {
@@ -145,5 +151,27 @@ mod tests {
         assert!(hint(false, &lost).starts_with("answer_lost: the change may have been made"));
         assert!(hint(true, &lost).starts_with("answer_lost: `linerate link show` there shows"));
         assert!(hint(true, &nowhere).starts_with("no_link: settings on trial there are put back"));
+    }
+
+    #[test]
+    fn a_host_sets_ports_here_only_if_its_role_allows_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
+        let policy = "[hosts.admin]\nrole = \"administrator\"\n[hosts.operator]\nrole = \"operator\"\n";
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, policy);
+        let hosts = ["admin", "operator", "other"].map(&mut made);
+        let (agent, listener) = listening(&dir, made("here"), |agent, accepted| agent.accept(accepted));
+        let route = Route { local: None, device: None, remote: listener.addresses()[0] };
+        let codes = hosts.map(|by| {
+            let change = Change::Confirm(LinkConfirm { port: "no such port".into(), host: None });
+            let question = Question::Change { change: Box::new(change) };
+            let answer = linerate_fabric::probe::ask::ask(&route, &question, LONG, LONG, by.tls()).unwrap();
+            let Answer::Changed { changed } = answer else { panic!("{answer:?}") };
+            let Changed::Failed(error) = *changed else { panic!("there is no such port") };
+            error.code
+        });
+        assert_ne!(codes[0], "not_authorised");
+        assert_eq!(codes[1..], ["not_authorised", "not_authorised"]);
+        drop(agent);
     }
 }

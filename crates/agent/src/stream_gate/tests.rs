@@ -156,3 +156,16 @@ fn a_connection_to_a_closed_gate_is_ended() {
     assert_eq!(other.read(&mut [0]).unwrap(), 0);
     assert!(outs.try_recv().is_err(), "nothing is forwarded");
 }
+
+/// Whoever connects is taken for the domain's QEMU, or for libvirt.
+#[test]
+fn nobody_but_the_agents_user_connects_to_a_gate() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, _outs) = gate(&dir);
+    let path = dir.path().join("job.sock");
+    let job = LibvirtJob::new(&path, Box::new(|_| Ok(()))).unwrap();
+    for path in [&gate.path, &path] {
+        assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600, "{path:?}");
+    }
+    job.close("the test is over");
+}

@@ -233,3 +233,19 @@ impl Drop for Accepting {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is behind the tunnel may take whoever connects for a user with rights.
+    #[test]
+    fn nobody_but_the_agents_user_connects_to_a_socket_of_a_tunnel() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let listener = Listener::open(&TunnelAddress::Unix(path.clone())).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(listener);
+        assert!(!path.exists());
+    }
+}
