@@ -11,7 +11,7 @@ use linerate_guest::host::{HostFacts, Problem, QemuFacts, check_host};
 use linerate_guest::images::{self, Claims, ImageError};
 use linerate_guest::incoming_qemu::{IncomingError, IncomingOptions, QemuBinary, build_incoming};
 use linerate_guest::process::{GuestError, Launch, start};
-use linerate_guest::qemu_user::QemuUser;
+use linerate_guest::qemu_user::{QemuUser, SANDBOX};
 use linerate_guest::qmp::QemuVersion;
 use linerate_guest::registry::{Origin, make_qemu_folder};
 
@@ -491,5 +491,35 @@ fn a_bare_name_of_firmware_leads_to_no_file_of_the_host() {
             Err(GuestError::Start { output, .. }) => assert!(output.contains(&expected), "{output}"),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Whether a QEMU with these options runs a program of this host when it is asked to.
+fn runs_programs(qemu: &QemuBinary, options: &[&str]) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let made = dir.path().join("made");
+    let mut command = std::process::Command::new(&qemu.path);
+    command.args(qemu.data_arguments()).args(options);
+    command.args(["-M", "pc", "-accel", "tcg", "-m", "16", "-nodefaults", "-display", "none"]);
+    command.args(["-incoming", &format!("exec:touch {}", made.display())]);
+    let mut child = command.stdin(std::process::Stdio::null()).spawn().unwrap();
+    let end = soon();
+    let mut has_ended = false;
+    while !made.exists() && !has_ended {
+        assert!(std::time::Instant::now() < end, "it neither runs the program nor ends");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        has_ended = child.try_wait().unwrap().is_some();
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    made.exists()
+}
+
+/// As one that hostile device state has taken over would try.
+#[test]
+fn a_qemu_in_its_sandbox_starts_no_program() {
+    for qemu in qemus() {
+        assert!(runs_programs(&qemu, &[]), "it would without the sandbox");
+        assert!(!runs_programs(&qemu, &SANDBOX), "{qemu:?}");
     }
 }
