@@ -13,6 +13,7 @@ use linerate_api::{
 use linerate_guest::access::{Wanted, needs};
 use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
+use linerate_guest::options::Options;
 use linerate_guest::process::{self, GuestError, Launch, StopMethod};
 use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::read::{self, ReadError};
@@ -272,8 +273,22 @@ fn detail(record: &GuestRecord, summary: GuestSummary, description: &GuestDescri
         nics: description.nics.iter().map(nic).collect(),
         ram_blocks: description.ram.iter().map(block).collect(),
         needs: needs(description),
-        description: serde_json::to_value(description).unwrap_or_default(),
+        description: serde_json::to_value(without_secrets(description)).unwrap_or_default(),
     }
+}
+
+/// Whoever may look at guests need not know the keys that their QEMUs were started with. Files of options may have them,
+/// which only root can read.
+fn without_secrets(description: &GuestDescription) -> GuestDescription {
+    let mut shown = description.clone();
+    for argument in &mut shown.arguments {
+        let Ok(mut options) = Options::parse(argument, Some("qom-type")) else { continue };
+        if options.get("qom-type") == Some("secret") && options.get("data").is_some() {
+            options.set("data", "hidden");
+            *argument = options.to_string();
+        }
+    }
+    shown
 }
 
 fn populated(pid: i32, block: &linerate_guest::description::RamBlock) -> Option<u64> {

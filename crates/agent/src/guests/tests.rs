@@ -40,6 +40,17 @@ fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
 }
 
 #[test]
+fn keys_of_a_guest_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let key = "secret,id=key0,data=letmein";
+    let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web", "-object", key]);
+    adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None }).unwrap();
+    let shown = serde_json::to_string(&show(&agent, "web").unwrap()).unwrap();
+    assert!(shown.contains("key0") && !shown.contains("letmein"), "{shown}");
+}
+
+#[test]
 fn a_guest_that_does_not_shut_down_runs_on_until_it_is_ended_by_force() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
