@@ -8,8 +8,8 @@
 //! | `log` | a file of lines that begins anew when it is full |
 //!
 //! Refusals and look-only requests have a file of their own. Otherwise strangers and viewers could push out
-//! what was done, by being refused or by looking often enough. So has what other hosts begin here, and what of it fails:
-//! a host that may send guests can begin any number of sessions, and end each at once.
+//! what was done, by being refused or by looking often enough. So has what other hosts begin here, and what of it
+//! fails: a host that may send guests can begin any number of sessions, and end each at once.
 
 pub(crate) mod command;
 mod limit;

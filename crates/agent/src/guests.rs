@@ -277,8 +277,8 @@ fn detail(record: &GuestRecord, summary: GuestSummary, description: &GuestDescri
     }
 }
 
-/// Whoever may look at guests need not know the keys that their QEMUs were started with. Files of options may have them,
-/// which only root can read.
+/// Whoever may look at guests need not know the keys that their QEMUs were started with. They may come from files of
+/// options that only root can read.
 fn without_secrets(description: &GuestDescription) -> GuestDescription {
     let mut shown = description.clone();
     for argument in &mut shown.arguments {

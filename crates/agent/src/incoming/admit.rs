@@ -66,7 +66,7 @@ fn refuse_error(code: Code, error: &(dyn std::error::Error + 'static)) -> Fault 
 }
 
 /// Another session may hold this guest's place. It is given up if its source does not answer: it was not committed, and
-/// the same host offers the guest again. One with a source that answers is not, and no host ends the session of another.
+/// the same host offers the guest again. One with a source that answers is not. No host ends another's session so.
 pub(super) fn make_room(context: &Context, guest: &str) -> Result<(), Fault> {
     let (sessions, session) = (&context.sessions, context.shared.session);
     let begun = Instant::now();
