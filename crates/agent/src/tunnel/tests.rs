@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use linerate_api::{TunnelPair, TunnelRequest};
 use linerate_core::Outcome;
-use linerate_net::tcp::connect::{ConnectError, Route, query};
+use linerate_net::tcp::connect::{ConnectError, Route, connect, query};
 use linerate_net::tcp::listen::{Accepted, Listener};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_wire::VERSION_MAX;
@@ -207,5 +207,31 @@ fn a_tunnel_is_ended_by_a_notice_of_the_host_that_asked_for_it_and_of_no_other()
         let ended = stage.wait_event(|event| matches!(event, TunnelEvent::Ended { .. }));
         let TunnelEvent::Ended { error } = ended else { unreachable!() };
         assert_eq!(error.code, if is_own { "peer_lost" } else { "cancelled" }, "{error:?}");
+    }
+}
+
+/// Number and token are not enough where hosts prove who they are.
+#[test]
+fn a_tunnel_takes_no_connection_of_a_host_that_did_not_ask_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut authority = authority(&dir.path().join("authority"));
+    // Both may do the same.
+    let policy = "[hosts.one]\nrole = \"operator\"\n[hosts.third]\nrole = \"operator\"\n";
+    let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, policy);
+    let (one, other, third) = (made("one"), made("other"), made("third"));
+    let mut stage = Stage::of([one, other], takes);
+    stage.wait_event(|event| matches!(event, TunnelEvent::LinkUp { .. }));
+    let session = stage.begun.tunnel.dialler.identity.clone();
+    let route = Route { local: None, device: None, remote: stage.begun.tunnel.peer };
+    let tcp = TcpOptions { connect_wait: LONG, tls: third.tls().cloned(), ..TcpOptions::default() };
+    for role in [Role::ControlJoin, Role::Data, Role::ReverseData] {
+        let hello = Identity::new(session.session, session.token, &third).hello(role, 0, 0);
+        match connect(&route, &hello, &tcp) {
+            Err(ConnectError::Refused { fault, .. }) => {
+                let found = (fault.code, &*fault.detail);
+                assert_eq!(found, (Code::NotAuthorised, "another host asked for this tunnel"), "{role:?}");
+            }
+            found => panic!("{role:?}: {:?}", found.map(drop)),
+        }
     }
 }

@@ -154,7 +154,9 @@ fn another_host_gets_into_no_session_and_decides_none() {
         let tcp = TcpOptions { connect_wait: LONG, tls: by.tls().cloned(), ..TcpOptions::default() };
         let hello = identity.hello(role, 0, 0);
         match role {
-            Role::Query | Role::CommitAgain | Role::RolledBack => query(&route, &hello, &tcp).map(drop),
+            Role::Query | Role::CommitAgain | Role::RolledBack | Role::Resumes => {
+                query(&route, &hello, &tcp).map(drop)
+            }
             _ => connect(&route, &hello, &tcp).map(drop),
         }
     };
@@ -165,6 +167,7 @@ fn another_host_gets_into_no_session_and_decides_none() {
         Role::Query,
         Role::CommitAgain,
         Role::RolledBack,
+        Role::Resumes,
         Role::ControlNew,
     ] {
         match asks(&hosts.other, role) {
