@@ -347,7 +347,7 @@ impl Agent {
             }
             // Nothing forbids it.
             Purpose::Arrival => welcome_once(accepted),
-            Purpose::Membership => self.answer_member(accepted, &name),
+            Purpose::Membership => self.answer_member(accepted, &name).map(|one| asked = one),
             Purpose::TunnelNew => self.new_tunnel(accepted, name),
             _ => {
                 // Joining moves bytes: not under the lock.
@@ -369,7 +369,7 @@ impl Agent {
     }
 
     /// A question about the cluster.
-    fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
+    fn answer_member(&self, accepted: Accepted, name: &PeerName) -> Result<Option<Asked>, NotTaken> {
         let Some(_seat) = self.members.take(name, accepted.peer) else {
             let fault = refusal(Code::GuestBusy, NO_SEAT);
             return Err(refuse(fault, |fault| accepted.refuse(fault)));
@@ -454,7 +454,7 @@ impl Agent {
         });
     }
 
-    /// A measurement, or a question of the doctor's.
+    /// A measurement, or a question of the doctor's or about the cluster.
     fn note_asked(&self, hello: &Hello, asked: Asked, caller: AuditCaller) {
         let Asked { action, result, only_looks, reason } = asked;
         let session = Some(hello.session.to_string());

@@ -108,6 +108,8 @@ pub enum AuditAction {
     Token,
     /// A host joined a cluster, as its own host and the authority's saw it.
     Join,
+    /// A host of the cluster got a new certificate here, or asked for one.
+    Renew,
     /// A host was revoked (`linerate host revoke`).
     Revoke,
 }

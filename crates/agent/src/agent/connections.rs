@@ -104,15 +104,19 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
+    use linerate_api::{AuditAction, AuditCaller, AuditRequest, AuditResult};
+    use linerate_fabric::probe::ask::{hello, send};
     use linerate_net::tcp::connect::{ConnectError, Route, connect};
+    use linerate_net::tcp::options::TcpOptions;
     use linerate_wire::VERSION_MAX;
 
     use super::*;
     use crate::agent::Agent;
     use crate::security::Security;
+    use crate::security::tests::member;
     use crate::session::contact::{open_session, tcp_options};
     use crate::session::identity::Identity;
-    use crate::testing::listen;
+    use crate::testing::{authority, listen, listening, wait};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -197,5 +201,29 @@ mod tests {
         assert!(told.hint.contains("name another host") && !told.retry_can_help, "{told:?}");
         drop(opening);
         open_session(&[here], Purpose::ControlNew, &identity).map(drop).unwrap();
+    }
+
+    /// Whoever has taken a host's key keeps its name by that.
+    #[test]
+    fn a_member_that_asks_for_a_certificate_is_in_the_audit_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut authority = authority(&dir.path().join("authority"));
+        let mut made = |name: &str| member(&mut authority, &dir.path().join(name), name, "");
+        let (here, asker) = (made("here"), made("asker"));
+        let (agent, listener) = listening(&dir, here, |agent, accepted| agent.accept(accepted));
+        let remote = listener.addresses()[0];
+        let route = Route { local: None, device: None, remote };
+        let tcp = TcpOptions { connect_wait: LONG, tls: asker.tls().cloned(), ..TcpOptions::default() };
+        let (stream, _) = connect(&route, &hello(Purpose::Membership), &tcp).unwrap();
+        let question = serde_json::json!({ "ask": "renew", "request": "none" });
+        send(&stream, &question, remote, Instant::now() + LONG).unwrap();
+        let all = AuditRequest { limit: 10, ..AuditRequest::default() };
+        wait("no line", || !agent.audit.read(&all).unwrap().is_empty());
+        let [line] = <[_; 1]>::try_from(agent.audit.read(&all).unwrap()).unwrap();
+        assert_eq!((line.action, line.result), (AuditAction::Renew, AuditResult::Failed), "{line:?}");
+        assert!(
+            matches!(&line.caller, AuditCaller::Host { name: Some(name), .. } if name == "asker"),
+            "{line:?}"
+        );
     }
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
+use linerate_api::{AuditAction, AuditResult};
 use linerate_fabric::probe::ask::{AskError, QUESTION_WAIT, hello, receive, receive_at_most, send};
 use linerate_net::tcp::connect::{Route, connect};
 use linerate_net::tcp::exchange::ExchangeError;
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::message::{self, Answer, AuthorityChange, Signed};
 use super::operations::{lock_identity, new_key, open_authority, open_identity, request};
 use super::{ClusterError, Membership, has_own_authority, read_addresses, rotation};
+use crate::audit::Asked;
 use crate::config::Config;
 use crate::faults::chain;
 use crate::not_taken::no_common_version;
@@ -271,13 +273,13 @@ pub(crate) enum ServeError {
     Ask(#[from] AskError),
 }
 
-/// Answers a member that asks for a new certificate.
+/// Answers a member. What it asked for, if that was a new certificate.
 pub(crate) fn serve(
     config: &Config,
     identity: Option<Identity>,
     accepted: Accepted,
     now: UnixTime,
-) -> Result<(), ServeError> {
+) -> Result<Option<Asked>, ServeError> {
     let hello = &accepted.hello;
     let version = negotiate(hello.version_min, hello.version_max).ok_or(ServeError::Version)?;
     // In plain text nobody has proved who asks.
@@ -288,13 +290,19 @@ pub(crate) fn serve(
     let peer = accepted.peer;
     let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     let question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, Instant::now() + QUESTION_WAIT)?;
+    let mut asked = None;
     let answer = match question {
         Question::Renew { request } => match sign(config, &identity, &member, &request, now) {
             Ok(signed) => {
                 tracing::info!(%peer, host = %member.host, "its certificate was renewed");
+                asked = Some(asked_to_renew(AuditResult::Done, None));
                 Answer::Signed(signed)
             }
-            Err(error) => Answer::Refused { why: error.to_string() },
+            Err(error) => {
+                let why = error.to_string();
+                asked = Some(asked_to_renew(AuditResult::Failed, Some(why.clone())));
+                Answer::Refused { why }
+            }
         },
         Question::Revocations { known, offered } => {
             take_offered(config, &identity, &member, &offered);
@@ -303,7 +311,21 @@ pub(crate) fn serve(
             Answer::Revocations { lists: newer(&identity, &known), change }
         }
     };
-    send(&stream, &answer, peer, Instant::now() + ANSWER_WAIT).map_err(ServeError::Ask)
+    let sent = send(&stream, &answer, peer, Instant::now() + ANSWER_WAIT);
+    match (asked, sent) {
+        // What was signed is signed.
+        (Some(asked), sent) => {
+            if let Err(error) = sent {
+                tracing::warn!(%peer, host = %member.host, error = chain(&error), "it did not get the answer");
+            }
+            Ok(Some(asked))
+        }
+        (None, sent) => sent.map(|()| None).map_err(ServeError::Ask),
+    }
+}
+
+fn asked_to_renew(result: AuditResult, reason: Option<String>) -> Asked {
+    Asked { action: AuditAction::Renew, result, only_looks: false, reason }
 }
 
 /// Lists that a member offers. One that is not taken is told to nobody: the member may have an older one by now.
