@@ -185,6 +185,8 @@ impl Agent {
         let begun = begin();
         if let Ok(begun) = &begun {
             self.outgoing.add(begun.clone());
+            // A measurement that began meanwhile did not know of it.
+            self.bench.yield_to_migration();
         }
         begun
     }

@@ -24,15 +24,17 @@ use crate::session::offer::endpoints;
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// From the first document to the end, or until it is stopped. Says meanwhile whether the peer asked for `force`.
+/// `begun`: migrations that had begun when the terms were made.
 pub fn serve(
     host: &Arc<Host>,
     talk: &DocumentChannel,
     names: (SessionId, Token),
     stop: &Arc<Stop>,
-    terms: Terms,
+    (terms, begun): (Terms, u64),
     forced: &mut bool,
 ) -> Result<(), BenchError> {
     let claimed = host.claim(names, stop, true);
+    let migrating = terms.migrating || host.begun() != begun;
     // Read before it is refused: closing with something unread would take the refusal back.
     let force = match receive(talk, ANSWER_WAIT)? {
         PeerRequest::Open { force } => force,
@@ -44,7 +46,7 @@ pub fn serve(
             return Err(BenchError::Force);
         }
         claim.measurement.allow(force);
-        if terms.migrating && !force {
+        if migrating && !force {
             return Err(BenchError::Migration { host: "this host".into() });
         }
         Ok(claim)

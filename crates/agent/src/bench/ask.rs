@@ -100,12 +100,13 @@ pub fn measure(
     directions: &[BenchDirection],
     report: ReportProgress<'_>,
 ) -> Result<BenchReport, BenchError> {
+    let begun = host.begun();
     check(request)?;
     let started_unix_ms = unix_ms();
     let names = (SessionId(random()?), Token(random()?));
     let claim = host.claim(names, stop, false)?;
     claim.measurement.allow(request.force);
-    if migrating && !request.force {
+    if (migrating || host.begun() != begun) && !request.force {
         return Err(BenchError::Migration { host: "this host".into() });
     }
     let stream = contact(host, &request.to, names)?;

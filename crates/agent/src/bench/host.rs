@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use linerate_api::{AuditAction, AuditResult};
 use linerate_core::{Code, Fault, SessionId, Side, Step, Token};
@@ -38,6 +38,8 @@ pub struct Host {
     pub(super) security: Arc<Security>,
     active: Mutex<Option<Arc<Measurement>>>,
     conversations: AtomicUsize,
+    /// Migrations that have begun.
+    begun: AtomicU64,
 }
 
 pub(super) struct Measurement {
@@ -81,6 +83,7 @@ impl Host {
             security,
             active: Mutex::default(),
             conversations: AtomicUsize::new(0),
+            begun: AtomicU64::new(0),
         }
     }
 
@@ -104,8 +107,15 @@ impl Host {
         self.active.lock().as_ref().is_some_and(|one| one.session == session && one.places.is_some())
     }
 
-    /// A migration begins: a measurement that was not forced ends.
+    /// How many migrations have begun so far. Where it has grown since it was asked whether guests move, one has begun
+    /// that found no measurement to end.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// A migration begins, or has just become known: a measurement that was not forced ends.
     pub fn yield_to_migration(&self) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
         let active = self.active.lock().clone();
         if let Some(measurement) = active.filter(|one| !one.force.load(Ordering::SeqCst)) {
             tracing::info!(?measurement, "a measurement is ended for a migration");
@@ -208,11 +218,13 @@ fn serve(host: &Arc<Host>, accepted: Accepted, terms: Terms) -> Result<Asked, No
         return Err(refuse(fault, |fault| accepted.refuse(fault)));
     };
     let stop = Arc::<Stop>::default();
+    let begun = host.begun();
     host.security.end_with_peer(accepted.peer_certificates(), stop.clone());
     let stream = accepted.welcome(Welcome { version, control_received: 0 })?;
     let mut force = false;
     let names = (hello.session, hello.token);
-    let served = answer::serve(host, &DocumentChannel::new(stream), names, &stop, terms, &mut force);
+    let talk = DocumentChannel::new(stream);
+    let served = answer::serve(host, &talk, names, &stop, (terms, begun), &mut force);
     let result = match &served {
         Ok(()) => AuditResult::Done,
         Err(BenchError::Force) => AuditResult::Refused,

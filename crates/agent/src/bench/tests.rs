@@ -413,3 +413,36 @@ fn a_migration_that_begins_on_either_side_ends_it_and_is_named() {
     asking.yield_to_migration();
     assert_eq!(error_of(thread.join().unwrap()).code, code::MIGRATION_IN_PROGRESS);
 }
+
+/// It was asked just before whether guests move.
+#[test]
+fn a_migration_that_begins_before_a_measurement_has_its_place_is_not_overlooked() {
+    let host = Arc::new(Host::new("beta".into(), Vec::new(), Security::insecure()));
+    let begun = host.begun();
+    host.yield_to_migration();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let talk = DocumentChannel::new(Stream::new(ours).unwrap());
+    let asking = DocumentChannel::new(Stream::new(theirs).unwrap());
+    send(&asking, r#"{"say":"open","force":false}"#);
+    let terms = Terms { migrating: false, may_force: true };
+    let names = (SessionId([1; 16]), Token([1; 32]));
+    let served = answer::serve(&host, &talk, names, &Arc::default(), (terms, begun), &mut false);
+    assert!(matches!(served, Err(BenchError::Migration { .. })), "{served:?}");
+    assert_eq!(refusal(receive(&asking, LONG).unwrap()), code::MIGRATION_IN_PROGRESS);
+}
+
+/// To reach the other host may take seconds, in which nobody knows of the migration.
+#[test]
+fn a_measurement_that_begins_while_a_migration_does_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let (outgoing, _inputs) = crate::outgoing::tests::outgoing_of(linerate_core::ModeTag::Direct);
+    let stop = Arc::<Stop>::default();
+    let mut claim = None;
+    let begin = || {
+        claim = agent.bench.claim((SessionId([1; 16]), Token([1; 32])), &stop, false).ok();
+        Ok(outgoing)
+    };
+    agent.begin_outgoing("g", begin).map(drop).map_err(|fault| fault.detail).unwrap();
+    assert!(claim.is_some() && stop.reason() == Some(Reason::Migration));
+}

@@ -128,7 +128,6 @@ async fn prepare(
         Choice::Own(reason) => {
             plan::check_own(&request, reason.as_deref())?;
             let unknown = processor::check(&needs.security, &domain, &here, &request.to).await?;
-            needs.bench.yield_to_migration();
             (None, reason, unknown)
         }
     };
@@ -151,6 +150,8 @@ async fn prepare(
     let plan = if copy.is_some() { plan.waiting() } else { plan };
     let shared = Arc::new(Move::new(&domain.name, &moved, copy));
     needs.moves.add(shared.clone());
+    // Only now: a measurement that begins later knows of it.
+    needs.bench.yield_to_migration();
     let mode = if shared.copy().is_some() { Mode::Direct } else { Mode::Stream };
     shared.publish(DomainEvent::Mode { mode, reason, uuid: domain.uuid.clone() });
     unknown.iter().for_each(|text| shared.warn(text));
