@@ -42,6 +42,12 @@ impl SourceCopy {
         self.resumes = Some(now);
     }
 
+    /// It knows that the destination has committed the guest, and keeps its own copy paused.
+    pub fn note_waits(&mut self, now: Time) {
+        self.note(now, true);
+        self.resumes = None;
+    }
+
     /// Whether the source has just said that it is about to let its own copy run: it repeats that before each try.
     pub fn is_resumed(&self, now: Time) -> bool {
         self.resumes.is_some_and(|at| now - at <= RESUMES_FOR)

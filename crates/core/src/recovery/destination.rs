@@ -11,7 +11,7 @@ use crate::{Outcome, Time};
 /// A committed guest that the hypervisor refuses to run is tried for so long, then returned if the source can have it
 /// back. A lock that the source still holds for a moment, or a server that comes back, is waited for.
 pub const RUN_FOR: Duration = Duration::from_secs(2);
-/// Between two looks at a guest that is held for an operator.
+/// Between two looks at a guest that waits for its source or an operator: another program may let it run meanwhile.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Between two tries to run it.
 pub const RUN_AGAIN_AFTER: Duration = Duration::from_millis(200);
@@ -64,6 +64,8 @@ pub enum DestinationEvent {
     RolledBackAtSource,
     /// The source is about to let its own copy run, and asks whether this one runs.
     SourceResumes,
+    /// The same question from a source that knows that this host has committed the guest: it keeps its own copy paused.
+    SourceWaits,
     /// Its process has ended. Reported before a commit, before a decision to run it, and before that is carried out:
     /// nothing comes of it then.
     ProcessEnded,
@@ -92,6 +94,8 @@ enum State {
     /// had time to say that it has its guest back.
     Waiting,
     Inspecting,
+    /// It is committed and never ran here, and the agent has just started: the source may have its guest back.
+    Hearing,
     Committing,
     Running {
         since: Time,
@@ -110,8 +114,10 @@ enum State {
 pub struct DestinationRecovery {
     state: State,
     due: Option<Time>,
+    /// While it waits: an operator's decision to run it is carried out then.
+    runs_at: Option<Time>,
     source_copy: SourceCopy,
-    /// The agent started then, with the guest complete and not committed.
+    /// The agent started then, and has not heard since that the source keeps its own copy paused.
     started: Option<Time>,
     /// It may have run here before: a refusal of the hypervisor does not say that it never did.
     may_have_run: bool,
@@ -131,14 +137,16 @@ impl DestinationRecovery {
         DestinationRecovery::new(State::Discarding(end), Some(now))
     }
 
-    /// The guest is complete and the source may have committed.
+    /// The guest is complete and the source may have committed. It is not looked at.
     pub fn wait() -> DestinationRecovery {
         DestinationRecovery::new(State::Waiting, None)
     }
 
-    /// The same when an agent has just started: its source may have asked the one before whether it may resume.
+    /// The same when an agent has just started: its source may have asked the one before whether it may resume. The
+    /// guest is looked at now and then.
     pub fn wait_after_start(now: Time) -> DestinationRecovery {
-        DestinationRecovery { started: Some(now), ..DestinationRecovery::wait() }
+        let due = Some(now + LOOK_EVERY);
+        DestinationRecovery { started: Some(now), due, ..DestinationRecovery::wait() }
     }
 
     /// The guest is committed.
@@ -146,10 +154,17 @@ impl DestinationRecovery {
         DestinationRecovery::new(State::Inspecting, Some(now))
     }
 
+    /// The same when an agent has just started: its source may have its guest back since, by its operator's decision or
+    /// by itself. So a guest that never ran here is not run before the source is heard.
+    pub fn inspect_after_start(now: Time) -> DestinationRecovery {
+        DestinationRecovery { started: Some(now), ..DestinationRecovery::inspect(now) }
+    }
+
     fn new(state: State, due: Option<Time>) -> DestinationRecovery {
         DestinationRecovery {
             state,
             due,
+            runs_at: None,
             source_copy: SourceCopy::default(),
             started: None,
             may_have_run: false,
@@ -171,6 +186,11 @@ impl DestinationRecovery {
     /// It was committed and may have run: only an operator decides.
     pub fn is_held(&self) -> bool {
         self.state == State::Holding
+    }
+
+    /// It never ran here and is about to: its source is heard first.
+    pub fn hears_source(&self) -> bool {
+        self.state == State::Hearing
     }
 
     /// An operator may decide, or has decided and that does not count yet.
@@ -205,7 +225,7 @@ impl DestinationRecovery {
         self.rolled_back || self.source_copy.is_there(now)
     }
 
-    /// The source has just said that it is about to let its own copy run: one that waits is not run beside it.
+    /// The source has just said that it is about to let its own copy run, or does: this one is not run beside it.
     pub fn source_resumes(&self, now: Time) -> bool {
         self.source_copy.is_resumed(now)
     }
@@ -217,11 +237,12 @@ impl DestinationRecovery {
 
     /// The answer to a source that is about to resume; none if the journal knows.
     pub fn outcome_for_resuming(&self) -> Option<Outcome> {
-        match self.state {
-            // One that was returned may still be committed on disk, and a later agent would run it.
-            State::Waiting | State::Discarding(DestinationPhase::Aborted) => Some(Outcome::NotCommitted),
-            _ => self.outcome(),
-        }
+        if self.is_not_committed() { Some(Outcome::NotCommitted) } else { self.outcome() }
+    }
+
+    /// One that was returned may still be committed on disk, and a later agent would run it.
+    fn is_not_committed(&self) -> bool {
+        matches!(self.state, State::Waiting | State::Discarding(DestinationPhase::Aborted))
     }
 
     /// The source lets its own copy run: this one must not run beside it.
@@ -246,19 +267,20 @@ impl DestinationRecovery {
 
     /// When to look again at the latest; none if an action is in progress, libvirt decides, or all is over.
     pub fn timeout(&self) -> Option<Time> {
-        self.due
+        self.due.into_iter().chain(self.runs_at).min()
     }
 
     /// The next thing to do.
     pub fn poll_action(&mut self, now: Time) -> Option<DestinationAction> {
+        if self.runs_at.is_some_and(|at| at <= now) {
+            self.enter(now, State::Committing);
+        }
         self.due.take_if(|due| *due <= now)?;
         match self.state {
-            State::Waiting if self.is_about_to_run() => {
-                self.state = State::Committing;
-                Some(DestinationAction::Write(DestinationPhase::Committed))
+            State::Over(_) => None,
+            State::Waiting | State::Inspecting | State::Hearing | State::Holding => {
+                Some(DestinationAction::Inspect)
             }
-            State::Waiting | State::Over(_) => None,
-            State::Inspecting | State::Holding => Some(DestinationAction::Inspect),
             State::Committing => Some(DestinationAction::Write(DestinationPhase::Committed)),
             State::Running { .. } => Some(DestinationAction::Run),
             State::Returning => Some(DestinationAction::Write(DestinationPhase::Returned)),
@@ -270,14 +292,7 @@ impl DestinationRecovery {
     /// Takes one event; the actions that follow are queued for the driver.
     pub fn handle(&mut self, now: Time, event: DestinationEvent) {
         use DestinationEvent as E;
-        if let E::CommitAgain { copy } = event {
-            self.source_copy.note(now, copy);
-        }
-        if event == E::SourceResumes {
-            self.source_copy.note_resumes(now);
-            self.source_is_heard();
-        }
-        self.rolled_back |= event == E::RolledBackAtSource;
+        self.hear_of_copy(now, event);
         match (self.state, event) {
             (_, E::Resolve(run)) => self.resolve(now, run),
             // An earlier question that arrives late.
@@ -288,7 +303,11 @@ impl DestinationRecovery {
                 self.operator_decision.rule_out(true);
                 self.enter(now, State::Discarding(DestinationPhase::Aborted));
             }
+            // Another program has let it run.
+            (State::Waiting, E::Inspected(Inspection::Runs)) => self.runs(now),
+            (State::Waiting, E::Inspected(_)) => self.due = Some(now + LOOK_EVERY),
             (State::Holding, E::Inspected(found)) => self.looked_again(now, found),
+            (State::Hearing, E::RolledBackAtSource) => self.look_now(now),
             (State::Discarding(DestinationPhase::Committed), E::Discarded(true)) => self.ended(),
             // It is not on disk, and the source that sent commit revokes it.
             (State::Committing, E::RolledBackAtSource) if self.due.is_some() => {
@@ -305,7 +324,7 @@ impl DestinationRecovery {
             (State::Committing, E::Written(true)) if self.rolled_back => self.give_back(now),
             // A decision to run it waits on: the hypervisor may refuse, and then the guest may go back.
             (State::Committing, E::Written(true)) => self.enter(now, State::Running { since: now }),
-            (State::Inspecting, E::Inspected(found)) => self.inspected(now, found),
+            (State::Inspecting | State::Hearing, E::Inspected(found)) => self.inspected(now, found),
             (State::Running { since }, E::Ran(result)) => self.ran(now, since, result),
             // Whether it is on disk or not: it must not stay here.
             (State::Returning, E::Written(_)) => {
@@ -327,14 +346,43 @@ impl DestinationRecovery {
         }
     }
 
+    /// What the source says of its own copy.
+    fn hear_of_copy(&mut self, now: Time, event: DestinationEvent) {
+        use DestinationEvent as E;
+        match event {
+            E::CommitAgain { copy } => {
+                self.source_copy.note(now, copy);
+                // An earlier question that arrives late says nothing.
+                if !self.source_resumes(now) {
+                    self.source_keeps_paused(now);
+                }
+            }
+            E::SourceWaits if !self.is_not_committed() => {
+                self.source_copy.note_waits(now);
+                self.source_keeps_paused(now);
+            }
+            // The answer lets the source resume.
+            E::SourceResumes | E::SourceWaits => {
+                self.source_copy.note_resumes(now);
+                self.source_is_heard();
+            }
+            E::RolledBackAtSource => self.rolled_back = true,
+            _ => {}
+        }
+    }
+
     /// While one decision waits, no other is taken.
     fn resolve(&mut self, now: Time, run: bool) {
         let next = match (self.state, run) {
             _ if self.operator_decision.waiting().is_some() => return,
-            (State::Waiting, true) if self.source_resumes(now) || self.has_just_started(now) => return,
+            (State::Waiting | State::Holding, true)
+                if self.source_resumes(now) || self.has_just_started(now) =>
+            {
+                return;
+            }
             (State::Waiting, true) => {
                 self.operator_decision.note(true);
-                self.due = Some(now + HEARD_WITHIN);
+                self.runs_at = Some(now + HEARD_WITHIN);
                 return;
             }
             (State::Waiting, false) => State::Discarding(DestinationPhase::Aborted),
@@ -355,8 +403,33 @@ impl DestinationRecovery {
     fn source_is_heard(&mut self) {
         if self.state == State::Waiting {
             self.operator_decision.void();
-            self.due = None;
+            self.runs_at = None;
         }
+    }
+
+    /// It has committed, or knows that this host has, and waits for what becomes of the guest here.
+    fn source_keeps_paused(&mut self, now: Time) {
+        self.started = None;
+        if self.state == State::Hearing {
+            self.look_now(now);
+        }
+    }
+
+    /// Not a second time beside a look that is in progress.
+    fn look_now(&mut self, now: Time) {
+        self.due = self.due.map(|due| due.min(now));
+    }
+
+    /// The agent has just started and has not heard its source, or that one says that it has its guest.
+    fn must_hear(&self, now: Time) -> bool {
+        self.started.is_some_and(|at| now - at < HEARD_WITHIN || self.source_resumes(now))
+    }
+
+    /// Another program may let the guest run meanwhile.
+    fn hear(&mut self, now: Time) {
+        let end = self.started.map(|at| at + HEARD_WITHIN).filter(|end| *end > now);
+        let next = now + LOOK_EVERY;
+        (self.state, self.due) = (State::Hearing, Some(end.map_or(next, |end| end.min(next))));
     }
 
     fn inspected(&mut self, now: Time, found: Inspection) {
@@ -364,6 +437,7 @@ impl DestinationRecovery {
             Inspection::Runs => self.runs(now),
             // Its source runs it.
             Inspection::NeverRan if self.rolled_back => self.give_back(now),
+            Inspection::NeverRan if self.must_hear(now) => self.hear(now),
             Inspection::NeverRan => self.enter(now, State::Running { since: now }),
             Inspection::MayHaveRun => self.hold(now),
             Inspection::Ended => self.ended(),
@@ -427,6 +501,6 @@ impl DestinationRecovery {
     }
 
     fn enter(&mut self, now: Time, state: State) {
-        (self.state, self.due) = (state, Some(now));
+        (self.state, self.due, self.runs_at) = (state, Some(now), None);
     }
 }

@@ -95,6 +95,8 @@ pub struct SourceRecovery {
     silent_until: Time,
     /// The last question said that there is no copy here any more.
     query_gives_up: bool,
+    /// The guest is not resumed for want of an answer to the question of the last [`SourceAction::Look`].
+    only_asks: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
 }
@@ -128,6 +130,7 @@ impl SourceRecovery {
             giving_up: GivingUp::default(),
             silent_until: now + SILENCE,
             query_gives_up: false,
+            only_asks: false,
             given_up: false,
         }
     }
@@ -174,6 +177,13 @@ impl SourceRecovery {
         looks || matches!(self.state, State::TakingBack | State::ResumingHere)
     }
 
+    /// Whether the question of this [`SourceAction::Look`] says that the guest here stays paused: the destination has
+    /// answered that it has the guest, and no operator has decided since. Otherwise that one keeps its copy from
+    /// running as long as it is asked.
+    pub fn only_asks(&self) -> bool {
+        self.only_asks
+    }
+
     /// The destination's last answer.
     pub fn answer(&self) -> Option<Outcome> {
         self.answer
@@ -193,7 +203,10 @@ impl SourceRecovery {
                 Some(SourceAction::Query { gives_up: self.query_gives_up })
             }
             State::Deciding | State::TakingBack => Some(SourceAction::Write(SourcePhase::ResumingHere)),
-            State::Looking => Some(SourceAction::Look),
+            State::Looking => {
+                self.only_asks = self.is_there() && self.operator_decision.waiting().is_none();
+                Some(SourceAction::Look)
+            }
             State::ResumingHere => Some(SourceAction::ResumeHere),
             State::EndingSource => Some(SourceAction::EndSource),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
@@ -300,6 +313,8 @@ impl SourceRecovery {
                 }
                 self.due = Some(now + RETRY_AFTER);
             }
+            // The operator has decided meanwhile: the next question is another one.
+            None if is_decided && self.only_asks => self.due = Some(now),
             None if is_decided && undecided == Undecided::Counts => self.enter(now, State::ResumingHere),
             None if is_decided || self.is_there() || now < self.silent_until => {
                 self.due = Some(now + RETRY_AFTER);

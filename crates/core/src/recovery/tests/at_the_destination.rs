@@ -579,6 +579,8 @@ fn a_guest_that_waits_is_not_run_by_an_operator_just_after_the_start_of_its_agen
     assert_eq!(driver.handle(Did::Resolve(true)), None);
     assert!(driver.recovery.is_waiting());
     driver.now = driver.now + Duration::from_secs(21);
+    assert_eq!(driver.action(), Some(Do::Inspect));
+    assert_eq!(driver.handle(Did::Inspected(Inspection::MayHaveRun)), None);
     assert_eq!(let_run(&mut driver), Some(Do::Write(To::Committed)));
     // Its source decides at any time.
     let mut driver = Driver::new(DestinationRecovery::wait_after_start(Time::ZERO));
@@ -622,3 +624,5 @@ fn a_decision_to_run_a_guest_is_not_put_off_when_it_is_repeated() {
     driver.now = driver.now + HEARD_WITHIN / 2;
     assert_eq!(driver.handle(Did::Tick), Some(Do::Write(To::Committed)));
 }
+
+mod hearing;

@@ -462,3 +462,20 @@ fn a_copy_that_is_given_up_while_the_destination_has_the_guest_is_ended_after_a_
     assert_eq!(driver.handle(SourceEvent::Resolve(false)), None);
     assert_eq!(driver.handle(looked(Some(Outcome::Gone))), Some(asks));
 }
+
+/// A destination that waits for it runs the guest then.
+#[test]
+fn a_source_says_whether_it_keeps_its_guest_paused_and_an_operators_decision_needs_another_question() {
+    let mut driver = resuming();
+    driver.action();
+    assert!(!driver.recovery.only_asks(), "a silence would let it resume the guest");
+    driver.handle(looked(Some(Outcome::Pending)));
+    driver.again(SourceAction::Look);
+    assert!(driver.recovery.only_asks());
+    // The operator decides while the destination is being asked.
+    assert_eq!(driver.handle(SourceEvent::Resolve(true)), None);
+    driver.now = driver.now + Duration::from_secs(11);
+    assert_eq!(driver.handle(looked(None)), Some(SourceAction::Look));
+    assert!(!driver.recovery.only_asks());
+    assert_eq!(driver.handle(looked(None)), Some(SourceAction::ResumeHere));
+}
