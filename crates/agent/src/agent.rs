@@ -330,7 +330,7 @@ impl Agent {
             Purpose::Query => self.committed_again(accepted, &name, true),
             Purpose::RolledBack => self.roll_back_notice(accepted, &name),
             Purpose::CommitAgain => self.committed_again(accepted, &name, false),
-            Purpose::Resumes => self.source_resumes(accepted, &name),
+            Purpose::Resumes | Purpose::Waits => self.source_resumes(accepted, &name),
             Purpose::Bench | Purpose::BenchData => {
                 let may_force = self.security.permit(&name, permission::TO_DISTURB).is_ok();
                 let terms = bench::Terms { migrating: self.is_migrating(), may_force };
@@ -514,15 +514,21 @@ impl Agent {
     }
 
     /// A source that is about to resume its guest asks whether it runs here. For some seconds one that is not committed
-    /// is not let run then.
+    /// is not let run then. Or the source waits for a guest that is committed here.
     fn source_resumes(&self, accepted: Accepted, name: &PeerName) -> Result<(), NotTaken> {
         let (peer, session) = (accepted.peer, accepted.hello.session);
         if let Err(fault) = self.may_decide(&accepted.hello, name) {
             accepted.refuse(fault.clone())?;
             return Err(NotTaken::Resumes(fault));
         }
-        let outcome = self.incoming.source_resumes(session);
-        tracing::info!(%session, %peer, ?outcome, "its source is about to resume the guest and asks");
+        let waits = accepted.hello.role == Purpose::Waits;
+        let outcome = self.incoming.source_resumes(session, waits);
+        if waits {
+            // Asked every second until it is decided.
+            tracing::debug!(%session, %peer, ?outcome, "its source waits for the guest here and asks");
+        } else {
+            tracing::info!(%session, %peer, ?outcome, "its source is about to resume the guest and asks");
+        }
         Ok(accepted.outcome(outcome)?)
     }
 

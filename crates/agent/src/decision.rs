@@ -40,15 +40,15 @@ pub enum NotDecided {
         "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there"
     )]
     QemuEnded,
-    /// At a destination that has the guest complete: its source has just said that it runs its own copy, or is about
-    /// to.
+    /// At a destination that has the guest complete, or holds it: its source has just said that it runs its own copy, or
+    /// is about to.
     #[error(
         "is not resumed here: the source runs the guest, or is about to resume it. Its agent has said so within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
     )]
     SourceResumes,
-    /// At a destination that has the guest complete, and whose agent has just started.
+    /// At a destination that has the guest complete, or holds it, and whose agent has just started.
     #[error(
-        "is not resumed here yet: the agent here has started less than 20 s ago. Before that the source may have asked whether it may resume the guest, and both copies would run. Decide again after that time"
+        "is not resumed here yet: the agent here has started less than 20 s ago. Before that the source may have resumed the guest, or asked whether it may, and both copies would run. Decide again after that time"
     )]
     JustStarted,
     /// At a destination that holds the guest: the source lets its own copy run.
@@ -97,6 +97,9 @@ pub(crate) fn describe_decision(run: bool) -> &'static str {
 
 /// What an operator reads at a destination whose QEMU has not confirmed that the committed guest runs.
 pub(crate) const COMMITTED: &str = "the guest was committed to this host, and its QEMU here has not confirmed yet that it runs; it is asked until it does. Look at that QEMU, on this host (`linerate vm show`): is it stopped, does it hang, or does another client hold its monitor? The source only waits for it, and nothing can be decided there";
+
+/// The same of one whose agent has just started, and that never ran here.
+pub(crate) const HEARS: &str = "the guest was committed to this host and never ran here. The agent here has started since, and the source may have its guest back: it is heard first. The guest runs here as soon as its source says that it waits for this host, or when the source has said nothing for 20 s. It does not run here while the source says that it has its own copy: look there (`linerate migration list`)";
 
 /// The same of a guest that waited for its source's decision, and whose QEMU has ended.
 pub(crate) const HELD_ENDED: &str = "the guest's QEMU on this host has ended, and the guest never ran here. The source is answered that it was given up here when it asks, and resumes its own copy if it has one: look there (`linerate migration list`). If the source is lost, `linerate resolve ID --give-up` removes what is left here";

@@ -25,6 +25,7 @@ pub(crate) fn of_purpose(purpose: Purpose) -> Option<Permission> {
         | Purpose::CommitAgain
         | Purpose::RolledBack
         | Purpose::Resumes
+        | Purpose::Waits
         | Purpose::Arrival
         | Purpose::Membership => None,
     }

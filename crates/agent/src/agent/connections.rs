@@ -48,6 +48,7 @@ impl Connections {
             | Purpose::CommitAgain
             | Purpose::RolledBack
             | Purpose::Resumes
+            | Purpose::Waits
             | Purpose::Arrival => false,
             Purpose::Bench | Purpose::BenchData | Purpose::Doctor | Purpose::Membership => false,
         };

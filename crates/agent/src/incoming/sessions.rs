@@ -232,9 +232,10 @@ impl Sessions {
         self.answer(session, Incoming::outcome, Unfinished::outcome)
     }
 
-    /// The answer to a source that is about to resume its guest. Both state machines keep that it is.
-    pub fn source_resumes(&self, session: SessionId) -> Outcome {
-        match self.answer(session, Incoming::source_resumes, Unfinished::source_resumes) {
+    /// The answer to a source that is about to resume its guest. Both state machines keep that it is. `waits`: it knows
+    /// that the guest is committed here, and keeps its own paused.
+    pub fn source_resumes(&self, session: SessionId, waits: bool) -> Outcome {
+        match self.answer(session, Incoming::source_resumes, |one| one.source_resumes(waits)) {
             // Its record was lost or forgotten, and the guest is here.
             Outcome::Unknown if self.has_guest_of(session) => Outcome::Pending,
             outcome => outcome,

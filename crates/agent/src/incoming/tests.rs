@@ -336,7 +336,7 @@ fn only_the_host_that_opened_a_session_gets_its_outcome() {
     let may = |asked: &Hello, name: &str| {
         agent.may_decide(asked, &Some(name.parse().unwrap())).map_err(|fault| fault.detail)
     };
-    for role in [Role::Query, Role::CommitAgain, Role::RolledBack, Role::Resumes] {
+    for role in [Role::Query, Role::CommitAgain, Role::RolledBack, Role::Resumes, Role::Waits] {
         let wrong = Hello { token: Token([3; 32]), ..hello(1, role) };
         assert_eq!(may(&wrong, "a").unwrap_err(), "wrong token");
         assert_eq!(may(&hello(1, role), "b").unwrap_err(), "another host opened this session");
@@ -355,10 +355,10 @@ fn a_source_that_is_about_to_resume_is_not_answered_unknown_while_its_guest_is_h
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);
     let (ours, other) = (SessionId([7; 16]), SessionId([8; 16]));
-    assert_eq!(agent.incoming.source_resumes(ours), Outcome::Unknown);
+    assert_eq!(agent.incoming.source_resumes(ours, false), Outcome::Unknown);
     let qemu = crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap());
     agent.registry.put(&GuestRecord { session: Some(ours.to_string()), ..qemu }).unwrap();
-    let answers = [ours, other].map(|session| agent.incoming.source_resumes(session));
+    let answers = [ours, other].map(|session| agent.incoming.source_resumes(session, false));
     assert_eq!(answers, [Outcome::Pending, Outcome::Unknown]);
 }
 

@@ -1,7 +1,7 @@
 //! Executes the destination's recovery.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linerate_core::Outcome;
 use linerate_core::journal::DestinationPhase;
@@ -10,13 +10,16 @@ use linerate_core::recovery::{
 };
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, StopMethod};
-use linerate_guest::registry::Origin;
+use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::{images, stale};
 
 use super::{Machine, QMP_WAIT, Sessions, Unfinished, is_registered, remove_sockets};
-use crate::decision::{COMMITTED, HELD_ENDED, describe_decision};
+use crate::decision::{COMMITTED, HEARS, HELD_ENDED, describe_decision};
 use crate::faults::chain;
 use crate::journal::{IncomingRecord, Record, Role};
+
+/// A monitor that another client holds is not waited for.
+const LOOK_WAIT: Duration = Duration::from_secs(1);
 
 /// What is unfinished, and what follows. `is_alive`: the guest's QEMU here.
 pub(super) fn describe(machine: &DestinationRecovery, is_committed: bool, is_alive: bool) -> &'static str {
@@ -32,6 +35,8 @@ pub(super) fn describe(machine: &DestinationRecovery, is_committed: bool, is_ali
         "the guest was committed to this host, is paused, and may have run here already; meanwhile the source has rolled back and lets its own copy run: give this one up (`linerate resolve --give-up`)"
     } else if machine.is_held() {
         "the guest was committed to this host, is paused, and may have run here already: it stays paused until you decide (`linerate resolve`, or let it run yourself). It can be given up while its source reports that it still has its own copy, which stays paused there"
+    } else if machine.hears_source() {
+        HEARS
     } else if is_looked_at(machine, is_committed) {
         COMMITTED
     } else {
@@ -64,9 +69,16 @@ impl Unfinished {
         let Some(action) = action else { return false };
         let event = match action {
             DestinationAction::Discard => DestinationEvent::Discarded(self.discard(sessions)),
+            DestinationAction::Inspect if self.is_waiting() => {
+                DestinationEvent::Inspected(self.seen_while_it_waits())
+            }
             DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect()),
             DestinationAction::Run => DestinationEvent::Ran(self.run_guest(sessions)),
             DestinationAction::Write(phase) => {
+                // Another program may have let it run.
+                if let (DestinationPhase::Running, Some(qemu)) = (phase, self.incoming().qemu) {
+                    own_files(sessions, &qemu);
+                }
                 DestinationEvent::Written(self.write(sessions, Phase::Destination(phase)))
             }
         };
@@ -115,6 +127,36 @@ impl Unfinished {
         }
     }
 
+    fn is_waiting(&self) -> bool {
+        matches!(&*self.machine.lock(), Machine::Destination(machine) if machine.is_waiting())
+    }
+
+    /// A guest that waits is looked at before its source is heard: one that runs here is the source's no more.
+    pub(super) fn look_while_it_waits(&self) {
+        if self.is_waiting() && self.seen_while_it_waits() == Inspection::Runs {
+            let now = self.clock.now();
+            if let Machine::Destination(machine) = &mut *self.machine.lock() {
+                machine.handle(now, DestinationEvent::Inspected(Inspection::Runs));
+            }
+        }
+    }
+
+    /// Another client may have its monitor for long, and what its source sends is not to wait for that.
+    fn seen_while_it_waits(&self) -> Inspection {
+        let incoming = self.incoming();
+        let Some(qemu) = incoming.qemu.filter(|qemu| qemu.is_alive()) else { return Inspection::Ended };
+        let deadline = Instant::now() + LOOK_WAIT;
+        let Ok(qmp) = process::connect(&qemu, deadline) else { return Inspection::Unknown };
+        let mut destination = DestinationQemu::recovered(qmp, incoming.settings);
+        match destination.status(deadline) {
+            Ok(status) if status.is_live() => {
+                destination.settle(deadline);
+                Inspection::Runs
+            }
+            _ => Inspection::Unknown,
+        }
+    }
+
     /// Whether the committed guest runs, or ever ran.
     fn inspect(&self) -> Inspection {
         let incoming = self.incoming();
@@ -143,12 +185,8 @@ impl Unfinished {
     fn run_guest(&self, sessions: &Sessions) -> RunResult {
         let incoming = self.incoming();
         let Some(qemu) = &incoming.qemu else { return RunResult::Ended };
-        let ours = is_registered(sessions, qemu);
         // Whatever becomes of it: its images are its own.
-        if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
-            images::keep(&folder);
-            sessions.registry.own_files(&qemu.name);
-        }
+        let ours = own_files(sessions, qemu);
         let deadline = Instant::now() + QMP_WAIT;
         let mut destination = match process::connect(qemu, deadline) {
             Ok(qmp) => DestinationQemu::recovered(qmp, incoming.settings.clone()),
@@ -183,4 +221,15 @@ impl Unfinished {
             }
         }
     }
+}
+
+/// The guest runs here, or is about to: its images and files are its own from now on. False for one whose name another
+/// process has by now.
+fn own_files(sessions: &Sessions, qemu: &GuestRecord) -> bool {
+    let ours = is_registered(sessions, qemu);
+    if let Some(folder) = sessions.registry.folder(&qemu.name).ok().filter(|_| ours) {
+        images::keep(&folder);
+        sessions.registry.own_files(&qemu.name);
+    }
+    ours
 }

@@ -28,7 +28,7 @@ use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, RESUME_MAX, SourceEvent,
     SourceRecovery, plan,
 };
-use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Token};
+use linerate_core::{GuestState, ModeTag, Outcome, SessionId, Time, Token};
 use linerate_guest::leftovers::clear_unfinished;
 use linerate_guest::procfs::{ProcessIdentity, boot_id, is_other_boot};
 use linerate_guest::registry::{QEMU_FOLDER, RegistryError};
@@ -182,7 +182,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         }
         Plan::Inspect => {
             tracing::warn!(%session, guest, "the guest was committed to this host: seeing that it runs");
-            Machine::Destination(DestinationRecovery::inspect(now))
+            Machine::Destination(inspection(&record, now))
         }
         Plan::RecordEnd(phase) => {
             record.set_phase(phase);
@@ -214,6 +214,16 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         set_notice_due(&mut record, true);
     }
     start(sessions, session, record, machine);
+}
+
+/// Nothing runs beside its source if a guest that is to stay paused takes its disks over.
+fn inspection(record: &Record, now: Time) -> DestinationRecovery {
+    match &record.role {
+        Role::Destination { incoming, .. } if incoming.ran == Some(false) => {
+            DestinationRecovery::inspect(now)
+        }
+        _ => DestinationRecovery::inspect_after_start(now),
+    }
 }
 
 /// Most given-up sessions left nothing: their records stay to answer questions.
@@ -335,7 +345,7 @@ impl Unfinished {
         matches!(&*self.machine.lock(), Machine::Source(_))
     }
 
-    fn timeout(&self) -> Option<linerate_core::Time> {
+    fn timeout(&self) -> Option<Time> {
         match &*self.machine.lock() {
             Machine::Source(machine) => machine.timeout(),
             Machine::Destination(machine) => machine.timeout(),
@@ -343,6 +353,9 @@ impl Unfinished {
     }
 
     fn receive(&self, signal: &Signal) {
+        if !matches!(signal, Signal::Wake) {
+            self.look_while_it_waits();
+        }
         let now = self.clock.now();
         match (&mut *self.machine.lock(), signal) {
             (Machine::Source(_), _) | (_, Signal::Wake) => {}
@@ -386,7 +399,8 @@ impl Unfinished {
                 if resume_here && machine.is_held() && machine.is_rolled_back_at_source() {
                     return Err(NotDecided::RolledBack);
                 }
-                if resume_here && machine.is_waiting() && machine.source_resumes(now) {
+                let is_open = machine.is_waiting() || machine.is_held();
+                if resume_here && is_open && machine.source_resumes(now) {
                     return Err(NotDecided::SourceResumes);
                 }
                 // It never ran, and cannot run any more: its source gets it back.
@@ -395,7 +409,7 @@ impl Unfinished {
                     self.signal(Signal::Wake);
                     return Err(NotDecided::QemuEnded);
                 }
-                if resume_here && machine.is_waiting() && machine.has_just_started(now) {
+                if resume_here && is_open && machine.has_just_started(now) {
                     return Err(NotDecided::JustStarted);
                 }
                 if !resume_here && machine.is_held() && !machine.may_be_given_up(now) {
@@ -477,14 +491,20 @@ impl Unfinished {
     }
 
     /// The source of an incoming guest is about to resume it and asks whether it runs here; none if the journal knows.
-    pub fn source_resumes(&self) -> Option<Outcome> {
-        match &mut *self.machine.lock() {
+    /// `waits`: the source knows that the guest is committed here, and keeps its own paused.
+    pub fn source_resumes(&self, waits: bool) -> Option<Outcome> {
+        self.look_while_it_waits();
+        let event = if waits { DestinationEvent::SourceWaits } else { DestinationEvent::SourceResumes };
+        let outcome = match &mut *self.machine.lock() {
             Machine::Source(_) => None,
             Machine::Destination(machine) => {
-                machine.handle(self.clock.now(), DestinationEvent::SourceResumes);
+                machine.handle(self.clock.now(), event);
                 machine.outcome_for_resuming()
             }
-        }
+        };
+        // What is due now may be something else.
+        self.signal(Signal::Wake);
+        outcome
     }
 
     /// An operator may decide, or has decided and that does not count yet.

@@ -25,7 +25,7 @@ use crate::faults::chain;
 use crate::journal::{Journal, Record, Role, parse_token};
 use crate::ran_here::{self, RanHere, Sighting};
 use crate::security::PeerName;
-use crate::session::contact::{NoAnswer, ask_any, ask_before_resuming, commit_any};
+use crate::session::contact::{NoAnswer, ask_any, ask_before_resuming, ask_while_waiting, commit_any};
 use crate::session::identity::Identity;
 
 /// A monitor that another client holds is not waited for.
@@ -154,8 +154,11 @@ impl Unfinished {
         if !qemu.is_alive() || is_live(&qemu) {
             return Look::NotPaused;
         }
-        let answer =
-            self.question(sessions, (&token, &peer), |identity| ask_before_resuming(&peers, identity));
+        let only_asks = matches!(&*self.machine.lock(), Machine::Source(machine) if machine.only_asks());
+        // One that ran here is not to be run there: its copy is older.
+        let waits = only_asks && self.record.lock().ran_here().is_no();
+        let ask = if waits { ask_while_waiting } else { ask_before_resuming };
+        let answer = self.question(sessions, (&token, &peer), |identity| ask(&peers, identity));
         // An earlier agent may have resumed it too, and could not write that.
         let ran_here = || self.record.lock().ran_here().after(look(&qemu, &vcpu_time));
         if answer == Some(Outcome::Committed) && !ran_here().is_no() {

@@ -112,6 +112,11 @@ pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> 
     ask_all(Role::Resumes, peers, identity, proves_itself(identity))
 }
 
+/// The same when it is known that the guest is committed there: the one here stays paused without an answer.
+pub(crate) fn ask_while_waiting(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
+    ask_all(Role::Waits, peers, identity, proves_itself(identity))
+}
+
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
 /// `held`: the host may have the guest complete. If not, nothing is lost if another host answers.
 pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity, held: bool) -> Option<Outcome> {

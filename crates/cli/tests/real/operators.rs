@@ -150,3 +150,41 @@ fn a_destination_hears_its_source_before_it_runs_the_guest_for_an_operator() {
     stage.settles_at(0);
     goes_on(&mut stage, 1);
 }
+
+/// The source's operator saw that the guest never ran there.
+#[test]
+fn a_destination_that_starts_again_does_not_run_a_guest_that_its_source_has_back() {
+    let (mut stage, gates) = without_lock();
+    let committed = gates[1].hold_after("destination.committed").unwrap();
+    let migration = stage.migrate(&[]);
+    committed.wait(LONG).unwrap();
+    stage.agent(1).kill().unwrap();
+    drop(committed);
+    let held = stage.only(0, "in_doubt");
+    let (exit, text) = stage.linerate_at(0, &["resolve", held["id"].as_str().unwrap(), "--resume-here"]);
+    assert_eq!(exit, 0, "{text}");
+    assert_eq!(stage.state(0), "running");
+    stage.agent(1).restart().unwrap();
+    stage.until("the destination gives its copy up", || {
+        assert_ne!(stage.state(1), "running");
+        stage.hypervisors(1).is_empty().then_some(())
+    });
+    assert_ne!(ended(&migration.finish()).exit, Some(0), "it did not move");
+    stage.settles_at(0);
+    goes_on(&mut stage, 1);
+}
+
+/// No agent had its monitor. The source would resume a copy that is older than the disks.
+#[test]
+fn a_guest_that_another_program_lets_run_at_the_destination_is_not_resumed_at_its_source() {
+    let (mut stage, gates) = without_lock();
+    ends_when_loaded(&mut stage, &gates);
+    stage.agent(1).kill().unwrap();
+    stage.agent(1).restart().unwrap();
+    stage.only(1, "in_doubt");
+    stage.command(1, "cont");
+    stage.until("it is noticed", || stage.unfinished(1).is_empty().then_some(()));
+    stage.agent(0).restart().unwrap();
+    stage.settles_at(1);
+    goes_on(&mut stage, 0);
+}

@@ -39,6 +39,9 @@ pub enum Role {
     /// A source is about to let its paused guest run again, and asks whether the destination runs it. It commits
     /// nothing. Answered by an OUTCOME and closed.
     Resumes = 10,
+    /// The same question from a source that knows that the destination has committed the guest: it keeps its own paused.
+    /// It commits nothing. Answered by an OUTCOME and closed.
+    Waits = 11,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.
     Bench = 16,
@@ -53,7 +56,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, for tables and tests.
-    pub const ALL: [Role; 14] = [
+    pub const ALL: [Role; 15] = [
         Role::ControlNew,
         Role::ControlJoin,
         Role::Data,
@@ -64,6 +67,7 @@ impl Role {
         Role::CommitAgain,
         Role::Arrival,
         Role::Resumes,
+        Role::Waits,
         Role::Bench,
         Role::BenchData,
         Role::Doctor,
