@@ -1,6 +1,8 @@
 //! Sessions that were not brought to their end: what `linerate_core::recovery` decides is done here, as the agent does
 //! it.
 
+use std::time::Duration;
+
 use linerate_core::destination::Destination;
 use linerate_core::journal::{DestinationPhase, SourcePhase, outcome};
 use linerate_core::recovery::{
@@ -132,7 +134,8 @@ impl World {
                 self.add_case(host, session, Machine::Destination(machine));
             }
             Plan::Inspect => {
-                self.add_case(host, session, Machine::Destination(DestinationRecovery::inspect(now)))
+                let machine = self.inspection(record.ran);
+                self.add_case(host, session, Machine::Destination(machine));
             }
             Plan::RecordLoss => {
                 self.set_notice_due(host, session, false);
@@ -156,6 +159,15 @@ impl World {
         }
         if record.notice_due && matches!(phase, Phase::Source(SourcePhase::RolledBack)) {
             self.begin_roll_back_notice(host, session, true);
+        }
+    }
+
+    /// As the agent: a guest that is to stay paused runs beside no other.
+    fn inspection(&self, ran: bool) -> DestinationRecovery {
+        if ran && self.options.mutation != Some(Mutation::RunOnEveryStart) {
+            DestinationRecovery::inspect_after_start(self.now)
+        } else {
+            DestinationRecovery::inspect(self.now)
         }
     }
 
@@ -236,8 +248,13 @@ impl World {
     }
 
     fn begin_case_work(&mut self, host: usize, session: u64, work: CaseWork) {
-        self.case_faults();
         let incarnation = self.hosts[host].incarnation;
+        // A look that finds nothing new is no action: faults come at those that matter.
+        if self.only_waits(host, session, work) {
+            let look = SimEvent::Recovers { host, incarnation, session, work };
+            return self.after(Duration::from_millis(1), look);
+        }
+        self.case_faults();
         if let CaseWork::Source(SourceAction::Query { gives_up }) = work {
             return self.ask(host, session, Question::Commits { gives_up });
         }
@@ -246,6 +263,12 @@ impl World {
         let most = if waits { RESUME_MAX.as_micros() as u64 } else { 30_000 };
         let span = self.micros(100, most);
         self.after(span, SimEvent::Recovers { host, incarnation, session, work });
+    }
+
+    /// It is looked at whether another program has let the guest run. None does here.
+    fn only_waits(&self, host: usize, session: u64, work: CaseWork) -> bool {
+        let waits = matches!(self.case(host, session), Some(Machine::Destination(one)) if one.is_waiting());
+        waits && work == CaseWork::Destination(DestinationAction::Inspect)
     }
 
     /// Something was done for a session that is brought to its end.
@@ -276,7 +299,9 @@ impl World {
                 Some(look) => SourceEvent::Looked(look),
                 None => {
                     self.hosts[host].looks.insert(session);
-                    self.ask(host, session, Question::Resumes);
+                    let waits =
+                        matches!(self.case(host, session), Some(Machine::Source(one)) if one.only_asks());
+                    self.ask(host, session, Question::Resumes { waits });
                     return None;
                 }
             },
@@ -325,6 +350,9 @@ impl World {
                     self.discard(pid);
                 }
                 DestinationEvent::Discarded(true)
+            }
+            DestinationAction::Inspect if self.only_waits(host, session, CaseWork::Destination(action)) => {
+                DestinationEvent::Inspected(Inspection::Unknown)
             }
             DestinationAction::Inspect => {
                 let ran = self.hosts[host].record(session).is_none_or(|record| record.ran);
@@ -455,6 +483,23 @@ mod tests {
         let incarnation = world.hosts[0].incarnation;
         world.recovers(0, incarnation, 1, CaseWork::Source(SourceAction::ResumeHere));
         assert_eq!(world.hosts[0].notice_due.get(&1), Some(&false));
+    }
+
+    /// Its source may have its guest back since.
+    #[test]
+    fn a_committed_guest_is_not_run_at_the_start_of_an_agent_before_its_source_is_heard() {
+        let mut world = World::new(1, Options::default());
+        let (now, pid) = (world.now, 700);
+        let mut guest = world.guest.clone();
+        (guest.pid, guest.host, guest.made_for, guest.ran) = (pid, 1, 1, None);
+        (guest.running, guest.owned, guest.executed, guest.disks) = (false, false, false, false);
+        world.parked.push(guest);
+        let known = Known { process: Some(pid), ..Known::default() };
+        assert!(world.hosts[1].write(now, 1, Phase::Destination(DestinationPhase::Committed), known));
+        world.hosts[1].forget();
+        world.restart(1);
+        world.handle_destination_case(1, 1, DestinationEvent::Inspected(Inspection::NeverRan));
+        assert!(matches!(world.case(1, 1), Some(Machine::Destination(one)) if one.hears_source()));
     }
 
     #[test]

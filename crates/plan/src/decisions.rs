@@ -72,7 +72,11 @@ impl World {
             }
             Some(SessionMachine::Recovery(case)) => match case {
                 Machine::Source(one) => one.takes(here) && can_resume,
-                Machine::Destination(one) if one.is_held() && here => !one.is_rolled_back_at_source(),
+                Machine::Destination(one) if one.is_held() && here => {
+                    !one.is_rolled_back_at_source()
+                        && !one.source_resumes(self.now)
+                        && !one.has_just_started(self.now)
+                }
                 Machine::Destination(one) if one.is_held() => one.may_be_given_up(self.now),
                 Machine::Destination(one) if one.is_waiting() && here => {
                     pid.is_some() && !one.source_resumes(self.now) && !one.has_just_started(self.now)

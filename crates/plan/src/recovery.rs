@@ -26,7 +26,10 @@ pub enum Question {
         gives_up: bool,
     },
     /// Whether the guest runs at the destination, before it is resumed at the source.
-    Resumes,
+    Resumes {
+        /// It stays paused without an answer.
+        waits: bool,
+    },
 }
 
 /// A host out of reach is taken for silent after this long.
@@ -194,7 +197,7 @@ impl World {
     fn says_that_it_is_here(&mut self, host: usize, session: u64) {
         let is_here = self.process_of(host, session).is_some();
         if is_here && self.hosts[1 - host].up && self.links.iter().any(|link| link.connects()) {
-            self.outcome_for_resuming(1 - host, session);
+            self.outcome_for_resuming(1 - host, session, false);
         }
     }
 
@@ -211,7 +214,7 @@ impl World {
                     self.repeat_commit(host, other, session, gives_up);
                     self.outcome_at(other, session)
                 }
-                Question::Resumes => self.outcome_for_resuming(other, session),
+                Question::Resumes { waits } => self.outcome_for_resuming(other, session, waits),
             };
             let before = self.options.mutation == Some(Mutation::CommittedBeforeItRuns);
             let outcome =
@@ -249,19 +252,20 @@ impl World {
             self.note_unanswered(from, session);
             return false;
         }
-        let outcome = self.outcome_for_resuming(to, session);
+        let outcome = self.outcome_for_resuming(to, session, false);
         if outcome == Outcome::Committed && self.hosts[to].up {
             self.reports_committed(to, session);
         }
         matches!(outcome, Outcome::Committed | Outcome::Pending | Outcome::Gone)
     }
 
-    /// Both state machines of the destination keep that the source is about to resume.
-    fn outcome_for_resuming(&mut self, host: usize, session: u64) -> Outcome {
+    /// Both state machines of the destination keep that the source is about to resume, or that it waits.
+    fn outcome_for_resuming(&mut self, host: usize, session: u64, waits: bool) -> Outcome {
         if session == self.session && host == self.at(Side::Destination) {
             self.handle_destination(destination::Event::SourceResumes);
         }
-        self.handle_destination_case(host, session, DestinationEvent::SourceResumes);
+        let event = if waits { DestinationEvent::SourceWaits } else { DestinationEvent::SourceResumes };
+        self.handle_destination_case(host, session, event);
         let outcome = self.outcome_at(host, session);
         let answer = match self.machine_of(host, session) {
             Some(SessionMachine::Recovery(Machine::Destination(one))) => one.outcome_for_resuming(),

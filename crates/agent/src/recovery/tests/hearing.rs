@@ -38,9 +38,9 @@ fn a_committed_guest_is_not_run_by_a_new_agent_before_its_source_is_heard() {
         }
         assert_eq!(agent.incoming.source_resumes(session, false), Outcome::Pending);
         if is_back {
-            one.rolled_back_at_source()
+            one.rolled_back_at_source();
         } else {
-            drop(one.source_resumes(true))
+            one.source_resumes(true);
         }
         while agent.incoming.outcome(session) == Outcome::Pending {
             wait("nothing follows");
