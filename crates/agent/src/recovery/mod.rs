@@ -518,7 +518,8 @@ impl Unfinished {
     /// Nothing of the guest is to stay here.
     pub fn is_going(&self) -> bool {
         matches!(&*self.machine.lock(), Machine::Destination(machine)
-            if !machine.is_waiting() && !machine.is_held() && machine.outcome() == Some(Outcome::Pending))
+            if !machine.is_waiting() && !machine.is_held() && !machine.hears_source()
+                && machine.outcome() == Some(Outcome::Pending))
     }
 
     /// A line about it.
