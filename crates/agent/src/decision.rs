@@ -40,8 +40,8 @@ pub enum NotDecided {
         "cannot be resumed here: the guest's QEMU on this host has ended, and the guest never ran here. What is left of it here is removed, and the source is answered that it was given up here. A source that has the guest paused resumes it then: see `linerate migration list` there"
     )]
     QemuEnded,
-    /// At a destination that has the guest complete, or holds it: its source has just said that it runs its own copy, or
-    /// is about to.
+    /// At a destination that has the guest complete, or holds it: its source has just said that it runs its own copy,
+    /// or is about to.
     #[error(
         "is not resumed here: the source runs the guest, or is about to resume it. Its agent has said so within the last 20 s. Both copies would run. `linerate migration list` at the source shows what it waits for. If its QEMU there hangs, end that QEMU by its pid, and decide again after that time"
     )]

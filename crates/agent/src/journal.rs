@@ -6,8 +6,8 @@
 //! A record that ends a session is kept in memory until the disk takes it ([`Journal::put_end`]); a question meanwhile
 //! gets what is in memory. If the agent ends before, the next one finds the record before it, and recovers from that.
 //!
-//! Records are read from memory, so that no question of another host waits for a disk that hangs. A record that is being
-//! written is known when the disk has it.
+//! Records are read from memory, so that no question of another host waits for a disk that hangs. A record that is
+//! being written is known when the disk has it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};

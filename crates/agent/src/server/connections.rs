@@ -1,6 +1,6 @@
 //! The socket of the local API. Users other than root have a bounded number of connections, so that none of them uses
-//! up the agent's descriptors. Of their requests a few are worked on at a time, so that none of them uses up threads,
-//! what other hosts answer this one, or the monitors of guests.
+//! up the agent's descriptors. A few of their requests are worked on at a time: none of them uses up threads, the
+//! monitors of guests, or the answers of other hosts.
 
 use std::collections::HashMap;
 use std::io;

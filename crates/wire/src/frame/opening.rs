@@ -39,8 +39,8 @@ pub enum Role {
     /// A source is about to let its paused guest run again, and asks whether the destination runs it. It commits
     /// nothing. Answered by an OUTCOME and closed.
     Resumes = 10,
-    /// The same question from a source that knows that the destination has committed the guest: it keeps its own paused.
-    /// It commits nothing. Answered by an OUTCOME and closed.
+    /// The same question from a source that knows that the destination has committed the guest: it keeps its own
+    /// paused. It commits nothing. Answered by an OUTCOME and closed.
     Waits = 11,
     // Roles from 16 on have nothing to do with migrations.
     /// A measurement of the wires: its conversation. Not a session of a migration; `linerate-agent` has the documents.

@@ -1,5 +1,5 @@
-//! What the source says of its own copy, right after the start of an agent and of a guest that is held; and what another
-//! program does to a guest that waits.
+//! What the source says of its own copy, right after the start of an agent and of a guest that is held; and what
+//! another program does to a guest that waits.
 
 use super::*;
 
