@@ -179,6 +179,7 @@ fn roles_notes_outcomes() {
             (8, "CommitAgain"),
             (9, "Arrival"),
             (10, "Resumes"),
+            (11, "Waits"),
             (16, "Bench"),
             (17, "BenchData"),
             (18, "Doctor"),

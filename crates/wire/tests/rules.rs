@@ -52,7 +52,7 @@ fn every_reserved_bit_is_refused() {
 fn unknown_numbers_are_refused() {
     let table: &[(&str, usize, u8)] = &[
         ("hello", 32 + 24, 0),
-        ("hello", 32 + 24, 11),
+        ("hello", 32 + 24, 12),
         ("outcome", 32, 0),
         ("outcome", 32, 8),
         ("refuse", 32, 0),

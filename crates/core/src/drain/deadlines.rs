@@ -9,7 +9,7 @@ use crate::Time;
 /// Guests that are ordered together are placed within this time, as a rule.
 const PLACED_TOGETHER: Duration = Duration::from_secs(2);
 
-/// A guest that is not prepared within this time, or within twice the time that others took, is late.
+/// A guest that is not prepared within twice the time that preparing takes is late, but not before this time.
 const LATE: Duration = Duration::from_secs(2);
 
 impl Controller {
