@@ -235,7 +235,7 @@ impl Describer {
         let leaving =
             self.outgoing.all().into_iter().find(|one| one.request.guest == guest.name && !one.is_over());
         if let Some(leaving) = leaving {
-            return (guest.name.clone(), record(&guest.name, leaving.ram_bytes()));
+            return (listed_by(guest), record(&guest.name, leaving.ram_bytes()));
         }
         let process = (guest.process.pid, guest.process.start_ticks);
         // One that was not asked, because another used the time up, is not called silent.
@@ -310,7 +310,13 @@ fn record(name: &str, memory_bytes: u64) -> GuestRecord {
 
 /// A guest that does not answer.
 fn bare(guest: &Known) -> (String, GuestRecord) {
-    (guest.name.clone(), record(&guest.name, files(guest)))
+    (listed_by(guest), record(&guest.name, files(guest)))
+}
+
+/// What a guest is listed by that cannot be asked now. A host that listed it by its name would not have it for those
+/// who look for its UUID: they would take a guest that has arrived here for one that has ended.
+fn listed_by(guest: &Known) -> String {
+    guest.uuid().unwrap_or_else(|| guest.name.clone())
 }
 
 /// Lengths of the files that were made for its RAM.
@@ -415,6 +421,25 @@ mod tests {
             listener
         };
         names.iter().map(add).collect()
+    }
+
+    #[test]
+    fn a_guest_that_does_not_answer_is_listed_by_its_uuid() {
+        const UUID: &str = "0F0E8C9A-0000-4000-8000-000000000001";
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "read x", "-uuid", UUID]).stdin(std::process::Stdio::piped());
+        let mut process = shell.spawn().unwrap();
+        // It has no socket: whoever asks it gets no answer.
+        let guest = crate::testing::arrived(&agent, i32::try_from(process.id()).unwrap());
+        agent.registry.put(&guest).unwrap();
+        crate::testing::wait("its command line is not read", || guest.uuid().is_some());
+        let listed: Vec<(String, String)> =
+            agent.describer.guests().into_iter().map(|(key, guest)| (key, guest.name)).collect();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(listed, [(UUID.to_lowercase(), "g".to_owned())]);
     }
 
     /// Takes a connection, and says nothing until `all` are there. Whether they were all there.

@@ -40,29 +40,29 @@ impl Owner {
     /// Asks this host's libvirt for a domain, and the destinations, in a thread.
     fn ask_where(&self, id: GuestId) {
         let Some(member) = self.members.get(id.0 as usize) else { return };
-        let (to_self, key, domain) = (self.to_self.clone(), member.guest.key.clone(), member.guest.domain);
+        let (to_self, guest, domain) = (self.to_self.clone(), member.guest.clone(), member.guest.domain);
         let (mut to, agent, drain) = (self.destinations.clone(), self.agent.clone(), self.record.id.clone());
-        let own = member.to;
+        let (own, was_to) = (member.to, member.was_to.clone());
         let came = if domain { came(&self.agent, member) } else { None };
         let (began, was_tried) = (member.began, member.migration.is_some());
-        let is_held = domain && self.agent.moves.has(&key);
+        let is_held = domain && self.agent.moves.has(&guest.key);
         let runtime = self.runtime.clone();
         std::thread::spawn(move || {
             let domain = domain.then(|| {
                 runtime
-                    .block_on(domains::look_up(&key))
+                    .block_on(domains::look_up(&guest.key))
                     .map_or(DomainHere::Unknown, |state| here(state.as_deref()))
             });
             let is_known = hosts::renew(&agent, &mut to, Some(&drain)).is_ok();
+            // One that did not answer when the agent was started again has its name only now.
+            let was_there = || to.iter().position(|one| Some(one.name()) == was_to.as_deref());
+            let own = own.map(hosts::index).or_else(was_there);
             // What the store has of a host may be older than the guest's arrival.
-            let own = own.and_then(|host| to.get_mut(hosts::index(host)));
-            if let Some(one) = own.filter(|_| agent.fleet.shared().is_some()) {
+            let asked = own.and_then(|at| to.get_mut(at)).filter(|_| agent.fleet.shared().is_some());
+            if let Some(one) = asked {
                 hosts::ask_one(one, &agent.security, hosts::ANSWER_WAIT);
             }
-            let lists = |one: &hosts::Destination| {
-                one.record.as_ref().is_some_and(|record| record.guests.contains_key(&key))
-            };
-            let there = to.iter().zip(1..).find(|(one, _)| lists(one)).map(|(_, host)| HostId(host));
+            let there = listing(&to, &guest, own);
             let all_answered = is_known && to.iter().all(|one| one.lost.is_none());
             let at = there.or(came);
             let answers = Answers { domain, began, was_tried, is_held, at, all_answered };
@@ -149,6 +149,18 @@ fn seen(agent: &Agent, guest: &Leaving, may_be_of_another: bool) -> Seen {
     }
 }
 
+/// The destination that lists the guest: the one at `own`, to which it went, or another. A guest without a UUID is
+/// known by its name alone, and other hosts may have another guest of that name.
+fn listing(to: &[hosts::Destination], guest: &Leaving, own: Option<usize>) -> Option<HostId> {
+    let lists = |at: &usize| {
+        let record = to.get(*at).and_then(|one| one.record.as_ref());
+        record.is_some_and(|record| record.guests.contains_key(&guest.key))
+    };
+    let others = (0..to.len()).filter(|_| guest.key != guest.name);
+    let at = own.into_iter().chain(others).find(lists)?;
+    Some(HostId(u32::try_from(at).ok()? + 1))
+}
+
 /// Where a domain went whose migration an earlier process of the agent began, once it is known that it is there.
 fn came(agent: &Agent, member: &Member) -> Option<HostId> {
     let moving = agent.moves.by_id(member.migration.as_ref()?)?;
@@ -169,7 +181,29 @@ fn here(state: Option<&str>) -> DomainHere {
 
 #[cfg(test)]
 mod tests {
+    use linerate_store::fleet::records::{GuestRecord, HostRecord};
+
     use super::*;
+
+    #[test]
+    fn a_guest_without_a_uuid_is_not_taken_for_another_hosts_guest_of_its_name() {
+        let host = |guests: &[&str]| {
+            let listed = |key: &&str| ((*key).to_owned(), GuestRecord::default());
+            let record = HostRecord { guests: guests.iter().map(listed).collect(), ..HostRecord::default() };
+            let mut one = hosts::Destination::new("it");
+            one.record = Some(record);
+            one
+        };
+        let guest = |key: &str| Leaving { key: key.into(), ..Leaving::unknown("web") };
+        let both = [host(&["web", "u1"]), host(&["web"])];
+        assert_eq!(listing(&both, &guest("web"), Some(1)), Some(HostId(2)), "it went there");
+        assert_eq!(listing(&both, &guest("web"), None), None, "it was stopped here");
+        let other = [host(&["web"]), host(&[])];
+        assert_eq!(listing(&other, &guest("web"), Some(1)), None, "the other host has one of its own");
+        // A UUID is one guest's, wherever it is.
+        assert_eq!(listing(&both, &guest("u1"), Some(1)), Some(HostId(1)));
+        assert_eq!(listing(&both, &guest("u2"), Some(1)), None);
+    }
 
     #[test]
     fn the_states_that_libvirt_names_are_read() {
