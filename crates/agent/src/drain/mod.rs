@@ -409,7 +409,9 @@ fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle,
     let mut destinations =
         hosts::named(agent, &kept.request.to, Some(id)).map_err(|error| of_fleet(&error, agent))?;
     destinations.iter_mut().for_each(|one| one.measured = kept.takes.get(one.name()).copied());
-    let members = stored::guests(&record).into_iter().map(|shown| again(shown, &destinations)).collect();
+    let began = kept.began.as_ref();
+    let members =
+        stored::guests(&record).into_iter().map(|shown| again(shown, &destinations, began)).collect();
     tracing::info!(drain = id, "the drain goes on");
     let begin = |drain| Begin {
         drain,
@@ -425,8 +427,9 @@ fn take_up(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle,
     own(agent, drains, runtime, members, begin)
 }
 
-/// A guest as an earlier process of this agent has left it.
-fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
+/// A guest as an earlier process of this agent has left it. `began`: those of which a copy had begun, if that is known.
+/// What is shown does not say it of a guest that was looked for after an earlier restart.
+fn again(shown: DrainGuest, destinations: &[Destination], began: Option<&BTreeSet<String>>) -> Member {
     use DrainGuestState as S;
     let at = destinations.iter().zip(1..).find(|(one, _)| Some(one.name()) == shown.to.as_deref());
     let decided = (shown.state.is_over() && shown.state != DrainGuestState::Kept).then(|| Decided {
@@ -434,7 +437,8 @@ fn again(shown: DrainGuest, destinations: &[Destination]) -> Member {
         reason: shown.reason.clone(),
         hint: shown.hint.clone(),
     });
-    let began = matches!(shown.state, S::Copying | S::Cancelling | S::Recovering);
+    let may_have_begun = matches!(shown.state, S::Copying | S::Cancelling | S::Recovering);
+    let began = began.map_or(may_have_begun, |began| began.contains(&shown.uuid));
     let guest = leaving::Leaving {
         name: shown.guest,
         key: shown.uuid,

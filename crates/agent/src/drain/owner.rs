@@ -383,6 +383,10 @@ impl Owner {
 
     /// Gives the controller an event, and has its orders carried out.
     fn handle(&mut self, event: Event) {
+        // This process may have been stopped for longer than its lease.
+        if !matches!(event, Event::Store(_)) {
+            self.look_at_lease();
+        }
         let now = self.clock.now();
         let orders = self.controller.handle(now, event);
         for order in orders {
@@ -396,22 +400,31 @@ impl Owner {
             Order::Place(wanted) => self.place(wanted),
             Order::Release { guest } => self.release(guest),
             Order::Prepare { guest, host } => self.prepare(guest, host),
-            Order::Copy { guest, .. } => {
-                let (now, line) = (self.clock.now(), self.line(guest));
-                if let Some(member) = self.members.get_mut(guest.0 as usize) {
-                    member.begins(now);
-                    member.began = true;
-                }
-                if let (Some(session), Some(line)) = (self.sessions.get_mut(&guest), line) {
-                    session.copy(&self.agent, &self.runtime, line);
-                }
-            }
+            Order::Copy { guest, .. } => self.copy(guest),
             Order::Cancel { guest } => {
                 let line = self.line(guest);
                 if let (Some(session), Some(line)) = (self.sessions.get_mut(&guest), line) {
                     session.cancel(&line);
                 }
             }
+        }
+    }
+
+    /// Has the guest copied, once the store has that: whoever goes on with the drain, or ends it, must know that the
+    /// guest may be elsewhere. While the store is away the guest stays prepared.
+    fn copy(&mut self, id: GuestId) {
+        let (now, line) = (self.clock.now(), self.line(id));
+        let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        member.begins(now);
+        member.began = true;
+        self.save();
+        if self.away.is_some() || self.disowned.is_some() {
+            let member = &mut self.members[id.0 as usize];
+            (member.began, member.copy_began) = (false, None);
+            return self.handle(Event::Held { guest: id });
+        }
+        if let (Some(session), Some(line)) = (self.sessions.get_mut(&id), line) {
+            session.copy(&self.agent, &self.runtime, line);
         }
     }
 
@@ -452,8 +465,8 @@ impl Owner {
     }
 
     fn ended(&mut self, id: GuestId, end: End, downtime_us: Option<u64>, now: Time) {
-        if let (End::Stays(_), Some(member)) = (&end, self.members.get_mut(id.0 as usize)) {
-            member.began = false;
+        if let Some(member) = self.members.get_mut(id.0 as usize) {
+            member.began &= matches!(end, End::Unknown(_));
         }
         match end {
             End::Moved => self.moved(id, downtime_us, now),
@@ -612,6 +625,7 @@ pub(super) fn kept(request: &DrainRequest, unseen: &Unseen) -> Kept {
         split: Vec::new(),
         cordoned_ms: None,
         order: 0,
+        began: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the store keeps of a drain, and what of it cannot be read: another release wrote it, or it is damaged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use linerate_api::{DrainBound, DrainDetail, DrainGuest, DrainRequest, DrainState};
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
@@ -30,6 +30,9 @@ pub(super) struct Kept {
     /// Its place among the drains of this host: a clock may be set back between two of them.
     #[serde(default)]
     pub order: u64,
+    /// Keys of guests of which a copy began, and how that ended is not known. None: an earlier release wrote it.
+    #[serde(default)]
+    pub began: Option<BTreeSet<String>>,
 }
 
 impl Kept {

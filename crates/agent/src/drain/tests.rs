@@ -177,6 +177,19 @@ fn a_guest_of_a_drain_that_cannot_be_read_is_named_and_stays_in_the_store() {
 }
 
 #[test]
+fn a_guest_that_was_only_looked_for_after_a_restart_has_not_begun_to_move_after_the_next() {
+    let found = |state: &str, began: Option<&BTreeSet<String>>| {
+        let shown = serde_json::from_value(guest("web", "u1", state, Some("b"))).unwrap();
+        again(shown, &[], began).began
+    };
+    // All are shown so that are looked for, those that waited too.
+    let (none, one) = (BTreeSet::new(), BTreeSet::from(["u1".to_owned()]));
+    assert!(!found("recovering", Some(&none)) && found("recovering", Some(&one)));
+    // An earlier release did not write it.
+    assert!(found("recovering", None) && found("copying", None) && !found("waiting", None));
+}
+
+#[test]
 fn what_is_said_of_a_drain_that_may_have_begun_is_true() {
     let unknown = FleetError::Store(StoreError::Unknown("no answer".into()));
     let away = FleetError::Store(StoreError::Away("no answer".into()));

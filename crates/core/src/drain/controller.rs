@@ -127,6 +127,7 @@ impl Controller {
             Event::NoPlace { guest, why } => self.no_place(guest, why, now),
             Event::Prepared { guest } => self.prepared(guest, now),
             Event::Busy { guest } => self.busy(guest, now),
+            Event::Held { guest } => self.held(guest, now),
             Event::Progress { guest, sample } => self.progress(guest, sample, now),
             Event::Left { guest } => self.left(guest, now),
             Event::Moved { guest } => self.moved(guest, now),
@@ -308,6 +309,13 @@ impl Controller {
         let first = guest.busy.map_or(now, |(first, _)| first);
         (guest.busy, guest.sample) = (Some((first, again)), None);
         self.set(id, State::Prepared, now);
+    }
+
+    /// Unlike a busy destination, the store is waited for without a limit.
+    fn held(&mut self, id: GuestId, now: Time) {
+        if self.state(id) == Some(&State::Copying) {
+            self.set(id, State::Prepared, now);
+        }
     }
 
     fn progress(&mut self, id: GuestId, sample: Sample, now: Time) {

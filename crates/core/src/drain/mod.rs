@@ -147,6 +147,8 @@ pub enum Event {
     Prepared { guest: GuestId },
     /// The destination takes no copy for now. The guest stays prepared.
     Busy { guest: GuestId },
+    /// The copy was not begun: the store did not take that it begins. The guest stays prepared.
+    Held { guest: GuestId },
     /// A guest is being copied.
     Progress { guest: GuestId, sample: Sample },
     /// The guest runs at its destination, and its migration uses no link any more. It is looked at there once more:
@@ -194,7 +196,7 @@ pub enum Order {
     Release { guest: GuestId },
     /// Start the incoming QEMU and open the links. Answers: `Prepared`, `Failed`.
     Prepare { guest: GuestId, host: HostId },
-    /// Copy and switch over, over these ports. Answers: `Progress`, `Moved`, `Failed`, `Busy`.
+    /// Copy and switch over, over these ports. Answers: `Progress`, `Moved`, `Failed`, `Busy`, `Held`.
     Copy { guest: GuestId, host: HostId, ports: u64 },
     /// End the session. Answers: `Cancelled`, `Failed`, or `Moved` if it was too late.
     Cancel { guest: GuestId },

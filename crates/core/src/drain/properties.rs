@@ -121,6 +121,9 @@ impl Book {
             }
             (3, Some((host, _, true))) if !self.cancelling.contains(&guest) => {
                 self.sessions.insert(guest, (host, true, false));
+                if self.is_quiet() && amount.is_multiple_of(2) {
+                    return Event::Held { guest };
+                }
                 Event::Busy { guest }
             }
             (4, Some(_)) | (5, Some(_)) => {

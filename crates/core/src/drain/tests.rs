@@ -523,6 +523,17 @@ fn without_its_store_nothing_new_starts() {
 }
 
 #[test]
+fn a_copy_that_the_store_did_not_take_is_begun_when_it_answers() {
+    let mut hand = Hand::ready(&[start(0, 60)], &[1]);
+    assert_eq!(hand.state(0), State::Copying);
+    hand.tell(Event::Store(false));
+    assert_eq!(hand.tell(Event::Held { guest: guest(0) }), []);
+    assert_eq!(hand.after(5000.0), [], "however long that takes");
+    assert_eq!(hand.state(0), State::Prepared);
+    assert_eq!(copies(&hand.tell(Event::Store(true))), [0]);
+}
+
+#[test]
 fn an_abort_cancels_what_runs_and_frees_what_waits() {
     let mut hand = Hand::ready(&[start(0, 60), start(1, 50), start(2, 40), start(3, 30)], &[1, 2, 3, 4]);
     let running: Vec<u32> = (0..4).filter(|n| hand.state(*n) != State::Placed).collect();

@@ -19,6 +19,13 @@ impl Owner {
         }
     }
 
+    /// Whether the lease still lives with which this agent owns the drain: without it nothing new is started.
+    pub(super) fn look_at_lease(&mut self) {
+        if self.away.is_none() && self.disowned.is_none() && !self.fleet.owns(&self.ownership) {
+            self.store_failed("the lease with which this agent owns the drain has ended".into());
+        }
+    }
+
     /// Writes how far the drain is, if that has changed.
     pub(super) fn save(&mut self) {
         let guests = self.guests().into_iter().map(|mut guest| {
@@ -28,6 +35,8 @@ impl Owner {
         });
         let unreadable = self.unreadable.iter().map(|(key, one)| (key.clone(), one.value.clone()));
         self.record.guests = unreadable.chain(guests).collect();
+        let began = self.members.iter().filter(|member| member.began);
+        self.kept.began = Some(began.map(|member| member.guest.key.clone()).collect());
         self.record.settings = serde_json::to_value(&self.kept).unwrap_or_default();
         if self.saved.as_ref() == Some(&self.record) && self.away.is_none() {
             return;

@@ -19,9 +19,7 @@ impl Owner {
         self.looked = Instant::now();
         self.settle();
         self.look_at_hosts();
-        if self.disowned.is_none() && !self.fleet.owns(&self.ownership) {
-            self.store_failed("the lease with which this agent owns the drain has ended".into());
-        }
+        self.look_at_lease();
         let guests = self.guests();
         // One that has left and is here again is another one.
         let known = guests.iter().filter(|guest| !has_left(guest));

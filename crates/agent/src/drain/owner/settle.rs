@@ -83,6 +83,8 @@ impl Owner {
             Some(Decided { state, reason: reason.map(str::to_owned), hint })
         };
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        // Where it is known to be, no copy of it is open.
+        member.began &= !matches!(at, Whereabouts::Here | Whereabouts::At(_) | Whereabouts::Gone);
         match (at, fault) {
             (Whereabouts::Here, None) => {
                 if let Some(start) = self.start(id) {

@@ -1,9 +1,12 @@
 //! One owner, whose destinations do not answer.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
 use linerate_core::Step;
 use linerate_core::drain::Whereabouts;
+use linerate_store::local::Local;
+use linerate_store::{Entry, Lease, Outcome as StoreOutcome, Store, StoreError, Transaction};
 use tokio::runtime::Runtime;
 
 use super::super::leaving::Leaving;
@@ -13,10 +16,57 @@ use crate::config::Placement;
 
 const GUEST: GuestId = GuestId(0);
 
+/// A store that does not answer, or whose lease has ended, as long as the test says so.
+struct Switched {
+    store: Local,
+    is_away: AtomicBool,
+    has_no_lease: AtomicBool,
+}
+
+impl Switched {
+    fn answers(&self) -> Result<(), StoreError> {
+        let is_away = self.is_away.load(Ordering::Relaxed);
+        if is_away { Err(StoreError::Away("by the test".into())) } else { Ok(()) }
+    }
+}
+
+impl Store for Switched {
+    fn get(&self, key: &str) -> Result<Option<Entry>, StoreError> {
+        self.answers().and_then(|()| self.store.get(key))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>, StoreError> {
+        self.answers().and_then(|()| self.store.list(prefix))
+    }
+
+    fn commit(&self, transaction: &Transaction) -> Result<StoreOutcome, StoreError> {
+        self.answers().and_then(|()| self.store.commit(transaction))
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        self.store.lease().filter(|_| !self.has_no_lease.load(Ordering::Relaxed))
+    }
+}
+
 /// Of a drain of one domain, whose destinations do not answer. What its threads report is not looked at.
 fn owner(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>) {
     let agent = crate::testing::agent(dir, &[]);
     let fleet = agent.fleet.fleet().unwrap();
+    owner_over(agent, fleet, runtime)
+}
+
+/// The same, and its store.
+fn owner_with_store(dir: &tempfile::TempDir, runtime: &Runtime) -> (Owner, Receiver<Input>, Arc<Switched>) {
+    let agent = crate::testing::agent(dir, &[]);
+    let store = Local::open(&dir.path().join("switched.redb")).unwrap();
+    let store = Arc::new(Switched { store, is_away: false.into(), has_no_lease: false.into() });
+    let fleet = Fleet::new(store.clone(), &agent.config.name, "1").unwrap();
+    fleet.register(&HostRecord { name: agent.config.name.clone(), ..HostRecord::default() }).unwrap();
+    let (owner, inbox) = owner_over(agent, fleet, runtime);
+    (owner, inbox, store)
+}
+
+fn owner_over(agent: Arc<Agent>, fleet: Fleet, runtime: &Runtime) -> (Owner, Receiver<Input>) {
     let kept = kept(&DrainRequest::default(), &Unseen::default());
     let record = super::super::tests::record("d1", &agent.config.name);
     let (to_self, inbox) = channel();
@@ -146,4 +196,56 @@ fn only_another_migration_of_the_guest_itself_is_waited_for() {
     // The destination may be told to take it by its own recovery: elsewhere it can go at once.
     assert!(!is_taken(&fault(Code::GuestBusy, Side::Destination)));
     assert!(!is_taken(&fault(Code::NoLink, Side::Source)));
+}
+
+/// As if the pause between two questions to a store that is away were over.
+fn ask_store(owner: &mut Owner) {
+    owner.away = owner.away.and_then(|since| since.checked_sub(STORE_AGAIN));
+    owner.save();
+    assert!(owner.away.is_none(), "the store answers again");
+}
+
+#[test]
+fn a_copy_begins_when_the_store_has_that_it_does() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox, store) = owner_with_store(&dir, &runtime);
+    store.is_away.store(true, Ordering::Relaxed);
+    owner.placed(GUEST, owner.questions[&GUEST], found(1));
+    assert_eq!(state_of(&owner), Some(State::Preparing));
+    owner.handle(Event::Prepared { guest: GUEST });
+    assert_eq!(state_of(&owner), Some(State::Prepared), "it is copied, and the store does not know it");
+    assert!(!owner.members[0].began && owner.away.is_some());
+    store.is_away.store(false, Ordering::Relaxed);
+    ask_store(&mut owner);
+    assert_eq!(state_of(&owner), Some(State::Copying));
+    // As another process of this agent finds it that goes on from here.
+    let stored = owner.fleet.drain("d1").unwrap().unwrap();
+    assert_eq!(stored.guests["u1"]["state"], "copying");
+    assert_eq!(stored.settings["began"], serde_json::json!(["u1"]));
+}
+
+#[test]
+fn an_owner_whose_lease_has_ended_unseen_starts_nothing_more() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox, store) = owner_with_store(&dir, &runtime);
+    // As when the process was stopped for long, and its next event comes before it looks around.
+    store.has_no_lease.store(true, Ordering::Relaxed);
+    owner.placed(GUEST, owner.questions[&GUEST], found(1));
+    assert_eq!(state_of(&owner), Some(State::Placed), "it is not prepared");
+    store.has_no_lease.store(false, Ordering::Relaxed);
+    ask_store(&mut owner);
+    assert_eq!(state_of(&owner), Some(State::Preparing));
+}
+
+#[test]
+fn a_guest_that_is_found_has_no_copy_that_may_be_elsewhere() {
+    let runtime = Runtime::new().unwrap();
+    for (at, stays) in [(Whereabouts::Here, false), (Whereabouts::Gone, false), (Whereabouts::Doubt, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        owner.members[0].began = true;
+        owner.settling.insert(GUEST, Settling::new(owner.clock.now(), None));
+        owner.found(GUEST, at);
+        assert_eq!(owner.members[0].began, stays, "{at:?}");
+    }
 }
