@@ -310,6 +310,64 @@ pub(super) fn takes(ledger: &Ledger, destinations: &[Destination], host: HostId)
 pub(super) struct Known {
     pub ledger: Ledger,
     guests: Vec<String>,
+    /// Guests of the drain that cannot go to a host, as a guest of their name is there.
+    namesakes: BTreeSet<(GuestId, HostId)>,
+}
+
+/// A guest of a destination, or one with memory reserved there by another drain.
+struct There {
+    host: HostId,
+    /// What is not missing in the memory of the host's record.
+    memory_bytes: u64,
+    name: String,
+    /// It has not the key of a guest of the drain. The rules of such a name are those of that guest.
+    is_other: bool,
+}
+
+/// What the destinations have beside the guests of the drain that are there, or have memory reserved there. A guest of
+/// the drain that is listed where it is not takes memory there all the same: it is another one without a UUID, or it is
+/// in doubt.
+fn there(destinations: &[Destination], guests: &[(Leaving, Place)]) -> Vec<There> {
+    let of_drain: BTreeSet<&str> = guests.iter().map(|(guest, _)| guest.key.as_str()).collect();
+    let mut all = Vec::new();
+    for (host, one) in (1..).map(HostId).zip(destinations) {
+        let is_counted = |(_, place): &&(Leaving, Place)| place.destination() == Some(host);
+        let counted: BTreeSet<&str> =
+            guests.iter().filter(is_counted).map(|(guest, _)| guest.key.as_str()).collect();
+        let known = one.record.iter().flat_map(|record| &record.guests);
+        let known = known.map(|(key, guest)| (key, guest.memory_bytes, &guest.name));
+        // What the memory of these is, is not free already.
+        let domains = one.record.iter().flat_map(|record| &record.domains);
+        let domains = domains.map(|(key, name)| (key, 0, name));
+        let reserved = one.others.iter().map(|(key, (name, _))| (key, 0, name));
+        for (key, memory_bytes, name) in known.chain(domains).chain(reserved) {
+            if !counted.contains(key.as_str()) {
+                let is_other = !of_drain.contains(key.as_str());
+                all.push(There { host, memory_bytes, name: name.clone(), is_other });
+            }
+        }
+    }
+    all
+}
+
+/// Whether a host has another guest, or another domain, of the guest's name. It would refuse the guest.
+fn has_namesake(record: &HostRecord, guest: &Leaving) -> bool {
+    if guest.domain {
+        return record.domains.iter().any(|(key, name)| *key != guest.key && *name == guest.name);
+    }
+    record.guests.values().any(|other| other.name == guest.name)
+}
+
+/// Destinations that have another guest of the name of one that is to leave.
+fn namesakes(destinations: &[Destination], guests: &[(Leaving, Place)]) -> BTreeSet<(GuestId, HostId)> {
+    let mut found = BTreeSet::new();
+    for (id, (guest, place)) in (0..).map(GuestId).zip(guests) {
+        let others = (1..).map(HostId).zip(destinations);
+        let others = others.filter(|(host, _)| place.destination() != Some(*host));
+        let has = |one: &Destination| one.record.as_ref().is_some_and(|record| has_namesake(record, guest));
+        found.extend(others.filter(|(_, one)| has(one)).map(|(host, _)| (id, host)));
+    }
+    found
 }
 
 /// The ledger of a drain. The guests of the drain come first, in their order.
@@ -321,27 +379,12 @@ pub(super) fn ledger(
     guests: &[(Leaving, Place)],
     rules: &Rules,
 ) -> Known {
-    let of_drain: BTreeSet<&str> = guests.iter().map(|(guest, _)| guest.key.as_str()).collect();
-    // Guests and domains that are at a destination, or that other drains have reserved memory for there. What the
-    // memory of the last two is, is not free already.
-    let there = |(number, one): (u32, &'_ Destination)| -> Vec<(HostId, u64, String)> {
-        let known = one.record.iter().flat_map(|record| &record.guests);
-        let known = known.map(|(key, guest)| (key, guest.memory_bytes, &guest.name));
-        let domains = one.record.iter().flat_map(|record| &record.domains);
-        let all = known
-            .chain(
-                domains
-                    .chain(one.others.iter().map(|(key, (name, _))| (key, name)))
-                    .map(|(key, name)| (key, 0, name)),
-            )
-            .filter(|(key, ..)| !of_drain.contains(key.as_str()));
-        all.map(|(_, bytes, name)| (HostId(number), bytes, name.clone())).collect()
-    };
-    let there: Vec<_> = (1..).zip(destinations).flat_map(there).collect();
+    let there = there(destinations, guests);
+    let namesakes = namesakes(destinations, guests);
     let names: Vec<String> = guests
         .iter()
         .map(|(guest, _)| guest.name.clone())
-        .chain(there.iter().map(|(.., name)| name.clone()))
+        .chain(there.iter().map(|one| one.name.clone()))
         .collect();
     let (mut together, mut ledger) = (rules.together(&names).into_iter(), Ledger::new());
     ledger.add_host(host(source, &source_ports(source)));
@@ -355,18 +398,20 @@ pub(super) fn ledger(
         ledger.cordon(id, one.cordon.is_some());
         ledger.lose(id, one.lost.is_some());
     }
-    for (guest, place) in guests {
+    for (number, (guest, place)) in (0..).map(GuestId).zip(guests) {
         let at = if let Place::At(host) = place { *host } else { SOURCE };
         let (needs, memory_bytes) = (guest.needs.clone(), taken_bytes(guest, *place, destinations));
         let (apart, together) = (rules.groups(&guest.name), together.next().flatten());
-        let id = ledger.add_guest(Guest { needs, memory_bytes, apart, together, ..Guest::default() }, at);
+        let forbidden = namesakes.iter().filter(|(one, _)| *one == number).map(|(_, host)| *host).collect();
+        let guest = Guest { needs, memory_bytes, forbidden, apart, together, ..Guest::default() };
+        let id = ledger.add_guest(guest, at);
         if *place == Place::Gone {
             ledger.ended(id);
         }
     }
-    for (host, memory_bytes, name) in &there {
-        let (memory_bytes, apart) = (*memory_bytes, rules.groups(name));
-        let together = together.next().flatten();
+    for There { host, memory_bytes, name, is_other } in &there {
+        let (memory_bytes, together) = (*memory_bytes, together.next().flatten().filter(|_| *is_other));
+        let apart = if *is_other { rules.groups(name) } else { Vec::new() };
         ledger.add_guest(Guest { memory_bytes, apart, together, ..Guest::default() }, *host);
     }
     for (number, (_, place)) in (0..).zip(guests) {
@@ -375,7 +420,7 @@ pub(super) fn ledger(
             let _ = ledger.reserve(DRAIN, GuestId(number), *host);
         }
     }
-    Known { ledger, guests: names }
+    Known { ledger, guests: names, namesakes }
 }
 
 /// Bytes that a guest of the drain takes of what its destination has free. What a domain takes that is there already
@@ -455,10 +500,18 @@ fn host(record: &HostRecord, ports: &[PortRecord]) -> Host {
     Host { offer, memory_bytes: record.memory_bytes, reserve_bytes: record.reserve_bytes }
 }
 
-/// An obstacle with the names of guests and hosts.
-fn describe(obstacle: &Obstacle, known: &Known, destinations: &[Destination]) -> String {
+/// An obstacle between a guest and a host, with the names of guests and hosts.
+fn describe(
+    obstacle: &Obstacle,
+    (guest, host): (GuestId, HostId),
+    known: &Known,
+    destinations: &[Destination],
+) -> String {
     let name = |guest: &GuestId| known.guests.get(guest.0 as usize).map_or("a guest", String::as_str);
     match obstacle {
+        Obstacle::Forbidden if known.namesakes.contains(&(guest, host)) => {
+            "another guest of its name is there".into()
+        }
         Obstacle::ApartFrom(other) => {
             format!("{} is there or on its way there, and the two must be apart", name(other))
         }
@@ -468,7 +521,7 @@ fn describe(obstacle: &Obstacle, known: &Known, destinations: &[Destination]) ->
             format!("a guest that it must be together with is on {at} or on its way there")
         }
         Obstacle::OfOther(other, why) => {
-            let why = describe(why, known, destinations);
+            let why = describe(why, (*other, host), known, destinations);
             format!("{}, which must be together with it, cannot go there: {why}", name(other))
         }
         other => other.to_string(),
@@ -483,9 +536,10 @@ pub(super) fn why(
     leave: &[GuestId],
 ) -> Vec<Vec<String>> {
     let obstacles: BTreeMap<HostId, Vec<_>> = known.ledger.explain(guest, leave).into_iter().collect();
-    let text = |obstacle: &Obstacle| describe(obstacle, known, destinations);
     let one = |(number, one): (u32, &Destination)| {
-        let found = obstacles.get(&HostId(number)).map(Vec::as_slice).unwrap_or_default();
+        let host = HostId(number);
+        let text = |obstacle: &Obstacle| describe(obstacle, (guest, host), known, destinations);
+        let found = obstacles.get(&host).map(Vec::as_slice).unwrap_or_default();
         match (&one.lost, found) {
             (Some(lost), _) => vec![format!("its agent does not answer: {lost}")],
             (None, found) => found.iter().map(text).collect(),

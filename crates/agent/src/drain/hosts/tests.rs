@@ -159,6 +159,40 @@ fn guests_are_kept_together_by_their_names() {
 }
 
 #[test]
+fn a_guest_does_not_go_where_another_one_of_its_name_is() {
+    let source = at("a", &[("10.0.0.0/24", 1)]);
+    let mut there = at("b", &[("10.0.0.0/24", 1)]);
+    // It has no UUID.
+    there.guests.insert("web".into(), GuestRecord { name: "web".into(), memory_bytes: 600 << 20 });
+    there.domains.insert("u7".into(), "mail".into());
+    let destinations = [answered(there), answered(at("c", &[("10.0.0.0/24", 1)]))];
+    let guest = |name: &str, key: &str, domain| Leaving {
+        name: name.into(),
+        key: key.into(),
+        domain,
+        memory_bytes: 1 << 20,
+        ..Leaving::default()
+    };
+    let leave = [guest("web", "web", false), guest("mail", "u8", true), guest("mail", "mail", false)];
+    let guests = leave.map(|one| (one, Place::Source));
+    let known = ledger(&source, &destinations, &guests, &Rules::default());
+    let request =
+        linerate_core::fleet::Request { guests: (0..3).map(GuestId).collect(), ..Default::default() };
+    let placed: Vec<_> = known.ledger.place(&request).into_iter().map(|(_, found)| found.ok()).collect();
+    assert_eq!((placed[0], placed[1]), (Some(HostId(2)), Some(HostId(2))));
+    let of = |guest| why(&known, GuestId(guest), &destinations, &request.guests);
+    let is_there = "another guest of its name is there".to_owned();
+    assert_eq!(of(0), [vec![is_there.clone()], vec![]]);
+    assert_eq!(of(1), [vec![is_there], vec![]]);
+    assert!(of(2).iter().all(Vec::is_empty), "a guest and a domain may have one name");
+    assert_eq!(known.ledger.free_bytes(HostId(1)), 424 << 20, "what the other takes is not free");
+    // It has arrived there.
+    let arrived = [(guest("web", "web", false), Place::At(HostId(1)))];
+    let known = ledger(&source, &destinations, &arrived, &Rules::default());
+    assert_eq!(known.ledger.free_bytes(HostId(1)), 1023 << 20, "it counts once");
+}
+
+#[test]
 fn hosts_that_have_joined_are_found_once() {
     let host = |name: &str| {
         let record = at(name, &[]);
