@@ -48,8 +48,8 @@ use linerate_core::drain::{Judging, Whereabouts};
 use linerate_core::fleet::{GuestId, HostId, Request};
 use linerate_lock::Mutex;
 use linerate_store::StoreError;
-use linerate_store::fleet::FleetError;
-use linerate_store::fleet::records::{DrainRecord, HostRecord};
+use linerate_store::fleet::records::{DrainRecord, DrainState as Stored, HostRecord};
+use linerate_store::fleet::{Fleet, FleetError, View};
 
 use crate::agent::Agent;
 use crate::clock::unix_ms;
@@ -388,10 +388,28 @@ pub(crate) fn resume(agent: &Arc<Agent>, drains: &Arc<Drains>, runtime: tokio::r
 fn resume_now(agent: &Arc<Agent>, drains: &Drains, runtime: tokio::runtime::Handle) -> Answer<()> {
     let fleet = agent.fleet.fleet().map_err(|error| of_fleet(&error, agent))?;
     let view = fleet.view().map_err(|error| of_fleet(&error, agent))?;
+    end_renamed(agent, &fleet, &view).map_err(|error| of_fleet(&error, agent))?;
     let Some(id) = view.hosts.get(&agent.config.name).and_then(|host| host.drain.clone()) else {
         return Ok(());
     };
     take_up(agent, drains, runtime, &id)
+}
+
+/// A store of one host has no drains of others. One that is open under another name was begun before the host was
+/// renamed: nobody carries it on, and what it has reserved would keep its guests from the next drain.
+fn end_renamed(agent: &Agent, fleet: &Fleet, view: &View) -> Result<(), FleetError> {
+    if agent.fleet.shared().is_some() {
+        return Ok(());
+    }
+    let own = &agent.config.name;
+    for (id, drain) in &view.drains {
+        let DrainRecord { host, state, .. } = &drain.record;
+        if *state != Stored::Ended && host != own {
+            let why = format!("host {host} is called {own} now, and its drain was ended: drain {own}");
+            lost::end_open(agent, fleet, id, view, why)?;
+        }
+    }
+    Ok(())
 }
 
 /// Goes on with an open drain of this host, unless this process does already.

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use linerate_core::SessionId;
 use linerate_store::StoreError;
-use linerate_store::fleet::Fleet;
-use linerate_store::fleet::records::DrainState as Stored;
 use linerate_store::local::Local;
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
@@ -131,6 +129,27 @@ fn whoever_watches_an_undrain_does_not_wait_for_one_that_waits_for_the_store() {
         begun.join().unwrap().unwrap();
     });
     wait("the undrain does not end", || undrain::show(&stage.drains).unwrap().over);
+}
+
+#[test]
+fn a_drain_that_was_open_when_the_host_was_renamed_is_ended_and_keeps_no_memory() {
+    let stage = Stage::new();
+    for name in ["earlier", "b"] {
+        let record = HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
+        stage.fleet.register(&record).unwrap();
+    }
+    let mut open = record("d1", "earlier");
+    open.guests.insert("u1".into(), guest("web", "u1", "prepared", Some("b")));
+    let owner = stage.fleet.begin(&open).unwrap();
+    stage.fleet.reserve(&owner, "u1", "web", 1, "b", None).unwrap();
+    resume(&stage.agent, &stage.drains, stage.tasks());
+    wait("it stays open", || stage.stored().state == Stored::Ended);
+    let stored = stage.stored();
+    let web = &stored.guests["u1"];
+    assert_eq!(web["state"], "failed");
+    assert!(web["reason"].as_str().unwrap().contains("host earlier is called"), "{web}");
+    assert_eq!(stage.fleet.reserved_at("b").unwrap(), [""; 0]);
+    assert_eq!(stage.fleet.view().unwrap().hosts["earlier"].drain, None);
 }
 
 /// A guest as a later release may write it.

@@ -133,13 +133,14 @@ impl Owner {
             self.not_released.insert(id);
             return;
         }
-        let Some(key) = self.members.get(id.0 as usize).map(|member| member.guest.key.clone()) else {
+        let Some(guest) = self.members.get(id.0 as usize).map(|member| member.guest.clone()) else {
             return;
         };
-        let released = match self.fleet.release(&self.ownership, &key) {
-            Err(FleetError::Reserved { .. }) => self.fleet.settle(&key),
+        let key = &guest.key;
+        let released = match self.fleet.release(&self.ownership, key) {
+            Err(FleetError::Reserved { .. }) => self.settle_earlier(&guest),
             // The drain's result is written already.
-            Err(FleetError::NotOwner(_)) if self.record.state == Stored::Ended => self.fleet.settle(&key),
+            Err(FleetError::NotOwner(_)) if self.record.state == Stored::Ended => self.settle_earlier(&guest),
             other => other,
         };
         match released {
@@ -152,6 +153,19 @@ impl Owner {
                 self.store_failed(error.to_string());
             }
         }
+    }
+
+    /// Gives up what a drain that has ended has reserved for the guest. A guest without a UUID is known by its name
+    /// alone: what another host's drain has reserved elsewhere is for another guest, and that may be in doubt.
+    fn settle_earlier(&self, guest: &Leaving) -> Result<(), FleetError> {
+        let (view, own) = (self.fleet.view()?, &self.record.host);
+        let Some(by) = view.reservations.get(&guest.key) else { return Ok(()) };
+        let is_own =
+            by.host == *own || view.drains.get(&by.drain).is_none_or(|drain| drain.record.host == *own);
+        if guest.key == guest.name && !is_own {
+            return Ok(());
+        }
+        self.fleet.settle(&guest.key)
     }
 }
 

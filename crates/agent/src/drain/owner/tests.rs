@@ -249,3 +249,28 @@ fn a_guest_that_is_found_has_no_copy_that_may_be_elsewhere() {
         assert_eq!(owner.members[0].began, stays, "{at:?}");
     }
 }
+
+#[test]
+fn memory_reserved_for_another_hosts_guest_of_its_name_is_not_given_up() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox, store) = owner_with_store(&dir, &runtime);
+    // Its drain has ended, and left a guest in doubt that has no UUID.
+    let other = Fleet::new(store, "b", "2").unwrap();
+    for name in ["b", "c"] {
+        let record = HostRecord { name: name.into(), memory_bytes: 8, ..HostRecord::default() };
+        other.register(&record).unwrap();
+    }
+    let record = super::super::tests::record("d2", "b");
+    let ownership = other.begin(&record).unwrap();
+    for key in ["u1", "web"] {
+        other.reserve(&ownership, key, "web", 1, "c", None).unwrap();
+    }
+    other.end(&ownership, &record).unwrap();
+    owner.members[0].guest.key = "web".into();
+    owner.give_reservation_up(GUEST);
+    assert_eq!(other.reserved_at("c").unwrap(), ["u1", "web"]);
+    // By its UUID it is the same guest, and it is here.
+    owner.members[0].guest.key = "u1".into();
+    owner.give_reservation_up(GUEST);
+    assert_eq!(other.reserved_at("c").unwrap(), ["web"]);
+}
