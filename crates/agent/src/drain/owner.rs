@@ -509,7 +509,9 @@ impl Owner {
     fn cancelled(&self, id: GuestId, fault: Fault) -> Event {
         let state = self.controller.guests().find(|(guest, ..)| *guest == id).map(|(_, state, _)| state);
         match state {
-            Some(State::Cancelling(_)) => Event::Cancelled { guest: id },
+            Some(State::Cancelling(_) | State::Ended(Outcome::Failed { in_doubt: true, .. })) => {
+                Event::Cancelled { guest: id }
+            }
             _ => Event::Failed { guest: id, fault },
         }
     }

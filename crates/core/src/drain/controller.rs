@@ -368,8 +368,9 @@ impl Controller {
     fn failed(&mut self, id: GuestId, fault: Fault, now: Time) {
         match self.state(id) {
             Some(State::Preparing | State::Prepared | State::Copying) => {}
-            Some(State::Cancelling(_)) => return self.cancelled(id, now),
-            _ => return,
+            // The end of its session is reported late: it is known where the guest is.
+            Some(State::Ended(Outcome::Failed { in_doubt: true, .. })) if !self.aborted => {}
+            _ => return self.cancelled(id, now),
         }
         if fault.code == Code::GuestGone && fault.side == Side::Source {
             return self.gone(id, now);
@@ -389,6 +390,9 @@ impl Controller {
     fn cancelled(&mut self, id: GuestId, now: Time) {
         let then = match self.state(id) {
             Some(State::Cancelling(then)) => then.clone(),
+            // Reported late.
+            Some(State::Ended(Outcome::Failed { in_doubt: true, .. })) if self.aborted => Then::Abort,
+            Some(State::Ended(Outcome::Failed { in_doubt: true, reason })) => Then::Retry(reason.clone()),
             _ => return,
         };
         match then {
@@ -399,7 +403,11 @@ impl Controller {
     }
 
     fn gone(&mut self, id: GuestId, now: Time) {
-        if self.state(id).is_some_and(|state| !matches!(state, State::Ended(_))) {
+        let is_open = |state: &State| match state {
+            State::Ended(outcome) => matches!(outcome, Outcome::Failed { in_doubt: true, .. }),
+            _ => true,
+        };
+        if self.state(id).is_some_and(is_open) {
             self.end(id, Outcome::Gone, now);
         }
     }

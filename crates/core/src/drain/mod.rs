@@ -19,13 +19,14 @@
 //!     Cancelling --> Unplaced: tried again
 //!     Cancelling --> Ended
 //!     Unplaced --> Ended: failed, aborted
+//!     Ended --> Unplaced: in doubt, and the session's end is reported late
 //! ```
 //!
 //! One guest copies over all links and the next is prepared meanwhile. Another one copies too only while measured
 //! goodput stays below what the links carry: one guest cannot fill them, its destination is slower, or it is nearly
 //! done. Invariants (property tests):
 //! * `Copy` is ordered only for a guest that was reserved and prepared, and never for one that the operator keeps;
-//! * a guest has at most one session: it is prepared elsewhere only after the end of the one before was reported;
+//! * a guest has at most one session: it is prepared again only after the end of the one before was reported;
 //! * while the drain is paused, aborted or without its store, nothing new is started;
 //! * every guest ends: moved, kept, aborted, gone, or failed with a reason. Every wait has a limit.
 //!

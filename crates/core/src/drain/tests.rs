@@ -1,5 +1,7 @@
 //! Tests of the controller by hand: one rule each.
 
+mod late;
+
 use std::time::Duration;
 
 use super::bound::{Bound, Work};
@@ -520,17 +522,6 @@ fn without_its_store_nothing_new_starts() {
     hand.tell(Event::Store(false));
     assert_eq!(hand.tell(Event::Moved { guest: guest(0) }), []);
     assert_eq!(copies(&hand.tell(Event::Store(true))), [1]);
-}
-
-#[test]
-fn a_copy_that_the_store_did_not_take_is_begun_when_it_answers() {
-    let mut hand = Hand::ready(&[start(0, 60)], &[1]);
-    assert_eq!(hand.state(0), State::Copying);
-    hand.tell(Event::Store(false));
-    assert_eq!(hand.tell(Event::Held { guest: guest(0) }), []);
-    assert_eq!(hand.after(5000.0), [], "however long that takes");
-    assert_eq!(hand.state(0), State::Prepared);
-    assert_eq!(copies(&hand.tell(Event::Store(true))), [0]);
 }
 
 #[test]
