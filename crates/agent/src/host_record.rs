@@ -428,17 +428,9 @@ mod tests {
         const UUID: &str = "0F0E8C9A-0000-4000-8000-000000000001";
         let dir = tempfile::tempdir().unwrap();
         let agent = crate::testing::agent(&dir, &[]);
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", "read x", "-uuid", UUID]).stdin(std::process::Stdio::piped());
-        let mut process = shell.spawn().unwrap();
-        // It has no socket: whoever asks it gets no answer.
-        let guest = crate::testing::arrived(&agent, i32::try_from(process.id()).unwrap());
-        agent.registry.put(&guest).unwrap();
-        crate::testing::wait("its command line is not read", || guest.uuid().is_some());
+        let _guest = crate::testing::SilentGuest::start(&agent, UUID);
         let listed: Vec<(String, String)> =
             agent.describer.guests().into_iter().map(|(key, guest)| (key, guest.name)).collect();
-        process.kill().unwrap();
-        process.wait().unwrap();
         assert_eq!(listed, [(UUID.to_lowercase(), "g".to_owned())]);
     }
 

@@ -168,6 +168,29 @@ pub(crate) fn arrived(agent: &Agent, pid: i32) -> GuestRecord {
     GuestRecord::new("g", Origin::Arrived, pid, socket, vec![]).unwrap()
 }
 
+/// The guest `g`, whose process has this UUID and no QMP socket. It ends with its test.
+pub(crate) struct SilentGuest(Child);
+
+impl SilentGuest {
+    pub fn start(agent: &Agent, uuid: &str) -> SilentGuest {
+        let mut shell = Command::new("sh");
+        // It ends by itself with this process, which has the other end of its input.
+        shell.args(["-c", "read x", "-uuid", uuid]).stdin(Stdio::piped());
+        let started = SilentGuest(shell.spawn().unwrap());
+        let guest = arrived(agent, i32::try_from(started.0.id()).unwrap());
+        agent.registry.put(&guest).unwrap();
+        wait("its command line is not read", || guest.uuid().is_some());
+        started
+    }
+}
+
+impl Drop for SilentGuest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A QEMU that ends with its test.
 pub(crate) struct TestQemu(Child);
 

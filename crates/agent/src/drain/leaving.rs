@@ -165,6 +165,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving,
             return Err(summary.state);
         }
         return Ok(Leaving {
+            key: record.uuid().unwrap_or_else(|| record.name.clone()),
             cannot: Some((format!("its QEMU does not answer: {why}"), hint.into())),
             looked: true,
             ..Leaving::unknown(&record.name)
@@ -270,6 +271,21 @@ mod tests {
         let begun = agent.begin_outgoing("g", || crate::outgoing::start(&agent.outgoing, request));
         let code = begun.map(|one| one.session).unwrap_err().code;
         assert_eq!(code, linerate_core::Code::Internal, "a drain would take it for gone");
+    }
+
+    #[test]
+    fn a_guest_that_does_not_answer_is_known_by_its_uuid() {
+        const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let _guest = crate::testing::SilentGuest::start(&agent, UUID);
+        let found = look_at(&agent, "g", ModeChoice::Auto).unwrap();
+        assert!(found.cannot.is_some(), "it cannot be asked: {found:?}");
+        assert_eq!(
+            (found.name.as_str(), found.key.as_str()),
+            ("g", UUID),
+            "an undrain finds that it is back"
+        );
     }
 
     #[test]
