@@ -136,7 +136,8 @@ pub struct DrainGuest {
     pub blackout_us: Option<u64>,
     /// The present or last migration of it, as in `linerate migration list`.
     pub migration: Option<String>,
-    /// Why it stays, why the last try failed, or what failed although it was moved; `null` if all is well.
+    /// Why it stays, why the last try failed, what failed although it was moved, or why it ended meanwhile; `null` if
+    /// all is well.
     pub reason: Option<String>,
     /// What would help.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -31,7 +31,7 @@ pub(super) struct Member {
     pub predicted_ms: Option<u64>,
     pub took_ms: Option<u64>,
     pub blackout_us: Option<u64>,
-    /// What failed although it was moved.
+    /// What failed although it was moved, or why it ended meanwhile.
     pub fault: Option<Fault>,
     /// Tries in earlier processes of this agent.
     pub earlier: Vec<DrainTry>,
@@ -72,7 +72,7 @@ impl Member {
         };
         let has_left = matches!(shown, Shown::Moved | Shown::Gone);
         let last = why.or(attempts.last().map(|one| &one.reason)).filter(|_| !has_left);
-        let fault = self.fault.as_ref().filter(|_| shown == Shown::Moved);
+        let fault = self.fault.as_ref().filter(|_| has_left);
         let (reason, hint) = match (&self.decided, fault) {
             (Some(decided), _) => (decided.reason.clone(), decided.hint.clone()),
             (None, Some(fault)) => (Some(fault.to_string()), convert::error(fault, None).hint),

@@ -476,7 +476,12 @@ impl Owner {
                 }
                 self.moved(id, downtime_us, now);
             }
-            End::Gone => self.handle(Event::Gone { guest: id }),
+            End::Gone(fault) => {
+                if let Some(member) = self.members.get_mut(id.0 as usize) {
+                    member.fault = fault;
+                }
+                self.handle(Event::Gone { guest: id });
+            }
             End::Stays(fault) if fault.code == Code::Cancelled => {
                 let event = self.cancelled(id, fault);
                 self.handle(event);
@@ -561,8 +566,11 @@ impl Owner {
         self.record.ended_ms = Some(unix_ms());
         let detail = self.detail();
         let left = detail.guests.iter().filter(|guest| !is_well(guest.state)).count();
-        let has_fault = |guest: &&DrainGuest| guest.state == DrainGuestState::Moved && guest.reason.is_some();
-        self.audit(left, detail.guests.iter().filter(has_fault).count(), &detail.split_texts());
+        let count = |state: DrainGuestState| {
+            detail.guests.iter().filter(|guest| guest.state == state && guest.reason.is_some()).count()
+        };
+        let [with_fault, ended] = [DrainGuestState::Moved, DrainGuestState::Gone].map(count);
+        self.audit([left, with_fault, ended], &detail.split_texts());
         tracing::info!(drain = self.record.id, left, "drain ends");
         loop {
             self.save();
@@ -583,8 +591,9 @@ impl Owner {
         *self.drain.detail.lock() = detail;
     }
 
-    fn audit(&self, left: usize, with_fault: usize, split: &[String]) {
+    fn audit(&self, [left, with_fault, ended]: [usize; 3], split: &[String]) {
         let mut why = self.unseen();
+        why.extend((ended > 0).then(|| format!("{ended} guests ended while they were moved")));
         why.extend((left > 0).then(|| format!("{left} guests are left")));
         why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
         why.extend(split.iter().cloned());

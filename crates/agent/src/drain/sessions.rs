@@ -31,7 +31,8 @@ pub(super) enum End {
     MovedWithFault(Fault),
     /// The guest is at the source.
     Stays(Fault),
-    Gone,
+    /// The guest has ended or left: while it was moved if there is a fault, otherwise before.
+    Gone(Option<Fault>),
     /// Recovery, or libvirt, has not found out yet where the guest is.
     Unknown(Fault),
 }
@@ -188,7 +189,7 @@ fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
         Err(fault) => {
             agent.audit.record(line_of(AuditResult::Failed, None, Some(fault.to_string())));
             let end = match fault.code {
-                Code::GuestGone | Code::GuestUnknown if fault.side == Side::Source => End::Gone,
+                Code::GuestGone | Code::GuestUnknown if fault.side == Side::Source => End::Gone(None),
                 _ => End::Stays(fault),
             };
             line.report(Report::Ended(end));
@@ -203,7 +204,7 @@ fn end(ending: Ending) -> End {
         GuestState::RunsAtDestination
         | GuestState::PausedAtDestination
         | GuestState::StoppedAtDestination => End::MovedWithFault(fault),
-        GuestState::Gone => End::Gone,
+        GuestState::Gone => End::Gone(Some(fault)),
         _ if unfinished => End::Unknown(fault),
         GuestState::RunsAtSource | GuestState::PausedAtSource => End::Stays(fault),
         GuestState::InDoubt | GuestState::Unknown => End::Unknown(fault),
@@ -230,7 +231,7 @@ async fn move_domain(agent: Arc<Agent>, line: Line, request: MigrateRequest) {
     let moving = match begun {
         Ok(id) => agent.moves.by_id(&id.0),
         // Nothing of it was touched, so nobody else than its operator has stopped it.
-        Err(_) if domains::has_stopped(&uuid).await => return line.report(Report::Ended(End::Gone)),
+        Err(_) if domains::has_stopped(&uuid).await => return line.report(Report::Ended(End::Gone(None))),
         Err(error) => return line.report(Report::Ended(of_error(&error))),
     };
     let Some(moving) = moving else {
@@ -282,7 +283,7 @@ fn of_error(error: &ErrorBody) -> End {
         Some(
             ApiState::RunsAtDestination | ApiState::PausedAtDestination | ApiState::StoppedAtDestination,
         ) => End::MovedWithFault(fault),
-        Some(ApiState::Gone) => End::Gone,
+        Some(ApiState::Gone) => End::Gone(Some(fault)),
         Some(ApiState::InDoubt | ApiState::Unknown) => End::Unknown(fault),
         Some(ApiState::RunsAtSource | ApiState::PausedAtSource) | None => End::Stays(fault),
     }
@@ -298,6 +299,19 @@ mod tests {
         let asked = |domain| request(&guest(domain), "b", &linerate_api::DrainRequest::default());
         assert_eq!((asked(true).guest.as_str(), asked(true).libvirt.is_some()), ("u1", true));
         assert_eq!((asked(false).guest.as_str(), asked(false).libvirt.is_some()), ("web", false));
+    }
+
+    #[test]
+    fn a_guest_that_ends_while_it_is_moved_has_a_fault() {
+        let fault =
+            Fault::new(Code::GuestGone, Step::CleanUp, Side::Destination, "it has ended since it ran");
+        let ended = end(Ending { fault: Some(fault), guest: GuestState::Gone, unfinished: false });
+        assert!(matches!(ended, End::Gone(Some(_))), "{ended:?}");
+        let error = ErrorBody {
+            guest_state: Some(ApiState::Gone),
+            ..ErrorBody::new("libvirt_failed", "it has ended")
+        };
+        assert!(matches!(of_error(&error), End::Gone(Some(_))));
     }
 
     #[test]

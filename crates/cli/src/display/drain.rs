@@ -21,6 +21,8 @@ const FIGURES: Duration = Duration::from_secs(2);
 /// Wider than this, lines are hard to follow with the eye.
 const WIDTH_MAX: usize = 110;
 const LOOK_AGAIN: &str = "remove the cause and begin the drain again";
+/// What to do about guests that ended while they were moved.
+const SEE_ENDED: &str = "`linerate drain status` has the reasons; see on both hosts that none of them runs before you start it again";
 /// What to do about guests that arrived with a fault.
 const SEE_EACH: &str = "see that each runs there; `linerate drain status` has the reasons";
 
@@ -156,13 +158,20 @@ fn faulty(detail: &DrainDetail, reasons: bool) -> Option<String> {
     (!names.is_empty()).then(|| format!("moved, and something failed after that: {names}"))
 }
 
+/// Guests that ended while they were moved, in words. One that was stopped before has no reason.
+fn ended(detail: &DrainDetail, reasons: bool) -> Option<String> {
+    let ended = |guest: &&DrainGuest| guest.state == DrainGuestState::Gone && guest.reason.is_some();
+    let names = named(detail.guests.iter().filter(ended), reasons);
+    (!names.is_empty()).then(|| format!("ended while they were moved: {names}"))
+}
+
 /// How the command ends for a drain that has ended like this. The worst decides the exit code, and nothing is left out.
 fn ending(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure> {
     use DrainGuestState as S;
     let named = |state| named(detail.guests.iter().filter(|guest| guest.state == state), reasons);
     let split = (!detail.split.is_empty()).then(|| clean(&detail.split_texts().join("; ")));
-    let others: Vec<String> =
-        [unseen_text(detail), split, faulty(detail, reasons)].into_iter().flatten().collect();
+    let others = [ended(detail, reasons), unseen_text(detail), split, faulty(detail, reasons)];
+    let others: Vec<String> = others.into_iter().flatten().collect();
     let fail = |exit, text: Option<String>, hint: &str| {
         let texts: Vec<String> = text.into_iter().chain(others.iter().cloned()).collect();
         Err(Failure::new(exit, texts.join("; "), hint))
@@ -170,6 +179,9 @@ fn ending(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure> {
     if detail.count(S::InDoubt) > 0 {
         let hint = "see `linerate migration list` and `linerate resolve` on both hosts";
         return fail(Exit::InDoubt, Some(format!("in doubt: {}", named(S::InDoubt))), hint);
+    }
+    if ended(detail, reasons).is_some() {
+        return fail(Exit::GuestGone, None, SEE_ENDED);
     }
     if detail.count(S::Aborted) > 0 {
         let text = format!("the drain was aborted; here as before: {}", named(S::Aborted));
@@ -309,6 +321,29 @@ mod tests {
         detail.guests.push(left);
         let failure = ending(&detail, false).unwrap_err();
         assert!(failure.message().contains(text) && failure.message().contains("here as before: web"));
+    }
+
+    #[test]
+    fn a_guest_that_ended_while_it_was_moved_is_no_success_and_one_that_was_stopped_is() {
+        let drain = |reason: Option<&str>| -> DrainDetail {
+            serde_json::from_value(serde_json::json!({
+                "id": "1", "host": "a", "by": "uid 0", "state": "ended", "begun_unix_ms": 0, "ended_unix_ms": 1,
+                "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null, "bound": DrainBound::default(),
+                "warnings": [], "guests": [{
+                    "guest": "web", "uuid": "u", "state": "gone", "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+                    "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "reason": reason,
+                    "tries": []
+                }],
+            }))
+            .unwrap()
+        };
+        let end = |detail: &DrainDetail| ending(detail, true).map_err(|failure| failure.exit);
+        assert_eq!(end(&drain(None)), Ok(Exit::Ok));
+        let lost = drain(Some("its QEMU has ended since it ran"));
+        assert_eq!(end(&lost), Err(Exit::GuestGone));
+        assert_eq!(ending_of_abort(&lost, true).map_err(|failure| failure.exit), Err(Exit::GuestGone));
+        let failure = ending(&lost, true).unwrap_err();
+        assert!(failure.message().contains("web (its QEMU has ended since it ran)"), "{}", failure.message());
     }
 
     #[test]

@@ -258,6 +258,9 @@ pub fn sentence(guest: &DrainGuest) -> Option<String> {
         DrainGuestState::Moved => format!("{name} to {to}: moved; {}", moved(guest)),
         DrainGuestState::Kept => format!("{name}: stays, as asked"),
         DrainGuestState::Aborted => format!("{name}: is here as before"),
+        DrainGuestState::Gone if guest.reason.is_some() => {
+            format!("{name} to {to}: ENDED WHILE IT WAS MOVED: {reason}")
+        }
         DrainGuestState::Gone => format!("{name}: was stopped, has ended, or left in another way"),
         DrainGuestState::Failed => format!("{name}: is here as before, and cannot be moved: {reason}"),
         DrainGuestState::InDoubt => format!("{name}: IN DOUBT: {reason}"),

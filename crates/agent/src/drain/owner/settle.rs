@@ -13,6 +13,10 @@ use super::Owner;
 use crate::agent::Agent;
 use crate::libvirt::domains;
 
+/// Of a guest that is nowhere after a restart of the agent.
+const WAS_MOVED: &str =
+    "it was being moved when the agent ended, and neither this host nor a destination has it";
+
 impl Owner {
     pub(super) fn settle(&mut self) {
         let (now, is_aborting) = (self.clock.now(), self.is_aborting());
@@ -83,6 +87,7 @@ impl Owner {
             Some(Decided { state, reason: reason.map(str::to_owned), hint })
         };
         let Some(member) = self.members.get_mut(id.0 as usize) else { return };
+        let was_moved = member.began.then_some(WAS_MOVED);
         // Where it is known to be, no copy of it is open.
         member.began &= !matches!(at, Whereabouts::Here | Whereabouts::At(_) | Whereabouts::Gone);
         match (at, fault) {
@@ -102,11 +107,12 @@ impl Owner {
                     self.give_reservation_up(id);
                 }
             }
-            (Whereabouts::Gone, _) => {
+            (Whereabouts::Gone, fault) => {
                 if in_controller {
+                    member.fault = fault;
                     self.handle(Event::Gone { guest: id });
                 } else {
-                    member.decided = decided(DrainGuestState::Gone, None);
+                    member.decided = decided(DrainGuestState::Gone, was_moved);
                     self.give_reservation_up(id);
                 }
             }

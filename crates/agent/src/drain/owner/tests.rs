@@ -274,3 +274,29 @@ fn memory_reserved_for_another_hosts_guest_of_its_name_is_not_given_up() {
     owner.give_reservation_up(GUEST);
     assert_eq!(other.reserved_at("c").unwrap(), ["web"]);
 }
+
+#[test]
+fn a_guest_that_ends_while_it_is_moved_is_not_just_gone() {
+    let runtime = Runtime::new().unwrap();
+    let fault = Fault::new(Code::GuestGone, Step::CleanUp, Side::Destination, "it has ended since it ran");
+    for fault in [None, Some(fault)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        owner.placed(GUEST, owner.questions[&GUEST], found(1));
+        let now = owner.clock.now();
+        owner.ended(GUEST, End::Gone(fault.clone()), None, now);
+        let shown = owner.guests().remove(0);
+        assert!(shown.state == DrainGuestState::Gone && has_left(&shown), "{shown:?}");
+        assert_eq!(shown.reason.is_some(), fault.is_some(), "{shown:?}");
+    }
+    // Of one that was being moved when the agent ended nobody knows why it is nowhere.
+    for began in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut owner, _inbox) = owner(&dir, &runtime);
+        owner.members[0].began = began;
+        owner.settling.insert(GUEST, Settling::new(owner.clock.now(), None));
+        owner.found(GUEST, Whereabouts::Gone);
+        let shown = owner.guests().remove(0);
+        assert_eq!((shown.state, shown.reason.is_some()), (DrainGuestState::Gone, began), "{shown:?}");
+    }
+}
