@@ -40,6 +40,8 @@ use crate::send_back;
 /// Only for the answer: the other host goes on by itself.
 const ASK_WAIT: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(300);
+/// A host where something else has the guest is asked again after this.
+const BUSY_AGAIN: Duration = Duration::from_secs(2);
 /// What an operator does about a record that cannot be read.
 const UNREADABLE: &str =
     "start the release of the agent that wrote it; or move the guests by hand, and `linerate uncordon`";
@@ -271,6 +273,12 @@ fn may_come_later(error: &ErrorBody) -> bool {
     error.code != code::REFUSED
 }
 
+/// Whether something else has the guest on its host for now: its agent was started again and finds out where the guest
+/// is, or somebody moves it on. What becomes of it is known soon.
+fn is_busy(error: &ErrorBody) -> bool {
+    error.code == "guest_busy"
+}
+
 /// The other host was not reached.
 fn unreached(text: String, hint: &str) -> ErrorBody {
     ErrorBody::new("no_link", text).with_hint(hint)
@@ -371,7 +379,13 @@ impl Here {
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Moved })) => break,
                 // It may have arrived before the other host's agent forgot about it.
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) => {
-                    return if self.is_back(guest, false) { Ok(()) } else { Err(*error) };
+                    if self.is_back(guest, false) {
+                        return Ok(());
+                    }
+                    if !is_busy(&error) || coming.is_over(clock.now()) {
+                        return Err(*error);
+                    }
+                    std::thread::sleep(BUSY_AGAIN);
                 }
                 Ok((_, PeerAnswer::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
@@ -449,217 +463,4 @@ fn not_asked(error: &FindError) -> ErrorBody {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use linerate_core::SessionId;
-    use linerate_core::journal::DestinationPhase;
-    use linerate_guest::registry::GuestRecord;
-
-    use super::*;
-    use crate::drain::tests::{drained, guest, record};
-    use crate::journal::{IncomingRecord, Record};
-    use crate::testing::wait;
-
-    #[test]
-    fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
-        let guest = |uuid: &str, domain: bool, state: &str, to: &str| {
-            let mut guest = guest("web", uuid, state, Some(to));
-            guest["domain"] = domain.into();
-            guest
-        };
-        let drain = |guests: Vec<serde_json::Value>| DrainRecord {
-            id: "d".into(),
-            host: "a".into(),
-            by: "anna".into(),
-            state: Stored::Ended,
-            settings: serde_json::Value::Null,
-            guests: (0..).map(|n: usize| n.to_string()).zip(guests).collect(),
-            begun_ms: 0,
-            ended_ms: None,
-        };
-        let earlier = drain(vec![guest("web", false, "moved", "b"), guest("u2", true, "in_doubt", "b")]);
-        let last = drain(vec![guest("web", false, "moved", "c"), guest("u3", true, "failed", "c")]);
-        let brought = |moved: &[DrainGuest]| -> Vec<(String, Option<String>)> {
-            moved.iter().map(|one| (one.uuid.clone(), one.to.clone())).collect()
-        };
-        let at = |uuid: &str, host: &str| (uuid.to_owned(), Some(host.to_owned()));
-        let moved = moved_by(&[&last, &earlier], Vec::new()).unwrap();
-        assert_eq!(brought(&moved), [at("web", "c"), at("u2", "b")]);
-        // The undrain of the first drain did not bring them back, and the second has begun since.
-        let before = moved_by(&[&earlier], Vec::new()).unwrap();
-        assert_eq!(brought(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
-    }
-
-    /// The guests of an undrain that has ended.
-    fn ended(drains: &Drains) -> Vec<(String, State)> {
-        wait("the undrain does not end", || show(drains).unwrap().over);
-        show(drains).unwrap().guests.into_iter().map(|one| (one.guest, one.state)).collect()
-    }
-
-    #[test]
-    fn what_an_undrain_has_not_brought_back_is_known_after_a_restart_and_to_later_drains() {
-        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
-        // It takes connections, and says nothing.
-        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let to = [silent.local_addr().unwrap().to_string()];
-        let first = crate::testing::agent(&dir, &[]);
-        // Of `db` it is not known how it left: no host can be asked for it.
-        drained(&first, 1, &to, &["db", "web"]);
-        let drains = Arc::new(Drains::default());
-        begin(&first, &drains, runtime.handle().clone(), None).unwrap();
-        let known = LeftOver::read(&first.fleet.fleet().unwrap()).unwrap();
-        assert_eq!(
-            (known.guests.len(), &known.to[..]),
-            (2, &to[..]),
-            "the agent may end before the undrain does"
-        );
-        drop(silent);
-        let failed = |name: &str| (name.to_owned(), State::Failed);
-        assert_eq!(ended(&drains), [failed("db"), failed("web")]);
-        wait("the thread of the undrain does not end", || Arc::strong_count(&first) == 1);
-        drop(first);
-
-        let second = crate::testing::agent(&dir, &[]);
-        drained(&second, 2, &to, &[]);
-        let drains = Arc::new(Drains::default());
-        let begun = begin(&second, &drains, runtime.handle().clone(), None).unwrap();
-        assert_eq!(begun.guests.iter().map(|one| &one.guest[..]).collect::<Vec<_>>(), ["web"]);
-        assert_eq!(ended(&drains), [failed("web")]);
-    }
-
-    #[test]
-    fn a_silent_host_is_waited_for_once_and_all_its_guests_are_named() {
-        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
-        let agent = crate::testing::agent(&dir, &[]);
-        // It takes connections, and ends them without an answer.
-        let taken = Arc::new(AtomicUsize::new(0));
-        let counted = taken.clone();
-        let listener = crate::testing::listen(&agent.security, move |_| {
-            counted.fetch_add(1, Ordering::SeqCst);
-        });
-        let mut there = Destination::new("b");
-        there.at = listener.addresses()[0].to_string();
-        let left = |name: &str| -> DrainGuest {
-            let mut guest = guest(name, name, "moved", Some("b"));
-            guest["migration"] = SessionId([1; 16]).to_string().into();
-            serde_json::from_value(guest).unwrap()
-        };
-        let shown = |guest: &DrainGuest| UndrainGuest {
-            guest: guest.guest.clone(),
-            from: "b".into(),
-            state: State::Waiting,
-            reason: None,
-            hint: String::new(),
-        };
-        let (db, web) = (left("db"), left("web"));
-        let drains = Drains::default();
-        let guests = vec![shown(&db), shown(&web)];
-        *drains.undrain.lock() =
-            Some(UndrainDetail { drain: "d1".into(), host: "a".into(), guests, over: false });
-        let here = Here { agent, runtime: runtime.handle().clone() };
-        let asked = Asked { silent_max: Duration::ZERO, ..Asked::new(Some(&there)) };
-        let left = || vec![(0, &db), (1, &web)];
-        let later = here.of_host(&drains, left(), asked);
-        assert_eq!(taken.load(Ordering::SeqCst), 1, "the second guest waits for the same host");
-        assert_eq!(later, BTreeSet::from([0, 1]), "a later undrain asks for both");
-        let is_named = |words: [&str; 2]| {
-            for (one, words) in show(&drains).unwrap().guests.iter().zip(words) {
-                let why = one.reason.as_deref().unwrap_or_default();
-                assert!(one.state == State::Failed && why.contains(words), "{one:?}");
-            }
-        };
-        is_named(["does not answer, and may have moved it", "does not answer, and was not asked for it"]);
-        // The store is away, and nobody says where the hosts are.
-        let unknown = unreached("the fleet's hosts cannot be looked up".into(), "");
-        let later = here.of_host(&drains, left(), Asked { silent: Some(unknown), ..Asked::new(None) });
-        assert_eq!(later, BTreeSet::from([0, 1]));
-        is_named(["cannot be looked up"; 2]);
-    }
-
-    #[test]
-    fn a_guest_that_was_dismissed_comes_back_only_if_it_has_left_again() {
-        let drain = |id: &str, session: u8| {
-            let mut web = guest("web", "u1", "moved", Some("b"));
-            web["migration"] = SessionId([session; 16]).to_string().into();
-            DrainRecord { guests: [("u1".to_owned(), web)].into(), ..record(id, "a") }
-        };
-        let (first, second) = (drain("d1", 1), drain("d2", 2));
-        let mut left_over = LeftOver::default();
-        left_over.dismiss(&moved_by(&[&first], Vec::new()).unwrap()[0]);
-        let still = coming(&[&first], left_over.clone(), true).unwrap();
-        assert_eq!((still.guests.len(), still.dismissed.len()), (0, 1));
-        // It was found after all, and came back by hand.
-        let again = coming(&[&second, &first], left_over, true).unwrap();
-        assert_eq!(again.guests, moved_by(&[&second], Vec::new()).unwrap());
-        assert_eq!((again.dismissed.len(), &again.to[..]), (0, &["b".to_owned()][..]));
-    }
-
-    #[test]
-    fn what_could_not_be_reached_is_asked_for_again_by_a_later_undrain() {
-        assert!(may_come_later(&unreached("b does not answer".into(), "")));
-        assert!(may_come_later(&ErrorBody::new("not_converging", "")));
-        assert!(!may_come_later(&refused("it was moved on", "")));
-    }
-
-    #[test]
-    fn a_guest_that_was_never_looked_at_is_known_by_its_name() {
-        let left = |uuid: &str| -> DrainGuest {
-            serde_json::from_value(guest("web", uuid, "in_doubt", None)).unwrap()
-        };
-        assert!(is_it("u1", &left("u1")) && !is_it("u2", &left("u1")));
-        assert!(is_it("u1", &left("web")), "it was in doubt all the time");
-    }
-
-    #[test]
-    fn a_guest_without_a_uuid_is_back_only_if_it_came_from_there_after_it_left() {
-        let dir = tempfile::tempdir().unwrap();
-        let agent = crate::testing::agent(&dir, &[]);
-        let mut process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let here = crate::testing::arrived(&agent, i32::try_from(process.id()).unwrap());
-        let session = |number: u8| SessionId([number; 16]);
-        let comes = |number: u8, order: u64, from: Option<&str>| {
-            let peer = from.map(|name| name.parse().unwrap());
-            let incoming = IncomingRecord { peer, ..IncomingRecord::default() };
-            let role = Role::Destination { phase: DestinationPhase::Finished, incoming };
-            agent.journal.put(session(number), &Record::new("g", order, role)).unwrap();
-        };
-        let guest: DrainGuest = serde_json::from_value(serde_json::json!({
-            "guest": here.name, "uuid": here.name, "state": "moved", "to": "b", "memory_bytes": 1,
-            "copy_bytes": 1, "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0,
-            "migration": session(1).to_string(), "tries": []
-        }))
-        .unwrap();
-        let is_back = |by: Option<u8>| {
-            let session = by.map(|number| session(number).to_string());
-            agent.registry.put(&GuestRecord { session, ..here.clone() }).unwrap();
-            came_back(&agent.journal, &agent.registry, &guest)
-        };
-        comes(1, 5, None);
-        assert!(!is_back(None), "another guest was started under its name");
-        // To which host it left, in its certificate's name; none in plain text.
-        for (left, order, from, back) in [
-            (None, 4, None, false),
-            (None, 6, None, true),
-            (Some("b"), 4, Some("b"), false),
-            (Some("b"), 6, Some("b"), true),
-            (Some("b"), 6, Some("c"), false),
-            (Some("b"), 6, None, false),
-        ] {
-            comes(1, 5, left);
-            comes(2, order, from);
-            assert_eq!(is_back(Some(2)), back, "{left:?} {order} {from:?}");
-        }
-        process.kill().unwrap();
-        process.wait().unwrap();
-    }
-
-    #[test]
-    fn a_domain_that_is_paused_here_is_back_only_if_its_host_says_so() {
-        assert!(has_arrived(Some("running"), false) && has_arrived(Some("running"), true));
-        assert!(has_arrived(Some("paused"), true) && !has_arrived(Some("paused"), false));
-        for other in [None, Some("shut off"), Some("crashed")] {
-            assert!(!has_arrived(other, true), "{other:?}");
-        }
-    }
-}
+mod tests;
