@@ -548,10 +548,27 @@ pub(crate) fn steer(agent: &Agent, drains: &Drains, id: &str, order: DrainOrder)
     let (done, answer) = channel();
     let sent = drain.inbox.send(Input::Steer(order, done));
     if sent.is_err() || answer.recv_timeout(STEER_MAX).is_err() {
-        let text = format!("drain {id} has not answered: it may have done what was asked");
-        return Err(ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`"));
+        return Err(not_written(agent, id, order, drain.detail.lock().state));
     }
     show(agent, drains, id)
+}
+
+/// The drain has not said that the store has the order. `now`: what the drain does.
+fn not_written(agent: &Agent, id: &str, order: DrainOrder, now: DrainState) -> ErrorBody {
+    let followed = match order {
+        DrainOrder::Pause => DrainState::Paused,
+        DrainOrder::Resume => DrainState::Running,
+        DrainOrder::Abort => DrainState::Aborting,
+    };
+    if now != followed {
+        let text = format!("drain {id} has not answered: it may have done what was asked");
+        return ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`");
+    }
+    let text = format!(
+        "drain {id} does what was asked, and the store has not taken the order: if the agent ends before that, the drain \
+         goes on as if it had not been given"
+    );
+    ErrorBody::new("timed_out", text).with_hint(agent.fleet.hint())
 }
 
 /// Ends a drain of this host that nobody can carry on, as its settings cannot be read. False if they can be.

@@ -103,6 +103,8 @@ pub(super) struct Owner {
     /// Reservations to give up, and guests to place, when the store answers again.
     not_released: BTreeSet<GuestId>,
     not_placed: Vec<(GuestId, Vec<HostId>)>,
+    /// Who is to be told that the store has the operator's order.
+    steered: Vec<Sender<()>>,
     /// Guests that stayed when others of their group had left, and were tried once more.
     tried_again: BTreeSet<GuestId>,
     /// Another agent has ended the drain: why nothing is written any more.
@@ -159,6 +161,7 @@ impl Owner {
             away: None,
             not_released: BTreeSet::new(),
             not_placed: Vec::new(),
+            steered: Vec::new(),
             tried_again: BTreeSet::new(),
             disowned: None,
             unusable: BTreeMap::new(),
@@ -321,9 +324,9 @@ impl Owner {
         match input {
             Input::Steer(order, answer) => {
                 self.steer(order);
-                self.save();
                 self.show();
-                let _ = answer.send(());
+                self.steered.push(answer);
+                self.save();
             }
             Input::Begun(id, number, outgoing) => {
                 if let Some(session) = self.sessions.get_mut(&id).filter(|one| one.number == number) {
@@ -572,6 +575,7 @@ impl Owner {
         let [with_fault, ended] = [DrainGuestState::Moved, DrainGuestState::Gone].map(count);
         self.audit([left, with_fault, ended], &detail.split_texts());
         tracing::info!(drain = self.record.id, left, "drain ends");
+        let steered = std::mem::take(&mut self.steered);
         loop {
             self.save();
             if self.away.is_none() {
@@ -589,6 +593,9 @@ impl Owner {
             }
         }
         *self.drain.detail.lock() = detail;
+        for answer in steered {
+            let _ = answer.send(());
+        }
     }
 
     fn audit(&self, [left, with_fault, ended]: [usize; 3], split: &[String]) {

@@ -196,6 +196,21 @@ fn a_guest_of_a_drain_that_cannot_be_read_is_named_and_stays_in_the_store() {
 }
 
 #[test]
+fn what_is_said_of_an_order_that_is_not_in_the_store_is_true() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let says = |order, now| not_written(&agent, "d1", order, now).message;
+    for (order, now) in [
+        (DrainOrder::Pause, DrainState::Paused),
+        (DrainOrder::Resume, DrainState::Running),
+        (DrainOrder::Abort, DrainState::Aborting),
+    ] {
+        assert!(says(order, now).contains("the store has not taken the order"), "{order:?}");
+    }
+    assert!(says(DrainOrder::Abort, DrainState::Running).contains("may have done what was asked"));
+}
+
+#[test]
 fn a_guest_that_was_only_looked_for_after_a_restart_has_not_begun_to_move_after_the_next() {
     let found = |state: &str, began: Option<&BTreeSet<String>>| {
         let shown = serde_json::from_value(guest("web", "u1", state, Some("b"))).unwrap();

@@ -26,8 +26,18 @@ impl Owner {
         }
     }
 
-    /// Writes how far the drain is, if that has changed.
+    /// Writes how far the drain is, if that has changed. Orders that the store has are answered.
     pub(super) fn save(&mut self) {
+        self.save_changes();
+        if self.away.is_none() {
+            for answer in self.steered.drain(..) {
+                // Whoever asked may have gone.
+                let _ = answer.send(());
+            }
+        }
+    }
+
+    fn save_changes(&mut self) {
         let guests = self.guests().into_iter().map(|mut guest| {
             // No progress figures.
             (guest.copied_bytes, guest.rate_bytes_per_s, guest.write_rate_bytes_per_s) = (0, 0, 0);

@@ -300,3 +300,18 @@ fn a_guest_that_ends_while_it_is_moved_is_not_just_gone() {
         assert_eq!((shown.state, shown.reason.is_some()), (DrainGuestState::Gone, began), "{shown:?}");
     }
 }
+
+#[test]
+fn an_order_is_answered_when_the_store_has_it() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox, store) = owner_with_store(&dir, &runtime);
+    store.is_away.store(true, Ordering::Relaxed);
+    let (done, answered) = channel();
+    owner.take(Input::Steer(DrainOrder::Pause, done));
+    assert!(answered.try_recv().is_err(), "after a restart of the agent the drain would go on");
+    assert_eq!(owner.drain.detail.lock().state, DrainState::Paused, "it is followed all the same");
+    store.is_away.store(false, Ordering::Relaxed);
+    ask_store(&mut owner);
+    answered.try_recv().unwrap();
+    assert_eq!(owner.fleet.drain("d1").unwrap().unwrap().state, Stored::Paused);
+}
