@@ -236,6 +236,22 @@ pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: &BT
     numbered().zip(destinations).all(|(host, one)| !chosen.contains(&host) || one.lost.is_none())
 }
 
+/// In a fleet that shares a store: asks the hosts that have a guest of the name of one that is to leave, as far as the
+/// store says. It may be the guest itself, which has just come back from there.
+pub(super) fn look_at_namesakes(
+    is_shared: bool,
+    security: &Arc<Security>,
+    destinations: &mut [Destination],
+    guests: &[(Leaving, Place)],
+) {
+    if !is_shared {
+        return;
+    }
+    let found: BTreeSet<HostId> = namesakes(destinations, guests).into_iter().map(|(_, host)| host).collect();
+    let asked = (1..).map(HostId).zip(destinations.iter_mut()).filter(|(host, _)| found.contains(host));
+    at_once(asked.map(|(_, one)| one).collect(), |one| ask_one(one, security, ANSWER_WAIT));
+}
+
 /// At each of its addresses, until one answers. Each has `wait` for it.
 pub(super) fn ask_one(one: &mut Destination, security: &Arc<Security>, wait: Duration) {
     let mut first = None;

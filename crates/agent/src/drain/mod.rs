@@ -205,8 +205,11 @@ async fn look(agent: &Arc<Agent>, request: &DrainRequest) -> Answer<Ready> {
         return Err(ErrorBody::new(code::USAGE, text).with_hint("`linerate vm list` shows those that are"));
     }
     let (asking, to) = (agent.clone(), request.to.clone());
+    let leave: Vec<_> = guests.iter().map(|guest| (guest.clone(), Place::Source)).collect();
     let asked = tokio::task::spawn_blocking(move || {
-        let destinations = hosts::named(&asking, &to, None)?;
+        let mut destinations = hosts::named(&asking, &to, None)?;
+        let is_shared = asking.fleet.shared().is_some();
+        hosts::look_at_namesakes(is_shared, &asking.security, &mut destinations, &leave);
         Ok((asking.describer.describe(), destinations, measured_before(&asking)))
     });
     let asked: Result<_, FleetError> =

@@ -193,6 +193,26 @@ fn a_guest_does_not_go_where_another_one_of_its_name_is() {
 }
 
 #[test]
+fn a_guest_that_has_just_come_back_is_not_taken_for_another_one_of_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (there, listener) = crate::testing::listening(&dir, Security::insecure(), |agent, accepted| {
+        agent.accept(accepted);
+    });
+    let mut record = at(&there.config.name, &[]);
+    record.guests.insert("web".into(), GuestRecord { name: "web".into(), memory_bytes: 1 });
+    let mut destinations = [answered(record)];
+    destinations[0].at = listener.addresses()[0].to_string();
+    let guests = [(Leaving { name: "web".into(), key: "web".into(), ..Leaving::default() }, Place::Source)];
+    let mut found = |is_shared| {
+        look_at_namesakes(is_shared, &Security::insecure(), &mut destinations, &guests);
+        assert_eq!(destinations[0].lost, None);
+        namesakes(&destinations, &guests).len()
+    };
+    assert_eq!(found(false), 1, "a host that was asked itself is not asked again");
+    assert_eq!(found(true), 0, "what the store has is older");
+}
+
+#[test]
 fn hosts_that_have_joined_are_found_once() {
     let host = |name: &str| {
         let record = at(name, &[]);

@@ -48,7 +48,12 @@ impl Owner {
         };
         std::thread::spawn(move || {
             let found = hosts::renew(&agent, &mut search.destinations, Some(search.ownership.drain()))
-                .and_then(|()| register(&agent, &search.fleet, &search.source, &search.destinations))
+                .and_then(|()| {
+                    let (is_shared, security) = (agent.fleet.shared().is_some(), &agent.security);
+                    let (to, guests) = (&mut search.destinations, &search.guests);
+                    hosts::look_at_namesakes(is_shared, security, to, guests);
+                    register(&agent, &search.fleet, &search.source, &search.destinations)
+                })
                 .and_then(|()| search.find(&agent, wanted.clone()));
             let _ = to_self.send(match found {
                 Ok(results) => Input::Placed(number, search.destinations, results),
