@@ -14,10 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainGuest, DrainGuestState, DrainOrder,
-    DrainRequest, DrainState,
-};
+use linerate_api::{DrainBound, DrainGuest, DrainGuestState, DrainOrder, DrainRequest, DrainState};
 use linerate_core::drain::{Asking, Controller, Event, Order, Outcome, Settings, Settling, Start, State};
 use linerate_core::fleet::{GuestId, HostId};
 use linerate_core::{Code, Fault, Side, Time};
@@ -32,7 +29,6 @@ use super::sessions::{End, Line, Report, Session, request};
 use super::stored::{self, Unreadable};
 use super::{Drain, Input, Kept};
 use crate::agent::Agent;
-use crate::audit;
 use crate::clock::{Clock, unix_ms};
 use destinations::Unusable;
 pub(super) use places::{PlaceResult, register, why_nowhere};
@@ -569,11 +565,7 @@ impl Owner {
         self.record.ended_ms = Some(unix_ms());
         let detail = self.detail();
         let left = detail.guests.iter().filter(|guest| !is_well(guest.state)).count();
-        let count = |state: DrainGuestState| {
-            detail.guests.iter().filter(|guest| guest.state == state && guest.reason.is_some()).count()
-        };
-        let [with_fault, ended] = [DrainGuestState::Moved, DrainGuestState::Gone].map(count);
-        self.audit([left, with_fault, ended], &detail.split_texts());
+        self.audit(&detail, left);
         tracing::info!(drain = self.record.id, left, "drain ends");
         let steered = std::mem::take(&mut self.steered);
         loop {
@@ -596,21 +588,6 @@ impl Owner {
         for answer in steered {
             let _ = answer.send(());
         }
-    }
-
-    fn audit(&self, [left, with_fault, ended]: [usize; 3], split: &[String]) {
-        let mut why = self.unseen();
-        why.extend((ended > 0).then(|| format!("{ended} guests ended while they were moved")));
-        why.extend((left > 0).then(|| format!("{left} guests are left")));
-        why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
-        why.extend(split.iter().cloned());
-        let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };
-        let reason = (!why.is_empty()).then(|| why.join("; "));
-        self.agent.audit.record(AuditEntry {
-            session: Some(self.record.id.clone()),
-            reason,
-            ..audit::entry(AuditAction::Drain, result, AuditCaller::Agent)
-        });
     }
 }
 

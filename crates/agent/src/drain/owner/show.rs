@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use linerate_api::{DrainBound, DrainDetail, DrainGuest};
+use linerate_api::{
+    AuditAction, AuditCaller, AuditEntry, AuditResult, DrainBound, DrainDetail, DrainGuest,
+    DrainGuestState as Shown,
+};
 use linerate_core::drain::{Attempt, State};
 use linerate_core::fleet::GuestId;
 
 use super::Owner;
+use crate::audit;
 use crate::drain::stored::state;
 use crate::drain::{hosts, sorted};
 
@@ -84,5 +88,25 @@ impl Owner {
             split: self.kept.split.clone(),
             warnings,
         }
+    }
+
+    /// Its result in the audit log. `left`: guests that are here, or may be.
+    pub(super) fn audit(&self, detail: &DrainDetail, left: usize) {
+        let count = |state: Shown| {
+            detail.guests.iter().filter(|guest| guest.state == state && guest.reason.is_some()).count()
+        };
+        let (with_fault, ended) = (count(Shown::Moved), count(Shown::Gone));
+        let mut why = self.unseen();
+        why.extend((ended > 0).then(|| format!("{ended} guests ended while they were moved")));
+        why.extend((left > 0).then(|| format!("{left} guests are left")));
+        why.extend((with_fault > 0).then(|| format!("{with_fault} guests were moved with a fault")));
+        why.extend(detail.split_texts());
+        let result = if why.is_empty() { AuditResult::Done } else { AuditResult::Failed };
+        let reason = (!why.is_empty()).then(|| why.join("; "));
+        self.agent.audit.record(AuditEntry {
+            session: Some(self.record.id.clone()),
+            reason,
+            ..audit::entry(AuditAction::Drain, result, AuditCaller::Agent)
+        });
     }
 }
