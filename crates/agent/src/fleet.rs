@@ -108,7 +108,11 @@ impl HostInFleet {
             return Err(StoreError::Away(why).into());
         }
         let found = self.fleet()?.cordon_of(&self.record.name)?;
-        Ok(found.map(|Cordon { by, since_ms, .. }| api::Cordon { by, since_unix_ms: since_ms }))
+        Ok(found.map(|Cordon { by, since_ms, drain }| api::Cordon {
+            by,
+            since_unix_ms: since_ms,
+            by_hand: drain.is_none(),
+        }))
     }
 
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted:

@@ -9,6 +9,9 @@ pub struct Cordon {
     pub by: String,
     /// When that was.
     pub since_unix_ms: u64,
+    /// An operator asked for it, and not a drain alone: `linerate drain --each` does not lift it.
+    #[serde(default)]
+    pub by_hand: bool,
 }
 
 /// Asks that a host takes no guests, or takes them again.

@@ -221,7 +221,11 @@ fn forgotten(view: &View, ForgetHost { host, dry_run }: &ForgetHost) -> HostForg
         guests: guests.cloned().collect(),
         reserved: view.reserved_at(host).cloned().collect(),
         drains: view.ended_drains(host).cloned().collect(),
-        cordon: cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms }),
+        cordon: cordon.map(|one| Cordon {
+            by: one.by,
+            since_unix_ms: one.since_ms,
+            by_hand: one.drain.is_none(),
+        }),
         dry_run: *dry_run,
     }
 }

@@ -84,7 +84,11 @@ impl Destination {
         let others = view.reservations.iter().filter(|(_, one)| Some(one.drain.as_str()) != drain);
         let others = others.filter(|(_, one)| one.host == host.record.name);
         self.others = others.map(|(key, one)| (key.clone(), (one.name.clone(), one.bytes))).collect();
-        self.cordon = host.cordon.map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms });
+        self.cordon = host.cordon.map(|one| Cordon {
+            by: one.by,
+            since_unix_ms: one.since_ms,
+            by_hand: one.drain.is_none(),
+        });
         self.is_drained = host.drain.is_some();
         self.lost = (!host.alive).then(|| "the fleet's store has no recent record of it".to_owned());
         self.record = Some(host.record);

@@ -16,7 +16,11 @@ pub(crate) fn hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
         host: host.record.name.clone(),
         addresses: host.record.addresses.clone(),
         alive: host.alive,
-        cordon: host.cordon.clone().map(|one| Cordon { by: one.by, since_unix_ms: one.since_ms }),
+        cordon: host.cordon.clone().map(|one| Cordon {
+            by: one.by,
+            since_unix_ms: one.since_ms,
+            by_hand: one.drain.is_none(),
+        }),
         drain: host.drain.clone(),
         memory_bytes: host.record.memory_bytes,
         free_bytes: host.free_bytes(),

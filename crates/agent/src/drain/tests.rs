@@ -196,6 +196,16 @@ fn a_guest_of_a_drain_that_cannot_be_read_is_named_and_stays_in_the_store() {
 }
 
 #[test]
+fn a_cordon_of_a_drain_becomes_the_operators_who_asks_for_it() {
+    let stage = Stage::new();
+    let is_by_hand = || stage.agent.fleet.cordon().unwrap().unwrap().by_hand;
+    stage.fleet.begin(&stage.record()).unwrap();
+    assert!(!is_by_hand());
+    stage.agent.fleet.set_cordon("ben").unwrap();
+    assert!(is_by_hand());
+}
+
+#[test]
 fn what_is_said_of_an_order_that_is_not_in_the_store_is_true() {
     let dir = tempfile::tempdir().unwrap();
     let agent = crate::testing::agent(&dir, &[]);

@@ -3,7 +3,9 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use linerate_api::{AgentStatus, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest};
+use linerate_api::{
+    AgentStatus, Cordon, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest,
+};
 
 use super::drain::DRY_RUNS;
 use super::progress::with_progress;
@@ -97,6 +99,13 @@ fn free_of_cordon(status: &AgentStatus, target: &str) -> Result<(), Failure> {
     let text = format!("host {} is cordoned by {} already, and would be released", status.name, cordon.by);
     let hint = format!("`linerate --connect {target} uncordon` or `undrain` first, or leave it out");
     Err(Failure::new(Exit::Refused, text, hint))
+}
+
+/// A host that somebody has cordoned since its drain began stays so, and its guests stay elsewhere.
+fn not_by_hand(cordon: Option<&Cordon>, host: &str) -> Result<(), Failure> {
+    let Some(cordon) = cordon.filter(|cordon| cordon.by_hand) else { return Ok(()) };
+    let text = format!("host {host} was cordoned by {} meanwhile, and is not released", clean(&cordon.by));
+    Err(Failure::new(Exit::Refused, text, "undrain it when it may get guests again"))
 }
 
 /// Whether the host can be begun with. Nothing is changed.
@@ -265,6 +274,8 @@ impl Step<'_> {
     async fn fill(&mut self) -> Result<(), Failure> {
         let remote = unless(self.interrupts, back(self.host, self.flags, self.context)).await?;
         let there = remote.context(self.context);
+        let status = async { Ok(there.client.status().await?) };
+        not_by_hand(unless(self.interrupts, status).await?.cordon.as_ref(), &self.host.name)?;
         let request = UndrainRequest::default();
         let asks = async {
             there
@@ -320,6 +331,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_somebody_has_cordoned_meanwhile_is_not_released() {
+        let cordon = |by_hand| Cordon { by: "anna".into(), since_unix_ms: 1, by_hand };
+        assert_eq!(not_by_hand(None, "alpha").map_err(|failure| failure.exit), Ok(()));
+        assert_eq!(not_by_hand(Some(&cordon(false)), "alpha").map_err(|failure| failure.exit), Ok(()));
+        let failure = not_by_hand(Some(&cordon(true)), "alpha").unwrap_err();
+        assert_eq!(something_was_done(failure).exit, Exit::Failed);
+    }
 
     #[test]
     fn a_domain_that_has_a_destination_can_leave_and_one_without_cannot() {
