@@ -568,8 +568,8 @@ fn not_written(agent: &Agent, id: &str, order: DrainOrder, now: DrainState) -> E
         return ErrorBody::new("timed_out", text).with_hint("see `linerate drain status`");
     }
     let text = format!(
-        "drain {id} does what was asked, and the store has not taken the order: if the agent ends before that, the drain \
-         goes on as if it had not been given"
+        "drain {id} does what was asked, and the store has not taken the order: if the agent ends before that, the \
+         drain goes on as if it had not been given"
     );
     ErrorBody::new("timed_out", text).with_hint(agent.fleet.hint())
 }

@@ -22,7 +22,8 @@ const FIGURES: Duration = Duration::from_secs(2);
 const WIDTH_MAX: usize = 110;
 const LOOK_AGAIN: &str = "remove the cause and begin the drain again";
 /// What to do about guests that ended while they were moved.
-const SEE_ENDED: &str = "`linerate drain status` has the reasons; see on both hosts that none of them runs before you start it again";
+const SEE_ENDED: &str =
+    "see that none of them runs before you start it again; `linerate drain status` has the reasons";
 /// What to do about guests that arrived with a fault.
 const SEE_EACH: &str = "see that each runs there; `linerate drain status` has the reasons";
 
