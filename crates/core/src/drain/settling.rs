@@ -7,6 +7,8 @@ use crate::{Fault, Time};
 
 /// Recovery settles a guest within this, or it is in doubt.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
+/// More time between two looks does not count: the driver's process may have been stopped meanwhile.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A guest that another migration has is looked at again after this.
 const TAKEN_PAUSE: Duration = Duration::from_secs(5);
 
@@ -115,7 +117,9 @@ impl Answers {
 /// A guest of which it is not known whether it is here.
 #[derive(Clone, Debug)]
 pub struct Settling {
-    since: Time,
+    /// Time in which it was looked at, and the last look.
+    waited: Duration,
+    last: Time,
     /// Why its migration failed, if it stays.
     fault: Option<Fault>,
     /// Its destination is being asked.
@@ -127,7 +131,7 @@ pub struct Settling {
 impl Settling {
     /// From now on. `fault`: why its migration failed, if it is here.
     pub fn new(now: Time, fault: Option<Fault>) -> Settling {
-        Settling { since: now, fault, asked: false, from: now }
+        Settling { waited: Duration::ZERO, last: now, fault, asked: false, from: now }
     }
 
     /// Another migration has it. Of libvirt's only a try shows whether that has ended.
@@ -147,10 +151,11 @@ impl Settling {
 
     /// What is done after a look. Another migration of it may take as long as it likes.
     pub fn looked(&mut self, now: Time, seen: Seen, is_aborting: bool) -> Look {
+        (self.waited, self.last) = (self.waited_until(now), now);
         match seen {
             Seen::Moving if is_aborting => Look::Settled(Whereabouts::Leaving),
             Seen::Moving => {
-                self.since = now;
+                self.waited = Duration::ZERO;
                 Look::Wait
             }
             Seen::Here => Look::Settled(Whereabouts::Here),
@@ -179,7 +184,11 @@ impl Settling {
     }
 
     fn is_late(&self, now: Time) -> bool {
-        now - self.since >= SETTLE_MAX
+        self.waited_until(now) >= SETTLE_MAX
+    }
+
+    fn waited_until(&self, now: Time) -> Duration {
+        self.waited.saturating_add((now - self.last).min(PAUSE_MAX))
     }
 }
 
@@ -268,10 +277,33 @@ mod tests {
     }
 
     #[test]
+    fn time_in_which_the_process_was_stopped_does_not_count() {
+        for seen in [Seen::Unsettled, Seen::Unseen] {
+            let mut settling = Settling::new(s(0), None);
+            for second in (0..60).chain(1000..1050) {
+                assert_ne!(settling.looked(s(second), seen, false), DOUBT, "{seen:?} after {second} s");
+                settling.not_answered();
+            }
+            let mut looks = 0;
+            while settling.looked(s(1050 + looks), seen, false) != DOUBT {
+                settling.not_answered();
+                looks += 1;
+                assert!(looks < 20, "{seen:?}: it waits for ever");
+            }
+        }
+    }
+
+    #[test]
     fn another_migration_may_take_as_long_as_it_likes() {
         let mut settling = Settling::new(s(0), None);
         assert_eq!(settling.looked(s(5000), Seen::Moving, false), Look::Wait);
-        assert_eq!(settling.looked(s(5119), Seen::Unsettled, false), Look::Wait, "its time begins anew");
+        for second in 5001..5120 {
+            assert_eq!(
+                settling.looked(s(second), Seen::Unsettled, false),
+                Look::Wait,
+                "its time begins anew"
+            );
+        }
         assert_eq!(settling.looked(s(5120), Seen::Unsettled, false), DOUBT);
         assert_eq!(settling.looked(s(5121), Seen::Moving, true), Look::Settled(Whereabouts::Leaving));
     }
@@ -285,7 +317,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_in_doubt_after_the_same_time() {
-        let settling = Settling::new(s(0), None);
+        let mut settling = Settling::new(s(0), None);
+        for second in 0..119 {
+            assert_eq!(settling.looked(s(second), Seen::Here, false), Look::Settled(Whereabouts::Here));
+        }
         assert_eq!(settling.not_readable(s(119)), Look::Wait);
         assert_eq!(settling.not_readable(s(120)), DOUBT);
     }
