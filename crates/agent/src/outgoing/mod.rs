@@ -89,6 +89,8 @@ pub(crate) enum Input {
     LinkLost(LinkId),
     /// Whether the source's paused guest is as it was when QEMU stopped it.
     SourceSeen(Sighting),
+    /// The guest has left, and another program let it run here after commit was sent.
+    RanHereToo,
     /// The source's guest has the disks and devices of the beginning.
     SourceUnchanged,
     /// The capability of a domain's QEMU is off: a later agent has nothing to put back.

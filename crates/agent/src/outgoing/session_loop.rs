@@ -167,6 +167,10 @@ impl SessionLoop {
             // It was given up meanwhile.
             Input::SourceUnchanged => {}
             Input::SourceSeen(seen) => self.source_seen(seen),
+            Input::RanHereToo => {
+                self.note_ran_here(RanHere::Yes);
+                self.note_if_it_ran_here();
+            }
             Input::HypervisorRestored => {
                 if let Role::Handover { over, .. } = &mut self.record.role {
                     *over = true;
@@ -260,8 +264,7 @@ impl SessionLoop {
         // A roll-back has begun meanwhile.
         let Some(gives_up) = asks else { return };
         let now = self.record.ran_here().after(seen);
-        self.sessions.journal.note_ran_here(self.shared.session, &mut self.record, now);
-        *self.shared.ran_here.lock() = now;
+        self.note_ran_here(now);
         match now {
             RanHere::No => links::query(&self.shared, &self.record, gives_up),
             RanHere::Maybe | RanHere::Yes => {
@@ -269,6 +272,11 @@ impl SessionLoop {
                 self.handle(Event::RanHere);
             }
         }
+    }
+
+    fn note_ran_here(&mut self, now: RanHere) {
+        self.sessions.journal.note_ran_here(self.shared.session, &mut self.record, now);
+        *self.shared.ran_here.lock() = now;
     }
 
     fn commit_if_intact(&mut self, seen: Sighting) {

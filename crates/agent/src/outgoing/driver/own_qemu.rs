@@ -17,7 +17,7 @@ use super::{Done, here};
 use crate::disks;
 use crate::faults::chain;
 use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
-use crate::outgoing::{Input, Sessions, links};
+use crate::outgoing::{Decided, Input, Sessions, links};
 use crate::ran_here::Sighting;
 use crate::session::contact::ask_before_resuming;
 
@@ -253,9 +253,19 @@ impl OwnQemu {
         true
     }
 
+    /// The destination runs the guest. Another program may have let it run here while commit was on its way: nobody
+    /// would learn of that from a QEMU that has ended.
+    fn look_before_it_ends(&mut self) {
+        let is_given_up = self.guest.shared.decided_for(false) == Decided::Waiting;
+        if !is_given_up && self.ask_whether_still_stopped() == Some(false) {
+            let _ = self.guest.shared.inbox.send(Input::RanHereToo);
+        }
+    }
+
     /// Ends the process of a guest that has left. What it leaves behind is marked and handed over when it has ended. A
     /// copy that an operator gives up, and that does not end, may be resumed.
     pub fn clean_up(&mut self) -> Done {
+        self.look_before_it_ends();
         let Guest { qemu, record, description, shared, .. } = &mut self.guest;
         self.downtime_ms = qemu.downtime_ms(Guest::deadline()).ok().flatten();
         let left = LeftoverRam::of(record);

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::process::Command;
 use std::sync::Arc;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step};
 use linerate_guest::description::Disk;
+use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::shared;
 use linerate_net::tcp::listen::Accepted;
 use tempfile::TempDir;
@@ -201,5 +203,31 @@ fn only_a_guest_in_the_state_in_which_its_migration_left_it_has_not_run() {
         for run_state in ["running", "paused", "prelaunch", "io-error"] {
             assert_eq!(seen_before_a_question(run_state, is_lost), Sighting::Resumed, "{run_state}");
         }
+    }
+}
+
+/// With exit code 0 nobody would look at disks that both copies have written to.
+#[test]
+fn a_guest_that_another_program_runs_here_is_seen_before_its_qemu_is_ended() {
+    for (run_state, ran) in [("postmigrate", false), ("running", true), ("paused", true)] {
+        let dir: TempDir = tempfile::tempdir().unwrap();
+        let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+        let fake = Fake::default();
+        fake.set(run_state, "completed");
+        let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+        let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
+        let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = i32::try_from(process.id()).unwrap();
+        guest.record =
+            GuestRecord::new("g", Origin::Adopted, pid, guest.record.qmp.clone(), Vec::new()).unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+        let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+        let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+        worker.submit("clean up", |guest| guest.clean_up());
+        let first = inputs.recv_timeout(LONG).unwrap();
+        assert_eq!(matches!(first, Input::RanHereToo), ran, "{run_state}");
+        worker.finish();
     }
 }
