@@ -97,7 +97,7 @@ pub enum AuthorityError {
     Often {
         /// Host that renews.
         host: HostName,
-        /// A day after its last one.
+        /// A day after its last one, or the end of the authority if that one lasts as long.
         from: UnixTime,
     },
     /// Revoked, or not in the register.
@@ -322,7 +322,11 @@ impl Authority {
         let own = self.register.valid(now).filter(|one| one.host == *host);
         let ends: Vec<u64> = own.map(|one| one.not_after.as_secs()).collect();
         let last = ends.iter().copied().max().unwrap_or_default();
-        let from = last.saturating_sub(HOST_VALIDITY.saturating_sub(DAY).as_secs());
+        // A certificate that ends with the authority does not show when it was issued, and another one would not last
+        // longer.
+        let is_last = last >= self.facts.not_after.as_secs();
+        let a_day_after = last.saturating_sub(HOST_VALIDITY.saturating_sub(DAY).as_secs());
+        let from = if is_last { last } else { a_day_after };
         if ends.len() < OF_ONE_HOST || now.as_secs() >= from {
             return Ok(());
         }

@@ -203,6 +203,22 @@ fn a_host_that_renews_without_end_does_not_fill_the_register() {
     assert!(matches!(renew(&names[0], &own, next), Err(AuthorityError::Often { .. })), "one a day");
 }
 
+/// Certificates end with it then, and each is old enough to be renewed when it is issued.
+#[test]
+fn nor_does_it_in_the_last_days_of_the_authority() {
+    let mut cluster = Cluster::new("lab");
+    let one = peer(&mut cluster, "one");
+    let (made, name) = (cluster.made, cluster.name("one"));
+    let mut renewed = |day: u32| {
+        let grounds = Grounds::Succession(&one);
+        let time = after(made, day * DAY);
+        let mut renew = || cluster.authority.issue(&request(&name).1, &grounds, time);
+        (0..2 * OF_ONE_HOST).filter(|_| renew().is_ok()).count()
+    };
+    assert_eq!(renewed(3600), OF_ONE_HOST);
+    assert_eq!(renewed(3602), 0);
+}
+
 #[test]
 fn a_revoked_host_does_not_renew() {
     let mut cluster = Cluster::new("lab");

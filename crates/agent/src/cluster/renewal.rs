@@ -16,6 +16,7 @@ use linerate_net::tcp::options::TcpOptions;
 use linerate_net::tls::Tls;
 use linerate_trust::authority::Grounds;
 use linerate_trust::bundle::AUTHORITIES_MAX;
+use linerate_trust::files::{self, Secrecy};
 use linerate_trust::identity::Identity;
 use linerate_trust::peer::{Peer, PeerError, Side};
 use linerate_trust::request::Request;
@@ -106,6 +107,10 @@ pub(super) fn renew_at(
         let grounds = own.as_ref().map_or(Grounds::Own, Grounds::Renewal);
         authority.issue(&Request::read(&request_der)?, &grounds, now)?
     } else {
+        // What is signed counts, also if it is lost here: a disk that takes nothing is found out before.
+        let probe = config.identity_folder().join("renewal");
+        files::write(&probe, &[0; 8 << 10], Secrecy::Private)?;
+        let _ = std::fs::remove_file(&probe);
         let question = Question::Renew { request: BASE64.encode(&request_der) };
         match ask(identity, addresses, &question)? {
             (Answer::Signed(signed), address) => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::Cordon;
+use linerate_core::fleet::placement::Nowhere;
 use linerate_core::fleet::{DrainId, Guest, GuestId, Host, HostId, Ledger, Obstacle, Offer, Port};
 use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Question};
@@ -241,7 +242,8 @@ pub(super) fn reach(agent: &Agent, destinations: &mut [Destination], chosen: &BT
 }
 
 /// In a fleet that shares a store: asks the hosts that have a guest of the name of one that is to leave, as far as the
-/// store says. It may be the guest itself, which has just come back from there.
+/// store says. It may be the guest itself, which has just come back from there. A lost host is not asked: no guest goes
+/// there whatever it has, and those that it had when it was lost may have been started here since.
 pub(super) fn look_at_namesakes(
     is_shared: bool,
     security: &Arc<Security>,
@@ -252,7 +254,8 @@ pub(super) fn look_at_namesakes(
         return;
     }
     let found: BTreeSet<HostId> = namesakes(destinations, guests).into_iter().map(|(_, host)| host).collect();
-    let asked = (1..).map(HostId).zip(destinations.iter_mut()).filter(|(host, _)| found.contains(host));
+    let asked = (1..).map(HostId).zip(destinations.iter_mut());
+    let asked = asked.filter(|(host, one)| found.contains(host) && one.lost.is_none());
     at_once(asked.map(|(_, one)| one).collect(), |one| ask_one(one, security, ANSWER_WAIT));
 }
 
@@ -332,6 +335,26 @@ pub(super) struct Known {
     guests: Vec<String>,
     /// Guests of the drain that cannot go to a host, as a guest of their name is there.
     namesakes: BTreeSet<(GuestId, HostId)>,
+}
+
+impl Known {
+    /// Why there is no host, with those apart that have another guest of its name. For the controller a host that is
+    /// forbidden was tried; nothing was tried there, and the other guest may leave.
+    pub fn told(&self, guest: GuestId, nowhere: Nowhere) -> Nowhere {
+        let hosts = self.namesakes.iter().filter(|(one, _)| *one == guest).count();
+        let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
+        let Nowhere(mut counts) = nowhere;
+        let mut named = 0;
+        for (what, count) in &mut counts {
+            if *what == Obstacle::Forbidden.name() {
+                named = hosts.min(*count);
+                *count -= named;
+            }
+        }
+        counts.retain(|(_, count)| *count > 0);
+        counts.extend((named > 0).then_some(("another guest of its name", named)));
+        Nowhere(counts)
+    }
 }
 
 /// A guest of a destination, or one with memory reserved there by another drain.

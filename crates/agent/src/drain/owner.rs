@@ -293,6 +293,8 @@ impl Owner {
         self.controller.is_over()
             // A session that says nothing any more does not hold the others: its guest is in doubt.
             && self.sessions.keys().all(in_doubt)
+            // What is judged may be the late end of such a session: it is known then where its guest is.
+            && self.judging.is_empty()
             && self.settling.is_empty()
             && self.arriving.is_empty()
             && (self.is_aborting() || !self.agent.incoming_live().iter().any(arriving))
@@ -464,7 +466,9 @@ impl Owner {
     }
 
     fn ended(&mut self, id: GuestId, end: End, downtime_us: Option<u64>, now: Time) {
+        let mut had_begun = false;
         if let Some(member) = self.members.get_mut(id.0 as usize) {
+            had_begun = member.began;
             member.began &= matches!(end, End::Unknown(_));
         }
         match end {
@@ -476,8 +480,9 @@ impl Owner {
                 self.moved(id, downtime_us, now);
             }
             End::Gone(fault) => {
+                // One that was only prepared was not touched: it ended as it would have without the drain.
                 if let Some(member) = self.members.get_mut(id.0 as usize) {
-                    member.fault = fault;
+                    member.fault = fault.filter(|_| had_begun);
                 }
                 self.handle(Event::Gone { guest: id });
             }

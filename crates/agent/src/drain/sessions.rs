@@ -31,7 +31,7 @@ pub(super) enum End {
     MovedWithFault(Fault),
     /// The guest is at the source.
     Stays(Fault),
-    /// The guest has ended or left: while it was moved if there is a fault, otherwise before.
+    /// The guest has ended or left: while its session was open if there is a fault, otherwise before.
     Gone(Option<Fault>),
     /// Recovery, or libvirt, has not found out yet where the guest is.
     Unknown(Fault),

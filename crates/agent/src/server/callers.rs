@@ -8,11 +8,11 @@ use axum::Json;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, MatchedPath, RawPathParams, Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
-use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code};
+use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult, ErrorBody, code, paths};
 use linerate_trust::roles::Permission;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use serde_json::Value;
@@ -61,7 +61,7 @@ pub(crate) async fn supervise(
     request: Request,
     next: Next,
 ) -> Response {
-    let turn = connection.place.turn().await;
+    let turn = connection.place.turn(is_urgent(request.method(), matched.as_str())).await;
     let doing = tokio::spawn(async move {
         let answer = carry_out(agent, connection.peer, (matched, parameters), request, next).await;
         drop(turn);
@@ -79,6 +79,20 @@ pub(crate) async fn supervise(
             .with_hint("`linerate migration list` and `linerate vm list`, once it runs again");
             (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
         }
+    }
+}
+
+/// Whether the request looks at what goes on, or ends it or decides about it. An operator whose other requests wait for
+/// guests or hosts must not have to wait for them.
+fn is_urgent(method: &Method, path: &str) -> bool {
+    match path {
+        paths::STATUS
+        | paths::MIGRATION
+        | paths::MIGRATION_EVENTS
+        | paths::SESSION_RESOLVE
+        | paths::DRAIN => true,
+        paths::MIGRATIONS | paths::DRAINS | paths::UNDRAIN => *method == Method::GET,
+        _ => false,
     }
 }
 

@@ -19,7 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(super) const OF_ONE_USER: usize = 64;
 /// Connections at a time of all such users: one user may have many numbers by its namespaces.
 const OF_ALL_USERS: usize = 1024;
-/// Requests of one user that is not root that are worked on at a time; its others wait.
+/// Requests of one user that is not root that are worked on at a time; its others wait. As many more may look at what
+/// goes on, or end it.
 pub(super) const TURNS: usize = 8;
 /// After an error of the system, out of descriptors most likely.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -31,13 +32,21 @@ type Open = Arc<Mutex<HashMap<u32, User>>>;
 struct User {
     /// Its connections that are open, or have a request that is worked on.
     connections: usize,
-    turns: Arc<Semaphore>,
+    turns: Turns,
 }
 
 impl Default for User {
     fn default() -> User {
-        User { connections: 0, turns: Arc::new(Semaphore::new(TURNS)) }
+        let turns = || Arc::new(Semaphore::new(TURNS));
+        User { connections: 0, turns: Turns { most: turns(), urgent: turns() } }
     }
+}
+
+/// The turns of one user. Whoever watches, cancels or decides does not wait for what takes minutes.
+#[derive(Clone, Debug)]
+struct Turns {
+    most: Arc<Semaphore>,
+    urgent: Arc<Semaphore>,
 }
 
 /// How many connections each user has open, and all users together.
@@ -91,7 +100,7 @@ pub(super) struct Place(Option<Arc<Counted>>);
 struct Counted {
     uid: u32,
     open: Open,
-    turns: Arc<Semaphore>,
+    turns: Turns,
 }
 
 /// One of the user's requests is worked on until this is dropped, also when its client has gone: its connection counts
@@ -102,11 +111,14 @@ pub(super) struct Turn {
 }
 
 impl Place {
-    /// Waits until fewer than [`TURNS`] requests of the user are worked on.
-    pub async fn turn(&self) -> Turn {
-        let permit = match &self.0 {
+    /// Waits until fewer than [`TURNS`] requests of the user are worked on, of the urgent ones or of the others.
+    pub async fn turn(&self, is_urgent: bool) -> Turn {
+        let permit = match self.0.as_deref() {
             // An error means that the semaphore was closed, which nobody does.
-            Some(counted) => counted.turns.clone().acquire_owned().await.ok(),
+            Some(Counted { turns: Turns { most, urgent }, .. }) => {
+                let turns = if is_urgent { urgent } else { most };
+                turns.clone().acquire_owned().await.ok()
+            }
             None => None,
         };
         Turn { _permit: permit, _place: self.clone() }

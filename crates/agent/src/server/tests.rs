@@ -285,8 +285,10 @@ fn of_a_users_requests_a_few_are_worked_on_at_a_time_also_when_its_clients_have_
     // Long enough to notice that clients have gone, and to begin more.
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(asked.lock().len(), connections::TURNS);
-    // Nobody else waits for that user.
-    as_user(0, &socket, async |client| client.status().await).unwrap();
+    // Nobody else waits for that user, and the user sees what goes on.
+    for uid in [0, DAEMON] {
+        as_user(uid, &socket, async |client| client.status().await).unwrap();
+    }
     asked.lock().clear();
     wait("no turn is given back", || asked.lock().len() == 4);
     asked.lock().clear();

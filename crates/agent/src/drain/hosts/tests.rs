@@ -180,6 +180,12 @@ fn a_guest_does_not_go_where_another_one_of_its_name_is() {
         linerate_core::fleet::Request { guests: (0..3).map(GuestId).collect(), ..Default::default() };
     let placed: Vec<_> = known.ledger.place(&request).into_iter().map(|(_, found)| found.ok()).collect();
     assert_eq!((placed[0], placed[1]), (Some(HostId(2)), Some(HostId(2))));
+    // One host lacks something, and was left out since; the other one was not tried.
+    let tried = Obstacle::Forbidden.name();
+    let told = |hosts| known.told(GuestId(0), Nowhere(vec![(tried, hosts)])).0;
+    assert_eq!(told(2), [(tried, 1), ("another guest of its name", 1)]);
+    assert_eq!(told(1), [("another guest of its name", 1)]);
+    assert_eq!(known.told(GuestId(2), Nowhere(vec![(tried, 2)])).0, [(tried, 2)]);
     let of = |guest| why(&known, GuestId(guest), &destinations, &request.guests);
     let is_there = "another guest of its name is there".to_owned();
     assert_eq!(of(0), [vec![is_there.clone()], vec![]]);
@@ -210,6 +216,19 @@ fn a_guest_that_has_just_come_back_is_not_taken_for_another_one_of_its_name() {
     };
     assert_eq!(found(false), 1, "a host that was asked itself is not asked again");
     assert_eq!(found(true), 0, "what the store has is older");
+}
+
+/// Its guests were started elsewhere when it was lost. To ask it takes 30 s for each of its addresses.
+#[test]
+fn a_lost_host_is_not_asked_for_the_guests_that_it_had() {
+    let mut record = at("b", &[]);
+    record.guests.insert("u1".into(), GuestRecord { name: "web".into(), memory_bytes: 1 });
+    let mut destinations = [answered(record)];
+    destinations[0].at = "127.0.0.1:1".into();
+    destinations[0].lost = Some("by the test".into());
+    let guests = [(Leaving { name: "web".into(), key: "u1".into(), ..Leaving::default() }, Place::Source)];
+    look_at_namesakes(true, &Security::insecure(), &mut destinations, &guests);
+    assert_eq!(destinations[0].lost.as_deref(), Some("by the test"));
 }
 
 #[test]

@@ -285,7 +285,7 @@ impl Search {
                         let avoid = request.avoid.get(&id);
                         let mut text = why_nowhere(&known, id, &self.destinations, avoid, &request.guests);
                         refused.remove(&id).into_iter().flatten().for_each(|why| text += &format!("; {why}"));
-                        results.push((id, Err((nowhere, Some(text)))));
+                        results.push((id, Err((known.told(id, nowhere), Some(text)))));
                         continue;
                     }
                 };

@@ -279,15 +279,17 @@ fn memory_reserved_for_another_hosts_guest_of_its_name_is_not_given_up() {
 fn a_guest_that_ends_while_it_is_moved_is_not_just_gone() {
     let runtime = Runtime::new().unwrap();
     let fault = Fault::new(Code::GuestGone, Step::CleanUp, Side::Destination, "it has ended since it ran");
-    for fault in [None, Some(fault)] {
+    // One that only waits for its copy, prepared, has ended by itself.
+    for (fault, began) in [(None, true), (Some(fault.clone()), true), (Some(fault), false)] {
         let dir = tempfile::tempdir().unwrap();
         let (mut owner, _inbox) = owner(&dir, &runtime);
         owner.placed(GUEST, owner.questions[&GUEST], found(1));
+        owner.members[0].began = began;
         let now = owner.clock.now();
         owner.ended(GUEST, End::Gone(fault.clone()), None, now);
         let shown = owner.guests().remove(0);
         assert!(shown.state == DrainGuestState::Gone && has_left(&shown), "{shown:?}");
-        assert_eq!(shown.reason.is_some(), fault.is_some(), "{shown:?}");
+        assert_eq!(shown.reason.is_some(), fault.is_some() && began, "{shown:?}");
     }
     // Of one that was being moved when the agent ended nobody knows why it is nowhere.
     for began in [false, true] {
@@ -314,4 +316,19 @@ fn an_order_is_answered_when_the_store_has_it() {
     ask_store(&mut owner);
     answered.try_recv().unwrap();
     assert_eq!(owner.fleet.drain("d1").unwrap().unwrap().state, Stored::Paused);
+}
+
+/// The guest was in doubt, and is here after all: it is tried again, or at least not in doubt.
+#[test]
+fn a_drain_is_not_over_while_a_late_end_is_judged() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    owner.placed(GUEST, owner.questions[&GUEST], found(1));
+    let fault = Fault::new(Code::PeerLost, Step::Copy, Side::Source, "cut");
+    let now = owner.clock.now();
+    owner.controller.leave_in_doubt(GUEST, fault.clone(), now);
+    assert!(owner.is_over());
+    owner.sessions.remove(&GUEST);
+    owner.ended(GUEST, End::Stays(fault), None, now);
+    assert!(!owner.is_over(), "its destination is being asked");
 }
