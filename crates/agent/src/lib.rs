@@ -84,6 +84,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
 use linerate_api::{AuditAction, TunnelAddress};
@@ -135,6 +136,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     agent.audit.agent(AuditAction::AgentStart);
     // First: it does not block, and what follows may.
     session::pending_notice::send_all(&agent.config.state_dir, &agent.security);
+    agent.recovery.is_deaf.store(true, Ordering::Relaxed);
     recovery::recover(&agent.recovery).context("cannot recover from the journal")?;
     trial::recover(&agent.trials);
     if let Err(error) = agent.fleet.cordon() {
@@ -153,6 +155,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         accepting.accept(accepted);
     };
     agent.cluster.start(accept, on_refusal, audit)?;
+    agent.recovery.is_deaf.store(false, Ordering::Relaxed);
     if agent.security.allows_rdma() {
         rdma_ports::listen(&agent);
     } else {

@@ -148,7 +148,8 @@ fn a_roll_back_that_was_not_written_does_not_resume_a_guest_that_a_later_migrati
     gates[0].fill("source.rolled_back", false).unwrap();
     stage.agent(0).restart().unwrap();
     stage.wait_state(1, "running");
-    stage.stays(0, "postmigrate");
+    // The destination answers that it runs, although its disk hangs: nothing is left here then.
+    stage.stays_stopped(0);
     drop(runs);
     assert_eq!(ended(&migration.finish()).exit, Some(8));
     stage.settles_at(1);

@@ -53,6 +53,11 @@ impl SourceCopy {
         self.resumes.is_some_and(|at| now - at <= RESUMES_FOR)
     }
 
+    /// Whether it has said so, and not since that it keeps its copy paused.
+    pub fn has_resumed(&self) -> bool {
+        self.resumes.is_some()
+    }
+
     /// Whether the guest can return. A connection alone says that the agent over there runs, and nothing of its
     /// hypervisor.
     pub fn is_there(&self, now: Time) -> bool {

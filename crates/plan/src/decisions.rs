@@ -78,6 +78,7 @@ impl World {
                         && !one.has_just_started(self.now)
                 }
                 Machine::Destination(one) if one.is_held() => one.may_be_given_up(self.now),
+                Machine::Destination(one) if one.hears_source() => false,
                 Machine::Destination(one) if one.is_waiting() && here => {
                     pid.is_some() && !one.source_resumes(self.now) && !one.has_just_started(self.now)
                 }

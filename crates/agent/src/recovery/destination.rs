@@ -1,6 +1,8 @@
 //! Executes the destination's recovery.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linerate_core::Outcome;
@@ -18,8 +20,8 @@ use crate::decision::{COMMITTED, HEARS, HELD_ENDED, describe_decision};
 use crate::faults::chain;
 use crate::journal::{IncomingRecord, Record, Role};
 
-/// A monitor that another client holds is not waited for.
-const LOOK_WAIT: Duration = Duration::from_secs(1);
+/// A monitor that another client holds is not waited for. A QEMU of a test has few CPUs.
+const LOOK_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 1 });
 
 /// What is unfinished, and what follows. `is_alive`: the guest's QEMU here.
 pub(super) fn describe(machine: &DestinationRecovery, is_committed: bool, is_alive: bool) -> &'static str {
@@ -59,6 +61,9 @@ impl Unfinished {
         let (now, is_alive) = (self.clock.now(), self.process_is_alive());
         let action = match &mut *self.machine.lock() {
             Machine::Destination(machine) => {
+                if sessions.is_deaf.load(Ordering::Relaxed) {
+                    machine.was_deaf(now);
+                }
                 if machine.is_about_to_run() && !is_alive {
                     machine.handle(now, DestinationEvent::ProcessEnded);
                 }
@@ -75,9 +80,12 @@ impl Unfinished {
             DestinationAction::Inspect => DestinationEvent::Inspected(self.inspect()),
             DestinationAction::Run => DestinationEvent::Ran(self.run_guest(sessions)),
             DestinationAction::Write(phase) => {
-                // Another program may have let it run.
-                if let (DestinationPhase::Running, Some(qemu)) = (phase, self.incoming().qemu) {
-                    own_files(sessions, &qemu);
+                // Another program may have let it run, or an agent that ended then.
+                let incoming = self.incoming();
+                if let (DestinationPhase::Running, Some(qemu)) = (phase, &incoming.qemu)
+                    && own_files(sessions, qemu)
+                {
+                    clear_marks(&incoming.copied);
                 }
                 DestinationEvent::Written(self.write(sessions, Phase::Destination(phase)))
             }
@@ -132,21 +140,28 @@ impl Unfinished {
     }
 
     /// A guest that waits is looked at before its source is heard: one that runs here is the source's no more.
-    pub(super) fn look_while_it_waits(&self) {
-        if self.is_waiting() && self.seen_while_it_waits() == Inspection::Runs {
+    /// True if it may run here: its monitor does not answer, and its virtual CPUs have worked since the agent started.
+    pub(super) fn look_while_it_waits(&self) -> bool {
+        let seen = if self.is_waiting() { self.seen_while_it_waits() } else { Inspection::Unknown };
+        if seen == Inspection::Runs {
             let now = self.clock.now();
             if let Machine::Destination(machine) = &mut *self.machine.lock() {
                 machine.handle(now, DestinationEvent::Inspected(Inspection::Runs));
             }
         }
+        seen == Inspection::MayHaveRun
     }
 
-    /// Another client may have its monitor for long, and what its source sends is not to wait for that.
+    /// Another client may have its monitor for long, and what its source sends is not to wait for that. It may be the
+    /// one that has let the guest run.
     fn seen_while_it_waits(&self) -> Inspection {
         let incoming = self.incoming();
         let Some(qemu) = incoming.qemu.filter(|qemu| qemu.is_alive()) else { return Inspection::Ended };
         let deadline = Instant::now() + LOOK_WAIT;
-        let Ok(qmp) = process::connect(&qemu, deadline) else { return Inspection::Unknown };
+        let Ok(qmp) = process::connect(&qemu, deadline) else {
+            let works = incoming.vcpu_time.has_run(qemu.process.pid) == Some(true);
+            return if works { Inspection::MayHaveRun } else { Inspection::Unknown };
+        };
         let mut destination = DestinationQemu::recovered(qmp, incoming.settings);
         match destination.status(deadline) {
             Ok(status) if status.is_live() => {
@@ -199,11 +214,7 @@ impl Unfinished {
         match destination.take_over(incoming.ran.unwrap_or(true), deadline) {
             TakeOverResult::Done => {
                 destination.settle(deadline);
-                for path in &incoming.copied {
-                    if let Err(error) = stale::clear(path) {
-                        tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
-                    }
-                }
+                clear_marks(&incoming.copied);
                 if ours {
                     remove_sockets(sessions, &qemu.name);
                 }
@@ -232,4 +243,13 @@ fn own_files(sessions: &Sessions, qemu: &GuestRecord) -> bool {
         sessions.registry.own_files(&qemu.name);
     }
     ours
+}
+
+/// The guest runs with these images that were copied into: they are not stale any more.
+fn clear_marks(copied: &[PathBuf]) {
+    for path in copied {
+        if let Err(error) = stale::clear(path) {
+            tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
+        }
+    }
 }

@@ -50,6 +50,9 @@ pub(crate) use source::{Doubt, notice_steps};
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = RESUME_MAX;
 
+/// A thread that goes on so much too late was stopped, and with it those that take what sources send.
+const STOPPED_FOR: Duration = Duration::from_secs(5);
+
 /// What a thread of recovery receives.
 enum Signal {
     /// Something was decided meanwhile.
@@ -178,6 +181,12 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         }
         Plan::Wait => {
             tracing::warn!(%session, guest, "the guest is complete here and its source may have committed: waiting for its decision");
+            // By that it is seen whether it runs while another client has its monitor.
+            if let Role::Destination { incoming, .. } = &mut record.role
+                && let Some(qemu) = &incoming.qemu
+            {
+                incoming.vcpu_time.count(qemu.process.pid);
+            }
             Machine::Destination(DestinationRecovery::wait_after_start(now))
         }
         Plan::Inspect => {
@@ -335,9 +344,19 @@ impl Unfinished {
             let wait = self.timeout().map_or(Duration::from_secs(3600), |at| at.since(now));
             match inbox.recv_timeout(wait) {
                 Ok(signal) => self.receive(&signal),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.note_if_stopped(now + wait),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// `woken_at`: when this thread was to go on. The process was stopped if it does so much later.
+    fn note_if_stopped(&self, woken_at: Time) {
+        let now = self.clock.now();
+        if let Machine::Destination(machine) = &mut *self.machine.lock()
+            && now - woken_at > STOPPED_FOR
+        {
+            machine.was_deaf(now);
         }
     }
 
@@ -400,7 +419,8 @@ impl Unfinished {
                     return Err(NotDecided::RolledBack);
                 }
                 let is_open = machine.is_waiting() || machine.is_held();
-                if resume_here && is_open && machine.source_resumes(now) {
+                let is_disputed = machine.hears_source() || is_open && machine.source_resumes(now);
+                if resume_here && is_disputed {
                     return Err(NotDecided::SourceResumes);
                 }
                 // It never ran, and cannot run any more: its source gets it back.
@@ -412,7 +432,8 @@ impl Unfinished {
                 if resume_here && is_open && machine.has_just_started(now) {
                     return Err(NotDecided::JustStarted);
                 }
-                if !resume_here && machine.is_held() && !machine.may_be_given_up(now) {
+                let is_committed = machine.is_held() || machine.hears_source();
+                if !resume_here && is_committed && !machine.may_be_given_up(now) {
                     return Err(NotDecided::MayBeOnlyCopy);
                 }
                 machine.handle(now, DestinationEvent::Resolve(resume_here));
@@ -493,13 +514,18 @@ impl Unfinished {
     /// The source of an incoming guest is about to resume it and asks whether it runs here; none if the journal knows.
     /// `waits`: the source knows that the guest is committed here, and keeps its own paused.
     pub fn source_resumes(&self, waits: bool) -> Option<Outcome> {
-        self.look_while_it_waits();
+        let may_run = self.look_while_it_waits();
         let event = if waits { DestinationEvent::SourceWaits } else { DestinationEvent::SourceResumes };
         let outcome = match &mut *self.machine.lock() {
             Machine::Source(_) => None,
             Machine::Destination(machine) => {
                 machine.handle(self.clock.now(), event);
-                machine.outcome_for_resuming()
+                // The source keeps its copy paused until the monitor here answers.
+                if may_run && machine.is_waiting() {
+                    Some(Outcome::Pending)
+                } else {
+                    machine.outcome_for_resuming()
+                }
             }
         };
         // What is due now may be something else.

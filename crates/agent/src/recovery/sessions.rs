@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use linerate_core::SessionId;
 use linerate_guest::registry::Registry;
@@ -17,6 +18,8 @@ pub struct Sessions {
     pub(super) registry: Registry,
     pub(super) security: Arc<Security>,
     pub(super) audit: Arc<Audit>,
+    /// The agent takes no connections yet: no source can be heard.
+    pub is_deaf: AtomicBool,
     live: Mutex<BTreeMap<SessionId, Arc<Unfinished>>>,
 }
 
@@ -27,7 +30,8 @@ impl Sessions {
         security: Arc<Security>,
         audit: Arc<Audit>,
     ) -> Sessions {
-        Sessions { journal, registry, security, audit, live: Mutex::default() }
+        let (is_deaf, live) = (AtomicBool::new(false), Mutex::default());
+        Sessions { journal, registry, security, audit, is_deaf, live }
     }
 
     pub fn all(&self) -> Vec<Arc<Unfinished>> {

@@ -155,8 +155,10 @@ impl Unfinished {
             return Look::NotPaused;
         }
         let only_asks = matches!(&*self.machine.lock(), Machine::Source(machine) if machine.only_asks());
-        // One that ran here is not to be run there: its copy is older.
-        let waits = only_asks && self.record.lock().ran_here().is_no();
+        // One that ran here is not to be run there: its copy is older. Nor is one that may run now: another client has
+        // its monitor, and an agent that ended has resumed it and could not write that.
+        let may_run = || look(&qemu, &vcpu_time) == Sighting::Unclear;
+        let waits = only_asks && self.record.lock().ran_here().is_no() && !may_run();
         let ask = if waits { ask_while_waiting } else { ask_before_resuming };
         let answer = self.question(sessions, (&token, &peer), |identity| ask(&peers, identity));
         // An earlier agent may have resumed it too, and could not write that.

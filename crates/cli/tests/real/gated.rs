@@ -147,6 +147,15 @@ impl Stage {
         }
     }
 
+    /// No guest runs there for longer than any recovery waits between two tries.
+    pub fn stays_stopped(&self, host: usize) {
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            assert_ne!(self.state(host), "running", "host {host}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// It runs there, nothing of it is on the other host, and no session is in progress.
     pub fn settles_at(&mut self, host: usize) {
         self.wait_state(host, "running");

@@ -193,9 +193,11 @@ impl DestinationRecovery {
         self.state == State::Hearing
     }
 
-    /// An operator may decide, or has decided and that does not count yet.
+    /// An operator may decide, or has decided and that does not count yet. So it is as long as a source that is heard
+    /// says that it has its own copy: of one that ran there after commit it does so for good.
     pub fn is_in_doubt(&self) -> bool {
-        self.is_waiting() || self.is_held() || self.operator_decision.waiting().is_some()
+        let is_disputed = self.hears_source() && self.source_copy.has_resumed();
+        is_disputed || self.is_waiting() || self.is_held() || self.operator_decision.waiting().is_some()
     }
 
     /// The operator's decision that is not carried out yet.
@@ -219,8 +221,8 @@ impl DestinationRecovery {
         self.operator_decision.decided_at_destination_for(run, self.rolled_back)
     }
 
-    /// Whether a held guest may be given up: the source has just reported its own copy, or lets it run. Otherwise this
-    /// copy may be the only one.
+    /// Whether a guest that is held, or whose source is heard, may be given up: the source has just reported its own
+    /// copy, or lets it run. Otherwise this copy may be the only one.
     pub fn may_be_given_up(&self, now: Time) -> bool {
         self.rolled_back || self.source_copy.is_there(now)
     }
@@ -233,6 +235,13 @@ impl DestinationRecovery {
     /// Whether the source may have asked the agent before this one, and be about to let its own copy run.
     pub fn has_just_started(&self, now: Time) -> bool {
         self.started.is_some_and(|at| now - at <= RESUMES_FOR)
+    }
+
+    /// Until now no source could be heard: no connection was taken yet, or the process was stopped. What a source has
+    /// sent meanwhile comes now.
+    pub fn was_deaf(&mut self, now: Time) {
+        self.started = self.started.map(|_| now);
+        self.runs_at = self.runs_at.map(|_| now + HEARD_WITHIN);
     }
 
     /// The answer to a source that is about to resume; none if the journal knows.
@@ -389,6 +398,8 @@ impl DestinationRecovery {
             // The source's commit is not on disk. A driver that asks `takes` first does not decide here.
             (State::Committing, false) if self.due.is_some() => State::Discarding(DestinationPhase::Aborted),
             (State::Holding, true) if !self.rolled_back => State::Running { since: now },
+            // It never ran here.
+            (State::Hearing, false) if self.may_be_given_up(now) => State::Returning,
             // It may have run: the source must not take it for one that never did, and keeps its copy for its operator.
             (State::Holding, false) if self.may_be_given_up(now) => {
                 State::Discarding(DestinationPhase::Committed)

@@ -1,6 +1,7 @@
 //! What a destination that starts again hears of its source before a guest runs here.
 
 use linerate_guest::process::connect;
+use linerate_guest::stale;
 use serde_json::json;
 
 use super::*;
@@ -82,7 +83,15 @@ fn a_guest_that_another_program_lets_run_while_it_waits_is_not_given_back() {
         let dir = tempfile::tempdir().unwrap();
         let agent = agent(&dir, &[]);
         let (_hand, qemu) = runs(&dir);
+        agent.registry.put(&qemu).unwrap();
         let session = comes(&agent, qemu.clone(), DestinationPhase::Loaded);
+        let image = dir.path().join("copied-image");
+        std::fs::write(&image, "x").unwrap();
+        stale::mark(&image, "g", "source").unwrap();
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        let Role::Destination { incoming, .. } = &mut record.role else { panic!("{record:?}") };
+        incoming.copied = vec![image.clone()];
+        agent.journal.put(session, &record).unwrap();
         recover(&agent.recovery).unwrap();
         let (one, wait) = the_one(&agent);
         assert!(one.is_in_doubt());
@@ -96,5 +105,36 @@ fn a_guest_that_another_program_lets_run_while_it_waits_is_not_given_back() {
         let role = agent.journal.get(session).unwrap().unwrap().role;
         assert!(matches!(role, Role::Destination { phase: DestinationPhase::Running, .. }), "{role:?}");
         assert!(qemu.is_alive());
+        assert!(stale::of(&image).is_none(), "it cannot be started again");
     }
+}
+
+/// That program keeps the monitor: a person at a terminal, for example.
+#[test]
+fn a_guest_that_waits_and_works_while_another_client_has_its_monitor_is_not_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (_hand, qemu) = runs(&dir);
+    let mut other = connect(&qemu, soon()).unwrap();
+    let cpus = other.execute("query-cpus-fast", json!({}), soon()).unwrap();
+    let thread = i32::try_from(cpus[0]["thread-id"].as_i64().unwrap()).unwrap();
+    let incoming = IncomingRecord {
+        qemu: Some(qemu.clone()),
+        vcpu_time: VcpuTime::of(&[thread]),
+        ..IncomingRecord::default()
+    };
+    let (order, session) = (agent.journal.next_order(), SessionId([7; 16]));
+    agent.journal.put(session, &Record::new("g", order, incoming.role(DestinationPhase::Loaded))).unwrap();
+    recover(&agent.recovery).unwrap();
+    let (one, wait) = the_one(&agent);
+    other.execute("cont", json!({}), soon()).unwrap();
+    while agent.incoming.source_resumes(session, false) != Outcome::Pending {
+        wait("its source is let resume its copy");
+    }
+    assert!(one.is_in_doubt());
+    drop(other);
+    while !agent.unfinished().is_empty() {
+        wait("it is not noticed");
+    }
+    assert_eq!(agent.incoming.outcome(session), Outcome::Committed);
 }

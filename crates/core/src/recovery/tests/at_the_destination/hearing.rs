@@ -48,6 +48,26 @@ fn a_committed_guest_is_run_after_a_start_when_its_source_is_silent() {
     assert_eq!(driver.handle(Did::Inspected(Inspection::Runs)), Some(Do::Write(To::Running)));
 }
 
+/// The agent was not listening yet, or was stopped: what its source has sent is about to arrive.
+#[test]
+fn time_in_which_no_source_can_be_heard_does_not_count() {
+    let mut driver = hearing();
+    driver.now = driver.now + HEARD_WITHIN * 2;
+    driver.recovery.was_deaf(driver.now);
+    assert_eq!(driver.action(), Some(Do::Inspect));
+    assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), None, "its source is not heard yet");
+    driver.now = driver.now + HEARD_WITHIN;
+    assert_eq!(driver.action(), Some(Do::Inspect));
+    assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+    let mut driver = waiting();
+    assert_eq!(driver.handle(Did::Resolve(true)), None);
+    driver.now = driver.now + HEARD_WITHIN * 2;
+    driver.recovery.was_deaf(driver.now);
+    assert_eq!(driver.action(), None);
+    driver.now = driver.now + HEARD_WITHIN;
+    assert_eq!(driver.action(), Some(Do::Write(To::Committed)));
+}
+
 #[test]
 fn a_committed_guest_is_not_run_after_a_start_while_its_source_says_that_it_has_its_own() {
     let mut driver = hearing();
@@ -66,6 +86,18 @@ fn a_committed_guest_is_not_run_after_a_start_while_its_source_says_that_it_has_
     driver.now = driver.now + Duration::from_secs(21);
     assert_eq!(driver.action(), Some(Do::Inspect));
     assert_eq!(driver.handle(Did::Inspected(Inspection::NeverRan)), Some(Do::Run));
+}
+
+/// It does not wait for this one: its guest ran there after commit, and is paused.
+#[test]
+fn an_operator_gives_a_guest_back_whose_source_says_that_it_has_its_own() {
+    let mut driver = hearing();
+    assert_eq!(driver.handle(Did::Resolve(false)), None, "it may be the only copy");
+    assert_eq!(driver.handle(Did::SourceResumes), None);
+    assert!(driver.recovery.is_in_doubt());
+    assert_eq!(driver.handle(Did::Resolve(true)), None, "both copies would run");
+    assert_eq!(driver.recovery.waiting_decision(), None);
+    assert_eq!(driver.handle(Did::Resolve(false)), Some(Do::Write(To::Returned)));
 }
 
 /// The answer lets it resume its own copy.
