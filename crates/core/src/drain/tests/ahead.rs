@@ -1,0 +1,23 @@
+//! Guests that are prepared before the links have room for them.
+
+use super::*;
+
+#[test]
+fn at_first_two_guests_are_prepared_and_one_that_takes_long_does_not_keep_others_back() {
+    let prepares = |orders: &[Order]| -> Vec<u32> {
+        let guest =
+            |order: &Order| if let Order::Prepare { guest, .. } = order { Some(guest.0) } else { None };
+        orders.iter().filter_map(guest).collect()
+    };
+    // Small guests: four of them last less than the time that preparing one is taken to need.
+    let mut hand = Hand::new(&(0..8).map(|n| start(n, 1)).collect::<Vec<_>>());
+    (0..8).for_each(|n| drop(hand.placed(n, 0, 2e9)));
+    assert_eq!(prepares(&hand.orders).len(), 2);
+    assert_eq!(hand.controller.next_timer(), Some(hand.now + Duration::from_secs(4)));
+    assert_eq!(prepares(&hand.after(3.9)), []);
+    assert_eq!(prepares(&hand.after(0.1)).len(), 2, "the first two are late");
+    // One that was prepared in 4.5 s says how many are prepared ahead: 6.75 s of the links, 13.5 GB.
+    hand.now = hand.now + Duration::from_millis(500);
+    let first = prepares(&hand.orders)[0];
+    assert!(prepares(&hand.prepared(first)).len() > 2);
+}
