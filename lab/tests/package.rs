@@ -21,7 +21,8 @@ fn packages() -> (PathBuf, Vec<String>) {
         .map(|entry| entry.unwrap().path().to_str().unwrap().to_owned())
         .filter(|name| name.ends_with(".deb"))
         .collect();
-    names.sort();
+    // NAME_VERSION_ARCHITECTURE.deb: of the whole name `1+next1_` would come before `1_`.
+    names.sort_by_key(|name| name.rsplit('_').nth(1).map(str::to_owned));
     assert_eq!(names.len(), 2, "{names:?}");
     (folder, names)
 }
