@@ -108,11 +108,7 @@ impl HostInFleet {
             return Err(StoreError::Away(why).into());
         }
         let found = self.fleet()?.cordon_of(&self.record.name)?;
-        Ok(found.map(|Cordon { by, since_ms, drain }| api::Cordon {
-            by,
-            since_unix_ms: since_ms,
-            by_hand: drain.is_none(),
-        }))
+        Ok(found.map(shown_cordon))
     }
 
     /// This host takes no guests from now on; those that are arriving go on. An operator who asks again is not noted:
@@ -202,6 +198,11 @@ impl HostInFleet {
             etcd.end_lease();
         }
     }
+}
+
+/// As the API and the command line show it.
+pub(crate) fn shown_cordon(Cordon { by, since_ms, drain }: Cordon) -> api::Cordon {
+    api::Cordon { by, since_unix_ms: since_ms, by_hand: drain.is_none() }
 }
 
 #[cfg(test)]

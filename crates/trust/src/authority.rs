@@ -95,7 +95,7 @@ pub enum AuthorityError {
     /// It has [`OF_ONE_HOST`] valid ones.
     #[error("{host} has {OF_ONE_HOST} valid certificates; the next one is issued from {} on", utc(.from))]
     Often {
-        /// Host that renews.
+        /// Whose certificates are counted, by the name in the one that it shows.
         host: HostName,
         /// A day after its last one, or the end of the authority if that one lasts as long.
         from: UnixTime,

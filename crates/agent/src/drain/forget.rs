@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::{
-    Cordon, DrainGuest, ErrorBody, ForgetGuest, ForgetHost, GuestForgotten, HostForgotten, ModeChoice,
+    DrainGuest, ErrorBody, ForgetGuest, ForgetHost, GuestForgotten, HostForgotten, ModeChoice,
 };
 use linerate_store::fleet::records::HostRecord;
 use linerate_store::fleet::{Fleet, FleetError, View};
@@ -15,6 +15,7 @@ use super::hosts::{self, Destination};
 use super::undrain::{Here, LeftOver, goes_on, to_come};
 use super::{Answer, Drains, leaving, of_fleet, refused};
 use crate::agent::Agent;
+use crate::fleet::shown_cordon;
 use crate::libvirt::domains;
 
 /// How long a host is waited for, at each of its addresses.
@@ -221,11 +222,7 @@ fn forgotten(view: &View, ForgetHost { host, dry_run }: &ForgetHost) -> HostForg
         guests: guests.cloned().collect(),
         reserved: view.reserved_at(host).cloned().collect(),
         drains: view.ended_drains(host).cloned().collect(),
-        cordon: cordon.map(|one| Cordon {
-            by: one.by,
-            since_unix_ms: one.since_ms,
-            by_hand: one.drain.is_none(),
-        }),
+        cordon: cordon.map(shown_cordon),
         dry_run: *dry_run,
     }
 }

@@ -18,6 +18,7 @@ use super::rules::Rules;
 use crate::agent::Agent;
 use crate::doctor::sides::{FindError, find};
 use crate::faults::chain;
+use crate::fleet::shown_cordon;
 use crate::security::Security;
 
 /// A host that does not answer within this is lost. It asks its guests and its QEMUs once.
@@ -85,11 +86,7 @@ impl Destination {
         let others = view.reservations.iter().filter(|(_, one)| Some(one.drain.as_str()) != drain);
         let others = others.filter(|(_, one)| one.host == host.record.name);
         self.others = others.map(|(key, one)| (key.clone(), (one.name.clone(), one.bytes))).collect();
-        self.cordon = host.cordon.map(|one| Cordon {
-            by: one.by,
-            since_unix_ms: one.since_ms,
-            by_hand: one.drain.is_none(),
-        });
+        self.cordon = host.cordon.map(shown_cordon);
         self.is_drained = host.drain.is_some();
         self.lost = (!host.alive).then(|| "the fleet's store has no recent record of it".to_owned());
         self.record = Some(host.record);

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use linerate_api::{Cordon, FleetCount, FleetDrain, FleetHost, FleetStatus};
+use linerate_api::{FleetCount, FleetDrain, FleetHost, FleetStatus};
 use linerate_store::fleet::records::DrainState as Stored;
 use linerate_store::fleet::{FleetError, HostView, View};
 
 use super::{Answer, of_fleet, stored};
 use crate::agent::Agent;
+use crate::fleet::shown_cordon;
 
 /// Hosts that this host's store knows.
 pub(crate) fn hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
@@ -16,11 +17,7 @@ pub(crate) fn hosts(agent: &Agent) -> Answer<Vec<FleetHost>> {
         host: host.record.name.clone(),
         addresses: host.record.addresses.clone(),
         alive: host.alive,
-        cordon: host.cordon.clone().map(|one| Cordon {
-            by: one.by,
-            since_unix_ms: one.since_ms,
-            by_hand: one.drain.is_none(),
-        }),
+        cordon: host.cordon.clone().map(shown_cordon),
         drain: host.drain.clone(),
         memory_bytes: host.record.memory_bytes,
         free_bytes: host.free_bytes(),

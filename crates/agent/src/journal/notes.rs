@@ -92,7 +92,7 @@ impl Journal {
         let writing = move || while journal.write_next_note() {};
         match std::thread::Builder::new().name("journal-notes".into()).spawn(writing) {
             Ok(_) => notes.has_thread = true,
-            Err(error) => tracing::error!(%error, "no thread to write the journal"),
+            Err(error) => tracing::error!(%error, "cannot start a thread to write the journal"),
         }
     }
 

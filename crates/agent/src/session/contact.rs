@@ -178,8 +178,7 @@ fn answer_of(
             Err(why) => none.not_asked = none.not_asked.or(why.not_asked),
         }
     }
-    let counts = if one_is_enough { unknown > 0 } else { unknown > 0 && unknown == addresses };
-    if counts { Ok(Outcome::Unknown) } else { Err(none) }
+    if unknown > 0 && (one_is_enough || unknown == addresses) { Ok(Outcome::Unknown) } else { Err(none) }
 }
 
 fn ask(role: Role, remote: SocketAddr, identity: &Identity) -> Result<Outcome, NoAnswer> {
