@@ -20,7 +20,8 @@ const OVERLAP_S: f64 = 0.03;
 const SHARED: f64 = 1.4;
 /// Guests are prepared ahead for this many times the time that preparing takes.
 const AHEAD: f64 = 1.5;
-/// Before one was prepared, as many at a time: more hypervisors that start at once delay the first of them.
+/// Before one was prepared, as many at a time at each destination: more hypervisors that start there at once delay the
+/// first of them.
 const FIRST: usize = 2;
 
 /// A guest that could be copied.
@@ -119,10 +120,14 @@ impl Controller {
             .map_or(f64::INFINITY, |to| self.learned.takes(to.host, to.bytes_per_s, now));
         let links_full = sum(&|_| true) >= REACHES * self.learned.carries(now);
         let host_full = sum(&|copy| copy.host == ends.host) >= REACHES * takes;
-        for copy in copies.iter().filter(|copy| copy.guest != id) {
-            if let Some(guest) = self.guests.get_mut(&copy.guest)
+        // One that has all that it can be copied at is not faster with more.
+        let gains = |copy: &&Copy| {
+            let guest = self.guests.get(&copy.guest).filter(|_| copy.guest != id);
+            guest.is_some_and(|guest| copy.bytes_per_s < REACHES * self.reaches(guest, now))
                 && (links_full || (host_full && copy.host == ends.host))
-            {
+        };
+        for gains in copies.iter().filter(gains).map(|copy| copy.guest).collect::<Vec<_>>() {
+            if let Some(guest) = self.guests.get_mut(&gains) {
                 guest.freed_at = Some(now);
             }
         }
@@ -243,9 +248,6 @@ impl Controller {
         let carries = self.learned.carries(now);
         // A guest that takes long to prepare may never be ready: it does not keep others from being prepared.
         let in_time: Vec<&&Guest> = ahead.iter().filter(|guest| !self.is_late(guest, now)).collect();
-        if !self.learned.has_prepared() && in_time.len() >= FIRST {
-            return None;
-        }
         let bytes: u64 = in_time.iter().map(|guest| guest.copy_bytes).sum();
         let used: f64 = in_time
             .iter()
@@ -261,7 +263,13 @@ impl Controller {
         if enough {
             return None;
         }
-        let candidates = self.candidates(|guest| guest.state == State::Placed, now);
+        let mut candidates = self.candidates(|guest| guest.state == State::Placed, now);
+        if !self.learned.has_prepared() {
+            let hosts: Vec<HostId> =
+                in_time.iter().filter_map(|guest| Some(guest.destination?.host)).collect();
+            let there = |host: HostId| hosts.iter().filter(|other| **other == host).count();
+            candidates.retain(|candidate| there(candidate.to.host) < FIRST);
+        }
         let other = |candidate: &&Candidate| {
             at.get(&candidate.to.host).is_none_or(|used| !full(&candidate.to, *used))
         };

@@ -302,6 +302,21 @@ fn a_copy_that_had_a_part_of_full_links_gets_the_rest_when_the_other_ends() {
 }
 
 #[test]
+fn a_copy_that_has_all_its_destination_takes_is_not_measured_anew_when_another_ends() {
+    let mut hand = Hand::new(&(0..3).map(|n| start(n, 60)).collect::<Vec<_>>());
+    // Two of the three destinations fill the source's links.
+    (0..3).for_each(|n| drop(hand.placed(n, n, 1e9)));
+    (0..3).for_each(|n| drop(hand.prepared(n)));
+    hand.after(1.0);
+    assert_eq!(copies(&hand.measured(0, 1, GIB / 20, 1e9, 0.0)), [1], "the first is nearly done");
+    hand.prepared(2);
+    hand.after(0.2);
+    assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), [], "nothing is measured of the second");
+    hand.after(0.1);
+    assert_eq!(copies(&hand.measured(1, 0, 59 * GIB, 1e9, 0.0)), [2], "it has what it had beside the first");
+}
+
+#[test]
 fn what_an_earlier_drain_measured_needs_no_trial_and_gives_way_to_more() {
     let guests: Vec<Start> = (0..3).map(|n| start(n, 60)).collect();
     let mut hand = Hand::new(&guests);

@@ -2,13 +2,13 @@
 
 use super::*;
 
+fn prepares(orders: &[Order]) -> Vec<u32> {
+    let guest = |order: &Order| if let Order::Prepare { guest, .. } = order { Some(guest.0) } else { None };
+    orders.iter().filter_map(guest).collect()
+}
+
 #[test]
 fn at_first_two_guests_are_prepared_and_one_that_takes_long_does_not_keep_others_back() {
-    let prepares = |orders: &[Order]| -> Vec<u32> {
-        let guest =
-            |order: &Order| if let Order::Prepare { guest, .. } = order { Some(guest.0) } else { None };
-        orders.iter().filter_map(guest).collect()
-    };
     // Small guests: four of them last less than the time that preparing one is taken to need.
     let mut hand = Hand::new(&(0..8).map(|n| start(n, 1)).collect::<Vec<_>>());
     (0..8).for_each(|n| drop(hand.placed(n, 0, 2e9)));
@@ -20,4 +20,17 @@ fn at_first_two_guests_are_prepared_and_one_that_takes_long_does_not_keep_others
     hand.now = hand.now + Duration::from_millis(500);
     let first = prepares(&hand.orders)[0];
     assert!(prepares(&hand.prepared(first)).len() > 2);
+}
+
+#[test]
+fn at_first_two_guests_are_prepared_at_each_destination() {
+    let mut hand = Hand::new(&(0..9).map(|n| start(n, 1)).collect::<Vec<_>>());
+    (0..9).for_each(|n| drop(hand.placed(n, n % 3, 2e9)));
+    let (mut there, mut count) = ([0; 3], 0);
+    for order in &hand.orders {
+        if let Order::Prepare { host, .. } = order {
+            (there[host.0 as usize], count) = (there[host.0 as usize] + 1, count + 1);
+        }
+    }
+    assert!(there.iter().all(|count| (1..=2).contains(count)) && count > 2, "{there:?}");
 }
