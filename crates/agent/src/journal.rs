@@ -183,6 +183,9 @@ pub struct MovedDomain {
     pub uuid: String,
     /// It was paused, and shall be at the destination.
     pub paused: bool,
+    /// This host's libvirt started it when the host booted, and the destination's shall.
+    #[serde(default)]
+    pub autostart: bool,
     /// The destination, as it was named.
     pub to: String,
     /// Socket of the destination's libvirt.

@@ -411,6 +411,7 @@ mod tests {
             id: "1".into(),
             uuid: "0f0e8c9a-0000-4000-8000-000000000001".into(),
             paused: false,
+            autostart: false,
             to: "beta".into(),
             remote_socket: String::new(),
             links: Vec::new(),

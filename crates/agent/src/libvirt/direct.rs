@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::Needs;
 use super::domain_tunnel::DomainTunnel;
-use super::ending::{Broken, Ended, SEE_THERE, arrived, failed};
+use super::ending::{Broken, Ended, SEE_THERE, arrived, failed, seen_there};
 use super::moves::Copied;
 use super::own::{POLL_INTERVAL, error_text};
 use super::plan::Plan;
@@ -30,8 +30,8 @@ const VERDICT_WAIT: Duration = Duration::from_secs(5);
 
 /// Where libvirt has ended and the agents wait for what it does with the domain.
 const CHECK_BOTH: &str = "That does not show where the domain runs: check both hosts with `virsh domstate`. Where the \
-destination's runs it, end the one here (`virsh destroy`) and never resume it; where the destination's does not know it, \
-`virsh resume` it here";
+destination's runs it, end the one here (`virsh destroy`, then `virsh undefine` if it is still defined) and never resume \
+it; where the destination's does not know it, `virsh resume` it here";
 
 /// How the domain moves.
 pub enum Choice {
@@ -116,11 +116,12 @@ impl Job {
         let warn = |text: &str| self.shared.warn(text);
         let there = Virsh::new(self.plan.destination());
         let Some(message) = message else {
-            return Ok(arrived(&there, &self.domain, self.fault(), warn).await);
+            return Ok(arrived((&self.here, &there), &self.domain, self.fault(), warn).await);
         };
         match self.shared.copied() {
             Some(copied) if !first && copied.outcome != MigrationOutcome::Completed => {
-                Ok(with_message(copied, &message, tunnel.cut_off))
+                let ended = with_message(copied, &message, tunnel.cut_off);
+                Ok(if tunnel.cut_off { ended } else { seen_there(ended, &there, &self.domain, warn).await })
             }
             _ => {
                 let (trouble, cut_off) = (tunnel.trouble(), tunnel.cut_off);

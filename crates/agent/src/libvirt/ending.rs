@@ -11,7 +11,12 @@ run the domain too (`virsh domstate`) before you try again";
 
 /// Where a domain is paused here, and may run at the destination.
 const NEVER_BOTH: &str = "`virsh domstate` on both hosts: where the destination's runs it, end the paused one here (`virsh \
-destroy`) and never resume it; `virsh resume` it here only where the destination's does not know it";
+destroy`, then `virsh undefine` if it is still defined) and never resume it; `virsh resume` it here only where the \
+destination's does not know it";
+
+/// libvirt has let it run here again without an answer from the other one, which runs it.
+const RUNS_TWICE: &str = "it runs on both hosts, and both write to its disks: look which of the two its clients reach, and \
+end the other one at once (`virsh destroy`, then `virsh undefine` if it is still defined there)";
 
 /// What the destination's libvirt says where its processor is not what the domain has here. It compares the two when
 /// its QEMU waits, and nothing was copied then (libvirt's `virCPUx86UpdateLive`, `virCPUx86Compare`).
@@ -45,9 +50,9 @@ impl Target {
 }
 
 /// libvirt reports that it has moved the domain. It is a success only if the destination's libvirt has it in the same
-/// state, and the copy has no `fault`.
+/// state and keeps of it what this host kept, nothing of it is left here, and the copy has no `fault`.
 pub async fn arrived(
-    there: &Virsh,
+    (here, there): (&Virsh, &Virsh),
     domain: &Target,
     fault: Option<String>,
     mut warn: impl FnMut(&str),
@@ -56,21 +61,31 @@ pub async fn arrived(
         warn(&format!("libvirt has moved the domain, and then: {fault}"));
     }
     let found = there.find(&domain.uuid, &mut warn).await;
+    // libvirt reports success also if it could not end the domain here.
+    let here = here.find(&domain.uuid, &mut warn).await;
+    let uuid = &domain.uuid;
+    let not_started = match &found {
+        Ok(Some(_)) if domain.definition.autostart => keep_autostart(there, uuid).await,
+        _ => None,
+    };
+    // Where the destination does not have it, what is left here may be all that there is.
+    let left = found.as_ref().ok().and_then(Option::as_ref).and_then(|_| left_here(&here, uuid));
     let trouble = match &found {
         Ok(Some(state)) if state == domain.state() => None,
         Ok(Some(state)) => Some(format!("it is {state} there, and was {} here", domain.state())),
         Ok(None) => Some("the destination's does not know it".to_owned()),
         Err(dead) => Some(format!("the destination's cannot be asked: {}", dead.message)),
     };
+    let trouble = both(both(trouble, left), not_started);
     if let Some(trouble) = &trouble {
         warn(&format!(
-            "libvirt reports that it has moved the domain, but {trouble}: check both with `virsh domstate {}`",
-            domain.uuid
+            "libvirt reports that it has moved the domain, but {trouble}; check both with `virsh domstate {uuid}`"
         ));
     }
     let state = found.ok().flatten().unwrap_or_else(|| "unknown".into());
+    let runs_here = matches!(&here, Ok(Some(state)) if state == "running");
     let guest = match state.as_str() {
-        "running" => GuestState::RunsAtDestination,
+        "running" if !runs_here => GuestState::RunsAtDestination,
         "paused" => GuestState::PausedAtDestination,
         _ => GuestState::Unknown,
     };
@@ -81,8 +96,46 @@ pub async fn arrived(
         ..ErrorBody::new(code::LIBVIRT_FAILED, format!("libvirt has moved the domain, but {why}"))
     });
     let outcome = if error.is_none() { MigrationOutcome::Completed } else { MigrationOutcome::Failed };
-    let job = there.job(&domain.uuid, true).await;
+    let job = there.job(uuid, true).await;
     Ended { outcome, error, arrived: Some(Outcome { state, job }) }
+}
+
+/// Has the destination start the domain when it boots, as this host did: libvirt does not move that. Why it does not, if
+/// so.
+pub async fn keep_autostart(there: &Virsh, uuid: &str) -> Option<String> {
+    let refused = there.run(&["autostart", uuid]).await.err()?;
+    Some(not_started(&refused, uuid))
+}
+
+/// For the end of a sentence.
+pub fn not_started(why: &ErrorBody, uuid: &str) -> String {
+    let why = &why.message;
+    format!(
+        "the destination does not start it when it boots, as this host did ({why}): `virsh autostart {uuid}` there"
+    )
+}
+
+/// Both of them, of those that there are.
+pub fn both(one: Option<String>, other: Option<String>) -> Option<String> {
+    one.into_iter().chain(other).reduce(|one, other| format!("{one}; {other}"))
+}
+
+/// What is left here of a domain that is at the destination, and what to do with it. For the end of a sentence.
+pub fn left_here(here: &Result<Option<String>, ErrorBody>, uuid: &str) -> Option<String> {
+    Some(match here {
+        Ok(None) => return None,
+        Ok(Some(state)) if state == "shut off" => format!(
+            "it is still defined here, where a start would run it a second time: `virsh undefine {uuid}` here"
+        ),
+        Ok(Some(state)) => format!(
+            "it is {state} here too: end it here (`virsh destroy {uuid}`, then `virsh undefine` if it is still defined) and \
+             never resume it"
+        ),
+        Err(dead) => format!(
+            "this host's libvirt does not answer whether it has let go of it ({}): `virsh domstate {uuid}` here",
+            dead.message
+        ),
+    })
 }
 
 /// How it failed: libvirt's `message`, `asked` for by the operator, or `cut_off` from the other host.
@@ -94,7 +147,7 @@ pub struct Broken<'a> {
 }
 
 /// How the migration ended, and where the domain is. This host's libvirt says so, and also the destination's (`there`)
-/// of a domain that is paused here.
+/// of a domain that runs or is paused here.
 pub async fn failed(
     here: &Virsh,
     there: &Virsh,
@@ -103,16 +156,26 @@ pub async fn failed(
     mut warn: impl FnMut(&str),
 ) -> Ended {
     let Broken { message, trouble, asked, cut_off } = broken;
-    let found = here.find(&domain.uuid, &mut warn).await;
+    // virsh may have ended alone. The tunnel is open until this returns. Without it a libvirt that switches over would
+    // not learn that the domain runs there, and would let it run here too.
+    let found = here.find_at_rest(&domain.uuid, &mut warn).await;
     let state = found.as_ref().ok().and_then(|state| state.as_deref());
-    // A libvirt that ended during the switch-over leaves it so, and does not know whether it runs there.
+    // If this libvirt ended during the switch-over, the domain is paused here and may run there. If the other one
+    // ended, this one lets the domain run again.
     let beyond = match state {
-        Some("paused") if !cut_off => Some(there.find(&domain.uuid, &mut warn).await),
+        Some("paused" | "running") if !cut_off => Some(there.find(&domain.uuid, &mut warn).await),
         _ => None,
     };
-    let guest = beyond.as_ref().map_or_else(|| guest_state(state, cut_off), if_paused_here);
+    let guest = match &beyond {
+        None => guest_state(state, cut_off),
+        Some(answer) if state == Some("running") => if_running_here(answer),
+        Some(answer) => if_paused_here(answer),
+    };
+    let is_silent = matches!(beyond, Some(Err(_)));
     let hint = match (&beyond, guest) {
         _ if cut_off => SEE_THERE,
+        (Some(_), GuestState::RunsAtSource) if is_silent => SEE_THERE,
+        (Some(_), GuestState::Unknown) if state == Some("running") => RUNS_TWICE,
         (Some(_), GuestState::RunsAtDestination | GuestState::Unknown) => NEVER_BOTH,
         _ => "`virsh domstate` on both hosts; libvirt's own log has more",
     };
@@ -121,7 +184,9 @@ pub async fn failed(
     let error = ErrorBody {
         step: Some(Step::Copy),
         side: Some(if runs_there { Side::Destination } else { Side::Source }),
-        retry_can_help: !cut_off && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
+        retry_can_help: !cut_off
+            && !is_silent
+            && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },
@@ -134,6 +199,22 @@ pub async fn failed(
     let error = if is_lacking { lacking(error) } else { error };
     let is_cancelled = asked && is_as_before;
     Ended::failed(error, if is_cancelled { MigrationOutcome::Cancelled } else { MigrationOutcome::Failed })
+}
+
+/// The end of a copy whose stream was released, where libvirt lets the domain run here again: it may run there too.
+pub async fn seen_there(mut ended: Ended, there: &Virsh, domain: &Target, warn: impl FnMut(&str)) -> Ended {
+    let Some(error) = &mut ended.error else { return ended };
+    if error.step != Some(Step::Commit) || error.guest_state != Some(GuestState::RunsAtSource) {
+        return ended;
+    }
+    let found = there.find(&domain.uuid, warn).await;
+    error.message += &place_there(&found);
+    if if_running_here(&found) == GuestState::Unknown {
+        error.guest_state = Some(GuestState::Unknown);
+        error.retry_can_help = false;
+        error.hint = RUNS_TWICE.into();
+    }
+    ended
 }
 
 /// No later try helps at that host. A drain tries another one.
@@ -180,6 +261,14 @@ fn if_paused_here(there: &Result<Option<String>, ErrorBody>) -> GuestState {
     }
 }
 
+/// The same if it runs here. Where the destination does not answer, it runs here at least.
+fn if_running_here(there: &Result<Option<String>, ErrorBody>) -> GuestState {
+    match there {
+        Ok(Some(state)) if state == "running" => GuestState::Unknown,
+        Ok(_) | Err(_) => GuestState::RunsAtSource,
+    }
+}
+
 /// For the end of a sentence.
 fn place_there(found: &Result<Option<String>, ErrorBody>) -> String {
     match found {
@@ -217,6 +306,30 @@ mod tests {
             assert_eq!(error.retry_can_help, side == Side::Source, "{message}");
             assert!(error.message.starts_with(message), "{}", error.message);
             assert_eq!(error.guest_state, Some(GuestState::RunsAtSource), "{message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_copied_domain_that_runs_here_again_after_its_release_is_looked_for_at_the_destination() {
+        use GuestState::{RunsAtSource, Unknown};
+        for (step, there, guest) in [
+            (Step::Commit, Some("running"), Unknown),
+            (Step::Commit, None, RunsAtSource),
+            // Nothing was released before: it cannot run there.
+            (Step::Copy, Some("running"), RunsAtSource),
+        ] {
+            let there = FakeLibvirt::new(there);
+            let error = ErrorBody {
+                step: Some(step),
+                guest_state: Some(RunsAtSource),
+                retry_can_help: true,
+                ..ErrorBody::new("hypervisor_failed", "libvirt runs the guest here again")
+            };
+            let ended = Ended::failed(error, MigrationOutcome::Failed);
+            let ended = seen_there(ended, &there.virsh(), &target(), |_: &str| ()).await;
+            let error = ended.error.unwrap();
+            assert_eq!(error.guest_state, Some(guest), "{step:?}: {}", error.message);
+            assert_eq!(error.retry_can_help, guest == RunsAtSource, "{step:?}");
         }
     }
 

@@ -116,7 +116,7 @@ async fn prepare(
     let claim = needs.moves.claim(&found.0, &found.1)?;
     let domain = Target::check(found, &here).await?;
     check_arrival(&needs, &request.to).await?;
-    let persistent = here.is_persistent(&domain.uuid).await?;
+    let persistent = domain.definition.persistent;
     let key = SessionId(random().map_err(|fault| convert::error(&fault, None))?);
     let changes = Changes::write(&libvirt, &needs.config.state_dir, &key.to_string())
         .map_err(|error| internal(format!("the domain's XML cannot be written: {}", chain(&error))))?;
@@ -136,6 +136,7 @@ async fn prepare(
         id: id.0.clone(),
         uuid: domain.uuid.clone(),
         paused: domain.paused,
+        autostart: domain.definition.autostart,
         to: request.to.clone(),
         remote_socket: libvirt.remote_socket.clone(),
         links: request.links.clone(),

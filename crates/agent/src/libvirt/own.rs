@@ -52,7 +52,7 @@ impl Job {
         let warn = |text: &str| self.shared.warn(text);
         Ok(match driving.watch(tunnel).await {
             // The tunnel is still open: the destination's libvirt knows how it went, and where the domain is.
-            None => arrived(there, &self.domain, None, warn).await,
+            None => arrived((&self.here, there), &self.domain, None, warn).await,
             Some(message) => {
                 let (asked, cut_off) = (self.shared.is_asked(), tunnel.cut_off);
                 let broken = Broken { message: &message, trouble: &tunnel.trouble(), asked, cut_off };
@@ -76,6 +76,8 @@ impl Driving<'_> {
         };
         match status {
             Ok(status) if status.success() => return None,
+            // It was killed, and libvirt goes on without it.
+            Ok(status) if status.code().is_none() => self.abort().await,
             Ok(_) => {}
             Err(error) => return Some(format!("virsh cannot be waited for: {error}")),
         }
@@ -119,7 +121,10 @@ pub async fn error_text(child: &mut Child) -> String {
         // If reading fails, the text up to there is used.
         let _ = errors.read_to_end(&mut text).await;
     }
-    format!("libvirt reports: {}", describe(&text))
+    match describe(&text) {
+        text if text.is_empty() => "virsh ended without a message".into(),
+        text => format!("libvirt reports: {text}"),
+    }
 }
 
 #[cfg(test)]

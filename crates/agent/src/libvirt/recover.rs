@@ -1,5 +1,6 @@
 //! Migrations during which the agent ended. libvirt has given them up or completed them. Both libvirts are asked where
-//! the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed.
+//! the domain is; `linerate-core` judges their answers (`recovery::DomainRecovery`), and nothing is changed. Only that
+//! the destination starts the domain when it boots is set, as after any migration.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use linerate_core::recovery::{
 
 use super::Needs;
 use super::domain_tunnel::DomainTunnel;
-use super::ending::{Ended, SEE_THERE};
+use super::ending::{Ended, SEE_THERE, both, keep_autostart, left_here, not_started};
 use super::moves::{Claim, Kept, Move};
 use super::virsh::{HERE, Virsh, moves_away};
 use super::{plan, xml};
@@ -93,7 +94,11 @@ impl DomainSearch {
         let mut machine = DomainRecovery::new(clock.now(), self.domain.paused);
         loop {
             if let Some(end) = machine.end() {
-                return ended(end, &answers.here);
+                let ended = ended(end, &answers.here);
+                return match end {
+                    DomainEnd::Arrived => Ended { error: self.undone(&answers.here).await, ..ended },
+                    DomainEnd::Stayed { .. } | DomainEnd::Gone => ended,
+                };
             }
             let wait = machine.timeout().map(|due| due.since(clock.now()));
             tokio::time::sleep(wait.unwrap_or_default()).await;
@@ -126,7 +131,33 @@ impl DomainSearch {
         note_answer(here.look_up(uuid).await, answers).map_or(SourceAnswer::Silent, SourceAnswer::At)
     }
 
+    /// What was not done of a domain that is at the destination, although libvirt has moved it.
+    async fn undone(&self, here: &Answer) -> Option<ErrorBody> {
+        let uuid = &self.domain.uuid;
+        let not_started = match self.domain.autostart {
+            true => match self.open_there().await {
+                // The tunnel is open until the answer.
+                Ok((_tunnel, there)) => keep_autostart(&there, uuid).await,
+                Err(dead) => Some(not_started(&dead, uuid)),
+            },
+            false => None,
+        };
+        let why = both(left_here(&Ok(here.state.clone()), uuid), not_started)?;
+        let text = format!(
+            "the agent ended during this migration; the domain is at the destination in the state that it had, but {why}"
+        );
+        let (step, side) = (Some(Step::CleanUp), Some(Side::Destination));
+        Some(ErrorBody { step, side, ..ErrorBody::new(code::LIBVIRT_FAILED, text) })
+    }
+
     async fn ask_there(&self) -> Result<Option<String>, ErrorBody> {
+        let (tunnel, there) = self.open_there().await?;
+        let found = there.look_up(&self.domain.uuid).await;
+        found.map_err(|error| ErrorBody { message: error.message + &tunnel.trouble(), ..error })
+    }
+
+    /// The destination's libvirt, behind a tunnel.
+    async fn open_there(&self) -> Result<(DomainTunnel, Virsh), ErrorBody> {
         let key = random::<16>().map_err(|fault| convert::error(&fault, None))?;
         let listen = format!("{}/{}", plan::FOLDER, domain_socket(&SessionId(key).to_string(), "rpc"));
         let request = TunnelRequest {
@@ -142,9 +173,7 @@ impl DomainSearch {
         };
         let mut tunnel = DomainTunnel::open(&self.needs, request).await?;
         tunnel.ready(|_| ()).await?;
-        let there = Virsh::new(plan::uri(&listen));
-        let found = there.look_up(&self.domain.uuid).await;
-        found.map_err(|error| ErrorBody { message: error.message + &tunnel.trouble(), ..error })
+        Ok((tunnel, Virsh::new(plan::uri(&listen))))
     }
 }
 
@@ -193,7 +222,7 @@ fn describe(doubt: DomainDoubt, answers: &Answers) -> String {
         }
         DomainDoubt::AtBoth => format!(
             "the domain is {here} here and {there} at the destination. Only one may run: end the other (`virsh \
-             destroy`), and never resume one that is paused"
+             destroy`, then `virsh undefine` if it is still defined there), and never resume one that is paused"
         ),
     }
 }

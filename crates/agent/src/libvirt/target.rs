@@ -1,8 +1,8 @@
 //! Which domain is meant: looked up once, and known by its UUID from then on.
 
-use linerate_api::{ErrorBody, Job, code};
+use linerate_api::{ErrorBody, Job, Side, code};
 
-use super::virsh::Virsh;
+use super::virsh::{Definition, Virsh, field};
 
 /// A domain that this host's libvirt knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub struct Target {
     pub uuid: String,
     /// It is paused, and shall be paused at the destination.
     pub paused: bool,
+    /// What this host keeps of it, and the destination shall keep.
+    pub definition: Definition,
 }
 
 impl Target {
@@ -38,7 +40,8 @@ impl Target {
         if let Some(job) = here.job(&uuid, false).await {
             return Err(busy(&name, &job));
         }
-        Ok(Target { name, uuid, paused: state == "paused" })
+        let definition = here.definition(&uuid).await?;
+        Ok(Target { name, uuid, paused: state == "paused", definition })
     }
 
     /// How it shall be in the end.
@@ -93,6 +96,7 @@ fn busy(name: &str, job: &Job) -> ErrorBody {
 }
 
 /// Refuses where old memory waits for the next start at the destination: it would run on disks that were written since.
+/// Refuses also where the domain has a process there: what is found there afterwards shall be of this migration.
 pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody> {
     for known_as in [&target.uuid, &target.name] {
         // It is not known there, most likely.
@@ -106,13 +110,35 @@ pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody
                 format!("`virsh managedsave-remove {known_as}` at the destination, if it is of no more use");
             return Err(ErrorBody::new(code::REFUSED, text).with_hint(hint));
         }
+        // What is shut off is a definition. A name may be another domain's ID.
+        let state = field(&text, "State").filter(|state| *state != "shut off");
+        if let Some(state) = state.filter(|_| *known_as == target.uuid) {
+            return Err(exists_there(target, state));
+        }
     }
     Ok(())
 }
 
+/// A copy that an earlier migration has left there, one that somebody has started, or this host by another address.
+fn exists_there(target: &Target, state: &str) -> ErrorBody {
+    let text = format!(
+        "the destination's libvirt has the domain {} already, and it is {state} there; nothing was begun, and nothing of \
+         the domain here was touched",
+        target.name
+    );
+    let hint = "only one of the two may run: `virsh domstate` on both hosts. What an earlier migration left there ends \
+                within two minutes. Does the address that was named lead back to this host?";
+    // What waits there goes by itself. Of one that runs, an operator has to end one.
+    let waits = state == "paused";
+    ErrorBody {
+        retry_can_help: waits,
+        side: waits.then_some(Side::Destination),
+        ..ErrorBody::new("guest_exists", text).with_hint(hint)
+    }
+}
+
 fn has_saved_memory(dominfo: &str) -> bool {
-    let mut pairs = dominfo.lines().filter_map(|line| line.split_once(':'));
-    pairs.any(|(key, value)| key.trim() == "Managed save" && value.trim() == "yes")
+    field(dominfo, "Managed save") == Some("yes")
 }
 
 #[cfg(test)]
@@ -151,6 +177,31 @@ mod tests {
             assert_eq!(refused.code, code::REFUSED);
             assert!(refused.message.contains(&format!("managed save of {known_as}")), "{}", refused.message);
         }
+    }
+
+    #[tokio::test]
+    async fn a_domain_that_has_a_process_at_the_destination_already_is_refused_before_anything_is_begun() {
+        let (there, domain) = (FakeLibvirt::new(None), target());
+        for (state, again) in [("running", false), ("paused", true), ("in shutdown", false)] {
+            there.set("state", state);
+            let refused = check_there(&domain, &there.virsh()).await.unwrap_err();
+            assert_eq!((refused.code.as_str(), refused.retry_can_help), ("guest_exists", again), "{state}");
+            assert!(refused.message.contains(&format!("it is {state} there")), "{}", refused.message);
+        }
+        there.set("state", "shut off");
+        assert!(check_there(&domain, &there.virsh()).await.is_ok(), "it is a definition");
+    }
+
+    #[tokio::test]
+    async fn what_a_host_keeps_of_a_domain_is_read() {
+        let (here, domain) = (FakeLibvirt::new(Some("running")), target());
+        let read = || async {
+            let found = Target::check((domain.uuid.clone(), domain.name.clone()), &here.virsh()).await;
+            found.map(|found| found.definition).map_err(|error| error.message).unwrap()
+        };
+        assert_eq!(read().await, Definition { persistent: true, autostart: false });
+        here.set("autostart", "");
+        assert_eq!(read().await, Definition { persistent: true, autostart: true });
     }
 
     #[test]

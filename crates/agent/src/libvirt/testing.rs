@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::moves::{Kept, Move};
 use super::plan::Plan;
 use super::target::Target;
-use super::virsh::Virsh;
+use super::virsh::{Definition, Virsh};
 use super::xml::Changes;
 use super::{Job, Needs};
 use crate::journal::MovedDomain;
@@ -29,7 +29,7 @@ pub const SAVES: &str = "operation: 6\ntime_elapsed: 1000\n";
 /// A domain that runs.
 pub fn target() -> Target {
     let uuid = "0f0e8c9a-0000-4000-8000-000000000001".into();
-    Target { name: "web".into(), uuid, paused: false }
+    Target { name: "web".into(), uuid, paused: false, definition: Definition::default() }
 }
 
 pub fn request() -> (MigrateRequest, LibvirtRequest) {
@@ -41,6 +41,7 @@ pub fn moved(id: &str) -> MovedDomain {
         id: id.into(),
         uuid: target().uuid,
         paused: false,
+        autostart: false,
         to: "beta".into(),
         remote_socket: "/run/libvirt/libvirt-sock".into(),
         links: Vec::new(),
@@ -51,7 +52,7 @@ pub fn moved(id: &str) -> MovedDomain {
 /// it does with it. `refuses`: it does not end that. `moved`: its migration succeeds. `leaves`: the domain does not
 /// exist once its state was asked for. `dead`: it does not answer. `busy`: it does not answer the state. `asked` has
 /// what was asked. `others`: UUIDs of other domains. `saved`: the UUID or name of a domain with a managed save. `xml`:
-/// the domain's XML.
+/// the domain's XML. `autostart`: the domain starts with its host. `killed`: virsh ends, and its migration goes on.
 pub struct FakeLibvirt(TempDir);
 
 const SCRIPT: &str = r#"#!/bin/sh
@@ -70,7 +71,8 @@ case $1 in
     test ! -e busy || fail "the domain is busy"
     cat state 2>/dev/null || fail "Domain not found"
     test ! -e leaves || rm state ;;
-  domjobinfo) cat job 2>/dev/null || echo "Job type: None" ;;
+  domjobinfo)
+    if test -e job && test ! -e aborted; then cat job; else echo "Job type: None"; fi ;;
   dumpxml) cat xml 2>/dev/null || echo "<domain/>" ;;
   domjobabort)
     test ! -e refuses || fail "it is too late"
@@ -78,9 +80,14 @@ case $1 in
   dominfo)
     if test "$2" = "$(cat saved 2>/dev/null)"; then echo "Managed save: yes"; exit; fi
     test -e state || fail "Domain not found"
-    echo "Persistent: yes" ;;
+    printf 'State: %s\nPersistent: yes\n' "$(cat state)"
+    if test -e autostart; then echo "Autostart: enable"; else echo "Autostart: disable"; fi ;;
+  autostart)
+    test ! -e refuses || fail "it cannot be written"
+    echo > autostart ;;
   migrate)
     until test -e moved; do
+      test ! -e killed || kill -KILL $$
       test ! -e aborted || fail "migration job: canceled by client"
       sleep 0.02
     done ;;

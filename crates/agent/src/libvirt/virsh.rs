@@ -27,6 +27,15 @@ pub struct Virsh {
     uri: String,
 }
 
+/// What of a domain its host keeps without its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Definition {
+    /// It is defined there, and not only running there.
+    pub persistent: bool,
+    /// libvirt starts it when its host boots.
+    pub autostart: bool,
+}
+
 impl Virsh {
     /// Nothing is connected yet.
     pub fn new(uri: impl Into<String>) -> Virsh {
@@ -105,13 +114,13 @@ impl Virsh {
         }
     }
 
-    /// Whether the domain is defined on its host, and not only running there.
-    pub async fn is_persistent(&self, domain: &str) -> Result<bool, ErrorBody> {
+    /// What of the domain stays on its host without its process.
+    pub async fn definition(&self, domain: &str) -> Result<Definition, ErrorBody> {
         let text = self.run(&["dominfo", domain]).await?;
-        Ok(text
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .any(|(key, value)| key.trim() == "Persistent" && value.trim() == "yes"))
+        Ok(Definition {
+            persistent: field(&text, "Persistent") == Some("yes"),
+            autostart: field(&text, "Autostart") == Some("enable"),
+        })
     }
 
     /// The same once libvirt has no migration of the domain, for as long as one may take to be given up.
@@ -143,6 +152,12 @@ impl Virsh {
         // Without a job there is one line, and no times.
         numbers.contains_key("time_elapsed").then_some(numbers)
     }
+}
+
+/// The value in a line of `virsh dominfo`.
+pub fn field<'a>(dominfo: &'a str, key: &str) -> Option<&'a str> {
+    let mut pairs = dominfo.lines().filter_map(|line| line.split_once(':'));
+    pairs.find_map(|(found, value)| (found.trim() == key).then(|| value.trim()))
 }
 
 /// Whether a job moves its domain to another host.

@@ -7,6 +7,7 @@ use linerate_api::{GuestState, MigrationOutcome, code};
 use super::super::testing::{FakeLibvirt, LONG, MIGRATES, SAVES, job, target, wait, warnings};
 use super::*;
 use crate::libvirt::target::Target;
+use crate::libvirt::virsh::Definition;
 
 /// A migration in progress.
 struct Stage {
@@ -36,6 +37,28 @@ impl Stage {
 
     fn cancel(&self) {
         self.job.shared.cancel().map_err(|refused| refused.message).unwrap();
+    }
+
+    /// virsh ends with an error, or with success, when libvirt has begun. By then it is so `here` and `there`.
+    async fn ends(&self, how: &str, here: Option<&str>, there: Option<&str>) -> Ended {
+        let ending = async {
+            self.begun().await;
+            there.iter().for_each(|state| self.there.set("state", state));
+            match here {
+                Some(state) => self.here.set("state", state),
+                None => self.here.remove("state"),
+            }
+            self.here.set(how, "");
+        };
+        tokio::join!(self.drive(), ending).0
+    }
+
+    async fn left(&self, here: Option<&str>, there: Option<&str>) -> Ended {
+        self.ends("aborted", here, there).await
+    }
+
+    async fn moved(&self, here: Option<&str>, there: Option<&str>) -> Ended {
+        self.ends("moved", here, there).await
     }
 
     /// The destination's has it, and this one does not know it any more.
@@ -145,11 +168,7 @@ async fn a_domain_that_is_left_paused_is_looked_for_at_the_destination() {
         (Some("running"), GuestState::RunsAtDestination, false),
         (Some("paused"), GuestState::Unknown, false),
     ] {
-        let stage = Stage::new(target());
-        there.iter().for_each(|state| stage.there.set("state", state));
-        stage.here.set("state", "paused");
-        stage.here.set("aborted", "");
-        let ended = stage.drive().await;
+        let ended = Stage::new(target()).left(Some("paused"), there).await;
         assert_eq!(outcome(&ended), (MigrationOutcome::Failed, Some(code::LIBVIRT_FAILED), Some(guest)));
         assert_eq!(ended.error.map(|error| error.retry_can_help), Some(again), "{there:?}");
     }
@@ -164,11 +183,96 @@ async fn libvirts_success_counts_only_if_the_destination_has_the_domain_as_it_wa
         (Some("paused"), (Failed, Some(code::LIBVIRT_FAILED), Some(PausedAtDestination))),
         (None, (Failed, Some(code::LIBVIRT_FAILED), Some(Unknown))),
     ] {
-        let stage = Stage::new(target());
-        state.iter().for_each(|state| stage.there.set("state", state));
-        stage.here.set("moved", "");
-        assert_eq!(outcome(&stage.drive().await), known, "{state:?}");
+        let ended = Stage::new(target()).moved(None, state).await;
+        assert_eq!(outcome(&ended), known, "{state:?}");
     }
+}
+
+/// libvirt reports success also if it could not end the domain here, or somebody has defined it meanwhile.
+#[tokio::test]
+async fn libvirts_success_does_not_count_if_something_of_the_domain_is_left_here() {
+    use GuestState::{RunsAtDestination, Unknown};
+    for (left, guest, advice) in [
+        ("paused", RunsAtDestination, "virsh destroy"),
+        ("running", Unknown, "virsh destroy"),
+        ("shut off", RunsAtDestination, "virsh undefine"),
+    ] {
+        let ended = Stage::new(target()).moved(Some(left), Some("running")).await;
+        let known = (MigrationOutcome::Failed, Some(code::LIBVIRT_FAILED), Some(guest));
+        assert_eq!(outcome(&ended), known, "{left}");
+        let message = ended.error.map(|error| error.message).unwrap_or_default();
+        assert!(message.contains(advice), "{left}: {message}");
+        assert!(ended.arrived.is_some(), "{left}: it is at the destination");
+    }
+}
+
+#[tokio::test]
+async fn a_domain_that_starts_when_its_host_boots_does_so_at_its_new_host() {
+    let definition = Definition { persistent: true, autostart: true };
+    for (starts, refused) in [(true, false), (true, true), (false, false)] {
+        let definition = Definition { autostart: starts, ..definition };
+        let stage = Stage::new(Target { definition, ..target() });
+        if refused {
+            stage.there.set("refuses", "");
+        }
+        let ended = stage.moved(None, Some("running")).await;
+        assert_eq!(stage.there.asked("autostart"), usize::from(starts));
+        assert_eq!(ended.outcome == MigrationOutcome::Completed, !refused, "{starts} {refused}");
+        let message = ended.error.map(|error| error.message).unwrap_or_default();
+        assert_eq!(message.contains("virsh autostart"), refused, "{message}");
+    }
+}
+
+/// The other libvirt has ended during the switch-over: this one lets the domain run again, and does not know.
+#[tokio::test]
+async fn a_domain_that_runs_here_again_is_looked_for_at_the_destination() {
+    use GuestState::{RunsAtSource, Unknown};
+    for (there, guest, again) in [
+        (None, RunsAtSource, true),
+        (Some("shut off"), RunsAtSource, true),
+        // It has what was sent, and waits for its end.
+        (Some("paused"), RunsAtSource, true),
+        (Some("running"), Unknown, false),
+    ] {
+        let ended = Stage::new(target()).left(Some("running"), there).await;
+        assert_eq!(outcome(&ended), (MigrationOutcome::Failed, Some(code::LIBVIRT_FAILED), Some(guest)));
+        let error = ended.error.unwrap();
+        assert_eq!(error.retry_can_help, again, "{there:?}");
+        assert_eq!(error.hint.contains("runs on both hosts"), guest == Unknown, "{}", error.hint);
+    }
+}
+
+/// The tunnel stays open until then: libvirt would let the domain run here too if it lost the answer from there.
+#[tokio::test]
+async fn a_migration_whose_virsh_was_killed_is_ended_before_it_is_judged() {
+    let stage = Stage::new(target());
+    stage.here.set("job", MIGRATES);
+    let killing = async {
+        stage.begun().await;
+        stage.here.set("killed", "");
+    };
+    let (ended, ()) = tokio::join!(stage.drive(), killing);
+    assert_eq!(stage.here.asked("domjobabort"), 1, "libvirt's migration goes on");
+    let known = (MigrationOutcome::Failed, Some(code::LIBVIRT_FAILED), Some(GuestState::RunsAtSource));
+    assert_eq!(outcome(&ended), known);
+}
+
+#[tokio::test]
+async fn a_migration_that_goes_on_without_its_virsh_is_waited_for_before_it_is_judged() {
+    let stage = Stage::new(target());
+    stage.here.set("job", MIGRATES);
+    stage.here.set("refuses", "");
+    let switching = async {
+        stage.begun().await;
+        stage.here.set("killed", "");
+        stage.here.wait_asked("domjobabort", 1).await;
+        // It cannot be ended any more.
+        stage.here.wait_asked("domjobinfo", 3).await;
+        assert_eq!(stage.here.asked("domstate"), 0, "it is not judged yet");
+        stage.moves();
+    };
+    let (ended, ()) = tokio::join!(stage.drive(), switching);
+    assert_eq!(outcome(&ended).2, Some(GuestState::Unknown), "it is not here");
 }
 
 #[tokio::test]

@@ -112,3 +112,23 @@ async fn a_restarted_agent_lists_what_has_not_ended_and_refuses_to_touch_it() {
     assert!(!one.is_asked());
     assert_eq!(needs.moves.claim(&target().uuid, "web").map(drop).unwrap_err().code, "guest_busy");
 }
+
+#[tokio::test]
+async fn a_recovered_migration_says_what_is_left_of_its_domain_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
+    let here = |state: Option<&str>| Answer { state: state.map(str::to_owned), ..Answer::default() };
+    assert!(seeing.undone(&here(None)).await.is_none());
+    let left = seeing.undone(&here(Some("shut off"))).await.unwrap();
+    assert!(left.message.contains("virsh undefine"), "{}", left.message);
+}
+
+#[tokio::test]
+async fn a_recovered_domain_that_its_new_host_does_not_start_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
+    let (_closed, address) = crate::testing::closed_port();
+    (seeing.domain.autostart, seeing.domain.to) = (true, address.to_string());
+    let error = seeing.undone(&Answer::default()).await.unwrap();
+    assert!(error.message.contains("virsh autostart"), "{}", error.message);
+}
