@@ -110,11 +110,15 @@ fn a_disk_may_have_another_path_at_the_destination() {
 #[test]
 fn debian_12s_own_libvirt_moves_a_domain() {
     let stage = Stage::new(LibvirtVersion::System);
+    stage.libvirts[0].virsh(&["autostart", "g"]).unwrap();
     let ended = stage.start(0, &[]).end();
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     assert_eq!(ended.last()["state"], "running", "{ended:#?}");
     assert_eq!(stage.state(1).as_deref(), Some("running"));
     assert_eq!(stage.state(0), None, "it is still defined at the source");
+    let known = stage.libvirts[1].virsh(&["dominfo", "g"]).unwrap();
+    let autostart = known.lines().find(|line| line.starts_with("Autostart:")).unwrap_or_default();
+    assert!(autostart.ends_with("enable"), "its new host does not start it: {known}");
     stage.nothing_is_left();
 }
 
