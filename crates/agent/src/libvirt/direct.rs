@@ -30,8 +30,8 @@ const VERDICT_WAIT: Duration = Duration::from_secs(5);
 
 /// Where libvirt has ended and the agents wait for what it does with the domain.
 const CHECK_BOTH: &str = "That does not show where the domain runs: check both hosts with `virsh domstate`. Where the \
-destination's runs it, end the one here (`virsh destroy`, then `virsh undefine` if it is still defined) and never resume \
-it; where the destination's does not know it, `virsh resume` it here";
+destination's runs it, end the one here (`virsh destroy`, then `virsh undefine` if it is still defined) and never \
+resume it; where the destination's does not know it, `virsh resume` it here";
 
 /// How the domain moves.
 pub enum Choice {

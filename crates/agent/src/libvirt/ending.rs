@@ -15,8 +15,8 @@ destroy`, then `virsh undefine` if it is still defined) and never resume it; `vi
 destination's does not know it";
 
 /// libvirt has let it run here again without an answer from the other one, which runs it.
-const RUNS_TWICE: &str = "it runs on both hosts, and both write to its disks: look which of the two its clients reach, and \
-end the other one at once (`virsh destroy`, then `virsh undefine` if it is still defined there)";
+const RUNS_TWICE: &str = "it runs on both hosts, and both write to its disks: look which of the two its clients reach, \
+and end the other one at once (`virsh destroy`, then `virsh undefine` if it is still defined there)";
 
 /// What the destination's libvirt says where its processor is not what the domain has here. It compares the two when
 /// its QEMU waits, and nothing was copied then (libvirt's `virCPUx86UpdateLive`, `virCPUx86Compare`).
@@ -100,8 +100,8 @@ pub async fn arrived(
     Ended { outcome, error, arrived: Some(Outcome { state, job }) }
 }
 
-/// Has the destination start the domain when it boots, as this host did: libvirt does not move that. Why it does not, if
-/// so.
+/// Has the destination start the domain when it boots, as this host did: libvirt does not move that. Why not, if that
+/// cannot be set.
 pub async fn keep_autostart(there: &Virsh, uuid: &str) -> Option<String> {
     let refused = there.run(&["autostart", uuid]).await.err()?;
     Some(not_started(&refused, uuid))
@@ -128,8 +128,8 @@ pub fn left_here(here: &Result<Option<String>, ErrorBody>, uuid: &str) -> Option
             "it is still defined here, where a start would run it a second time: `virsh undefine {uuid}` here"
         ),
         Ok(Some(state)) => format!(
-            "it is {state} here too: end it here (`virsh destroy {uuid}`, then `virsh undefine` if it is still defined) and \
-             never resume it"
+            "it is {state} here too: end it here (`virsh destroy {uuid}`, then `virsh undefine` if it is still defined) \
+             and never resume it"
         ),
         Err(dead) => format!(
             "this host's libvirt does not answer whether it has let go of it ({}): `virsh domstate {uuid}` here",

@@ -144,7 +144,7 @@ impl DomainSearch {
         };
         let why = both(left_here(&Ok(here.state.clone()), uuid), not_started)?;
         let text = format!(
-            "the agent ended during this migration; the domain is at the destination in the state that it had, but {why}"
+            "the agent ended during this migration; the domain is at the destination as it was here, but {why}"
         );
         let (step, side) = (Some(Step::CleanUp), Some(Side::Destination));
         Some(ErrorBody { step, side, ..ErrorBody::new(code::LIBVIRT_FAILED, text) })
