@@ -128,8 +128,8 @@ pub fn left_here(here: &Result<Option<String>, ErrorBody>, uuid: &str) -> Option
             "it is still defined here, where a start would run it a second time: `virsh undefine {uuid}` here"
         ),
         Ok(Some(state)) => format!(
-            "it is {state} here too: end it here (`virsh destroy {uuid}`, then `virsh undefine` if it is still defined) \
-             and never resume it"
+            "it is {state} here too: end it here (`virsh destroy {uuid}`, then `virsh undefine` if it is still \
+             defined) and never resume it"
         ),
         Err(dead) => format!(
             "this host's libvirt does not answer whether it has let go of it ({}): `virsh domstate {uuid}` here",

@@ -122,8 +122,8 @@ pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody
 /// A copy that an earlier migration has left there, one that somebody has started, or this host by another address.
 fn exists_there(target: &Target, state: &str) -> ErrorBody {
     let text = format!(
-        "the destination's libvirt has the domain {} already, and it is {state} there; nothing was begun, and the domain \
-         here was not touched",
+        "the destination's libvirt has the domain {} already, and it is {state} there; nothing was begun, and the \
+         domain here was not touched",
         target.name
     );
     let hint = "only one of the two may run: `virsh domstate` on both hosts. What an earlier migration left there ends \

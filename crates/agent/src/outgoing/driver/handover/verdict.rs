@@ -93,8 +93,8 @@ impl Handover {
         };
         let text = format!(
             "{what}, and the domain is paused here: check both hosts with `virsh domstate` (start this host's libvirt again if it has \
-             ended). Where the destination's runs it, end the one here (`virsh destroy`, then `virsh undefine` if it is \
-             still defined) and never resume it; where the destination's does not know it, `virsh resume` it here"
+             ended). Where the destination's runs it, end the one here (`virsh destroy`, then `virsh undefine` if it \
+             is still defined) and never resume it; where the destination's does not know it, `virsh resume` it here"
         );
         let (since, warned) = ended.get_or_insert_with(|| (Instant::now(), false));
         if since.elapsed() > VERDICT_WAIT {
