@@ -65,8 +65,10 @@ pub async fn arrived(
     let here = here.find(&domain.uuid, &mut warn).await;
     let uuid = &domain.uuid;
     let not_started = match &found {
-        Ok(Some(_)) if domain.definition.autostart => keep_autostart(there, uuid).await,
-        _ => None,
+        _ if !domain.definition.autostart => None,
+        Ok(Some(_)) => keep_autostart(there, uuid).await,
+        Ok(None) => None,
+        Err(dead) => Some(not_started(dead, uuid)),
     };
     // Where the destination does not have it, what is left here may be all that there is.
     let left = found.as_ref().ok().and_then(Option::as_ref).and_then(|_| left_here(&here, uuid));
