@@ -50,7 +50,7 @@ impl Target {
 }
 
 /// libvirt reports that it has moved the domain. It is a success only if the destination's libvirt has it in the same
-/// state and keeps of it what this host kept, nothing of it is left here, and the copy has no `fault`.
+/// state, and starts it if this one did. Nothing of it may be left here, and the copy has no `fault`.
 pub async fn arrived(
     (here, there): (&Virsh, &Virsh),
     domain: &Target,
