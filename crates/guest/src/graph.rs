@@ -75,6 +75,9 @@ pub struct Node {
     /// Snapshots within the image; never sent to a peer.
     #[serde(skip)]
     pub snapshots: Vec<String>,
+    /// QEMU never flushes it (`cache=unsafe`); never sent to a peer.
+    #[serde(skip)]
+    pub no_flush: bool,
     pub children: Vec<Child>,
 }
 
@@ -205,6 +208,12 @@ impl DiskGraph {
         let part = |node: &&Node| node.offset.is_some_and(|offset| offset > 0) || node.limit.is_some();
         let found = self.all_below(self.top(disk)?).into_iter().find(part)?;
         Some((found.offset.unwrap_or(0), found.size))
+    }
+
+    /// Whether QEMU never flushes this file: what it wrote may be in the page cache of its host alone. Only the node
+    /// that opens the file counts, as one above it passes a flush on.
+    pub(crate) fn is_never_flushed(&self, path: &str) -> bool {
+        self.nodes.iter().any(|node| node.no_flush && node.children.is_empty() && node.path == path)
     }
 
     /// Virtual size of the disk in an image of this format, where it is known: of the file itself for a raw image.

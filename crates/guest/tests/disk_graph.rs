@@ -143,6 +143,20 @@ fn a_guest_as_it_was_started_is_the_same_in_every_qemu_that_waits_for_it() {
     }
 }
 
+#[test]
+fn a_disk_that_qemu_never_flushes_is_known_in_the_graph() {
+    let line = "-drive if=none,id=d0,file=DIR/a.img,format=raw,cache=unsafe -device virtio-blk-pci,drive=d0 \
+        -drive if=virtio,file=DIR/b.img,format=raw";
+    for qemu in qemus() {
+        let (_place, mut guest) = started(&qemu, line);
+        let graph = read(&mut guest.qmp, soon()).unwrap();
+        let opener = |name: &str| {
+            graph.nodes.iter().find(|node| node.children.is_empty() && node.path.ends_with(name)).unwrap()
+        };
+        assert!(opener("a.img").no_flush && !opener("b.img").no_flush, "{graph:?}");
+    }
+}
+
 /// What an operator may do to a running guest's disks, and a word of the message about it.
 type Change = (&'static str, fn(&mut Guest, &Path));
 

@@ -11,11 +11,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::description;
-use linerate_guest::description::{Disk, GuestDescription, ImageFormat};
+use linerate_guest::description::{CopiedDisk, Disk, GuestDescription, ImageFormat};
+use linerate_guest::graph::DiskGraph;
 use linerate_guest::in_use;
 use linerate_guest::incoming_qemu::{IncomingQemu, NeededFile};
 use linerate_guest::shared::{self, Marks, NotShared, Proof, Proved, Storage};
 use linerate_guest::stale;
+use serde_json::json;
 
 /// Two hosts' folders, on a file system that one host alone sees.
 struct Hosts {
@@ -257,6 +259,32 @@ fn what_is_replaced_between_admission_and_blackout_is_noticed_on_both_sides() {
     drop((source.marks, source.open));
     let lost = |error: shared::RecheckError| error.to_string().contains("no longer marked");
     until(|| shared::recheck(&proved, None).is_err_and(lost));
+}
+
+/// What the guest wrote is in this host's page cache alone, and the destination's host would not see it.
+#[test]
+fn a_shared_disk_that_qemu_never_flushes_is_flushed_by_the_agent_or_refused() {
+    let hosts = hosts();
+    let path = image(&hosts.here.join("d.img"));
+    let mut source = source(vec![disk("vda", &path, false)], &[]);
+    let opener =
+        json!({ "name": "n", "driver": "file", "path": path, "read_only": false, "size": 1, "children": [] });
+    let graph = json!({ "drives": [], "unused": [], "nodes": [opener], "jobs": [] }).to_string();
+    let mut graph = DiskGraph::from_json(&graph).unwrap();
+    graph.nodes[0].no_flush = true;
+    source.guest.graph = Some(graph);
+    source.describe(&[]);
+    source.marks.flush().unwrap();
+    // Another file has its name, and only an assertion of the operator would let the guest go.
+    fs::rename(&path, hosts.here.join("aside")).unwrap();
+    image(&path);
+    let refused = shared::describe(&source.guest, &["vda".into()]).unwrap_err().to_string();
+    assert!(refused.contains("vda") && refused.contains("cache=unsafe"), "{refused}");
+    // QEMU's mirror sees what is in the page cache.
+    let (id, path) = ("vda".to_owned(), path.to_str().unwrap().to_owned());
+    let copied = CopiedDisk { id, path, format: ImageFormat::Raw, size: 4096, identity: None };
+    source.guest.copied = vec![copied];
+    source.describe(&[]);
 }
 
 /// QEMU writes all of a flash device into its file when the guest arrives (tried with QEMU 7.2).

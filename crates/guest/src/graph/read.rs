@@ -166,6 +166,7 @@ fn node(name: &str, entry: &Value, children: Vec<Child>) -> Node {
         name: name.to_owned(),
         path: options.as_ref().and_then(file_name).unwrap_or(shown).to_owned(),
         read_only: flag(entry, "ro"),
+        no_flush: entry.pointer("/cache/no-flush").and_then(Value::as_bool).unwrap_or(false),
         size: entry.pointer("/image/virtual-size").and_then(Value::as_u64).unwrap_or(0),
         offset: number("offset"),
         limit: number("size"),

@@ -45,6 +45,20 @@ pub enum RecheckError {
         /// The image on this host.
         path: PathBuf,
     },
+    /// The disk is opened with `cache=unsafe`.
+    #[error(
+        "the disk {disk}: QEMU never flushes {} (cache=unsafe), and the agent could not do it in its place: the \
+         destination would read older data. See what is wrong with the storage, and start the migration again",
+        path.display()
+    )]
+    NotFlushed {
+        /// Name of the drive.
+        disk: String,
+        /// The image on this host.
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     /// The source has given up or its agent has ended, or the storage does not carry its lock any more.
     #[error("the disk {disk}: {} is no longer marked by the source", path.display())]
     Unmarked {

@@ -18,11 +18,23 @@ const FIRST: i64 = 1 << 60;
 
 /// The marks of one guest at the source, and the files that carry them, until they are dropped.
 #[derive(Debug, Default)]
-pub struct Marks(pub(super) Vec<Marked>);
+pub struct Marks {
+    pub(super) marked: Vec<Marked>,
+    /// Shared images that QEMU never flushes.
+    pub(super) unflushed: Vec<Unflushed>,
+}
 
 /// A file with a mark. The lock is the open file's: it goes when it is closed.
 #[derive(Debug)]
 pub(super) struct Marked {
+    pub file: File,
+    pub disk: String,
+    pub path: PathBuf,
+}
+
+/// A file or block device that the guest's QEMU writes and never flushes.
+#[derive(Debug)]
+pub(super) struct Unflushed {
     pub file: File,
     pub disk: String,
     pub path: PathBuf,
@@ -67,7 +79,19 @@ impl Marks {
     /// blackout.
     pub fn recheck(&self, pid: i32) -> Result<(), RecheckError> {
         let open = open_files::open_files(pid).map_err(|source| RecheckError::OpenFiles { pid, source })?;
-        self.0.iter().try_for_each(|marked| marked.recheck(pid, &open))
+        self.marked.iter().try_for_each(|marked| marked.recheck(pid, &open))
+    }
+
+    /// The guest has stopped: has the kernel write what QEMU left in the page cache of this host (`cache=unsafe`). The
+    /// destination would read what was on the storage before, and this host would write over it later.
+    pub fn flush(&self) -> Result<(), RecheckError> {
+        self.unflushed.iter().try_for_each(|one| {
+            one.file.sync_data().map_err(|source| RecheckError::NotFlushed {
+                disk: one.disk.clone(),
+                path: one.path.clone(),
+                source,
+            })
+        })
     }
 }
 
@@ -143,12 +167,28 @@ mod tests {
         std::fs::write(&path, "x").unwrap();
         let (file, qemus) = (open(&path), open(&path));
         let pid = i32::try_from(std::process::id()).unwrap();
-        let marks = Marks(vec![Marked { file, disk: "vda".into(), path: path.clone() }]);
+        let marked = vec![Marked { file, disk: "vda".into(), path: path.clone() }];
+        let marks = Marks { marked, ..Marks::default() };
         marks.recheck(pid).unwrap();
         std::fs::rename(&path, dir.path().join("aside")).unwrap();
         assert!(marks.recheck(pid).unwrap_err().to_string().contains("vda"), "it is gone");
         std::fs::write(&path, "x").unwrap();
         assert!(marks.recheck(pid).unwrap_err().to_string().contains("replaced"), "another is in its place");
         drop(qemus);
+    }
+
+    #[test]
+    fn an_image_that_is_not_flushed_keeps_the_guest_at_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        std::fs::write(&path, "x").unwrap();
+        let flush = |file: File| {
+            let unflushed = vec![Unflushed { file, disk: "vda".into(), path: path.clone() }];
+            Marks { unflushed, ..Marks::default() }.flush()
+        };
+        flush(open(&path)).unwrap();
+        // No kernel flushes that one.
+        let refused = flush(open(Path::new("/dev/null"))).unwrap_err();
+        assert!(matches!(&refused, RecheckError::NotFlushed { disk, .. } if disk == "vda"), "{refused}");
     }
 }

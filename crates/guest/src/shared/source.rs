@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::error::OpenError;
-use super::mark::{Marked, put};
+use super::mark::{Marked, Unflushed, put};
 use super::mounts::mount_of;
 use super::open_files::{OpenFile, metadata_in, open_files, path_in};
 use super::{COMPARED_BYTES_MAX, DeviceFacts, FileFacts, ImageFacts, Marks, Storage, StorageFacts, device};
@@ -35,6 +35,16 @@ pub enum DescribeError {
     Boot(#[from] procfs::ProcessError),
     #[error("the files that the guest's QEMU has open cannot be listed")]
     OpenFiles(#[source] io::Error),
+    /// Nobody could flush it before the guest leaves.
+    #[error(
+        "the disk {disk} is opened with cache=unsafe, so this agent must flush it when the guest is stopped, and it \
+         cannot: {why}. Copy the disk (--copy-disks {disk}), or restart the guest with another cache mode"
+    )]
+    Unflushable {
+        disk: String,
+        /// Why it cannot be opened.
+        why: String,
+    },
 }
 
 /// Refuses names of disks that the guest does not have.
@@ -77,9 +87,27 @@ pub fn describe(
     for disk in disks {
         let (image, marked) = look(disk, pid, &open, &mounts);
         facts.images.push(image);
-        marks.0.extend(marked);
+        marks.marked.extend(marked);
+        if is_never_flushed(guest, disk) {
+            marks.unflushed.push(to_flush(disk, pid, &open)?);
+        }
     }
     Ok((facts, marks))
+}
+
+/// Whether what QEMU writes to a shared disk may stay in the page cache of this host.
+fn is_never_flushed(guest: &GuestDescription, disk: &Disk) -> bool {
+    let is_copied = guest.copied.iter().any(|copied| copied.path == disk.path);
+    let graph = guest.graph.as_ref();
+    !disk.read_only && !is_copied && graph.is_some_and(|graph| graph.is_never_flushed(&disk.path))
+}
+
+fn to_flush(disk: &Disk, pid: i32, open: &[OpenFile]) -> Result<Unflushed, DescribeError> {
+    let path = PathBuf::from(&disk.path);
+    match opened(pid, &path, open) {
+        Ok((file, _)) => Ok(Unflushed { file, disk: disk.id.clone(), path }),
+        Err(error) => Err(DescribeError::Unflushable { disk: disk.id.clone(), why: error.to_string() }),
+    }
 }
 
 fn look(disk: &Disk, pid: i32, open: &[OpenFile], mounts: &str) -> (ImageFacts, Option<Marked>) {

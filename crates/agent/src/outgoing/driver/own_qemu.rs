@@ -70,19 +70,24 @@ impl OwnQemu {
     }
 
     /// The guest's disks, devices and files on shared storage are those of the beginning, for which the destination was
-    /// prepared. Compared when QEMU has written its state: until then another monitor can change them.
+    /// prepared. Compared when QEMU has written its state: until then another monitor can change them. What QEMU never
+    /// flushes of its shared disks is flushed then.
     pub fn check_unchanged(&mut self) -> Done {
         if self.is_unchanged {
             return Ok(());
         }
+        self.compare()?;
+        self.marks.flush().map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
+        self.is_unchanged = true;
+        Ok(())
+    }
+
+    fn compare(&mut self) -> Done {
         let Guest { qemu, description, record, .. } = &mut self.guest;
         disks::check_unchanged(qemu.qmp(), description, Guest::deadline())?;
         qemu.check_devices(Guest::deadline()).map_err(|error| differs(&error))?;
-        self.marks
-            .recheck(record.process.pid)
-            .map_err(|error| here(Code::GuestDiffers, Step::Blackout, &error))?;
-        self.is_unchanged = true;
-        Ok(())
+        let same = self.marks.recheck(record.process.pid);
+        same.map_err(|error| here(Code::GuestDiffers, Step::Blackout, &error))
     }
 
     /// Has QEMU write its device state, and waits until it has.
@@ -97,7 +102,7 @@ impl OwnQemu {
 
     /// QEMU does not migrate a disk that a job of another monitor uses, and gives no reason.
     pub fn explain(&mut self, error: &MigrateError) -> Fault {
-        match self.check_unchanged() {
+        match self.compare() {
             Err(changed) if changed.code == Code::GuestDiffers => {
                 Fault { detail: format!("{}; QEMU's message: {}", changed.detail, chain(error)), ..changed }
             }
