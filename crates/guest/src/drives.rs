@@ -42,6 +42,17 @@ pub enum DrivesError {
         /// Bytes of the disk.
         size: u64,
     },
+    /// The image is two files.
+    #[error(
+        "the disk {id} ({path}) has its data in another file, {data} (data_file), and a copy is one file: move the \
+         guest on shared storage, or convert the disk (qemu-img convert -O qcow2)"
+    )]
+    DataFile {
+        id: String,
+        path: String,
+        /// The file with the data.
+        data: String,
+    },
     /// QEMU does not say what the image is.
     #[error("QEMU does not report which image is behind the drive {0}")]
     Nameless(String),
@@ -88,6 +99,10 @@ pub fn writable(
         }
     }
     let Some(graph) = &guest.graph else { return Ok(chosen) };
+    let apart = chosen.iter().find_map(|disk| Some((disk, graph.data_file(&disk.id)?)));
+    if let Some((CopiedDisk { id, path, .. }, data)) = apart {
+        return Err(DrivesError::DataFile { id: id.clone(), path: path.clone(), data: data.to_owned() });
+    }
     match chosen.iter().find_map(|disk| Some((disk, graph.part_of_file(&disk.id)?))) {
         Some((disk, (offset, size))) => {
             Err(DrivesError::Part { id: disk.id.clone(), path: disk.path.clone(), offset, size })

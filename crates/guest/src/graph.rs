@@ -210,6 +210,11 @@ impl DiskGraph {
         Some((found.offset.unwrap_or(0), found.size))
     }
 
+    /// The file that has a disk's data, if that is not its image.
+    pub(crate) fn data_file(&self, disk: &str) -> Option<&str> {
+        Some(self.below(self.top(disk)?, "data-file")?.path.as_str())
+    }
+
     /// Whether QEMU never flushes this file: what it wrote may be in the page cache of its host alone. Only the node
     /// that opens the file counts, as one above it passes a flush on.
     pub(crate) fn is_never_flushed(&self, path: &str) -> bool {

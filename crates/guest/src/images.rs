@@ -249,6 +249,10 @@ fn check(
             bytes.checked_next_multiple_of(SECTOR).unwrap_or(bytes)
         }
         ImageFormat::Qcow2 => {
+            // Whose that file is, and who uses it, has not been looked at.
+            if let Some(data) = qcow2::data_file(path) {
+                return Err(ImageError::DataFile { path: path.to_owned(), data });
+            }
             let format = || ImageError::Format { path: path.to_owned(), format: disk.format };
             qcow2::disk_size(&mut image).map_err(failed)?.ok_or_else(format)?
         }

@@ -136,6 +136,11 @@ pub(crate) fn opened_with(image: &Path, writable: bool) -> Vec<(PathBuf, bool)> 
     found
 }
 
+/// The file that has the data of an image, if that is not the image itself.
+pub(crate) fn data_file(image: &Path) -> Option<PathBuf> {
+    opened_with(image, true).into_iter().find(|(_, writable)| *writable).map(|(path, _)| path)
+}
+
 /// A file's name that QEMU takes for nothing else: `json:` and `nbd:` are protocols, as is any word with a colon before
 /// the first slash.
 fn plain(name: &str) -> Option<PathBuf> {

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::*;
-use linerate_guest::description::{CopiedDisk, ImageFormat};
+use linerate_guest::description::{CopiedDisk, GuestDescription, ImageFormat};
 use linerate_guest::drives::{DiskSelection, DrivesError, writable};
 use linerate_guest::graph::{Difference, DiskGraph, GraphError, Mapping, Node, NotNamed, check_files, read};
 use linerate_guest::incoming_qemu::QemuBinary;
@@ -466,6 +466,23 @@ fn nodes_without_a_device_are_copied_and_parts_of_files_are_not() {
         let [disk] = &found[..] else { panic!("{found:?}") };
         assert_eq!((disk.id.as_str(), disk.size, disk.format), ("spare", 8 * MIB, ImageFormat::Raw));
         assert!(disk.path.ends_with("disks/b.img"));
+    }
+}
+
+/// A copy is one image, which has all of the disk.
+#[test]
+fn a_disk_that_has_its_data_in_another_file_is_not_copied() {
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let options = "create -q -f qcow2 -o data_file=DIR/data.raw DIR/apart.qcow2 8M";
+        qemu_img(options, &place.path("disks"));
+        let line = "-drive if=none,id=d,file=DIR/apart.qcow2,format=qcow2 -device virtio-blk-pci,drive=d";
+        let mut guest = start(&place, &qemu, "g", line);
+        let described = GuestDescription { graph: Some(guest.graph()), ..description(&[]) };
+        let refused = writable(&mut guest.qmp, &described, DiskSelection::All, soon());
+        let Err(DrivesError::DataFile { data, .. }) = &refused else { panic!("{refused:?}") };
+        assert!(data.ends_with("data.raw"), "{data}");
     }
 }
 

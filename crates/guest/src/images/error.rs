@@ -85,6 +85,16 @@ pub enum ImageError {
         /// As at the source.
         format: ImageFormat,
     },
+    /// What is there has its data elsewhere.
+    #[error(
+        "{path} is here already and has its data in another file, {data} (data_file): nothing is copied into that one. \
+         Remove {path}, or map the disk's path (paths in the configuration)"
+    )]
+    DataFile {
+        path: PathBuf,
+        /// The file with the data.
+        data: PathBuf,
+    },
     /// What is there holds another disk.
     #[error(
         "{path} is here already with a disk of {}, the guest's has {}: remove it, make it as large, or map the disk's path",

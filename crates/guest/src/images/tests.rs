@@ -90,6 +90,24 @@ fn a_raw_file_that_ends_within_a_sector_takes_the_disk_that_came_from_it() {
     assert!(matches!(smaller, Err(ImageError::Other { .. })), "{smaller:?}");
 }
 
+/// Another program may use that file, or it may be the source's own.
+#[test]
+fn an_image_that_has_its_data_in_another_file_is_not_copied_into() {
+    let dir = tempfile::tempdir().unwrap();
+    let [image, data] = ["d.qcow2", "data.raw"].map(|name| dir.path().join(name));
+    let mut command = std::process::Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2", "-o"]).arg(format!("data_file={}", data.display()));
+    assert!(command.arg(&image).arg("64M").status().unwrap().success());
+    let refused = look(&image, &disk(ImageFormat::Qcow2));
+    assert!(
+        matches!(&refused, Err(ImageError::DataFile { data: found, .. }) if *found == data),
+        "{refused:?}"
+    );
+    // Without it the image could not be read.
+    fs::remove_file(&data).unwrap();
+    assert!(matches!(look(&image, &disk(ImageFormat::Qcow2)), Err(ImageError::DataFile { .. })));
+}
+
 #[test]
 fn what_was_there_is_never_taken_for_made() {
     let dir = tempfile::tempdir().unwrap();
