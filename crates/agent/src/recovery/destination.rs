@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use linerate_core::Outcome;
 use linerate_core::journal::DestinationPhase;
 use linerate_core::recovery::{
-    DestinationAction, DestinationEvent, DestinationRecovery, Inspection, Phase, RunResult,
+    DestinationAction, DestinationEvent, DestinationRecovery, Entry, Inspection, Phase, RunResult,
 };
+use linerate_core::{Outcome, SessionId};
 use linerate_guest::migrate::{DestinationQemu, TakeOverResult};
 use linerate_guest::process::{self, StopMethod};
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -251,5 +251,35 @@ fn clear_marks(copied: &[PathBuf]) {
         if let Err(error) = stale::clear(path) {
             tracing::warn!(path = %path.display(), %error, "an image's mark as stale could not be removed");
         }
+    }
+}
+
+/// The same when the agent starts: the last one may have ended when a guest had just begun to run. A guest that is
+/// leaving is left to its newer session, which may be about to mark what stays here. Storage that hangs is not waited
+/// for.
+pub(super) fn clear_marks_of_running(sessions: &Sessions, found: &[(SessionId, Record)], entries: &[Entry]) {
+    let is_newest =
+        |own: &Entry| !entries.iter().any(|one| one.order > own.order && one.process == own.process);
+    let mut running = Vec::new();
+    for (session, record) in found {
+        let Role::Destination { phase: DestinationPhase::Running | DestinationPhase::Finished, incoming } =
+            &record.role
+        else {
+            continue;
+        };
+        let Some(qemu) = &incoming.qemu else { continue };
+        let is_here = is_registered(sessions, qemu) && record.entry(*session).as_ref().is_some_and(is_newest);
+        if is_here && !incoming.copied.is_empty() {
+            running.push((qemu.clone(), incoming.copied.clone()));
+        }
+    }
+    if running.is_empty() {
+        return;
+    }
+    let clear = move || {
+        running.iter().filter(|(qemu, _)| qemu.is_alive()).for_each(|(_, copied)| clear_marks(copied));
+    };
+    if let Err(error) = std::thread::Builder::new().name("marks".into()).spawn(clear) {
+        tracing::warn!(%error, "images of guests that run here may still be marked as stale");
     }
 }

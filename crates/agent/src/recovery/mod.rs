@@ -106,6 +106,7 @@ pub fn recover(sessions: &Arc<Sessions>) -> Result<(), JournalError> {
     sessions.registry.release_files_of_absent();
     found.iter_mut().for_each(|(session, record)| name_process(sessions, *session, record));
     let entries: Vec<Entry> = found.iter().filter_map(|(session, record)| record.entry(*session)).collect();
+    destination::clear_marks_of_running(sessions, &found, &entries);
     for (session, record) in found {
         let mode = record.mode().map(ModeTag::name);
         tracing::debug!(%session, guest = record.guest, mode, "found in the journal");

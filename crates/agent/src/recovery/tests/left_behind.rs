@@ -3,7 +3,7 @@
 use linerate_guest::stale;
 
 use super::*;
-use crate::testing::with_access;
+use crate::testing::{wait, with_access};
 
 /// An operator gives its memory up, and starts it from them. If it runs at the destination too, it has its disks there.
 #[test]
@@ -63,4 +63,36 @@ fn what_a_guest_leaves_is_marked_and_handed_over_when_its_qemu_has_ended() {
     }
     assert!(stale::of(&image).is_some());
     assert!(!access.exists());
+}
+
+/// The mark says that not all of the guest has arrived, and no guest would be started with it.
+#[test]
+fn images_of_a_guest_that_had_just_begun_to_run_when_the_agent_ended_are_not_stale() {
+    for (case, is_cleared) in [("runs", true), ("has ended", false), ("is leaving", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = agent(&dir, &[]);
+        let (hand, qemu) = runs(&dir);
+        agent.registry.put(&qemu).unwrap();
+        let image = dir.path().join("copied-image");
+        std::fs::write(&image, "x").unwrap();
+        stale::mark(&image, "g", "this host").unwrap();
+        let session = comes(&agent, qemu.clone(), DestinationPhase::Running);
+        let mut record = agent.journal.get(session).unwrap().unwrap();
+        let Role::Destination { incoming, .. } = &mut record.role else { panic!("{record:?}") };
+        incoming.copied = vec![image.clone()];
+        agent.journal.put(session, &record).unwrap();
+        if case == "is leaving" {
+            let order = agent.journal.next_order();
+            let record = Record::new("g", order, leaves(&qemu, SourcePhase::CommitSent));
+            agent.journal.put(SessionId([9; 16]), &record).unwrap();
+        }
+        // It ends with this.
+        let hand = (case != "has ended").then_some(hand);
+        recover(&agent.recovery).unwrap();
+        if is_cleared {
+            wait("its image is still marked as stale", || stale::of(&image).is_none());
+        }
+        assert_eq!(stale::of(&image).is_none(), is_cleared, "{case}");
+        drop(hand);
+    }
 }
