@@ -131,6 +131,11 @@ impl MigrateError {
         matches!(self, MigrateError::Qmp(QmpError::TimedOut { .. }))
     }
 
+    /// QEMU refused, as another process has the lock of one of the guest's images.
+    pub fn is_lock(&self) -> bool {
+        matches!(self, MigrateError::Qmp(QmpError::Refused { description, .. }) if description.contains("\" lock"))
+    }
+
     /// QEMU answered, so that its connection is still good.
     pub fn is_answer(&self) -> bool {
         match self {

@@ -188,7 +188,7 @@ impl Unfinished {
     }
 
     /// Cancels QEMU's migration, puts its settings back and lets the guest run if it ran.
-    fn resume_here(&self, sessions: &Sessions) -> Option<GuestState> {
+    fn resume_here(&self, sessions: &Arc<Sessions>) -> Option<GuestState> {
         let Role::Source { qemu, ran, run_state_before, settings, .. } = self.record.lock().role.clone()
         else {
             return None;
@@ -204,16 +204,17 @@ impl Unfinished {
         }
         let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
         let deadline = Instant::now() + QMP_WAIT;
-        let done = process::connect(&qemu, deadline).map_err(|error| chain(&error)).and_then(|qmp| {
-            let mark = PauseMark::new(&folder, &self.session.to_string());
-            let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set())
-                .with_run_state_before(run_state_before);
-            source.mark_pauses(mark);
-            source
-                .cancel_and_resume(deadline)
-                .and_then(|()| source.runs(deadline))
-                .map_err(|error| chain(&error))
-        });
+        let done =
+            process::connect(&qemu, deadline).map_err(|error| (chain(&error), false)).and_then(|qmp| {
+                let mark = PauseMark::new(&folder, &self.session.to_string());
+                let mut source = SourceQemu::recovered(qmp, ran, settings, mark.is_set())
+                    .with_run_state_before(run_state_before);
+                source.mark_pauses(mark);
+                source
+                    .cancel_and_resume(deadline)
+                    .and_then(|()| source.runs(deadline))
+                    .map_err(|error| (chain(&error), error.is_lock()))
+            });
         match done {
             Ok(runs) => {
                 if is_registered(sessions, &qemu) {
@@ -223,10 +224,27 @@ impl Unfinished {
                 tracing::info!(session = %self.session, guest = self.guest, runs, "rolled back");
                 Some(if runs { GuestState::RunsAtSource } else { GuestState::PausedAtSource })
             }
-            Err(trouble) => {
+            Err((trouble, is_locked)) => {
                 self.failed(trouble);
+                if is_locked && !ran {
+                    self.have_disks_released(sessions);
+                }
                 None
             }
+        }
+    }
+
+    /// Before 10.0 the destination's QEMU has the disks of a guest that did not run as soon as it has loaded the guest,
+    /// and until that copy is given up. So the destination is notified before the guest is back here: it has just
+    /// answered that it has not committed the guest, and the copy here is complete and does not run meanwhile.
+    fn have_disks_released(&self, sessions: &Arc<Sessions>) {
+        let is_not_committed = matches!(&*self.machine.lock(), Machine::Source(machine)
+            if machine.answer() == Some(Outcome::NotCommitted));
+        let has_answered = !self.is_silent.load(Ordering::Relaxed);
+        if is_not_committed && has_answered && !self.asks_for_disks.swap(true, Ordering::Relaxed) {
+            let mut record = self.record.lock().clone();
+            set_notice_due(&mut record, true);
+            notify_destination(sessions, self.session, record);
         }
     }
 
