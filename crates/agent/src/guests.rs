@@ -13,6 +13,7 @@ use linerate_api::{
 use linerate_guest::access::{Wanted, needs};
 use linerate_guest::description::{GuestDescription, check_name};
 use linerate_guest::discover;
+use linerate_guest::graph::named_files;
 use linerate_guest::options::Options;
 use linerate_guest::process::{self, GuestError, Launch, StopMethod};
 use linerate_guest::qemu_user::QemuUser;
@@ -62,9 +63,13 @@ fn refuse_own(agent: &Agent, spec: &GuestSpec) -> Answer<()> {
     checked.map_err(|error| failed("resource_missing", &error))
 }
 
-/// An image that a guest left when its disks were copied elsewhere is older than the guest.
+/// An image that a guest left when its disks were copied elsewhere is older than the guest. Those of further arguments
+/// are copied too.
 fn refuse_stale(spec: &GuestSpec) -> Answer<()> {
-    let stale = spec.disk.iter().find_map(|disk| Some((&disk.path, stale::of(&disk.path)?)));
+    let further =
+        named_files(&spec.extra_args).into_iter().map(PathBuf::from).filter(|path| path.is_absolute());
+    let mut all = spec.disk.iter().map(|disk| disk.path.clone()).chain(further);
+    let stale = all.find_map(|path| stale::of(&path).map(|left| (path, left)));
     let Some((path, left)) = stale else { return Ok(()) };
     let path = path.display();
     let message = format!(

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::description::JSON_BYTES_MAX;
 
 pub use compare::{Difference, Mapping};
-pub use named::NotNamed;
+pub use named::{NotNamed, named_files};
 pub use read::{GraphError, check_files, read};
 
 /// Most nodes in a graph.

@@ -324,3 +324,21 @@ fn no_guest_is_started_with_a_disk_of_the_agents_own() {
     let refused = start(&agent, &StartGuest { spec_toml, spec_path }).unwrap_err();
     assert!(refused.message.contains("the agent's own files"), "{refused:?}");
 }
+
+/// It is older than the guest, whether it is a disk of its specification or of further arguments.
+#[test]
+fn no_guest_is_started_with_an_image_that_it_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let image = dir.path().join("disk");
+    std::fs::write(&image, "x").unwrap();
+    stale::mark(&image, "g", "beta").unwrap();
+    let drive = format!("file={},format=raw,if=virtio", image.display());
+    for disks in [format!("[[disk]]\npath = {image:?}\n"), format!("extra_args = [\"-drive\", {drive:?}]\n")]
+    {
+        let spec_toml = Some(format!("name = \"g\"\nmemory = \"64M\"\n{disks}"));
+        let refused = start(&agent, &StartGuest { spec_toml, ..StartGuest::default() }).unwrap_err();
+        assert!(refused.message.contains("copied to beta"), "{disks}: {refused:?}");
+        assert!(refused.hint.contains("setfattr -x"), "{refused:?}");
+    }
+}

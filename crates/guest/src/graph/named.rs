@@ -101,6 +101,11 @@ impl DiskGraph {
     }
 }
 
+/// Files that a command line has QEMU open as disks, as they are written there.
+pub fn named_files(arguments: &[String]) -> Vec<String> {
+    split_loose(arguments).iter().filter_map(given).flat_map(|one| one.files).collect()
+}
+
 fn shown(opener: &Node, top: &Node) -> String {
     format!("{} ({})", opener.path, top.driver)
 }
