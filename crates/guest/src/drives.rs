@@ -14,6 +14,7 @@ use crate::identity;
 use crate::qmp::{Qmp, QmpError};
 use crate::read::Names;
 use crate::read::disks::node_file;
+use crate::shared::open_files::path_in;
 use crate::shared::{DescribeError, check_names};
 
 /// Why the disks cannot be copied. Nothing was touched.
@@ -94,9 +95,9 @@ pub fn writable(
     let names = Names::of(guest.process.pid, &guest.arguments);
     for disk in &mut chosen {
         if let Some(path) = names.whole(&disk.path) {
-            disk.identity = identity::of(Path::new(&path));
             disk.path = path;
         }
+        disk.identity = identity_in(guest.process.pid, &disk.path);
     }
     let Some(graph) = &guest.graph else { return Ok(chosen) };
     let apart = chosen.iter().find_map(|disk| Some((disk, graph.data_file(&disk.id)?)));
@@ -109,6 +110,11 @@ pub fn writable(
         }
         None => Ok(chosen),
     }
+}
+
+/// What the image is for its QEMU, which may have file systems of its own: there a name may be another file's, or none.
+fn identity_in(pid: i32, path: &str) -> Option<String> {
+    identity::of(&path_in(pid, Path::new(path)))
 }
 
 /// Writable drives, and writable nodes that no device uses.
@@ -217,6 +223,8 @@ fn check_arguments(arguments: &[String]) -> Result<(), DrivesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
 
     fn drive(changed: Value) -> Value {
         let mut medium = json!({
@@ -278,6 +286,27 @@ mod tests {
         let mut drive = drive(json!({}));
         drive["device"] = "".into();
         assert_eq!(disk(&drive).unwrap().unwrap().id, "#block1");
+    }
+
+    /// A device has no mark, so that its identity alone keeps it from being copied onto itself.
+    #[test]
+    fn a_disk_is_what_its_own_qemu_sees_under_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d");
+        std::fs::write(&path, "x").unwrap();
+        let script =
+            format!("mount -t tmpfs none {0} && touch {0}/d && echo && exec sleep 60", dir.path().display());
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).stdout(Stdio::piped());
+        let mut qemus = command.spawn().unwrap();
+        // It says that its file system is there.
+        qemus.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let [own, there] = [std::process::id(), qemus.id()]
+            .map(|pid| identity_in(i32::try_from(pid).unwrap(), path.to_str().unwrap()).unwrap());
+        qemus.kill().unwrap();
+        qemus.wait().unwrap();
+        assert_eq!(Some(own.clone()), identity::of(&path));
+        assert!(there != own && there.starts_with("file system 1021994, file "), "{there} and {own}");
     }
 
     #[test]
