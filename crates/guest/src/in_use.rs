@@ -30,6 +30,17 @@ pub enum User {
     Process { pid: i32, name: String, writes: bool },
 }
 
+impl User {
+    /// Programs that watch disks have devices open for reading. A QEMU watches none: its guest reads the disk, or is
+    /// arriving and will write to it.
+    fn may_only_watch(&self) -> bool {
+        match self {
+            User::Process { name, writes: false, .. } => !name.starts_with("qemu") && name != "kvm",
+            _ => false,
+        }
+    }
+}
+
 impl std::fmt::Display for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -57,9 +68,9 @@ pub struct InUse {
 /// Refuses an image that anybody uses: for what is about to be overwritten, a reader matters too.
 pub fn check_overwritten(path: &Path) -> Result<(), InUse> {
     let mut users = users(path, &[]);
-    // Programs that watch disks have them open: what mounts and maps devices is found by O_EXCL.
+    // What mounts and maps devices is found by O_EXCL.
     if fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device()) {
-        users.retain(|user| !matches!(user, User::Process { writes: false, .. }));
+        users.retain(|user| !user.may_only_watch());
     }
     refuse(path, users)
 }
@@ -306,6 +317,24 @@ mod tests {
         let_go.join().unwrap();
         assert_eq!((merely_open, released), (None, None));
         assert!(held.is_some_and(|by| by.contains("claimed")));
+    }
+
+    #[test]
+    fn a_device_that_a_qemu_reads_is_not_overwritten_and_one_that_is_only_watched_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("d");
+        fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        let made = LoopDevice::of(&file);
+        for (name, is_refused) in [("watcher", false), ("qemu-system-x86", true), ("kvm", true)] {
+            let program = dir.path().join(name);
+            std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+            let reader = Stdio::from(fs::File::open(&made.0).unwrap());
+            let mut process = Command::new(&program).arg("60").stdin(reader).spawn().unwrap();
+            let found = check_overwritten(&made.0);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            assert_eq!(found.is_err(), is_refused, "{name}: {found:?}");
+        }
     }
 
     #[test]
