@@ -32,7 +32,13 @@ pub struct Stale {
 pub fn mark(path: &Path, guest: &str, to: &str) -> io::Result<()> {
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
     let value = serde_json::to_vec(&Stale { guest: guest.into(), to: to.into(), unix_s })?;
-    Ok(rustix::fs::setxattr(path, ATTRIBUTE, &value, XattrFlags::empty())?)
+    rustix::fs::setxattr(path, ATTRIBUTE, &value, XattrFlags::empty())?;
+    sync(path)
+}
+
+/// A host that loses its power keeps the change.
+fn sync(path: &Path) -> io::Result<()> {
+    plain_file::open(path)?.sync_all()
 }
 
 /// The mark of an open image. One that cannot be read is a mark all the same.
@@ -55,9 +61,8 @@ pub fn of(path: &Path) -> Option<Stale> {
 /// Removes the mark, if there is one: the image is a guest's again.
 pub fn clear(path: &Path) -> io::Result<()> {
     match rustix::fs::removexattr(path, ATTRIBUTE) {
-        Ok(()) | Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => {
-            Ok(())
-        }
+        Ok(()) => sync(path),
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -65,6 +70,52 @@ pub fn clear(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// A file system in a file, unmounted when dropped.
+    struct Mounted(PathBuf);
+
+    impl Mounted {
+        fn new(file: &Path, place: &Path) -> Mounted {
+            std::fs::create_dir(place).unwrap();
+            let mounted = Command::new("mount").args(["-o", "loop"]).args([file, place]).status().unwrap();
+            assert!(mounted.success());
+            Mounted(place.to_owned())
+        }
+    }
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(&self.0).status();
+        }
+    }
+
+    /// The guest runs elsewhere by then, or here.
+    #[test]
+    fn a_mark_is_as_it_was_when_a_host_has_lost_its_power() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let disk = path("disk");
+        File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+        let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk).status().unwrap();
+        assert!(made.success());
+        let _host = Mounted::new(&disk, &path("host"));
+        let image = path("host/d");
+        std::fs::write(&image, "x").unwrap();
+        File::open(&image).unwrap().sync_all().unwrap();
+        // What the disk has at that moment.
+        let after = |moment: &str| {
+            let (copy, place) = (path(&format!("{moment}.disk")), path(moment));
+            std::fs::copy(&disk, &copy).unwrap();
+            let _later = Mounted::new(&copy, &place);
+            of(&place.join("d"))
+        };
+        mark(&image, "web", "beta").unwrap();
+        assert_eq!(after("marked").unwrap().guest, "web");
+        clear(&image).unwrap();
+        assert_eq!(after("cleared"), None);
+    }
 
     #[test]
     fn a_mark_stays_until_it_is_cleared_and_a_broken_one_counts() {
