@@ -234,9 +234,9 @@ impl Unfinished {
         }
     }
 
-    /// Before 10.0 the destination's QEMU has the disks of a guest that did not run as soon as it has loaded the guest,
-    /// and until that copy is given up. So the destination is notified before the guest is back here: it has just
-    /// answered that it has not committed the guest, and the copy here is complete and does not run meanwhile.
+    /// A destination's QEMU before 10.0 takes the disks of a guest that did not run when it has loaded the guest. It
+    /// keeps them until that copy is given up. So the destination is notified before the guest is back here. It has
+    /// just answered that it has not committed the guest. The copy here is complete, and does not run meanwhile.
     fn have_disks_released(&self, sessions: &Arc<Sessions>) {
         let is_not_committed = matches!(&*self.machine.lock(), Machine::Source(machine)
             if machine.answer() == Some(Outcome::NotCommitted));
