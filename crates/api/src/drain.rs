@@ -296,7 +296,10 @@ pub struct UndrainGuest {
     pub from: String,
     /// How far it is.
     pub state: UndrainGuestState,
-    /// Why it does not come; `null` if all is well.
+    /// It is back, and its virtual CPUs do not run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+    /// Why it does not come, or what is wrong although it is back; `null` if all is well.
     pub reason: Option<String>,
     /// What the operator can do about it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -311,7 +314,7 @@ pub enum UndrainGuestState {
     Waiting,
     /// It is being moved.
     Moving,
-    /// It runs here, and its memory is complete.
+    /// It is here, and its memory is complete. It runs, unless `paused` says otherwise.
     Back,
     /// It could not be moved back.
     Failed,

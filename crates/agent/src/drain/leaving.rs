@@ -38,6 +38,8 @@ pub(super) struct Leaving {
     pub cannot: Option<(String, String)>,
     /// It was looked at: otherwise only its name and key are known.
     pub looked: bool,
+    /// Whether its virtual CPUs run; none if that is not known. Nobody asks for those of domains.
+    pub runs: Option<bool>,
 }
 
 impl Leaving {
@@ -139,6 +141,7 @@ fn of_domain(domain: Domain) -> Leaving {
         needs: Needs { cpu_features, ..Needs::default() },
         cannot: None,
         looked: true,
+        runs: None,
     }
 }
 
@@ -191,6 +194,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving,
         needs: needs(&description),
         cannot,
         looked: true,
+        runs: Some(description.run_state.is_live()),
     })
 }
 

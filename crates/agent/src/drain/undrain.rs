@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linerate_api::{
-    DrainGuest, DrainGuestState, ErrorBody, ModeChoice, UndrainDetail, UndrainGuest,
+    DrainGuest, DrainGuestState, ErrorBody, GuestState, ModeChoice, UndrainDetail, UndrainGuest,
     UndrainGuestState as State, code,
 };
 use linerate_core::drain::{ComingBack, SILENT_MAX};
@@ -113,6 +113,7 @@ pub(crate) fn begin(
         guest: guest.guest.clone(),
         from: guest.to.clone().unwrap_or_default(),
         state: State::Waiting,
+        paused: false,
         reason: None,
         hint: String::new(),
     };
@@ -284,12 +285,21 @@ fn unreached(text: String, hint: &str) -> ErrorBody {
     ErrorBody::new("no_link", text).with_hint(hint)
 }
 
-fn note(drains: &Drains, at: usize, state: State, error: Option<ErrorBody>) {
+fn note(drains: &Drains, at: usize, state: State, paused: bool, error: Option<ErrorBody>) {
     if let Some(guest) = drains.undrain.lock().as_mut().and_then(|detail| detail.guests.get_mut(at)) {
-        guest.state = state;
+        (guest.state, guest.paused) = (state, paused);
         (guest.reason, guest.hint) =
             error.map_or_else(Default::default, |error| (Some(error.message), error.hint));
     }
+}
+
+/// How a guest is that is back.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct IsBack {
+    /// Its virtual CPUs do not run.
+    paused: bool,
+    /// What is wrong with it all the same.
+    fault: Option<ErrorBody>,
 }
 
 /// A host that is asked for its guests, one after another.
@@ -318,15 +328,20 @@ impl Here {
     ) -> BTreeSet<usize> {
         let mut later = BTreeSet::new();
         for (at, guest) in guests {
-            note(drains, at, State::Moving, None);
+            note(drains, at, State::Moving, false, None);
             match self.one(drains, guest, &mut asked) {
-                Ok(()) => note(drains, at, State::Back, None),
+                Ok(IsBack { paused, fault }) => {
+                    if let Some(error) = &fault {
+                        tracing::warn!(guest = guest.guest, error = error.message, "it is back with a fault");
+                    }
+                    note(drains, at, State::Back, paused, fault);
+                }
                 Err(error) => {
                     tracing::warn!(guest = guest.guest, error = error.message, "it does not come back");
                     if may_come_later(&error) {
                         later.insert(at);
                     }
-                    note(drains, at, State::Failed, Some(error));
+                    note(drains, at, State::Failed, false, Some(error));
                 }
             }
         }
@@ -334,25 +349,26 @@ impl Here {
     }
 
     /// Brings one guest back.
-    fn one(&self, drains: &Drains, guest: &DrainGuest, asked: &mut Asked<'_>) -> Answer<()> {
+    fn one(&self, drains: &Drains, guest: &DrainGuest, asked: &mut Asked<'_>) -> Answer<IsBack> {
         let by_hand = "move it by hand from where it is: `linerate migrate` there";
         let migration = guest.migration.as_ref().filter(|_| guest.domain);
         if migration.is_some_and(|left| drains.back.lock().contains(left)) {
             return if self.is_back(guest, true) {
-                Ok(())
+                Ok(self.how_it_is(guest, None))
             } else {
                 Err(refused("it was back, and has left again", by_hand))
             };
         }
-        self.fetch(guest, asked, by_hand)?;
+        let fault = self.fetch(guest, asked, by_hand)?;
         drains.back.lock().extend(migration.cloned());
-        Ok(())
+        Ok(self.how_it_is(guest, fault))
     }
 
-    fn fetch(&self, guest: &DrainGuest, asked: &mut Asked<'_>, by_hand: &str) -> Answer<()> {
+    /// Has it sent back, unless it is here. Returns what failed after it was moved.
+    fn fetch(&self, guest: &DrainGuest, asked: &mut Asked<'_>, by_hand: &str) -> Answer<Option<ErrorBody>> {
         let name = &guest.guest;
         if self.is_back(guest, false) {
-            return Ok(());
+            return Ok(None);
         }
         let Some(session) = guest.migration.clone() else {
             return Err(refused("it is not known in which migration it left", by_hand));
@@ -373,14 +389,17 @@ impl Here {
         let question = Question::SendBack { session, domain, port };
         let clock = Clock::start();
         let mut coming = ComingBack::new(clock.now(), asked.silent_max);
-        loop {
+        let fault = loop {
             match find(&host.at, &question, ASK_WAIT, &self.agent.security) {
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
-                Ok((_, PeerAnswer::SendBack { state: SentBack::Moved })) => break,
+                Ok((_, PeerAnswer::SendBack { state: SentBack::Moved })) => break None,
+                Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) if is_of_arrived(&error) => {
+                    break Some(*error);
+                }
                 // It may have arrived before the other host's agent forgot about it.
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) => {
                     if self.is_back(guest, false) {
-                        return Ok(());
+                        return Ok(None);
                     }
                     if !is_busy(&error) || coming.is_over(clock.now()) {
                         return Err(*error);
@@ -389,7 +408,7 @@ impl Here {
                 }
                 Ok((_, PeerAnswer::Refused { why })) => return Err(refused(why, by_hand)),
                 Ok(_) => return Err(refused("its host's agent is of another version", "update it")),
-                Err(_) if self.is_back(guest, false) => return Ok(()),
+                Err(_) if self.is_back(guest, false) => return Ok(None),
                 Err(error) if coming.is_over(clock.now()) => {
                     asked.silent = Some(not_asked(&error));
                     return Err(silent(&error));
@@ -398,17 +417,29 @@ impl Here {
                 Err(_) => hosts::ask_one(&mut host, &self.agent.security, ASK_WAIT),
             }
             std::thread::sleep(ASK_AGAIN);
-        }
+        };
         coming.was_moved(clock.now());
         while !self.is_back(guest, true) {
             if coming.is_over(clock.now()) {
                 let list = if guest.domain { "virsh list" } else { "linerate vm list" };
-                let hint = format!("see `{list}` here");
-                return Err(refused(format!("{name} was moved, and is not here"), hint));
+                let text = format!("{name} was moved, and is not here");
+                return Err(fault.unwrap_or_else(|| refused(text, format!("see `{list}` here"))));
             }
             std::thread::sleep(ASK_AGAIN);
         }
-        Ok(())
+        Ok(fault)
+    }
+
+    /// How a guest is that is back. `fault`: what failed after it was moved.
+    fn how_it_is(&self, guest: &DrainGuest, fault: Option<ErrorBody>) -> IsBack {
+        let found = if guest.domain {
+            of_domain(self.runtime.block_on(domains::state_with_reason(&guest.uuid)).as_deref())
+        } else {
+            let found = leaving::look_at(&self.agent, &guest.guest, ModeChoice::Auto);
+            // Whatever has it by now says what becomes of it.
+            found.map_or_else(IsBack::default, |found| of_guest(found.runs))
+        };
+        IsBack { fault: fault.or(found.fault), ..found }
     }
 
     /// It is here, and nothing else has it. Another guest may have got its name meanwhile. `moved`: its host says that
@@ -443,6 +474,38 @@ fn came_back(journal: &Journal, registry: &Registry, guest: &DrainGuest) -> bool
 /// look at only the name is known, and stands for its UUID.
 fn is_it(uuid: &str, left: &DrainGuest) -> bool {
     uuid == left.uuid || left.uuid == left.guest
+}
+
+/// Whether its migration has brought the guest here, and failed after that.
+fn is_of_arrived(error: &ErrorBody) -> bool {
+    use GuestState::{PausedAtDestination, RunsAtDestination, StoppedAtDestination};
+    matches!(error.guest_state, Some(RunsAtDestination | PausedAtDestination | StoppedAtDestination))
+}
+
+/// How a domain is, as libvirt says. One that was paused before it came is paused by its user: libvirt gives no other
+/// reason to a domain that it has moved.
+fn of_domain(state: Option<&str>) -> IsBack {
+    let hint = "`virsh domstate --reason` here; remove the cause, then `virsh resume`";
+    match state {
+        Some(state) if state.starts_with("running") => IsBack::default(),
+        Some("paused (user)") => IsBack { paused: true, fault: None },
+        Some(state) => {
+            let text = format!("it is back, and does not run: libvirt says {state}");
+            IsBack { paused: true, fault: Some(ErrorBody::new(code::LIBVIRT_FAILED, text).with_hint(hint)) }
+        }
+        None => {
+            let text = "it is back, and libvirt does not say whether it runs";
+            IsBack { paused: false, fault: Some(ErrorBody::new(code::LIBVIRT_FAILED, text).with_hint(hint)) }
+        }
+    }
+}
+
+/// How a guest of the agent is. Its migration has failed unless it is as it was before.
+fn of_guest(runs: Option<bool>) -> IsBack {
+    let text = "it is back, and its QEMU does not say whether it runs";
+    let silent =
+        || ErrorBody::new("hypervisor_failed", text).with_hint("see `linerate vm show`, and its log");
+    IsBack { paused: runs == Some(false), fault: runs.is_none().then(silent) }
 }
 
 /// Whether a domain in this state here is back. One that is paused here may be on its way, or run there.

@@ -193,6 +193,11 @@ pub(crate) async fn state(uuid: &str) -> Option<String> {
     Virsh::new(HERE).state(uuid).await.ok()
 }
 
+/// The same with libvirt's reason, such as `paused (user)`.
+pub(crate) async fn state_with_reason(uuid: &str) -> Option<String> {
+    Virsh::new(HERE).run(&["domstate", "--reason", uuid]).await.ok()
+}
+
 /// The same; none if libvirt answers and does not know it. An error: it does not answer.
 pub(crate) async fn look_up(uuid: &str) -> Result<Option<String>, ErrorBody> {
     Virsh::new(HERE).look_up(uuid).await

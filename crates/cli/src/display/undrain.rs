@@ -67,20 +67,28 @@ async fn next(interrupts: &mut Interrupts, context: &Context) -> Result<UndrainD
     }
 }
 
-/// How the command ends. `reasons`: nothing else prints why guests did not come back.
+/// How the command ends. `reasons`: nothing else prints what is wrong with guests.
 fn ending(now: &UndrainDetail, reasons: bool) -> Result<Exit, Failure> {
-    let failed = now.guests.iter().filter(|guest| guest.state == UndrainGuestState::Failed);
     let name = |guest: &UndrainGuest| match guest.reason.as_deref().filter(|_| reasons) {
         Some(reason) => format!("{} ({})", clean(&guest.guest), clean(reason)),
         None => clean(&guest.guest),
     };
-    let left: Vec<String> = failed.map(name).collect();
-    if left.is_empty() {
-        return Ok(Exit::Ok);
+    let named = |is: fn(&UndrainGuest) -> bool| -> Vec<String> {
+        now.guests.iter().filter(|guest| is(guest)).map(name).collect()
+    };
+    let left = named(|guest| guest.state == UndrainGuestState::Failed);
+    let faulty = named(|guest| guest.state == UndrainGuestState::Back && guest.reason.is_some());
+    let faulty = (!faulty.is_empty()).then(|| format!("back, and not well: {}", faulty.join(", ")));
+    if !left.is_empty() {
+        let text = format!("{} of {} guests did not come back", left.len(), now.guests.len());
+        let texts: Vec<String> = [format!("{text}: {}", left.join(", "))].into_iter().chain(faulty).collect();
+        let hint = "remove the reason of each; `linerate undrain` tries again";
+        return Err(Failure::new(Exit::Failed, texts.join("; "), hint));
     }
-    let text =
-        format!("{} of {} guests did not come back: {}", left.len(), now.guests.len(), left.join(", "));
-    Err(Failure::new(Exit::Failed, text, "remove the reason of each; `linerate undrain` tries again"))
+    match faulty {
+        Some(text) => Err(Failure::new(Exit::MovedWithFault, text, "see that each runs here")),
+        None => Ok(Exit::Ok),
+    }
 }
 
 fn show(
@@ -125,5 +133,30 @@ mod tests {
         assert_eq!(ending(&now, false).unwrap_err().message(), "1 of 2 guests did not come back: web");
         now.guests.pop();
         assert_eq!(ending(&now, true).map_err(|failure| failure.exit), Ok(Exit::Ok));
+    }
+
+    #[test]
+    fn a_guest_that_is_back_with_a_fault_is_no_success_and_one_that_was_paused_before_is() {
+        let guests = |guests: serde_json::Value| -> UndrainDetail {
+            let detail = serde_json::json!({ "drain": "d1", "host": "a", "over": true, "guests": guests });
+            serde_json::from_value(detail).unwrap()
+        };
+        let faulty = serde_json::json!({
+            "guest": "web", "from": "c", "state": "back", "paused": true, "reason": "it does not run",
+        });
+        let failure = ending(&guests(serde_json::json!([faulty])), true).unwrap_err();
+        assert_eq!(failure.exit, Exit::MovedWithFault);
+        assert_eq!(failure.message(), "back, and not well: web (it does not run)");
+        let left = serde_json::json!({ "guest": "db", "from": "b", "state": "failed", "reason": "no" });
+        let failure = ending(&guests(serde_json::json!([left, faulty])), false).unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+        assert_eq!(failure.message(), "1 of 2 guests did not come back: db; back, and not well: web");
+        let paused = serde_json::json!({
+            "guest": "web", "from": "c", "state": "back", "paused": true, "reason": null,
+        });
+        let now = guests(serde_json::json!([paused]));
+        assert_eq!(ending(&now, true).map_err(|failure| failure.exit), Ok(Exit::Ok));
+        assert_eq!(drain::undrain_line(&now.guests[0]), "web: is back from c, and paused");
+        assert!(drain::undrained(&now, 80, crate::render::paint::Paint::PLAIN).contains("back, paused"));
     }
 }

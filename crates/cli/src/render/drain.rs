@@ -79,11 +79,13 @@ pub fn undrain_frame(detail: &UndrainDetail, width: usize, paint: Paint) -> Vec<
         let mark = match guest.state {
             UndrainGuestState::Waiting => paint.dim("·"),
             UndrainGuestState::Moving => paint.dim("→"),
+            UndrainGuestState::Back if guest.reason.is_some() => paint.yellow("▲"),
             UndrainGuestState::Back => paint.green("✓"),
             UndrainGuestState::Failed => paint.red("✗"),
         };
         let from = format!("from {}", clean(&guest.from));
-        rows.row([mark, paint.bold(&clean(&guest.guest)), guest.state.name(), paint.dim(&from)]);
+        let state = guest.state.name() + if guest.paused { ", paused" } else { "" };
+        rows.row([mark, paint.bold(&clean(&guest.guest)), state, paint.dim(&from)]);
     }
     lines.extend(rows.lines(2));
     lines.push(String::new());
@@ -114,7 +116,9 @@ pub fn undrained(detail: &UndrainDetail, width: usize, paint: Paint) -> String {
 pub fn undrain_line(guest: &UndrainGuest) -> String {
     let (name, from) = (clean(&guest.guest), clean(&guest.from));
     match (guest.state, &guest.reason) {
-        (UndrainGuestState::Back, _) => format!("{name}: is back from {from}"),
+        (UndrainGuestState::Back, Some(reason)) => format!("{name}: is back from {from}: {}", clean(reason)),
+        (UndrainGuestState::Back, None) if guest.paused => format!("{name}: is back from {from}, and paused"),
+        (UndrainGuestState::Back, None) => format!("{name}: is back from {from}"),
         (UndrainGuestState::Failed, Some(reason)) => format!("{name}: does not come back: {}", clean(reason)),
         (state, _) => format!("{name}: {} from {from}", state.name()),
     }

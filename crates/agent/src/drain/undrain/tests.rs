@@ -1,16 +1,21 @@
 //! What comes back, and what is said of the rest.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use linerate_core::SessionId;
 use linerate_core::journal::DestinationPhase;
+use linerate_fabric::probe::ask::{QUESTION_BYTES_MAX, receive_at_most, send};
 use linerate_guest::registry::GuestRecord;
+use linerate_net::tcp::listen::Accepted;
+use linerate_wire::VERSION_MAX;
+use linerate_wire::frame::Welcome;
 
 use super::*;
 use crate::drain::tests::{drained, guest, record};
 use crate::journal::{IncomingRecord, Record};
 use crate::security::Security;
-use crate::testing::wait;
+use crate::testing::{SilentGuest, wait};
 
 #[test]
 fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
@@ -100,6 +105,7 @@ fn a_silent_host_is_waited_for_once_and_all_its_guests_are_named() {
         guest: guest.guest.clone(),
         from: "b".into(),
         state: State::Waiting,
+        paused: false,
         reason: None,
         hint: String::new(),
     };
@@ -166,6 +172,68 @@ fn a_host_where_something_else_has_the_guest_is_asked_again() {
     // Nothing has it any more: its migration begins, and finds no QEMU.
     let error = answer.unwrap_err();
     assert!(!is_busy(&error), "{error:?}");
+}
+
+/// Answers whoever asks for a guest.
+fn answer(accepted: Accepted, state: SentBack) {
+    let (peer, end) = (accepted.peer, Instant::now() + Duration::from_secs(60));
+    let stream = accepted.welcome(Welcome { version: VERSION_MAX, control_received: 0 }).unwrap();
+    let _: Question = receive_at_most(QUESTION_BYTES_MAX, &stream, peer, end).unwrap();
+    send(&stream, &PeerAnswer::SendBack { state }, peer, end).unwrap();
+}
+
+#[test]
+fn what_failed_after_a_guest_was_moved_back_is_said_of_it() {
+    const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+    let agent = crate::testing::agent(&dir, &[]);
+    let (arriving, came): (_, Mutex<Option<SilentGuest>>) = (agent.clone(), Mutex::default());
+    let listener = crate::testing::listen(&agent.security, move |accepted| {
+        *came.lock() = Some(SilentGuest::start(&arriving, UUID));
+        let error = ErrorBody::new("guest_stopped", "a disk failed");
+        let error = ErrorBody { guest_state: Some(GuestState::StoppedAtDestination), ..error };
+        answer(accepted, SentBack::Failed(Box::new(error)));
+    });
+    let mut left = guest("g", UUID, "moved", Some("b"));
+    left["migration"] = SessionId([1; 16]).to_string().into();
+    let left: DrainGuest = serde_json::from_value(left).unwrap();
+    let mut at = Destination::new("b");
+    at.at = listener.addresses()[0].to_string();
+    let here = Here { agent, runtime: runtime.handle().clone() };
+    let drains = Drains::default();
+    let back = here.one(&drains, &left, &mut Asked::new(Some(&at))).unwrap();
+    assert_eq!(back.fault.map(|error| error.message).as_deref(), Some("a disk failed"));
+    // Given again, it is found here at once, and its QEMU says nothing.
+    let back = here.one(&drains, &left, &mut Asked::new(None)).unwrap();
+    assert!(back.fault.is_some_and(|error| error.message.contains("does not say whether it runs")));
+}
+
+#[test]
+fn only_an_end_at_this_host_is_a_fault_of_a_guest_that_is_back() {
+    use GuestState as S;
+    let error = |state| ErrorBody { guest_state: state, ..ErrorBody::new("libvirt_failed", "") };
+    for state in [S::RunsAtDestination, S::PausedAtDestination, S::StoppedAtDestination] {
+        assert!(is_of_arrived(&error(Some(state))), "{state:?}");
+    }
+    for state in [None, Some(S::RunsAtSource), Some(S::InDoubt), Some(S::Gone), Some(S::Unknown)] {
+        assert!(!is_of_arrived(&error(state)), "{state:?}");
+    }
+}
+
+#[test]
+fn a_domain_that_is_back_and_does_not_run_is_paused_and_well_only_if_its_user_paused_it() {
+    for state in ["running (migrated)", "running (unpaused)"] {
+        assert_eq!(of_domain(Some(state)), IsBack::default(), "{state}");
+    }
+    assert_eq!(of_domain(Some("paused (user)")), IsBack { paused: true, fault: None });
+    for state in ["paused (I/O error)", "paused (migrating)", "crashed (panicked)"] {
+        let IsBack { paused, fault } = of_domain(Some(state));
+        assert!(paused && fault.is_some_and(|error| error.message.contains(state)), "{state}");
+    }
+    assert!(of_domain(None).fault.is_some(), "libvirt does not answer");
+    assert_eq!(of_guest(Some(true)), IsBack::default());
+    assert_eq!(of_guest(Some(false)), IsBack { paused: true, fault: None }, "as it was before");
+    assert!(of_guest(None).fault.is_some());
 }
 
 #[test]
