@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use linerate_api::{
-    AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult, EventKind, MigrationOutcome,
+    AuditAction, AuditAnswer, AuditCaller, AuditEntry, AuditRequest, AuditResult, EventKind, MigrationOutcome,
 };
 use linerate_core::{Fault, SessionId};
 use linerate_lock::Mutex;
@@ -200,21 +200,27 @@ impl Audit {
         });
     }
 
-    /// The newest lines that match, oldest first.
-    pub fn read(&self, request: &AuditRequest) -> io::Result<Vec<AuditEntry>> {
-        let wanted = |entry: &AuditEntry| request.matches(entry);
+    /// The newest lines that match, oldest first, and what cannot be read and is not older than all that was asked for.
+    pub fn read(&self, request: &AuditRequest) -> io::Result<AuditAnswer> {
         // The locks end with these lines: what is done meanwhile must not wait until all was read.
         let done = self.done.lock().lines()?;
         let refused = self.refused.lock().lines()?;
         let begun = self.begun.lock().lines()?;
-        let mut entries = done.read(wanted)?;
-        entries.extend(refused.read(wanted)?);
-        entries.extend(begun.read(wanted)?);
-        entries.extend(self.commands.lines()?.read(wanted)?);
+        let commands = self.commands.lines()?;
+        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        for log in [done, refused, begun, commands] {
+            let found = log.read(|entry| request.matches(entry))?;
+            entries.extend(found.entries);
+            unreadable.extend(found.unreadable);
+        }
         entries.sort_by_key(|entry| entry.unix_ms);
         let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
-        entries.drain(..entries.len().saturating_sub(limit));
-        Ok(entries)
+        let too_many = entries.len().saturating_sub(limit);
+        entries.drain(..too_many);
+        let oldest = entries.first().map(|entry| entry.unix_ms).filter(|_| too_many > 0);
+        let from_ms = oldest.max(request.since_unix_ms).unwrap_or(0);
+        unreadable.retain(|one| one.may_be_since(from_ms));
+        Ok(AuditAnswer { entries, unreadable: log::texts(&unreadable) })
     }
 }
 
@@ -331,12 +337,39 @@ mod tests {
         drop(audit);
         let audit = Audit::open(dir.path()).unwrap();
         let guests = |request: &AuditRequest| -> Vec<String> {
-            audit.read(request).unwrap().into_iter().filter_map(|entry| entry.guest).collect()
+            audit.read(request).unwrap().entries.into_iter().filter_map(|entry| entry.guest).collect()
         };
         let all = AuditRequest { limit: 10, ..AuditRequest::default() };
         assert_eq!(guests(&all), ["g0", "g1", "g2"]);
         assert_eq!(guests(&AuditRequest { limit: 2, ..all.clone() }), ["g1", "g2"]);
         assert_eq!(guests(&AuditRequest { result: Some(AuditResult::Refused), ..all }), ["g1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_unless_it_is_older_than_what_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        let done = |unix_ms| {
+            let line = entry(AuditAction::GuestStop, AuditResult::Done, AuditCaller::Agent);
+            audit.record(AuditEntry { unix_ms, ..line });
+        };
+        done(10);
+        let path = dir.path().join("audit.jsonl");
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        io::Write::write_all(&mut file, b"no line\n").unwrap();
+        done(20);
+        done(30);
+        let said = |since_unix_ms, limit| {
+            let asked = AuditRequest { since_unix_ms, limit, ..AuditRequest::default() };
+            let answer = audit.read(&asked).unwrap();
+            (answer.entries.len(), answer.unreadable)
+        };
+        let text = vec![format!("{}: line 2 cannot be read", path.display())];
+        assert_eq!(said(None, 10), (3, text.clone()));
+        assert_eq!(said(None, 2), (2, text.clone()));
+        assert_eq!(said(None, 1), (1, vec![]));
+        assert_eq!(said(Some(20), 10), (2, text));
+        assert_eq!(said(Some(21), 10), (1, vec![]));
     }
 
     #[test]
@@ -349,13 +382,13 @@ mod tests {
             audit.record(entry(AuditAction::Connection, AuditResult::Refused, stranger()));
         }
         assert_eq!(std::fs::read(dir.path().join("audit.jsonl")).unwrap(), before);
-        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap();
+        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap().entries;
         assert!(lines.len() < 5_000, "{} lines", lines.len());
         // Refusals of users are counted apart.
         let local = AuditCaller::Local { uid: 1, user: None, pid: None };
         audit.record(entry(AuditAction::Look, AuditResult::Refused, local));
         let request = AuditRequest { limit: u32::MAX, by: Some("1".into()), ..AuditRequest::default() };
-        assert_eq!(audit.read(&request).unwrap().len(), 1);
+        assert_eq!(audit.read(&request).unwrap().entries.len(), 1);
     }
 
     #[test]
@@ -371,7 +404,7 @@ mod tests {
             audit.record(AuditEntry { guest: Some("ü".repeat(30 << 10)), ..line });
         }
         let seconds = began.elapsed().as_secs() + 2;
-        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap();
+        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap().entries;
         assert_eq!(lines[0].action, AuditAction::Connection);
         assert!(lines.len() as u64 <= 1 + seconds * u64::from(USERS_PER_SECOND), "{} lines", lines.len());
         assert!(lines.iter().flat_map(|line| &line.guest).all(|guest| guest.len() < TEXT_MAX + 8));
@@ -394,14 +427,15 @@ mod tests {
         }
         let seconds = began.elapsed().as_secs() + 2;
         assert_eq!(std::fs::read(dir.path().join("audit.jsonl")).unwrap(), before);
-        let lines = audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap().len();
+        let lines =
+            audit.read(&AuditRequest { limit: u32::MAX, ..AuditRequest::default() }).unwrap().entries.len();
         let most = 1 + seconds * u64::from(USERS_PER_SECOND + HOSTS_PER_SECOND);
         assert!(lines > 2 && lines as u64 <= most, "{lines} lines");
         // What is refused is not left out for that.
         audit.record(entry(AuditAction::GuestStop, AuditResult::Refused, viewer));
         let refused =
             AuditRequest { result: Some(AuditResult::Refused), limit: 10, ..AuditRequest::default() };
-        assert_eq!(audit.read(&refused).unwrap().len(), 1);
+        assert_eq!(audit.read(&refused).unwrap().entries.len(), 1);
     }
 
     #[test]
@@ -416,7 +450,7 @@ mod tests {
                 AuditCaller::Host { name: Some(name.into()), address: "192.0.2.1:1".into(), cipher: None };
             audit.record(entry(AuditAction::ArrivalBegin, AuditResult::Refused, host));
             let by = AuditRequest { by: Some(name.into()), limit: 10, ..AuditRequest::default() };
-            assert_eq!(audit.read(&by).unwrap().len(), 1);
+            assert_eq!(audit.read(&by).unwrap().entries.len(), 1);
         }
     }
 
@@ -444,7 +478,7 @@ mod tests {
         assert_eq!(files().map(Result::unwrap), before);
         let by = |name: &str| {
             let by = AuditRequest { by: Some(name.into()), limit: u32::MAX, ..AuditRequest::default() };
-            audit.read(&by).unwrap().len() as u64
+            audit.read(&by).unwrap().entries.len() as u64
         };
         assert!((2..=1 + seconds * u64::from(BEGUN_PER_SECOND)).contains(&by("b")), "{} lines", by("b"));
         // Another host has its own share.

@@ -174,6 +174,15 @@ pub enum AuditCaller {
     Agent,
 }
 
+/// Lines of the audit log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditAnswer {
+    /// Those that match, oldest first.
+    pub entries: Vec<AuditEntry>,
+    /// What of the log cannot be read and may be among them: how many lines of which file.
+    pub unreadable: Vec<String>,
+}
+
 /// Which lines of the audit log to show. Everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -20,7 +20,7 @@
 //! | [`CordonRequest`], [`CordonAnswer`] | whether a host takes guests from others |
 //! | [`DrainRequest`], [`DrainDetail`] … | all guests of a host leave it |
 //! | [`ForgetGuest`], [`ForgetHost`] … | guests and hosts that will never come back |
-//! | [`AuditRequest`], [`AuditEntry`] | who did what on a host, or tried to |
+//! | [`AuditRequest`], [`AuditAnswer`] | who did what on a host, or tried to |
 //! | [`ErrorBody`] | why not |
 //! | [`Client`] | asks an agent |
 
@@ -45,7 +45,7 @@ mod status;
 mod step;
 mod tunnel;
 
-pub use audit::{AuditAction, AuditCaller, AuditEntry, AuditRequest, AuditResult};
+pub use audit::{AuditAction, AuditAnswer, AuditCaller, AuditEntry, AuditRequest, AuditResult};
 pub use bench::{
     Bandwidth, BenchCpu, BenchDirection, BenchEvent, BenchLink, BenchPort, BenchReport, BenchRequest,
     BenchTest, BenchTransport, LinkBandwidth, PingPong, PingPongRow, Rates,

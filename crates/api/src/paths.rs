@@ -45,7 +45,7 @@ pub const QOS_APPLY: &str = "/v1/qos/apply";
 /// ends when the client closes the connection.
 pub const TUNNELS: &str = "/v1/tunnels";
 
-/// `POST` [`AuditRequest`](crate::AuditRequest): 200, list of [`AuditEntry`](crate::AuditEntry), oldest first.
+/// `POST` [`AuditRequest`](crate::AuditRequest): 200, [`AuditAnswer`](crate::AuditAnswer).
 pub const AUDIT: &str = "/v1/audit";
 
 /// `POST` [`CordonRequest`](crate::CordonRequest): 200, [`CordonAnswer`](crate::CordonAnswer). Guests that are arriving

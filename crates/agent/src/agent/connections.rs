@@ -219,8 +219,8 @@ mod tests {
         let question = serde_json::json!({ "ask": "renew", "request": "none" });
         send(&stream, &question, remote, Instant::now() + LONG).unwrap();
         let all = AuditRequest { limit: 10, ..AuditRequest::default() };
-        wait("no line", || !agent.audit.read(&all).unwrap().is_empty());
-        let [line] = <[_; 1]>::try_from(agent.audit.read(&all).unwrap()).unwrap();
+        wait("no line", || !agent.audit.read(&all).unwrap().entries.is_empty());
+        let [line] = <[_; 1]>::try_from(agent.audit.read(&all).unwrap().entries).unwrap();
         assert_eq!((line.action, line.result), (AuditAction::Renew, AuditResult::Failed), "{line:?}");
         assert!(
             matches!(&line.caller, AuditCaller::Host { name: Some(name), .. } if name == "asker"),

@@ -1,5 +1,6 @@
 //! A file of JSON lines. When it is full it gets the ending `.1`, and a new one begins.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -85,16 +86,26 @@ fn open(path: &Path) -> io::Result<File> {
     Err(io::Error::other(text))
 }
 
-/// None if it is no regular file: a FIFO would be waited for.
-fn open_to_read(path: &Path) -> io::Result<Option<File>> {
+/// None if there is no such file.
+fn open_to_read(path: &Path) -> io::Result<Option<Opened>> {
     use rustix::fs::OFlags;
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Ok(file) if file.metadata()?.is_file() => Ok(Some(file)),
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let about = file.metadata()?;
+    // A line that is written from now on is not read in part.
+    let file = about.is_file().then(|| file.take(about.len()));
+    Ok(Some(Opened { path: path.to_owned(), file }))
+}
+
+#[derive(Debug)]
+struct Opened {
+    path: PathBuf,
+    /// What it had when it was opened. None if it is no regular file: a FIFO would be waited for.
+    file: Option<io::Take<File>>,
 }
 
 /// Where the lines are: the file that is written, and the full ones.
@@ -130,19 +141,85 @@ impl Files {
 }
 
 /// Open files, oldest first.
-pub(super) struct Lines(Vec<File>);
+pub(super) struct Lines(Vec<Opened>);
 
 impl Lines {
-    /// All lines that are wanted, oldest first. What is no line of this log is passed over.
-    pub fn read(self, wanted: impl Fn(&AuditEntry) -> bool) -> io::Result<Vec<AuditEntry>> {
-        let mut found = Vec::new();
-        for file in self.0 {
-            for line in BufReader::new(file).split(b'\n') {
-                found.extend(serde_json::from_slice(&line?).ok().filter(|entry| wanted(entry)));
+    /// All lines that are wanted, oldest first, and what is no line of this log.
+    pub fn read(self, wanted: impl Fn(&AuditEntry) -> bool) -> io::Result<Found> {
+        let mut found = Found::default();
+        for Opened { path, file } in self.0 {
+            let Some(file) = file else {
+                found.unreadable.push(Unreadable { file: path, first: 0, lines: 0, until_ms: None });
+                continue;
+            };
+            for (number, line) in (1..).zip(BufReader::new(file).split(b'\n')) {
+                found.add(&path, number, &line?, &wanted);
             }
         }
         Ok(found)
     }
+}
+
+/// What a log has.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub entries: Vec<AuditEntry>,
+    pub unreadable: Vec<Unreadable>,
+}
+
+impl Found {
+    fn add(&mut self, path: &Path, number: u64, line: &[u8], wanted: &impl Fn(&AuditEntry) -> bool) {
+        match serde_json::from_slice::<AuditEntry>(line) {
+            Ok(entry) => {
+                let before = self.unreadable.iter_mut().rev().take_while(|one| one.until_ms.is_none());
+                before.for_each(|one| one.until_ms = Some(entry.unix_ms));
+                self.entries.extend(Some(entry).filter(wanted));
+            }
+            Err(_) if line.is_empty() => {}
+            Err(_) => match self.unreadable.last_mut() {
+                Some(last) if last.until_ms.is_none() && last.file == path => last.lines += 1,
+                _ => {
+                    let file = path.to_owned();
+                    self.unreadable.push(Unreadable { file, first: number, lines: 1, until_ms: None });
+                }
+            },
+        }
+    }
+}
+
+/// Lines of a file that are no lines of this log, and have none between them: another release wrote them, a crash cut
+/// them off, or the file is damaged.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    file: PathBuf,
+    /// Number of the first one.
+    first: u64,
+    /// How many. 0: the file is no regular one.
+    lines: u64,
+    /// When the next line of the log was written; none if there is none.
+    until_ms: Option<u64>,
+}
+
+impl Unreadable {
+    /// Whether they may have been written then or later.
+    pub fn may_be_since(&self, from_ms: u64) -> bool {
+        self.until_ms.is_none_or(|until| until >= from_ms)
+    }
+}
+
+/// A sentence for each file that has some.
+pub(super) fn texts(all: &[Unreadable]) -> Vec<String> {
+    let mut files: BTreeMap<&Path, (u64, u64)> = BTreeMap::new();
+    for one in all {
+        let (_, lines) = files.entry(&one.file).or_insert((one.first, 0));
+        *lines += one.lines;
+    }
+    let text = |(file, (first, lines)): (&Path, (u64, u64))| match (file.display(), lines) {
+        (file, 0) => format!("{file} is no regular file, and was not read"),
+        (file, 1) => format!("{file}: line {first} cannot be read"),
+        (file, _) => format!("{file}: {lines} lines cannot be read, the first is line {first}"),
+    };
+    files.into_iter().map(text).collect()
 }
 
 #[cfg(test)]
@@ -158,8 +235,12 @@ mod tests {
         AuditEntry { unix_ms: number, ..entry(AuditAction::Look, AuditResult::Refused, AuditCaller::Agent) }
     }
 
+    fn found(log: &Log) -> Found {
+        log.lines().unwrap().read(|_| true).unwrap()
+    }
+
     fn numbers(log: &Log) -> Vec<u64> {
-        log.lines().unwrap().read(|_| true).unwrap().iter().map(|entry| entry.unix_ms).collect()
+        found(log).entries.iter().map(|entry| entry.unix_ms).collect()
     }
 
     #[test]
@@ -221,6 +302,36 @@ mod tests {
         let (fifo, mode) = (dir.path().join("a.jsonl.1"), rustix::fs::Mode::RUSR);
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
         assert_eq!(numbers(&log), [1]);
+        let said = format!("{} is no regular file, and was not read", fifo.display());
+        assert_eq!(texts(&found(&log).unreadable), [said]);
+    }
+
+    #[test]
+    fn what_is_no_line_is_counted_and_lies_before_the_next_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        let write = |text: &str| {
+            let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        };
+        let mut log = Log::open(&path).unwrap();
+        log.append(&line(1)).unwrap();
+        // A line that was cut off, and one with an action of a later release.
+        write(
+            "{\"unix_ms\": 7\n{\"unix_ms\":8,\"action\":\"fly\",\"result\":\"done\",\"caller\":{\"kind\":\"agent\"}}\n",
+        );
+        log.append(&line(20)).unwrap();
+        write("\0\0\0");
+        assert_eq!(numbers(&log), [1, 20]);
+        let said = |from_ms: u64| {
+            let mut all = found(&log).unreadable;
+            all.retain(|one| one.may_be_since(from_ms));
+            texts(&all)
+        };
+        let file = path.display();
+        assert_eq!(said(0), [format!("{file}: 3 lines cannot be read, the first is line 2")]);
+        assert_eq!(said(20), said(0));
+        assert_eq!(said(21), [format!("{file}: line 5 cannot be read")]);
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn a_guest_that_may_run_on_both_hosts_is_shown_on_both() {
         assert!(shown.note.unwrap().contains("run on both hosts"));
         let request = AuditRequest { limit: 10, ..AuditRequest::default() };
         wait("the audit log has no line", || {
-            let lines = host.audit.read(&request).unwrap();
+            let lines = host.audit.read(&request).unwrap().entries;
             lines.iter().any(|line| (line.action, line.result) == (action, AuditResult::Failed))
         });
     }

@@ -113,7 +113,7 @@ fn each_command_and_each_join_is_written_down() {
     operations::revoke_host(&one.config, "two").unwrap_err();
     super::rotation::rotate(&one.config, false).unwrap();
     let all = AuditRequest { limit: 100, ..AuditRequest::default() };
-    let lines = |site: &Site| site.audit().read(&all).unwrap();
+    let lines = |site: &Site| site.audit().read(&all).unwrap().entries;
     let mut audited: Vec<_> =
         lines(&one).into_iter().map(|line| (line.action, line.result, line.to)).collect();
     // The agent's files and the commands' are read one after the other.

@@ -287,12 +287,12 @@ mod tests {
             let _ = ask(&route, question, LONG, LONG, None);
             let end = Instant::now() + LONG;
             // It is written after the answer.
-            while agent.audit.read(&all).unwrap().len() <= number {
+            while agent.audit.read(&all).unwrap().entries.len() <= number {
                 assert!(Instant::now() < end, "no line");
                 thread::sleep(Duration::from_millis(5));
             }
         }
-        agent.audit.read(&all).unwrap()
+        agent.audit.read(&all).unwrap().entries
     }
 
     #[test]

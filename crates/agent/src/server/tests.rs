@@ -107,7 +107,7 @@ fn a_user_does_what_its_role_allows_and_each_try_is_written_down() {
     // Root may, and there is no such guest.
     assert!(!refused(as_user(0, &socket, stop)));
 
-    let mut lines = as_user(0, &socket, async move |client| client.audit(&all).await).unwrap();
+    let mut lines = as_user(0, &socket, async move |client| client.audit(&all).await).unwrap().entries;
     // Refusals have a file of their own: within a millisecond their order with other lines is not known.
     lines.sort_by_key(|line| line.result != AuditResult::Refused);
     let audited: Vec<_> = lines.iter().map(|line| (line.action, line.result, uid(line))).collect();
@@ -340,7 +340,7 @@ fn what_a_client_began_is_written_down_although_it_hangs_up() {
     let all = AuditRequest { limit: 10, ..AuditRequest::default() };
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let lines = loop {
-        let lines = agent.audit.read(&all).unwrap();
+        let lines = agent.audit.read(&all).unwrap().entries;
         if !lines.is_empty() {
             break lines;
         }

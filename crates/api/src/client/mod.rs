@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, AuditEntry, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
+    AdoptGuest, AgentStatus, AuditAnswer, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
     DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
     FleetStatus, ForgetGuest, ForgetHost, GuestDetail, GuestForgotten, GuestSummary, HostForgotten,
     LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
@@ -218,8 +218,8 @@ impl Client {
         self.post(paths::FLEET_FORGET, request).await
     }
 
-    /// Lines of the audit log, oldest first.
-    pub async fn audit(&self, request: &AuditRequest) -> Result<Vec<AuditEntry>, ClientError> {
+    /// Lines of the audit log, oldest first, and what of it cannot be read.
+    pub async fn audit(&self, request: &AuditRequest) -> Result<AuditAnswer, ClientError> {
         self.post(paths::AUDIT, request).await
     }
 
