@@ -8,7 +8,7 @@ use linerate_agent::cluster::operations::{self, NewToken};
 use linerate_agent::cluster::rotation::{self, Step};
 use linerate_agent::cluster::{ClusterError, Kind, Membership, join as joining, renewal, utc};
 use linerate_agent::config::Config;
-use linerate_api::{AgentStatus, Client, ClientError};
+use linerate_api::{AgentStatus, Client, ClientError, SecurityState};
 
 use super::progress::with_progress;
 use crate::context::Context;
@@ -75,9 +75,12 @@ async fn rotate(flags: &RotateFlags, context: &Context) -> Result<Exit, Failure>
                 left_behind.join(", ")
             );
         }
+        if matches!(looked, Looked::NoAgent) {
+            text += "no agent runs here: hosts follow once it does\n";
+        }
         text
     })?;
-    looked.demand("the change of the authority is written")
+    looked.demand("the change of the authority is written", here.config.ignores_identity())
 }
 
 /// Makes, lists and revokes tokens (`linerate token`).
@@ -292,12 +295,29 @@ impl Looked {
         }
     }
 
-    /// The end of a command that has written `what`.
-    fn demand(&self, what: &str) -> Result<Exit, Failure> {
+    /// Why the agent does nothing with such files, whatever they have. `ignored`: what its configuration has instead.
+    fn unused(&self, ignored: Option<&str>) -> Option<String> {
+        let plain = || self.status().is_some_and(|status| status.security == SecurityState::Insecure);
+        match ignored {
+            Some(why) => Some(format!("its configuration has {why}")),
+            None if plain() => Some("it was started in plain text".into()),
+            None => None,
+        }
+    }
+
+    /// The end of a command that has written `what`, which is of no use unless the agent goes by it.
+    fn demand(&self, what: &str, ignored: Option<&str>) -> Result<Exit, Failure> {
+        if let Some(why) = self.unused(ignored) {
+            let text = format!("{what}, but this host's agent does not go by it: {why}");
+            return Err(Failure::new(Exit::Failed, text, GO_BY));
+        }
         let Some(why) = self.not_taken_up() else { return Ok(Exit::Ok) };
         Err(Failure::new(Exit::Failed, format!("{what}, but {why}"), TAKE_UP))
     }
 }
+
+const GO_BY: &str = "take that out of the agent's configuration, and restart it; of hosts with certificates of your own, \
+                     `revocations` in [certificate] names those that are refused";
 
 const TAKE_UP: &str =
     "see `linerate status` and the agent's log; a restart of the agent takes up what was written";
@@ -381,22 +401,18 @@ impl Here {
         context: &Context,
     ) -> Result<Exit, Failure> {
         let looked = self.look().await;
-        let ignored = self.config.ignores_identity();
-        let in_force = ignored.is_none() && looked.status().is_some() && looked.not_taken_up().is_none();
-        let missing = Failure::after_it_was_done;
-        context.programs(&HostRevoked { host, revoked: true, list_number, in_force }).map_err(missing)?;
         let revoked = format!("{host} is revoked (list {list_number})");
-        looked.demand(&revoked)?;
-        let text = || match ignored {
-            Some(why) => format!("{revoked}, but the agent does not use it: its configuration has {why}\n"),
-            None if in_force => {
-                format!("{revoked}: this host refuses it now, the others within five minutes\n")
-            }
-            None => format!(
+        let demanded = looked.demand(&revoked, self.config.ignores_identity());
+        let in_force = demanded.is_ok() && looked.status().is_some();
+        let output = context.programs(&HostRevoked { host, revoked: true, list_number, in_force });
+        Failure::of_ended(demanded, output, Exit::Failed, context)?;
+        let text = || match in_force {
+            true => format!("{revoked}: this host refuses it now, the others within five minutes\n"),
+            false => format!(
                 "{revoked}: no agent runs here. Once it does, this host refuses it, others within five minutes\n"
             ),
         };
-        context.people(text).map_err(missing)?;
+        context.people(text).map_err(Failure::after_it_was_done)?;
         Ok(Exit::Ok)
     }
 
@@ -430,7 +446,7 @@ impl Here {
                     format!("{is}, but the agent does not use the new files: {}", why.unwrap_or_default());
                 return Err(Failure::new(Exit::Failed, text, TAKE_UP));
             }
-            (Looked::Lost(_), None) => return looked.demand(&is),
+            (Looked::Lost(_), None) => return looked.demand(&is, None),
         };
         context.people(|| format!("{is}\n{agent}\n")).map_err(Failure::after_it_was_done)?;
         Ok(Exit::Ok)
@@ -455,19 +471,25 @@ fn failed(error: ClusterError) -> Failure {
 mod tests {
     use super::*;
 
+    /// What an agent says of itself.
+    fn looked(security: &str, not_taken_up: Option<&str>) -> Looked {
+        let status = serde_json::json!({
+            "name": "alpha", "version": "1", "uptime_s": 1, "listen": [], "guests": 0, "migrations": 0,
+            "in_doubt": 0, "protocol_versions": [], "kernel_features": [], "security": security,
+            "identity_not_taken_up": not_taken_up,
+        });
+        Looked::Agent(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    fn demanded(looked: &Looked, ignored: Option<&str>) -> Result<Exit, (Exit, String)> {
+        let end = looked.demand("b is revoked", ignored);
+        end.map_err(|failure| (failure.exit, failure.message().to_owned()))
+    }
+
     #[test]
     fn what_the_agent_has_not_taken_up_is_a_failure() {
-        let status = |not_taken_up: Option<&str>| {
-            let status = serde_json::json!({
-                "name": "alpha", "version": "1", "uptime_s": 1, "listen": [], "guests": 0, "migrations": 0,
-                "in_doubt": 0, "protocol_versions": [], "kernel_features": [],
-                "identity_not_taken_up": not_taken_up,
-            });
-            Looked::Agent(Box::new(serde_json::from_value(status).unwrap()))
-        };
-        let end = |looked: Looked| {
-            looked.demand("b is revoked").map_err(|failure| (failure.exit, failure.message().to_owned()))
-        };
+        let status = |not_taken_up: Option<&str>| looked("tls", not_taken_up);
+        let end = |looked: Looked| demanded(&looked, None);
         assert_eq!(end(status(None)), Ok(Exit::Ok));
         assert_eq!(end(Looked::NoAgent), Ok(Exit::Ok), "the next one takes it up");
         let (exit, text) = end(status(Some("trust.pem is damaged"))).unwrap_err();
@@ -475,5 +497,27 @@ mod tests {
         let lost = Looked::Lost(ClientError::Silent { limit: Duration::from_secs(30) });
         let (exit, text) = end(lost).unwrap_err();
         assert!(exit == Exit::Failed && text.contains("it is not known"), "{text}");
+    }
+
+    /// It uses no identity: it refuses nobody for what is in one.
+    #[test]
+    fn a_host_that_no_agent_refuses_is_not_revoked_with_success() {
+        let insecure = Some("security = \"insecure\"");
+        let said = |end: Result<Exit, (Exit, String)>| {
+            let (exit, text) = end.unwrap_err();
+            assert_eq!(exit, Exit::Failed);
+            text
+        };
+        for looked in [looked("insecure", None), Looked::NoAgent] {
+            let text = said(demanded(&looked, insecure));
+            assert!(
+                text.ends_with("does not go by it: its configuration has security = \"insecure\""),
+                "{text}"
+            );
+        }
+        // The configuration was changed since it was started.
+        let text = said(demanded(&looked("insecure", None), None));
+        assert!(text.contains("started in plain text"), "{text}");
+        assert_eq!(demanded(&looked("tls", None), None), Ok(Exit::Ok));
     }
 }
