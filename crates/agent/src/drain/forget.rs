@@ -76,9 +76,16 @@ fn named<'a>(coming: &'a [DrainGuest], name: &str) -> Answer<&'a DrainGuest> {
             Err(ErrorBody::new("guest_unknown", text).with_hint("`linerate undrain` names those that are"))
         }
         _ => {
-            let all: Vec<&str> = found.iter().map(|guest| guest.uuid.as_str()).collect();
-            let text = format!("{} guests are called {name}; nothing was changed", all.len());
-            Err(refused(text, format!("name one by its UUID: {}", all.join(", "))))
+            let text = format!("{} guests are called {name}; nothing was changed", found.len());
+            // The name of one without a UUID is that of the others too.
+            let (uuids, without): (Vec<_>, Vec<_>) =
+                found.iter().map(|guest| guest.uuid.as_str()).partition(|uuid| *uuid != name);
+            let last = if without.is_empty() {
+                ""
+            } else {
+                "; the one without a UUID when the others are forgotten"
+            };
+            Err(refused(text, format!("name one by its UUID: {}{last}", uuids.join(", "))))
         }
     }
 }
@@ -107,13 +114,18 @@ fn is_not_here(here: &Here, guest: &DrainGuest) -> Answer<()> {
 }
 
 /// Whether the guest that has its name here is known to be another one. Of one without a UUID only its migration shows
-/// that it came back. One whose QEMU does not answer may be it.
+/// that it came back. One whose QEMU does not answer, or whose record cannot be read, may be it.
 fn is_another(here: &Here, guest: &DrainGuest) -> bool {
-    if guest.uuid == guest.guest {
-        return !here.is_back(guest, false);
-    }
     let found = leaving::look_at(&here.agent, &guest.guest, ModeChoice::Auto);
-    found.is_some_and(|found| found.key != found.name && found.key != guest.uuid)
+    found.is_some_and(|found| match has_name_only(guest) {
+        true => !here.is_back(guest, false),
+        false => found.key != found.name && found.key != guest.uuid,
+    })
+}
+
+/// Whether nothing but its name is known of a guest: it has no UUID, or the drain could never look at it.
+fn has_name_only(guest: &DrainGuest) -> bool {
+    guest.uuid == guest.guest
 }
 
 /// Refuses if its host answers, or if another host that answers has it. `to`: the hosts of this host's drains, as the
@@ -141,18 +153,23 @@ fn is_nowhere(agent: &Agent, view: &View, guest: &DrainGuest, to: &[String]) -> 
             return Err(answers());
         }
         if one.record.as_ref().is_some_and(|record| has(record, guest)) {
-            let text = format!("{} is at host {}; nothing was changed", guest.guest, one.name());
-            return Err(refused(text, "move it by hand from there: `linerate migrate`"));
+            let text = match has_name_only(guest) {
+                true => format!("host {} has a guest called {}, which may be it", one.name(), guest.guest),
+                false => format!("{} is at host {}", guest.guest, one.name()),
+            };
+            let hint = "move it by hand from there: `linerate migrate`";
+            return Err(refused(format!("{text}; nothing was changed"), hint));
         }
     }
     Ok(())
 }
 
-/// Whether a host has the guest, or it is on its way there.
+/// Whether a host has the guest, or it is on its way there. One of which only the name is known may have a UUID there.
 fn has(record: &HostRecord, guest: &DrainGuest) -> bool {
     let HostRecord { guests, domains, arriving, .. } = record;
     let is_on_way = arriving.contains_key(&guest.uuid) || arriving.contains_key(&guest.guest);
-    guests.contains_key(&guest.uuid) || domains.contains_key(&guest.uuid) || is_on_way
+    let is_called_so = || has_name_only(guest) && guests.values().any(|one| one.name == guest.guest);
+    guests.contains_key(&guest.uuid) || domains.contains_key(&guest.uuid) || is_on_way || is_called_so()
 }
 
 fn dismiss(agent: &Agent, drains: &Drains, (fleet, view): (&Fleet, &View), guest: &DrainGuest) -> Answer<()> {
@@ -244,6 +261,7 @@ fn of_host(error: &FleetError, agent: &Agent) -> ErrorBody {
 #[cfg(test)]
 mod tests {
     use linerate_lock::Mutex;
+    use linerate_store::fleet::records::GuestRecord;
     use linerate_store::local::Local;
     use linerate_store::{Entry, Lease, Outcome, Store, StoreError, Transaction};
 
@@ -351,6 +369,43 @@ mod tests {
             assert!(has(&record, &web), "{record:?}");
         }
         assert!(!has(&record(&["u2"], &["u3"], &["db"]), &web));
+        // The drain could never look at it, and the other host has.
+        let unlooked: DrainGuest =
+            serde_json::from_value(crate::drain::tests::guest("web", "web", "in_doubt", Some("b"))).unwrap();
+        let called = |name: &str| HostRecord {
+            guests: [("u1".to_owned(), GuestRecord { name: name.into(), memory_bytes: 1 })].into(),
+            ..HostRecord::default()
+        };
+        assert!(has(&called("web"), &unlooked) && !has(&called("db"), &unlooked));
+    }
+
+    #[test]
+    fn a_guest_without_a_uuid_may_be_the_one_here_whose_record_cannot_be_read() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let agent = crate::testing::agent(&dir, &[]);
+        let mut process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        agent.registry.put(&crate::testing::arrived(&agent, i32::try_from(process.id()).unwrap())).unwrap();
+        let left: DrainGuest =
+            serde_json::from_value(crate::drain::tests::guest("g", "g", "moved", Some("b"))).unwrap();
+        let here = Here { agent: agent.clone(), runtime: runtime.handle().clone() };
+        is_not_here(&here, &left).expect("it did not come back from there: it is another one");
+        std::fs::write(agent.registry.folder("g").unwrap().join("record.json"), "{").unwrap();
+        let refused = is_not_here(&here, &left).unwrap_err();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(refused.message.contains("g is on this host"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_guest_and_a_domain_of_one_name_are_told_apart_by_what_can_be_typed() {
+        let coming: Vec<DrainGuest> = ["web", "u3"]
+            .map(|uuid| crate::drain::tests::guest("web", uuid, "moved", Some("b")))
+            .map(|guest| serde_json::from_value(guest).unwrap())
+            .into();
+        let refused = named(&coming, "web").unwrap_err();
+        assert!(refused.hint.starts_with("name one by its UUID: u3; the one without"), "{}", refused.hint);
+        assert_eq!(named(&coming, "u3").unwrap().uuid, "u3");
+        assert_eq!(named(&coming[..1], "web").unwrap().uuid, "web");
     }
 
     #[test]
