@@ -57,7 +57,7 @@ impl Which {
         if let Some(name) = &self.lab {
             return Ok(Lab::attach(name)?);
         }
-        match labs().as_slice() {
+        match labs()?.as_slice() {
             [one] => Ok(Lab::attach(one)?),
             [] => bail!("there is no lab: make one with `linerate-lab up`"),
             many => bail!("there are {} labs: choose with --lab ({})", many.len(), many.join(", ")),
@@ -65,8 +65,8 @@ impl Which {
     }
 }
 
-fn labs() -> Vec<String> {
-    linerate_lab::sweep::all().into_iter().filter(|name| Lab::attach(name).is_ok()).collect()
+fn labs() -> Result<Vec<String>> {
+    Ok(linerate_lab::sweep::all()?.into_iter().filter(|name| Lab::attach(name).is_ok()).collect())
 }
 
 fn up(options: &Up, print: Print<'_>) -> Result<()> {
@@ -123,7 +123,7 @@ fn facts(lab: &Lab) -> Value {
 }
 
 fn list(print: Print<'_>) -> Result<()> {
-    let labs: Vec<Lab> = labs().iter().map(|name| Lab::attach(name)).collect::<Result<_, _>>()?;
+    let labs: Vec<Lab> = labs()?.iter().map(|name| Lab::attach(name)).collect::<Result<_, _>>()?;
     let names: Vec<&str> = labs.iter().map(Lab::name).collect();
     print(names.join("\n"), labs.iter().map(facts).collect());
     Ok(())

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::io_error;
+use crate::sweep::entries;
 use crate::{LabError, tool};
 
 /// Folder of the names, which agents of the lab let guests open devices in.
@@ -59,17 +60,17 @@ impl Drop for BlockDevice {
 
 /// Detaches devices whose makers are dead.
 pub(crate) fn sweep(is_alive: impl Fn(i32) -> bool) -> Result<(), LabError> {
-    for entry in std::fs::read_dir(FOLDER).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in entries(Path::new(FOLDER))? {
         let maker = name.split('-').next().and_then(|pid| pid.parse().ok());
         if maker.is_none_or(&is_alive) {
             continue;
         }
-        if let Ok(device) = std::fs::read_link(entry.path()) {
+        let path = Path::new(FOLDER).join(name);
+        if let Ok(device) = std::fs::read_link(&path) {
             // It may have been detached before its name went.
             let _ = tool::run("losetup", &["--detach", &device.to_string_lossy()]);
         }
-        std::fs::remove_file(entry.path()).map_err(io_error("remove", &entry.path()))?;
+        std::fs::remove_file(&path).map_err(io_error("remove", &path))?;
     }
     // Others may have names there.
     let _ = std::fs::remove_dir(FOLDER);

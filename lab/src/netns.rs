@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::io_error;
+use crate::sweep::entries;
 use crate::{LabError, tool, wait};
 
 /// Where `ip netns` keeps its namespaces.
@@ -41,15 +42,14 @@ pub fn allow_bridge(name: &str, bridge: &str) -> Result<(), LabError> {
 }
 
 /// All namespaces of this machine that `ip netns` knows.
-pub fn list() -> Vec<String> {
-    let entries = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+pub fn list() -> Result<Vec<String>, LabError> {
+    entries("/run/netns".as_ref())
 }
 
 /// Processes that run in the namespace.
-pub fn processes(name: &str) -> Vec<Pid> {
-    let text = tool::run("ip", &["netns", "pids", name]).unwrap_or_default();
-    text.lines().filter_map(|line| line.trim().parse().ok()).filter_map(Pid::from_raw).collect()
+pub fn processes(name: &str) -> Result<Vec<Pid>, LabError> {
+    let text = tool::run("ip", &["netns", "pids", name])?;
+    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).filter_map(Pid::from_raw).collect())
 }
 
 /// Kills what runs in the namespace and removes it. A namespace that does not exist any more is no error.
@@ -64,7 +64,7 @@ pub fn remove(name: &str) -> Result<(), LabError> {
         Duration::from_secs(10),
         String::new,
         || {
-            let others: Vec<Pid> = processes(name).into_iter().filter(|pid| *pid != own).collect();
+            let others: Vec<Pid> = processes(name)?.into_iter().filter(|pid| *pid != own).collect();
             for pid in &others {
                 // It may have ended by itself since the listing.
                 let _ = kill_process(*pid, Signal::KILL);

@@ -1,18 +1,21 @@
 //! Removing labs: one's own at the end, and those of runs that died.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::io_error;
 use crate::{LabError, device, huge, lab, netns, tool};
 
 /// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none
-/// of the others.
+/// of the others, nor does a folder that cannot be read.
 pub fn sweep() -> Result<Vec<String>, LabError> {
-    let removed = each(all().into_iter().filter(|name| !maker_is_alive(name)), remove);
+    let (names, unread) = found(&lab::root(), netns::list());
+    let removed = each(names.into_iter().filter(|name| !maker_is_alive(name)), remove);
     // When nothing of a lab has them open any more.
     device::sweep(is_alive)?;
-    removed
+    let removed = removed?;
+    unread.map_or(Ok(removed), Err)
 }
 
 /// Those that were removed, or the first error when all were tried.
@@ -31,33 +34,56 @@ fn each(
 }
 
 /// Names of all labs of which anything is there: a namespace, a directory or an address claim.
-pub fn all() -> BTreeSet<String> {
-    let root = lab::root();
-    let directories = entries(&root).into_iter();
-    let claims = entries(&root.join("octets")).into_iter();
-    let claims = claims.filter_map(|octet| std::fs::read_to_string(root.join("octets").join(octet)).ok());
-    let namespaces = netns::list().into_iter();
-    let namespaces = namespaces.filter_map(|name| Some(name.rsplit_once('-')?.0.to_owned()));
-    directories.chain(claims).chain(namespaces).filter(|name| maker(name).is_some()).collect()
+pub fn all() -> Result<BTreeSet<String>, LabError> {
+    let (names, unread) = found(&lab::root(), netns::list());
+    unread.map_or(Ok(names), Err)
+}
+
+/// The same as far as it can be read, and the first error.
+fn found(root: &Path, namespaces: Result<Vec<String>, LabError>) -> (BTreeSet<String>, Option<LabError>) {
+    let of_namespace = |name: String| Some(name.rsplit_once('-')?.0.to_owned());
+    let namespaces = namespaces.map(|names| names.into_iter().filter_map(of_namespace).collect());
+    let (mut names, mut unread) = (BTreeSet::new(), None);
+    for some in [entries(root), claims(&root.join("octets")), namespaces] {
+        match some {
+            Ok(some) => names.extend(some.into_iter().filter(|name| maker(name).is_some())),
+            Err(error) => unread = unread.or(Some(error)),
+        }
+    }
+    (names, unread)
+}
+
+/// Names of the labs that have claimed addresses.
+fn claims(directory: &Path) -> Result<Vec<String>, LabError> {
+    let mut names = Vec::new();
+    for octet in entries(directory)? {
+        let path = directory.join(octet);
+        match std::fs::read_to_string(&path) {
+            Ok(name) => names.push(name),
+            // Another sweep was faster.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error("read", &path)(error)),
+        }
+    }
+    Ok(names)
 }
 
 /// Kills what runs in a lab and removes all of it. What does not exist any more is no error.
 pub(crate) fn remove(name: &str) -> Result<(), LabError> {
     let prefix = format!("{name}-");
     let namespaces: Vec<String> =
-        netns::list().into_iter().filter(|found| found.starts_with(&prefix)).collect();
+        netns::list()?.into_iter().filter(|found| found.starts_with(&prefix)).collect();
     namespaces.iter().try_for_each(|namespace| netns::remove(namespace))?;
     let directory = lab::root().join(name);
     unmount_below(&directory)?;
     huge::give_back(&directory)?;
     match std::fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(io_error("remove", &directory)(error));
         }
         _ => {}
     }
-    release_octet(name);
-    Ok(())
+    release_octet(name)
 }
 
 /// The maker's process id, from a lab's name; None for names that are not a lab's.
@@ -80,9 +106,18 @@ fn is_alive(pid: i32) -> bool {
     })
 }
 
-fn entries(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+/// Names in a folder; none if it does not exist.
+pub(crate) fn entries(directory: &Path) -> Result<Vec<String>, LabError> {
+    let failed = |error| io_error("read", directory)(error);
+    let all = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        all => all.map_err(failed)?,
+    };
+    let mut names = Vec::new();
+    for entry in all {
+        names.extend(entry.map_err(failed)?.file_name().into_string().ok());
+    }
+    Ok(names)
 }
 
 fn unmount_below(directory: &Path) -> Result<(), LabError> {
@@ -95,15 +130,22 @@ fn unmount_below(directory: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-fn release_octet(name: &str) {
+fn release_octet(name: &str) -> Result<(), LabError> {
     let directory = lab::root().join("octets");
-    for octet in entries(&directory) {
+    for octet in entries(&directory)? {
         let path = directory.join(octet);
-        if std::fs::read_to_string(&path).is_ok_and(|owner| owner == name) {
+        if !std::fs::read_to_string(&path).is_ok_and(|owner| owner == name) {
+            continue;
+        }
+        match std::fs::remove_file(&path) {
             // Another sweep may have been faster.
-            let _ = std::fs::remove_file(path);
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(io_error("remove", &path)(error));
+            }
+            _ => {}
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -132,6 +174,28 @@ mod tests {
         assert!(each(names(), remove).is_err());
         assert_eq!(tried.take(), ["lr1-0", "lr2-0"]);
         assert_eq!(each(names().skip(1), remove).ok(), Some(vec!["lr2-0".to_owned()]));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_taken_for_empty_and_hides_no_lab() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        assert_eq!(entries(&root.join("missing")).unwrap(), [""; 0]);
+        std::fs::create_dir_all(root.join("lr1-0")).unwrap();
+        std::fs::create_dir_all(root.join("octets")).unwrap();
+        std::fs::write(root.join("octets/7"), "lr2-0").unwrap();
+        let namespaces = || Ok(vec!["lr3-0-a".to_owned(), "other".to_owned()]);
+        let (names, unread) = found(root, namespaces());
+        assert!(unread.is_none(), "{unread:?}");
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), ["lr1-0", "lr2-0", "lr3-0"]);
+        // Nobody can list a file, not even root.
+        std::fs::remove_dir_all(root.join("octets")).unwrap();
+        std::fs::write(root.join("octets"), "").unwrap();
+        let (names, unread) = found(root, namespaces());
+        assert!(unread.is_some_and(|error| error.to_string().contains("octets")));
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), ["lr1-0", "lr3-0"]);
+        let (names, unread) = found(&root.join("octets"), entries(&root.join("octets")));
+        assert!(names.is_empty() && unread.is_some());
     }
 
     #[test]

@@ -163,7 +163,8 @@ fn a_one_way_cut_loses_one_direction() {
 }
 
 fn traces(name: &str) -> Vec<String> {
-    let namespaces = netns::list().into_iter().filter(|found| found.starts_with(&format!("{name}-")));
+    let namespaces =
+        netns::list().unwrap().into_iter().filter(|found| found.starts_with(&format!("{name}-")));
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts = mounts.lines().filter(|line| line.contains(&format!("/{name}/"))).map(str::to_owned);
     let directory = linerate_lab::lab::root().join(name);
