@@ -13,6 +13,7 @@ mod remote;
 mod render;
 mod units;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -34,15 +35,29 @@ fn main() -> ExitCode {
     }
 }
 
-/// Ends as clap does. A program gets the error as of any other command; help and the version are no error.
+/// Ends as clap does. A program gets the error as of any other command; help and the version are no error, unless they
+/// cannot be printed.
 fn not_understood(error: &clap::Error) -> ! {
-    if error.use_stderr() && std::env::args_os().any(|word| word == "--json") {
+    if !error.use_stderr() {
+        let printed = error.print().and_then(|()| std::io::stdout().flush());
+        std::process::exit(printed.map_or_else(|broken| not_printed(&broken), |()| error.exit_code()));
+    }
+    if std::env::args_os().any(|word| word == "--json") {
         let text = error.to_string();
         let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         let failure = Failure::new(Exit::Usage, message, "`--help` shows what the command takes");
         let _ = Context::from_environment(None, true).print(&(failure.json() + "\n"));
     }
     error.exit()
+}
+
+/// The exit code of help that was not printed. Who closes a pipe has read enough.
+fn not_printed(broken: &std::io::Error) -> i32 {
+    let failure = Failure::output(broken);
+    if broken.kind() != std::io::ErrorKind::BrokenPipe {
+        print_failure(&failure, &Context::from_environment(None, false));
+    }
+    i32::from(failure.exit as u8)
 }
 
 /// To programs on standard output, to people and logs on standard error. If it is not read, the exit code is enough.

@@ -226,6 +226,20 @@ async fn what_was_done_without_an_output_is_said_to_be_done() {
     assert!(run.err.contains("only its output is missing"), "{}", run.err);
 }
 
+#[tokio::test]
+async fn text_that_does_not_reach_its_output_is_no_success() {
+    let lab = Lab::new(0.0);
+    for line in
+        ["--help", "--version", "migrate --help", "completions bash", "man", "vm list", "status --json"]
+    {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let child = lab.command(line).stdout(full).spawn().unwrap();
+        let run = Run::of(tokio::time::timeout(DEADLINE, child.wait_with_output()).await.unwrap().unwrap());
+        assert_eq!(run.code, Some(1), "{line}: {run:?}");
+        assert!(run.err.contains("the output cannot be written"), "{line}: {}", run.err);
+    }
+}
+
 /// It takes the request, and ends before it answers.
 #[tokio::test]
 async fn an_order_whose_answer_is_lost_may_have_been_done() {

@@ -109,7 +109,7 @@ async fn cancel_here(found: MigrationSummary, context: &Context) -> Result<Exit,
     match last.state {
         MigrationState::Completed => Err(too_late()),
         MigrationState::Failed | MigrationState::Cancelled => {
-            context.answer(&last, || format!("cancelled: {} was given up on this host\n", last.guest))?;
+            context.done(&last, || format!("cancelled: {} was given up on this host\n", last.guest))?;
             Ok(Exit::Ok)
         }
         MigrationState::Recovering => Err(Failure::new(

@@ -93,9 +93,16 @@ async fn unless<T>(
     interrupts.unless(work).await.unwrap_or_else(ended)
 }
 
+/// What is not known is not taken for no cordon.
+fn knows_cordon(status: &AgentStatus) -> Result<Option<&Cordon>, Failure> {
+    let Some(why) = &status.cordon_error else { return Ok(status.cordon.as_ref()) };
+    let text = format!("it is not known whether host {} is cordoned: {}", clean(&status.name), clean(why));
+    Err(Failure::new(Exit::Failed, text, "see `linerate fleet status` there"))
+}
+
 /// The operator's cordon must not be lifted on the way.
 fn free_of_cordon(status: &AgentStatus, target: &str) -> Result<(), Failure> {
-    let Some(cordon) = &status.cordon else { return Ok(()) };
+    let Some(cordon) = knows_cordon(status)? else { return Ok(()) };
     let text = format!("host {} is cordoned by {} already, and would be released", status.name, cordon.by);
     let hint = format!("`linerate --connect {target} uncordon` or `undrain` first, or leave it out");
     Err(Failure::new(Exit::Refused, text, hint))
@@ -275,7 +282,7 @@ impl Step<'_> {
         let remote = unless(self.interrupts, back(self.host, self.flags, self.context)).await?;
         let there = remote.context(self.context);
         let status = async { Ok(there.client.status().await?) };
-        not_by_hand(unless(self.interrupts, status).await?.cordon.as_ref(), &self.host.name)?;
+        not_by_hand(knows_cordon(&unless(self.interrupts, status).await?)?, &self.host.name)?;
         let request = UndrainRequest::default();
         let asks = async {
             there
@@ -339,6 +346,22 @@ mod tests {
         assert_eq!(not_by_hand(Some(&cordon(false)), "alpha").map_err(|failure| failure.exit), Ok(()));
         let failure = not_by_hand(Some(&cordon(true)), "alpha").unwrap_err();
         assert_eq!(something_was_done(failure).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn a_host_of_which_the_cordon_is_not_known_is_neither_begun_nor_released() {
+        let status = |cordon_error: Option<&str>| -> AgentStatus {
+            serde_json::from_value(json!({
+                "name": "alpha", "version": "1", "uptime_s": 1, "listen": [], "guests": 0, "migrations": 0,
+                "in_doubt": 0, "protocol_versions": [], "kernel_features": [], "cordon_error": cordon_error,
+            }))
+            .unwrap()
+        };
+        assert!(free_of_cordon(&status(None), "alpha").is_ok());
+        let failure = free_of_cordon(&status(Some("etcd does not answer")), "alpha").unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+        assert!(failure.message().contains("not known"), "{}", failure.message());
+        assert!(knows_cordon(&status(Some("etcd does not answer"))).is_err());
     }
 
     #[test]
