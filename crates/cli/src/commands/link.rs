@@ -74,15 +74,18 @@ fn unknown(port: &str) -> String {
 pub(super) fn port_lines(answer: &LinkAnswer, host: Option<&str>) -> String {
     let port = clean(&answer.port);
     let host = host.map(|host| format!(" --host {host}")).unwrap_or_default();
+    let warnings = answer.warnings.iter().map(|warning| clean(&format!("warning: {warning}")));
     if answer.steps.is_empty() {
-        return format!("{port}: nothing to change\n");
+        let lines: Vec<String> =
+            std::iter::once(format!("{port}: nothing to change")).chain(warnings).collect();
+        return lines.join("\n") + "\n";
     }
     let mut lines: Vec<String> = answer
         .steps
         .iter()
         .map(|step| clean(&format!("{port}: {} {} → {}", step.what, step.from, step.to)))
         .collect();
-    lines.extend(answer.warnings.iter().map(|warning| clean(&format!("warning: {warning}"))));
+    lines.extend(warnings);
     lines.push(match answer.confirm_within_s {
         Some(seconds) => format!(
             "done on trial; it is put back in {seconds} s unless you run: linerate link confirm {port}{host}"
@@ -111,6 +114,9 @@ mod tests {
         let text = port_lines(&answer, Some("beta"));
         assert!(!text.contains('\x1b') && text.lines().count() == 3, "{text:?}");
         let nothing = port_lines(&LinkAnswer { steps: Vec::new(), ..answer }, None);
-        assert!(!nothing.contains('\x1b') && nothing.lines().count() == 1, "{nothing:?}");
+        // A switch may say otherwise although the port is as it was asked for.
+        let lines: Vec<&str> = nothing.lines().collect();
+        assert!(!nothing.contains('\x1b') && lines.len() == 2, "{nothing:?}");
+        assert!(lines[1].starts_with("warning: "), "{nothing:?}");
     }
 }
