@@ -270,6 +270,38 @@ async fn an_order_whose_answer_is_lost_may_have_been_done() {
     dying.abort();
 }
 
+/// It shows a drain, and ends before it answers an order to it.
+#[tokio::test]
+async fn an_abort_whose_answer_is_lost_may_have_been_taken() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let drains = serde_json::json!([{
+        "id": "d1", "host": "a", "by": "root", "state": "running", "begun_unix_ms": 0, "ended_unix_ms": null,
+        "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+        "bound": { "source_ms": 0, "destination_ms": 0, "guest_ms": 0 }, "warnings": [],
+    }]);
+    let drains = drains.to_string();
+    let dying = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).await.unwrap_or(0);
+            if request[..read].starts_with(b"GET ") {
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", drains.len());
+                let _ = stream.write_all((head + &drains).as_bytes()).await;
+            }
+        }
+    });
+    let lab = Lab::new(0.0);
+    let mut command = lab.command("drain abort");
+    let asked = tokio::time::timeout(DEADLINE, command.env("LINERATE_SOCKET", &socket).output());
+    let run = Run::of(asked.await.unwrap().unwrap());
+    assert_eq!(run.code, Some(8), "{run:?}");
+    assert!(run.err.contains("drain status"), "{}", run.err);
+    dying.abort();
+}
+
 #[tokio::test]
 async fn without_an_agent_the_error_shows_how_to_start_one() {
     let lab = Lab::new(0.0);

@@ -108,8 +108,11 @@ fn steered(now: &DrainDetail, order: DrainOrder) -> Result<Exit, Failure> {
 async fn abort(which: &DrainIdFlags, context: &Context) -> Result<Exit, Failure> {
     let id = find(which, context).await?.id;
     let mut interrupts = Interrupts::listen()?;
-    let asking = context.client.steer_drain(&id, DrainOrder::Abort);
     let unknown = format!("whether it is being ended: see {}", context.command("drain status"));
+    let asking = async {
+        let asked = context.client.steer_drain(&id, DrainOrder::Abort).await;
+        asked.map_err(|error| Failure::of_request(error, &unknown))
+    };
     interrupts.answer(asking, &unknown, context).await?;
     watch_abort(&id, &mut interrupts, context).await
 }
