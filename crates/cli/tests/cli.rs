@@ -418,6 +418,24 @@ async fn cancelling_by_command_ends_well() {
 }
 
 #[tokio::test]
+async fn a_cancel_that_is_refused_says_why_to_programs_too() {
+    let lab = Lab::new(0.0);
+    for more in ["", "--json"] {
+        let run = lab.run(&format!("migration cancel {ID}-web {more}")).await;
+        assert_eq!(run.code, Some(4), "{run:?}");
+        assert!(run.err.contains("it cannot be cancelled: user 1 may not"), "{}", run.err);
+        assert!(run.err.contains("error: user 1 may not cancel"), "{}", run.err);
+    }
+    let run = lab.run(&format!("migration cancel {ID}-web --json")).await;
+    let last = run.json_lines().pop().unwrap();
+    assert_eq!(
+        (&last["kind"], &last["error"]["code"]),
+        (&"error".into(), &"not_authorised".into()),
+        "{last}"
+    );
+}
+
+#[tokio::test]
 async fn a_name_that_fits_two_migrations_is_not_guessed() {
     let run = Lab::new(0.0).run(&format!("migration attach {ID}")).await;
     assert_eq!(run.code, Some(4));

@@ -89,13 +89,13 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
 }
 
 /// A guest that its operator had paused before is paused here again, which is no failure.
-fn of_cancel(Ended { outcome, exit }: Ended) -> Result<Exit, Failure> {
+fn of_cancel(Ended { outcome, exit, not_cancelled }: Ended) -> Result<Exit, Failure> {
     let code = exit.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
     match (outcome, code) {
         (MigrationOutcome::Cancelled, Exit::GuestGone | Exit::InDoubt) => exit,
         (MigrationOutcome::Cancelled, _) => Ok(Exit::Ok),
-        // It was faster than the wish to stop it.
-        (MigrationOutcome::Completed, Exit::Ok) => Err(too_late()),
+        // The wish to stop it was refused, or it was faster.
+        (MigrationOutcome::Completed, Exit::Ok) => Err(not_cancelled.unwrap_or_else(too_late)),
         _ => exit,
     }
 }
@@ -247,7 +247,7 @@ mod tests {
     fn a_cancel_ends_well_if_the_guest_stays() {
         let end = |outcome, exit| {
             let exit = if exit == Exit::Ok { Ok(exit) } else { Err(Failure::new(exit, "", "")) };
-            of_cancel(Ended { outcome, exit }).unwrap_or_else(|failure| failure.exit)
+            of_cancel(Ended { outcome, exit, not_cancelled: None }).unwrap_or_else(|failure| failure.exit)
         };
         use MigrationOutcome as M;
         assert_eq!(end(M::Cancelled, Exit::Cancelled), Exit::Ok);

@@ -106,6 +106,14 @@ impl Display {
         }
     }
 
+    /// The same of what failed. Where nothing is shown to people, it is an error all the same.
+    fn print_error(&mut self, text: &str, context: &Context) {
+        match self {
+            Display::Json | Display::Quiet => context.print_line(text),
+            Display::Live(_) | Display::Domain(_) | Display::Plain(_) => self.print_line(text, context),
+        }
+    }
+
     /// Ends the display. What was redrawn in place goes away if a report takes its place, and stays otherwise.
     fn close(self, report_follows: bool, context: &Context) {
         match self {

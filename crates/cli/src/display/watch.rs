@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use linerate_agent::libvirt::left_alone;
 use linerate_api::{
     Client, ClientError, DomainEvent, ErrorBody, Event, EventKind, EventStream, MigrationId,
-    MigrationOutcome, MigrationState, MigrationSummary, Mode, Report,
+    MigrationOutcome, MigrationState, MigrationSummary, Mode, Report, code,
 };
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
@@ -29,7 +29,7 @@ const DOUBT_LOOK_NEAR: Duration = Duration::from_secs(1);
 const DOUBT_ANSWER: Duration = Duration::from_secs(1);
 /// A command does not wait longer for a migration that is in doubt. The agent goes on asking.
 const DOUBT_MAX: Duration = Duration::from_secs(60);
-/// A command that ends by a failure waits so long until the agent has the request to cancel.
+/// A command that ends waits so long until the agent has the request to cancel, and its answer.
 const CANCEL_MAX: Duration = Duration::from_secs(2);
 
 /// A migration to watch, and how.
@@ -58,6 +58,8 @@ pub struct Ended {
     pub outcome: MigrationOutcome,
     /// How the command ends that moves the guest.
     pub exit: Result<Exit, Failure>,
+    /// Why the agent did not take the request to cancel, unless it came too late.
+    pub not_cancelled: Option<Failure>,
 }
 
 /// A domain of libvirt.
@@ -91,6 +93,7 @@ struct Watch<'a> {
     ticks: Interval,
     cancel: Option<Cancelling>,
     cancelled: bool,
+    not_cancelled: Option<Failure>,
     doubt: Doubt,
 }
 
@@ -121,12 +124,12 @@ pub async fn watch(context: &Context, start: Start) -> Result<Ended, Failure> {
     let mut watch = Watch::new(context, start).await?;
     match watch.run().await {
         Ok(Some(end)) => {
-            let outcome = end.outcome;
+            let (outcome, not_cancelled) = (end.outcome, watch.not_cancelled);
             let exit = match watch.domain {
                 Some(domain) => finish_domain(context, watch.display, domain, quiet, end),
                 None => finish(context, watch.display, quiet, end),
             };
-            Ok(Ended { outcome, exit })
+            Ok(Ended { outcome, exit, not_cancelled })
         }
         Ok(None) => {
             watch.display.close(false, context);
@@ -169,6 +172,7 @@ impl<'a> Watch<'a> {
             ticks: interval(REDRAW),
             cancel: cancelling,
             cancelled,
+            not_cancelled: None,
             doubt: Doubt::new(),
         };
         if cancelled {
@@ -190,6 +194,7 @@ impl<'a> Watch<'a> {
                     }
                     let output = self.display.event(&event, self.context);
                     if let EventKind::Finished { outcome, error, report } = event.kind {
+                        self.hear_of_cancel().await;
                         return Ok(Some(End { outcome, error, report, output }));
                     }
                     output.map_err(|failure| failure.while_watching(attach_hint(&self.id)))?;
@@ -198,15 +203,29 @@ impl<'a> Watch<'a> {
                 Next::Event(Err(error)) => return Err(Failure::of_lost(error, attach_hint(&self.id))),
                 Next::Interrupt if self.cancelled => return Ok(None),
                 Next::Interrupt => self.begin_cancel(),
-                Next::CancelAnswered(Some(error)) => {
-                    self.display.print_line(&format!("it cannot be cancelled: {error}"), self.context);
-                }
-                Next::CancelAnswered(None) => {}
+                Next::CancelAnswered(error) => self.cancel_answered(error),
                 Next::Tick => {
                     self.display.tick();
                     self.look_for_doubt().await?;
                 }
             }
+        }
+    }
+
+    fn cancel_answered(&mut self, error: Option<ClientError>) {
+        let Some(error) = error else { return };
+        self.display.print_error(&format!("it cannot be cancelled: {error}"), self.context);
+        if matches!(&error, ClientError::Agent { body, .. } if body.code != code::TOO_LATE) {
+            self.not_cancelled = Some(error.into());
+        }
+    }
+
+    /// A migration may end before the answer to the request to cancel it is here.
+    async fn hear_of_cancel(&mut self) {
+        if self.cancel.is_some()
+            && let Ok(error) = tokio::time::timeout(CANCEL_MAX, answer(&mut self.cancel)).await
+        {
+            self.cancel_answered(error);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | guest | what happens |
 //! |---|---|
-//! | `web` | is moved while a link is lost and comes back |
+//! | `web` | is moved while a link is lost and comes back; whoever cancels it is refused |
 //! | `full` | finds too little memory |
 //! | `stuck` | ends in doubt |
 //! | `doubt` | is in doubt until its state was asked for a few times |
@@ -222,6 +222,9 @@ async fn show(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> 
 }
 
 async fn cancel(State(agent): State<Arc<Agent>>, UrlPath(id): UrlPath<String>) -> Response {
+    if guest_of(&id) == "web" {
+        return refuse(ErrorBody::new("not_authorised", "user 1 may not cancel migrations of this host"));
+    }
     agent.cancelled.send_replace(true);
     (StatusCode::ACCEPTED, Json(summary(guest_of(&id), MigrationState::Cancelling))).into_response()
 }
