@@ -158,7 +158,9 @@ impl Job {
         self.shared.note_cipher(tunnel.cipher());
         tunnel.ready(|_| ()).await?;
         let there = Virsh::new(self.plan.destination());
-        check_there(&self.domain, &there).await?;
+        if let Err(refused) = check_there(&self.domain, &there).await {
+            return Err(tunnel.explain(refused).await);
+        }
         self.changes.parse_at(&there).await?;
         let child = self.here.start(&self.plan.arguments())?;
         let cancel_copy = || copy.cancel();

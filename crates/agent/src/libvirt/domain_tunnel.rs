@@ -1,13 +1,18 @@
 //! The tunnel of a migration.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use linerate_api::{ErrorBody, TunnelEvent, TunnelRequest};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use super::Needs;
 use crate::convert;
 use crate::tunnel::{self, Begun};
+
+/// The reason why a connection was refused comes so much later than the refusal, at most.
+const IN_FLIGHT: Duration = Duration::from_millis(500);
 
 /// A tunnel that is open until this is dropped, or until it ends.
 pub struct DomainTunnel {
@@ -68,6 +73,12 @@ impl DomainTunnel {
     /// Cipher of its first connection; none in plain text.
     pub fn cipher(&self) -> Option<&'static str> {
         self.begun.as_ref().and_then(Begun::cipher)
+    }
+
+    /// An error of what uses it, with what went wrong with the tunnel itself.
+    pub async fn explain(&mut self, error: ErrorBody) -> ErrorBody {
+        while !self.cut_off && timeout(IN_FLIGHT, self.next()).await.is_ok() {}
+        ErrorBody { message: error.message + &self.trouble(), ..error }
     }
 
     /// For the end of a sentence.

@@ -41,7 +41,9 @@ impl Job {
 
     /// The same with a tunnel that is ready, and the destination's libvirt behind it.
     async fn drive_through(&self, tunnel: &mut DomainTunnel, there: &Virsh) -> Result<Ended, ErrorBody> {
-        check_there(&self.domain, there).await?;
+        if let Err(refused) = check_there(&self.domain, there).await {
+            return Err(tunnel.explain(refused).await);
+        }
         self.changes.parse_at(there).await?;
         if self.shared.is_asked() {
             return Ok(not_begun(&self.domain));

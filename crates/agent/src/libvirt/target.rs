@@ -97,7 +97,9 @@ fn busy(name: &str, job: &Job) -> ErrorBody {
 
 /// Refuses where old memory waits for the next start at the destination: it would run on disks that were written since.
 /// Refuses also where the domain has a process there: what is found there afterwards shall be of this migration.
+/// And where no libvirt answers: it could not begin, nor say afterwards that it does not have the domain.
 pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody> {
+    there.look_up(&target.uuid).await.map_err(|dead| silent_there(target, &dead))?;
     for known_as in [&target.uuid, &target.name] {
         // It is not known there, most likely.
         let Ok(text) = there.run(&["dominfo", known_as]).await else { continue };
@@ -117,6 +119,21 @@ pub async fn check_there(target: &Target, there: &Virsh) -> Result<(), ErrorBody
         }
     }
     Ok(())
+}
+
+/// A libvirt that is stopped, or that may not be reached through a tunnel. A drain tries another host.
+fn silent_there(target: &Target, dead: &ErrorBody) -> ErrorBody {
+    let text = format!(
+        "the destination's libvirt does not answer ({}); nothing was begun, and the domain {} here was not touched",
+        dead.message, target.name
+    );
+    let hint =
+        "`systemctl status libvirtd` (or virtqemud) there; does `tunnel_targets` there name its socket?";
+    ErrorBody {
+        retry_can_help: true,
+        side: Some(Side::Destination),
+        ..ErrorBody::new(code::LIBVIRT_FAILED, text).with_hint(hint)
+    }
 }
 
 /// A copy that an earlier migration has left there, one that somebody has started, or this host by another address.
@@ -190,6 +207,16 @@ mod tests {
         }
         there.set("state", "shut off");
         assert!(check_there(&domain, &there.virsh()).await.is_ok(), "it is a definition");
+    }
+
+    #[tokio::test]
+    async fn a_destination_whose_libvirt_does_not_answer_is_one_where_a_retry_can_help() {
+        let (there, domain) = (FakeLibvirt::new(None), target());
+        there.set("dead", "");
+        let refused = check_there(&domain, &there.virsh()).await.unwrap_err();
+        assert_eq!((refused.code.as_str(), refused.retry_can_help), (code::LIBVIRT_FAILED, true));
+        assert_eq!((refused.side, refused.guest_state), (Some(Side::Destination), None));
+        assert!(refused.message.contains("no process listens"), "{}", refused.message);
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use linerate_api::{GuestState, MigrationOutcome, code};
+use linerate_api::{GuestState, MigrationOutcome, Side, code};
 
 use super::super::testing::{FakeLibvirt, LONG, MIGRATES, SAVES, job, target, wait, warnings};
 use super::*;
@@ -221,6 +221,22 @@ async fn a_domain_that_starts_when_its_host_boots_does_so_at_its_new_host() {
         let message = ended.error.map(|error| error.message).unwrap_or_default();
         assert_eq!(message.contains("virsh autostart"), refused, "{message}");
     }
+}
+
+/// It is asked first. Afterwards nobody could say that the domain does not run there, and a retry would be no help.
+#[tokio::test]
+async fn nothing_is_begun_where_the_destinations_libvirt_does_not_answer() {
+    let stage = Stage::new(target());
+    stage.there.set("dead", "");
+    let (mut tunnel, there) = (DomainTunnel::ready_now(), stage.there.virsh());
+    let refused = stage.job.drive_through(&mut tunnel, &there).await.map(drop).unwrap_err();
+    assert_eq!(
+        (refused.side, refused.retry_can_help),
+        (Some(Side::Destination), true),
+        "{}",
+        refused.message
+    );
+    assert_eq!(stage.here.asked("migrate"), 0);
 }
 
 /// The other libvirt has ended during the switch-over: this one lets the domain run again, and does not know.
