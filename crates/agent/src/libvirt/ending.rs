@@ -64,14 +64,15 @@ pub async fn arrived(
     // libvirt reports success also if it could not end the domain here.
     let here = here.find(&domain.uuid, &mut warn).await;
     let uuid = &domain.uuid;
+    // Where the destination does not have it, what is left here may be all that there is.
+    let left = found.as_ref().ok().and_then(Option::as_ref).and_then(|_| left_here(&here, uuid));
     let not_started = match &found {
         _ if !domain.definition.autostart => None,
+        Ok(Some(_)) if left.is_some() => Some(start_later(uuid)),
         Ok(Some(_)) => keep_autostart(there, uuid).await,
         Ok(None) => None,
         Err(dead) => Some(not_started(dead, uuid)),
     };
-    // Where the destination does not have it, what is left here may be all that there is.
-    let left = found.as_ref().ok().and_then(Option::as_ref).and_then(|_| left_here(&here, uuid));
     let trouble = match &found {
         Ok(Some(state)) if state == domain.state() => None,
         Ok(Some(state)) => Some(format!("it is {state} there, and was {} here", domain.state())),
@@ -114,6 +115,15 @@ pub fn not_started(why: &ErrorBody, uuid: &str) -> String {
     let why = &why.message;
     format!(
         "the destination does not start it when it boots, as this host did ({why}): `virsh autostart {uuid}` there"
+    )
+}
+
+/// The same where something of the domain is left here: both hosts would start it after a power failure. For the end of
+/// a sentence.
+pub fn start_later(uuid: &str) -> String {
+    format!(
+        "the destination does not start it when it boots, as both hosts would start it then: `virsh autostart {uuid}` \
+         there once it is undefined here"
     )
 }
 
@@ -173,6 +183,12 @@ pub async fn failed(
         Some(answer) if state == Some("running") => if_running_here(answer),
         Some(answer) => if_paused_here(answer),
     };
+    let not_started = match guest {
+        GuestState::RunsAtDestination if domain.definition.autostart => {
+            format!("; {}", start_later(&domain.uuid))
+        }
+        _ => String::new(),
+    };
     let is_silent = matches!(beyond, Some(Err(_)));
     let hint = match (&beyond, guest) {
         _ if cut_off => SEE_THERE,
@@ -192,7 +208,7 @@ pub async fn failed(
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },
-            format!("{message}{trouble}; {place}{beyond}"),
+            format!("{message}{trouble}; {place}{beyond}{not_started}"),
         )
         .with_hint(hint)
     };

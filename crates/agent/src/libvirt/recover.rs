@@ -16,7 +16,7 @@ use linerate_core::recovery::{
 
 use super::Needs;
 use super::domain_tunnel::DomainTunnel;
-use super::ending::{Ended, SEE_THERE, both, keep_autostart, left_here, not_started};
+use super::ending::{Ended, SEE_THERE, both, keep_autostart, left_here, not_started, start_later};
 use super::moves::{Claim, Kept, Move};
 use super::virsh::{HERE, Virsh, moves_away};
 use super::{plan, xml};
@@ -134,7 +134,9 @@ impl DomainSearch {
     /// What was not done of a domain that is at the destination, although libvirt has moved it.
     async fn undone(&self, here: &Answer) -> Option<ErrorBody> {
         let uuid = &self.domain.uuid;
+        let left = left_here(&Ok(here.state.clone()), uuid);
         let not_started = match self.domain.autostart {
+            true if left.is_some() => Some(start_later(uuid)),
             true => match self.open_there().await {
                 // The tunnel is open until the answer.
                 Ok((_tunnel, there)) => keep_autostart(&there, uuid).await,
@@ -142,7 +144,7 @@ impl DomainSearch {
             },
             false => None,
         };
-        let why = both(left_here(&Ok(here.state.clone()), uuid), not_started)?;
+        let why = both(left, not_started)?;
         let text = format!(
             "the agent ended during this migration; the domain is at the destination as it was here, but {why}"
         );

@@ -223,6 +223,20 @@ async fn a_domain_that_starts_when_its_host_boots_does_so_at_its_new_host() {
     }
 }
 
+/// What is left here starts with this host. Both would run after a power failure.
+#[tokio::test]
+async fn a_domain_of_which_something_is_left_here_does_not_start_at_both_hosts_when_they_boot() {
+    let definition = Definition { persistent: true, autostart: true };
+    for (succeeds, left) in [(true, "shut off"), (true, "paused"), (true, "running"), (false, "paused")] {
+        let stage = Stage::new(Target { definition, ..target() });
+        let how = if succeeds { "moved" } else { "aborted" };
+        let ended = stage.ends(how, Some(left), Some("running")).await;
+        assert_eq!(stage.there.asked("autostart"), 0, "{how}, {left}");
+        let message = ended.error.map(|error| error.message).unwrap_or_default();
+        assert!(message.contains("virsh autostart"), "an operator sets it later: {message}");
+    }
+}
+
 /// It is asked first. Afterwards nobody could say that the domain does not run there, and a retry would be no help.
 #[tokio::test]
 async fn nothing_is_begun_where_the_destinations_libvirt_does_not_answer() {

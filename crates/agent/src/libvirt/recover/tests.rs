@@ -116,11 +116,14 @@ async fn a_restarted_agent_lists_what_has_not_ended_and_refuses_to_touch_it() {
 #[tokio::test]
 async fn a_recovered_migration_says_what_is_left_of_its_domain_here() {
     let dir = tempfile::tempdir().unwrap();
-    let seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
+    let mut seeing = seeing(&crate::testing::agent(&dir, &[]).libvirt());
     let here = |state: Option<&str>| Answer { state: state.map(str::to_owned), ..Answer::default() };
     assert!(seeing.undone(&here(None)).await.is_none());
     let left = seeing.undone(&here(Some("shut off"))).await.unwrap();
     assert!(left.message.contains("virsh undefine"), "{}", left.message);
+    seeing.domain.autostart = true;
+    let left = seeing.undone(&here(Some("shut off"))).await.unwrap();
+    assert!(left.message.contains("both hosts would start it"), "{}", left.message);
 }
 
 #[tokio::test]
