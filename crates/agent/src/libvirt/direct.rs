@@ -242,6 +242,8 @@ fn with_message(copied: Copied, message: &str, cut_off: bool) -> Ended {
     let mut error = error.map_or_else(given_up, |error| *error);
     error.message = format!("{}; {message}", error.message);
     if cut_off {
+        // What was released before may run there too, and nobody was asked.
+        error.retry_can_help &= error.step != Some(Step::Commit);
         error.hint =
             if error.hint.is_empty() { SEE_THERE.into() } else { format!("{}; {SEE_THERE}", error.hint) };
     }

@@ -226,13 +226,21 @@ pub async fn seen_there(mut ended: Ended, there: &Virsh, domain: &Target, warn: 
         return ended;
     }
     let found = there.find(&domain.uuid, warn).await;
-    error.message += &place_there(&found);
-    if if_running_here(&found) == GuestState::Unknown {
+    note_there(error, &found);
+    ended
+}
+
+/// The destination's answer. Without one it is not known that the domain does not run there too.
+fn note_there(error: &mut ErrorBody, found: &Result<Option<String>, ErrorBody>) {
+    error.message += &place_there(found);
+    if if_running_here(found) == GuestState::Unknown {
         error.guest_state = Some(GuestState::Unknown);
         error.retry_can_help = false;
         error.hint = RUNS_TWICE.into();
+    } else if found.is_err() {
+        error.retry_can_help = false;
+        error.hint = SEE_THERE.into();
     }
-    ended
 }
 
 /// No later try helps at that host. A drain tries another one.
@@ -348,6 +356,25 @@ mod tests {
             let error = ended.error.unwrap();
             assert_eq!(error.guest_state, Some(guest), "{step:?}: {}", error.message);
             assert_eq!(error.retry_can_help, guest == RunsAtSource, "{step:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_that_runs_here_again_is_not_moved_again_while_the_destination_is_silent() {
+        let state = |state: &str| Ok(Some(state.to_owned()));
+        for (found, again) in [
+            (Ok(None), true),
+            (state("paused"), true),
+            (state("running"), false),
+            (Err(ErrorBody::new(code::LIBVIRT_FAILED, "no answer")), false),
+        ] {
+            let mut error = ErrorBody {
+                guest_state: Some(GuestState::RunsAtSource),
+                retry_can_help: true,
+                ..ErrorBody::new("hypervisor_failed", "libvirt runs the guest here again")
+            };
+            note_there(&mut error, &found);
+            assert_eq!(error.retry_can_help, again, "{}", error.message);
         }
     }
 

@@ -103,3 +103,20 @@ async fn a_cancellation_after_the_switch_over_ends_no_other_job_of_the_domain() 
     assert_eq!(message, None, "libvirt has moved it");
     assert_eq!(stage.here.asked("domjobabort"), 0, "it is being saved");
 }
+
+/// In a drain a second move would be begun of a domain that may run at the destination too.
+#[test]
+fn a_released_domain_is_not_moved_again_where_the_destination_cannot_be_asked() {
+    for (step, cut_off, again) in
+        [(Step::Copy, true, true), (Step::Commit, false, true), (Step::Commit, true, false)]
+    {
+        let error = ErrorBody {
+            step: Some(step),
+            retry_can_help: true,
+            ..ErrorBody::new("hypervisor_failed", "libvirt runs the guest here again")
+        };
+        let (outcome, error) = (MigrationOutcome::Failed, Some(Box::new(error)));
+        let ended = with_message(Copied { outcome, error, report: None }, "it was cut", cut_off);
+        assert_eq!(ended.error.map(|error| error.retry_can_help), Some(again), "{step:?} {cut_off}");
+    }
+}
