@@ -82,7 +82,10 @@ impl Controller {
         let copying = self.guests.iter().filter(|(_, guest)| guest.state == State::Copying && !guest.left);
         copying
             .filter_map(|(id, guest)| {
-                let since = guest.freed_at.unwrap_or(guest.since);
+                let reaches = self.reaches(guest, now);
+                // One that has all that it can be copied at is not faster with what another one had.
+                let has_all = guest.sample.is_some_and(|sample| sample.bytes_per_s >= REACHES * reaches);
+                let since = guest.freed_at.filter(|_| !has_all).unwrap_or(guest.since);
                 let new = |_: &Sample| {
                     now - since >= MEASURED_AFTER && guest.sampled_at >= since + MEASURED_AFTER / 2
                 };
@@ -93,8 +96,7 @@ impl Controller {
                     guest: *id,
                     host: guest.destination?.host,
                     since: guest.since,
-                    bytes_per_s: measured
-                        .map_or_else(|| self.reaches(guest, now), |sample| sample.bytes_per_s),
+                    bytes_per_s: measured.map_or(reaches, |sample| sample.bytes_per_s),
                     finishing,
                     measured: measured.is_some(),
                 })
@@ -120,14 +122,10 @@ impl Controller {
             .map_or(f64::INFINITY, |to| self.learned.takes(to.host, to.bytes_per_s, now));
         let links_full = sum(&|_| true) >= REACHES * self.learned.carries(now);
         let host_full = sum(&|copy| copy.host == ends.host) >= REACHES * takes;
-        // One that has all that it can be copied at is not faster with more.
-        let gains = |copy: &&Copy| {
-            let guest = self.guests.get(&copy.guest).filter(|_| copy.guest != id);
-            guest.is_some_and(|guest| copy.bytes_per_s < REACHES * self.reaches(guest, now))
+        for copy in copies.iter().filter(|copy| copy.guest != id) {
+            if let Some(guest) = self.guests.get_mut(&copy.guest)
                 && (links_full || (host_full && copy.host == ends.host))
-        };
-        for gains in copies.iter().filter(gains).map(|copy| copy.guest).collect::<Vec<_>>() {
-            if let Some(guest) = self.guests.get_mut(&gains) {
+            {
                 guest.freed_at = Some(now);
             }
         }

@@ -317,6 +317,21 @@ fn a_copy_that_has_all_its_destination_takes_is_not_measured_anew_when_another_e
 }
 
 #[test]
+fn a_first_sample_of_a_time_beside_a_copy_that_ended_is_no_sign_of_free_links() {
+    let mut hand = Hand::ready(&[start(0, 60), start(1, 50), start(2, 40)], &[1, 2, 3]);
+    hand.after(20.0);
+    assert_eq!(copies(&hand.measured(0, 1, GIB / 20, 2e9, 0.0)), [1], "the first is nearly done");
+    hand.prepared(2);
+    hand.after(0.2);
+    assert_eq!(copies(&hand.tell(Event::Moved { guest: guest(0) })), []);
+    hand.after(0.1);
+    // Each of them fills the links alone.
+    assert_eq!(copies(&hand.measured(1, 0, 49 * GIB, 1.6e9, 0.0)), [], "it had a part of them until now");
+    assert_eq!(copies(&hand.after(0.3)), []);
+    assert_eq!(copies(&hand.measured(1, 0, 48 * GIB, 2e9, 0.0)), [], "they are full");
+}
+
+#[test]
 fn what_an_earlier_drain_measured_needs_no_trial_and_gives_way_to_more() {
     let guests: Vec<Start> = (0..3).map(|n| start(n, 60)).collect();
     let mut hand = Hand::new(&guests);
