@@ -80,8 +80,6 @@ pub struct Unfinished {
     signals: Mutex<Sender<Signal>>,
     /// At a source: the notice of its roll-back is being sent.
     notifies: AtomicBool,
-    /// At a source: the notice was sent before, as the destination keeps the disks of a guest that did not run.
-    asks_for_disks: AtomicBool,
     /// Why the last try failed.
     trouble: Mutex<Option<String>>,
     /// The destination has not answered the last question.
@@ -308,7 +306,6 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
         machine: Mutex::new(machine),
         signals: Mutex::new(signals),
         notifies: AtomicBool::new(false),
-        asks_for_disks: AtomicBool::new(false),
         trouble: Mutex::default(),
         is_silent: AtomicBool::new(false),
         clock: Clock::start(),

@@ -25,7 +25,9 @@ use crate::faults::chain;
 use crate::journal::{Journal, Record, Role, parse_token};
 use crate::ran_here::{self, RanHere, Sighting};
 use crate::security::PeerName;
-use crate::session::contact::{NoAnswer, ask_any, ask_before_resuming, ask_while_waiting, commit_any};
+use crate::session::contact::{
+    NoAnswer, ask_any, ask_before_resuming, ask_while_waiting, commit_any, notify_rolled_back,
+};
 use crate::session::identity::Identity;
 
 /// A monitor that another client holds is not waited for.
@@ -188,7 +190,7 @@ impl Unfinished {
     }
 
     /// Cancels QEMU's migration, puts its settings back and lets the guest run if it ran.
-    fn resume_here(&self, sessions: &Arc<Sessions>) -> Option<GuestState> {
+    fn resume_here(&self, sessions: &Sessions) -> Option<GuestState> {
         let Role::Source { qemu, ran, run_state_before, settings, .. } = self.record.lock().role.clone()
         else {
             return None;
@@ -226,7 +228,7 @@ impl Unfinished {
             }
             Err((trouble, is_locked)) => {
                 self.failed(trouble);
-                if is_locked && !ran {
+                if is_locked {
                     self.have_disks_released(sessions);
                 }
                 None
@@ -234,18 +236,20 @@ impl Unfinished {
         }
     }
 
-    /// A destination's QEMU before 10.0 takes the disks of a guest that did not run when it has loaded the guest. It
-    /// keeps them until that copy is given up. So the destination is notified before the guest is back here. It has
-    /// just answered that it has not committed the guest. The copy here is complete, and does not run meanwhile.
-    fn have_disks_released(&self, sessions: &Arc<Sessions>) {
+    /// A destination's QEMU before 10.0 has the disks of a guest that did not run when its migration began. It takes
+    /// them when it has loaded the guest, and keeps them until that copy is given up. So the destination is notified
+    /// before the guest is back here. It has just answered that it has not committed the guest. The copy here is
+    /// complete, and does not run meanwhile. It is asked anew before each notice: its operator may have decided since.
+    fn have_disks_released(&self, sessions: &Sessions) {
         let is_not_committed = matches!(&*self.machine.lock(), Machine::Source(machine)
             if machine.answer() == Some(Outcome::NotCommitted));
-        let has_answered = !self.is_silent.load(Ordering::Relaxed);
-        if is_not_committed && has_answered && !self.asks_for_disks.swap(true, Ordering::Relaxed) {
-            let mut record = self.record.lock().clone();
-            set_notice_due(&mut record, true);
-            notify_destination(sessions, self.session, record);
+        if !is_not_committed || self.is_silent.load(Ordering::Relaxed) {
+            return;
         }
+        let Role::Source { peers, token, peer, .. } = self.record.lock().role.clone() else { return };
+        self.question(sessions, (&token, &peer), |identity| {
+            notify_rolled_back(&peers, identity, true).ok_or_else(NoAnswer::default)
+        });
     }
 
     /// The guest runs at the destination: its process here ends. What it leaves behind is marked and handed over then.

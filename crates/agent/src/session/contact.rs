@@ -119,7 +119,7 @@ pub(crate) fn ask_while_waiting(peers: &[SocketAddr], identity: &Identity) -> Re
 
 /// Notifies any of a host's addresses that the session is rolled back; the answer is the session's outcome there.
 /// `held`: the host may have the guest complete. If not, nothing is lost if another host answers.
-pub(super) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity, held: bool) -> Option<Outcome> {
+pub(crate) fn notify_rolled_back(peers: &[SocketAddr], identity: &Identity, held: bool) -> Option<Outcome> {
     ask_all(Role::RolledBack, peers, identity, !held || proves_itself(identity)).ok()
 }
 
