@@ -255,8 +255,8 @@ fn clear_marks(copied: &[PathBuf]) {
 }
 
 /// The same when the agent starts: the last one may have ended when a guest had just begun to run. A guest that is
-/// leaving is left to its newer session, which may be about to mark what stays here. Storage that hangs is not waited
-/// for.
+/// leaving is left to its newer session, which may be about to mark what stays here. A guest may have given an image
+/// up while it ran: then another guest may have left it behind since. Storage that hangs is not waited for.
 pub(super) fn clear_marks_of_running(sessions: &Sessions, found: &[(SessionId, Record)], entries: &[Entry]) {
     let is_newest =
         |own: &Entry| !entries.iter().any(|one| one.order > own.order && one.process == own.process);
@@ -277,7 +277,10 @@ pub(super) fn clear_marks_of_running(sessions: &Sessions, found: &[(SessionId, R
         return;
     }
     let clear = move || {
-        running.iter().filter(|(qemu, _)| qemu.is_alive()).for_each(|(_, copied)| clear_marks(copied));
+        for (qemu, mut copied) in running.into_iter().filter(|(qemu, _)| qemu.is_alive()) {
+            copied.retain(|path| stale::of(path).is_some_and(|left| left.guest == qemu.name));
+            clear_marks(&copied);
+        }
     };
     if let Err(error) = std::thread::Builder::new().name("marks".into()).spawn(clear) {
         tracing::warn!(%error, "images of guests that run here may still be marked as stale");

@@ -73,13 +73,15 @@ fn images_of_a_guest_that_had_just_begun_to_run_when_the_agent_ended_are_not_sta
         let agent = agent(&dir, &[]);
         let (hand, qemu) = runs(&dir);
         agent.registry.put(&qemu).unwrap();
-        let image = dir.path().join("copied-image");
-        std::fs::write(&image, "x").unwrap();
-        stale::mark(&image, "g", "this host").unwrap();
+        let [image, given_up] = ["copied-image", "given-up"].map(|name| dir.path().join(name));
+        for (path, guest) in [(&image, "g"), (&given_up, "another")] {
+            std::fs::write(path, "x").unwrap();
+            stale::mark(path, guest, "this host").unwrap();
+        }
         let session = comes(&agent, qemu.clone(), DestinationPhase::Running);
         let mut record = agent.journal.get(session).unwrap().unwrap();
         let Role::Destination { incoming, .. } = &mut record.role else { panic!("{record:?}") };
-        incoming.copied = vec![image.clone()];
+        incoming.copied = vec![given_up.clone(), image.clone()];
         agent.journal.put(session, &record).unwrap();
         if case == "is leaving" {
             let order = agent.journal.next_order();
@@ -93,6 +95,7 @@ fn images_of_a_guest_that_had_just_begun_to_run_when_the_agent_ended_are_not_sta
             wait("its image is still marked as stale", || stale::of(&image).is_none());
         }
         assert_eq!(stale::of(&image).is_none(), is_cleared, "{case}");
+        assert!(stale::of(&given_up).is_some(), "it is another guest's, which left it here");
         drop(hand);
     }
 }
