@@ -62,6 +62,11 @@ impl OwnQemu {
         self.guest.send_stopped(held.stopped_at);
         let prior = self.guest.qemu.run_state_before().cloned();
         let _ = self.guest.shared.inbox.send(Input::PriorRunState(prior));
+        // The destination was prepared for a guest that does not run. Its QEMU, before 10.0, reads the disks when it
+        // loads the state.
+        if !self.guest.description.is_running() {
+            self.flush()?;
+        }
         self.guest.send(Event::PreSwitchover {
             was_running: held.ran,
             disks: disks::initial_disks(&self.guest.description)?,
@@ -77,9 +82,13 @@ impl OwnQemu {
             return Ok(());
         }
         self.compare()?;
-        self.marks.flush().map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))?;
+        self.flush()?;
         self.is_unchanged = true;
         Ok(())
+    }
+
+    fn flush(&self) -> Done {
+        self.marks.flush().map_err(|error| here(Code::HypervisorFailed, Step::Blackout, &error))
     }
 
     fn compare(&mut self) -> Done {

@@ -55,8 +55,13 @@ impl Fake {
     /// Waits until this answer has been evaluated as a whole: the third question comes after all that followed from the
     /// first.
     fn wait_seen(&self) {
+        self.wait_asked(3);
+    }
+
+    /// Waits until it was asked for the run state so often since the answers were set.
+    pub fn wait_asked(&self, times: u32) {
         let answers = self.0.0.lock();
-        let (answers, late) = self.0.1.wait_timeout_while(answers, LONG, |answers| answers.asked < 3);
+        let (answers, late) = self.0.1.wait_timeout_while(answers, LONG, |answers| answers.asked < times);
         assert!(!late, "asked {} times", answers.asked);
     }
 

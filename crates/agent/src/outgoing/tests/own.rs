@@ -1,14 +1,18 @@
 //! What is asked of a guest of this host's registry before commit is sent.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step};
 use linerate_guest::description::Disk;
+use linerate_guest::graph::DiskGraph;
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_guest::run_state::RunState;
 use linerate_guest::shared;
 use linerate_net::tcp::listen::Accepted;
 use tempfile::TempDir;
@@ -23,6 +27,22 @@ use crate::security::Security;
 use crate::session::links::Losses;
 use crate::testing::{closed_port, listen};
 
+/// The guest's disk.
+fn vda(path: String, protocol: &str) -> Disk {
+    Disk {
+        id: "vda".into(),
+        path,
+        format: "raw".into(),
+        protocol: protocol.into(),
+        read_only: false,
+        direct: false,
+        aio: None,
+        drop_cache: true,
+        size: 4096,
+        flash: false,
+    }
+}
+
 /// The answer for a guest whose disk is `replaced` by another file of its name when the destination has found its mark.
 fn checked_before_commit(replaced: bool) -> Input {
     let dir: TempDir = tempfile::tempdir().unwrap();
@@ -34,18 +54,7 @@ fn checked_before_commit(replaced: bool) -> Input {
     let image = dir.path().join("d.img");
     fs::write(&image, [7; 4096]).unwrap();
     let _opened_by_the_guest = File::open(&image).unwrap();
-    guest.description.disks = vec![Disk {
-        id: "vda".into(),
-        path: image.to_str().unwrap().into(),
-        format: "raw".into(),
-        protocol: "file".into(),
-        read_only: false,
-        direct: false,
-        aio: None,
-        drop_cache: true,
-        size: 4096,
-        flash: false,
-    }];
+    guest.description.disks = vec![vda(image.to_str().unwrap().into(), "file")];
     let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
     if replaced {
         fs::rename(&image, dir.path().join("aside")).unwrap();
@@ -165,6 +174,86 @@ fn a_disk_that_was_replaced_under_its_name_is_found_before_commit() {
         }
         _ => panic!("a guest with a disk that was replaced counts as it was"),
     }
+}
+
+/// A block device with less space behind it than it says. Detached when dropped.
+struct FullDevice {
+    place: TempDir,
+    device: PathBuf,
+}
+
+impl FullDevice {
+    fn new() -> FullDevice {
+        let place = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(place.path());
+        assert!(mount.status().unwrap().success());
+        let file = place.path().join("file");
+        File::create(&file).unwrap().set_len(16 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        FullDevice { place, device: String::from_utf8(made.stdout).unwrap().trim().into() }
+    }
+}
+
+impl Drop for FullDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+        let _ = Command::new("umount").arg("--lazy").arg(self.place.path()).status();
+    }
+}
+
+/// What becomes of a guest when QEMU holds it. What it wrote to its disk (`cache=unsafe`) cannot be flushed.
+fn held_and_not_flushed(run_state: RunState) -> Input {
+    let full = FullDevice::new();
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+    fs::create_dir_all(sessions.registry.folder("g").unwrap()).unwrap();
+    let fake = Fake::default();
+    fake.set("paused", "none");
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    let mut guest = guest_of(&fake, dir.path(), &outgoing, false);
+    guest.description.run_state = run_state;
+    let path = full.device.to_str().unwrap();
+    guest.description.disks = vec![vda(path.into(), "host_device")];
+    let node = serde_json::json!({
+        "name": "n", "driver": "host_device", "path": path, "read_only": false, "size": 4096, "children": []
+    });
+    let graph = serde_json::json!({ "drives": [], "unused": [], "nodes": [node], "jobs": [] });
+    let mut graph = DiskGraph::from_json(&graph.to_string()).unwrap();
+    graph.nodes[0].no_flush = true;
+    guest.description.graph = Some(graph);
+    let mut opened_by_the_guest = File::options().write(true).open(&full.device).unwrap();
+    let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+    opened_by_the_guest.write_all(&[7; 4 << 20]).unwrap();
+    let mode = ModeParts::Direct { ram: GuestRam::default(), marks };
+    let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+    worker.submit("switch over", |guest| guest.switch_over());
+    // It has looked by then that no other migration is in progress.
+    fake.wait_asked(1);
+    fake.set("paused", "pre-switchover");
+    let held = loop {
+        let input = inputs.recv_timeout(LONG).unwrap();
+        if matches!(input, Input::Event(Event::PreSwitchover { .. } | Event::Failed(_))) {
+            break input;
+        }
+    };
+    worker.finish();
+    held
+}
+
+/// A destination that was prepared for a guest that does not run reads its disks when it loads the state, if its QEMU
+/// is older than 10.0. For any other guest it is early enough when the state has been written.
+#[test]
+fn disks_of_a_guest_that_does_not_run_are_flushed_before_its_state_is_written() {
+    match held_and_not_flushed(RunState::Paused) {
+        Input::Event(Event::Failed(fault)) => {
+            assert!(fault.detail.contains("vda") && fault.detail.contains("cache=unsafe"), "{fault}");
+        }
+        _ => panic!("the destination would read older data"),
+    }
+    let held = held_and_not_flushed(RunState::Running);
+    assert!(matches!(held, Input::Event(Event::PreSwitchover { .. })), "it is flushed twice in the blackout");
 }
 
 /// What is seen of a guest in this run state. `is_lost`: the connection to its QEMU broke before, as it does when QEMU
