@@ -394,15 +394,15 @@ impl Here {
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Moving })) => coming.is_moving(clock.now()),
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Moved })) => break None,
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) if is_of_arrived(&error) => {
-                    break Some(*error);
+                    break Some(said(*error, guest));
                 }
                 // It may have arrived before the other host's agent forgot about it.
                 Ok((_, PeerAnswer::SendBack { state: SentBack::Failed(error) })) => {
                     if self.is_back(guest, false) {
-                        return Ok(None);
+                        return Ok(is_of_back(&error, guest.domain).then(|| said(*error, guest)));
                     }
                     if !is_busy(&error) || coming.is_over(clock.now()) {
-                        return Err(*error);
+                        return Err(said(*error, guest));
                     }
                     std::thread::sleep(BUSY_AGAIN);
                 }
@@ -480,6 +480,28 @@ fn is_it(uuid: &str, left: &DrainGuest) -> bool {
 fn is_of_arrived(error: &ErrorBody) -> bool {
     use GuestState::{PausedAtDestination, RunsAtDestination, StoppedAtDestination};
     matches!(error.guest_state, Some(RunsAtDestination | PausedAtDestination | StoppedAtDestination))
+}
+
+/// Whether a migration that has failed concerns a guest that is here all the same: a copy of it may be at the other
+/// host. Of one that did not begin nothing is known. The agents settle which copy of their own guest counts; libvirt
+/// does not.
+fn is_of_back(error: &ErrorBody, domain: bool) -> bool {
+    match error.guest_state {
+        None => false,
+        Some(GuestState::InDoubt | GuestState::Unknown) => domain,
+        Some(_) => true,
+    }
+}
+
+/// What the host says that a guest comes from. By `here` it means itself, and what is to be done may end the copy there.
+fn said(error: ErrorBody, guest: &DrainGuest) -> ErrorBody {
+    let host = guest.to.as_deref().unwrap_or("its host");
+    let message = format!("host {host} says (\"here\" is {host}): {}", error.message);
+    let hint = match (error.guest_state, error.hint.as_str()) {
+        (None, hint) | (_, hint @ "") => hint.to_owned(),
+        (Some(_), hint) => format!("on {host}: {hint}"),
+    };
+    ErrorBody { message, hint, ..error }
 }
 
 /// How a domain is, as libvirt says. One that was paused before it came is paused by its user: libvirt gives no other

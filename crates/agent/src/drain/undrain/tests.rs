@@ -202,7 +202,8 @@ fn what_failed_after_a_guest_was_moved_back_is_said_of_it() {
     let here = Here { agent, runtime: runtime.handle().clone() };
     let drains = Drains::default();
     let back = here.one(&drains, &left, &mut Asked::new(Some(&at))).unwrap();
-    assert_eq!(back.fault.map(|error| error.message).as_deref(), Some("a disk failed"));
+    let said = back.fault.map(|error| error.message);
+    assert_eq!(said.as_deref(), Some("host b says (\"here\" is b): a disk failed"));
     // Given again, it is found here at once, and its QEMU says nothing.
     let back = here.one(&drains, &left, &mut Asked::new(None)).unwrap();
     assert!(back.fault.is_some_and(|error| error.message.contains("does not say whether it runs")));
@@ -218,6 +219,55 @@ fn only_an_end_at_this_host_is_a_fault_of_a_guest_that_is_back() {
     for state in [None, Some(S::RunsAtSource), Some(S::InDoubt), Some(S::Gone), Some(S::Unknown)] {
         assert!(!is_of_arrived(&error(state)), "{state:?}");
     }
+}
+
+#[test]
+fn a_copy_that_the_other_host_may_have_left_is_a_fault_of_a_guest_that_is_back() {
+    use GuestState as S;
+    let left: DrainGuest = serde_json::from_value(guest("g", "u1", "moved", Some("b"))).unwrap();
+    let text = "libvirt has moved the domain, but it is running here too: end it here";
+    let error = |state| {
+        let error = ErrorBody { guest_state: state, ..ErrorBody::new("libvirt_failed", text) };
+        error.with_hint("`virsh domstate` on both hosts")
+    };
+    for (state, of_domain, of_guest) in [
+        (None, false, false),
+        (Some(S::Unknown), true, false),
+        (Some(S::InDoubt), true, false),
+        (Some(S::RunsAtSource), true, true),
+        (Some(S::PausedAtSource), true, true),
+    ] {
+        let is = [true, false].map(|domain| is_of_back(&error(state), domain));
+        assert_eq!(is, [of_domain, of_guest], "{state:?}");
+    }
+    // Nobody ends the one at this host because the other host calls itself so.
+    let told = said(error(Some(S::Unknown)), &left);
+    assert_eq!(told.message, format!("host b says (\"here\" is b): {text}"));
+    assert_eq!(told.hint, "on b: `virsh domstate` on both hosts");
+    assert_eq!(told.guest_state, Some(S::Unknown));
+    assert_eq!(said(error(None), &left).hint, "`virsh domstate` on both hosts", "nothing has begun there");
+}
+
+#[test]
+fn a_guest_that_is_back_while_its_host_still_runs_it_has_a_fault() {
+    const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+    let agent = crate::testing::agent(&dir, &[]);
+    let (arriving, came): (_, Mutex<Option<SilentGuest>>) = (agent.clone(), Mutex::default());
+    let listener = crate::testing::listen(&agent.security, move |accepted| {
+        *came.lock() = Some(SilentGuest::start(&arriving, UUID));
+        let error = ErrorBody::new("peer_lost", "it runs on both hosts");
+        let error = ErrorBody { guest_state: Some(GuestState::RunsAtSource), ..error };
+        answer(accepted, SentBack::Failed(Box::new(error)));
+    });
+    let mut left = guest("g", UUID, "moved", Some("b"));
+    left["migration"] = SessionId([1; 16]).to_string().into();
+    let left: DrainGuest = serde_json::from_value(left).unwrap();
+    let mut at = Destination::new("b");
+    at.at = listener.addresses()[0].to_string();
+    let here = Here { agent, runtime: runtime.handle().clone() };
+    let fault = here.fetch(&left, &mut Asked::new(Some(&at)), "").unwrap();
+    assert!(fault.is_some_and(|error| error.message.contains("it runs on both hosts")));
 }
 
 #[test]
