@@ -90,7 +90,7 @@ impl RunState {
     }
 
     /// The operator keeps it from running.
-    pub(crate) fn is_paused(&self) -> bool {
+    pub fn is_paused(&self) -> bool {
         matches!(self, RunState::Paused | RunState::PreLaunch)
     }
 

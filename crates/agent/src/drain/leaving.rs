@@ -8,6 +8,7 @@ use linerate_api::{GuestRunState, ModeChoice};
 use linerate_core::fleet::Needs;
 use linerate_guest::description::GuestDescription;
 use linerate_guest::registry::{GuestRecord, RegistryError, Unreadable};
+use linerate_guest::run_state::RunState;
 use linerate_memory::{Mapping, RamBlock};
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +39,8 @@ pub(super) struct Leaving {
     pub cannot: Option<(String, String)>,
     /// It was looked at: otherwise only its name and key are known.
     pub looked: bool,
-    /// Whether its virtual CPUs run; none if that is not known. Nobody asks for those of domains.
-    pub runs: Option<bool>,
+    /// As its QEMU says; none if it does not. Nobody asks for those of domains.
+    pub run_state: Option<RunState>,
 }
 
 impl Leaving {
@@ -141,7 +142,7 @@ fn of_domain(domain: Domain) -> Leaving {
         needs: Needs { cpu_features, ..Needs::default() },
         cannot: None,
         looked: true,
-        runs: None,
+        run_state: None,
     }
 }
 
@@ -194,7 +195,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving,
         needs: needs(&description),
         cannot,
         looked: true,
-        runs: Some(description.run_state.is_live()),
+        run_state: Some(description.run_state),
     })
 }
 

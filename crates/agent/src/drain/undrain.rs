@@ -21,6 +21,7 @@ use linerate_api::{
 use linerate_core::drain::{ComingBack, SILENT_MAX};
 use linerate_fabric::probe::{Answer as PeerAnswer, Question, SentBack};
 use linerate_guest::registry::Registry;
+use linerate_guest::run_state::RunState;
 use linerate_lock::Mutex;
 use linerate_store::fleet::records::{DrainRecord, DrainState as Stored};
 use linerate_store::fleet::{Fleet, FleetError};
@@ -437,7 +438,7 @@ impl Here {
         } else {
             let found = leaving::look_at(&self.agent, &guest.guest, ModeChoice::Auto);
             // Whatever has it by now says what becomes of it.
-            found.map_or_else(IsBack::default, |found| of_guest(found.runs))
+            found.map_or_else(IsBack::default, |found| of_guest(found.run_state.as_ref()))
         };
         IsBack { fault: fault.or(found.fault), ..found }
     }
@@ -522,12 +523,22 @@ fn of_domain(state: Option<&str>) -> IsBack {
     }
 }
 
-/// How a guest of the agent is. Its migration has failed unless it is as it was before.
-fn of_guest(runs: Option<bool>) -> IsBack {
-    let text = "it is back, and its QEMU does not say whether it runs";
-    let silent =
-        || ErrorBody::new("hypervisor_failed", text).with_hint("see `linerate vm show`, and its log");
-    IsBack { paused: runs == Some(false), fault: runs.is_none().then(silent) }
+/// How a guest of the agent is, as its QEMU says. Its operator may have paused it.
+fn of_guest(state: Option<&RunState>) -> IsBack {
+    let fault = |text: &str, hint: &str| Some(ErrorBody::new("hypervisor_failed", text).with_hint(hint));
+    match state {
+        Some(state) if state.is_live() => IsBack::default(),
+        Some(state) if state.is_paused() => IsBack { paused: true, fault: None },
+        Some(state) => {
+            let text = format!("it is back, and does not run: its QEMU says {state}");
+            let hint = "see the log of its QEMU here; remove the cause, then `cont` at its monitor";
+            IsBack { paused: true, fault: fault(&text, hint) }
+        }
+        None => {
+            let text = "it is back, and its QEMU does not say whether it runs";
+            IsBack { paused: false, fault: fault(text, "see `linerate vm show`, and its log") }
+        }
+    }
 }
 
 /// Whether a domain in this state here is back. One that is paused here may be on its way, or run there.

@@ -281,8 +281,20 @@ fn a_domain_that_is_back_and_does_not_run_is_paused_and_well_only_if_its_user_pa
         assert!(paused && fault.is_some_and(|error| error.message.contains(state)), "{state}");
     }
     assert!(of_domain(None).fault.is_some(), "libvirt does not answer");
-    assert_eq!(of_guest(Some(true)), IsBack::default());
-    assert_eq!(of_guest(Some(false)), IsBack { paused: true, fault: None }, "as it was before");
+}
+
+#[test]
+fn a_guest_that_is_back_and_does_not_run_is_well_only_if_its_operator_paused_it() {
+    for state in [RunState::Running, RunState::Suspended] {
+        assert_eq!(of_guest(Some(&state)), IsBack::default(), "{state}");
+    }
+    for state in [RunState::Paused, RunState::PreLaunch] {
+        assert_eq!(of_guest(Some(&state)), IsBack { paused: true, fault: None }, "{state}");
+    }
+    for state in [RunState::IoError, RunState::GuestPanicked, RunState::InMigrate] {
+        let IsBack { paused, fault } = of_guest(Some(&state));
+        assert!(paused && fault.is_some_and(|error| error.message.contains(state.name())), "{state}");
+    }
     assert!(of_guest(None).fault.is_some());
 }
 
