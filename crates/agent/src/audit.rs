@@ -206,7 +206,7 @@ impl Audit {
         let done = self.done.lock().lines()?;
         let refused = self.refused.lock().lines()?;
         let begun = self.begun.lock().lines()?;
-        let commands = self.commands.lines()?;
+        let commands = command::lines(&self.commands)?;
         let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
         for log in [done, refused, begun, commands] {
             let found = log.read(|entry| request.matches(entry))?;
@@ -370,6 +370,31 @@ mod tests {
         assert_eq!(said(None, 1), (1, vec![]));
         assert_eq!(said(Some(20), 10), (2, text));
         assert_eq!(said(Some(21), 10), (1, vec![]));
+    }
+
+    #[test]
+    fn a_line_that_a_command_is_just_writing_is_not_taken_for_one_that_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let audit = Audit::open(dir.path()).unwrap();
+        let path = command::file(dir.path());
+        let write = |text: &str| {
+            let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
+            io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        };
+        let line = entry(AuditAction::GuestStop, AuditResult::Done, AuditCaller::Agent);
+        let line = serde_json::to_string(&line).unwrap() + "\n";
+        let (begun, rest) = line.split_at(10);
+        let lock = command::lock(&path).unwrap().unwrap();
+        write(begun);
+        let asked = AuditRequest { limit: 10, ..AuditRequest::default() };
+        let answer = std::thread::scope(|scope| {
+            let read = scope.spawn(|| audit.read(&asked).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            write(rest);
+            drop(lock);
+            read.join().unwrap()
+        });
+        assert_eq!((answer.entries.len(), answer.unreadable), (1, vec![]));
     }
 
     #[test]

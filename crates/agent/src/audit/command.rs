@@ -2,14 +2,16 @@
 //! not through it.
 
 use std::error::Error;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use linerate_api::{AuditAction, AuditCaller, AuditEntry, AuditResult};
-use linerate_trust::files;
+use linerate_trust::files::{self, FileError};
 use nix::unistd::{Uid, User};
 
-use super::log::Log;
+use super::log::{Files, Lines, Log};
 use super::{entry, shorten};
 use crate::config::Config;
 use crate::faults::chain;
@@ -47,11 +49,22 @@ pub(crate) fn record(
     }
 }
 
-fn append(state_dir: &Path, line: &AuditEntry) -> std::io::Result<()> {
+fn append(state_dir: &Path, line: &AuditEntry) -> io::Result<()> {
     let path = file(state_dir);
-    files::make_folder(state_dir).map_err(std::io::Error::other)?;
-    let lock =
-        files::lock_within(&path.with_extension("jsonl.lock"), LOCK_WAIT).map_err(std::io::Error::other)?;
-    let _alone = lock.ok_or_else(|| std::io::Error::other("another command writes to it"))?;
+    files::make_folder(state_dir).map_err(io::Error::other)?;
+    let lock = lock(&path).map_err(io::Error::other)?;
+    let _alone = lock.ok_or_else(|| io::Error::other("another command writes to it"))?;
     Log::open(&path)?.append(line)
+}
+
+/// Their lines so far. A line that a command is just writing is waited for: half of it would be taken for a damaged
+/// one. What holds the lock for longer keeps nobody from reading.
+pub(super) fn lines(files: &Files) -> io::Result<Lines> {
+    let _alone = lock(files.written()).ok().flatten();
+    files.lines()
+}
+
+/// None if another process writes to the file for long.
+pub(super) fn lock(path: &Path) -> Result<Option<File>, FileError> {
+    files::lock_within(&path.with_extension("jsonl.lock"), LOCK_WAIT)
 }

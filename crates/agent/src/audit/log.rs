@@ -117,6 +117,11 @@ impl Files {
         Files(path)
     }
 
+    /// The file that is written.
+    pub fn written(&self) -> &Path {
+        &self.0
+    }
+
     /// All lines. If a file begins anew meanwhile, one of the files may be missed.
     pub fn lines(&self) -> io::Result<Lines> {
         let opened = (0..=KEPT).rev().map(|number| open_to_read(&self.path(number)));
