@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::io_error;
-use crate::sweep::entries;
+use crate::sweep::{entries, unless_gone};
 use crate::{LabError, tool};
 
 /// Folder of the names, which agents of the lab let guests open devices in.
@@ -70,7 +70,7 @@ pub(crate) fn sweep(is_alive: impl Fn(i32) -> bool) -> Result<(), LabError> {
             // It may have been detached before its name went.
             let _ = tool::run("losetup", &["--detach", &device.to_string_lossy()]);
         }
-        std::fs::remove_file(&path).map_err(io_error("remove", &path))?;
+        unless_gone(&path, std::fs::remove_file(&path).map_err(io_error("remove", &path)))?;
     }
     // Others may have names there.
     let _ = std::fs::remove_dir(FOLDER);

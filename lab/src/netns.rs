@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::io_error;
-use crate::sweep::entries;
+use crate::sweep::{entries, unless_gone};
 use crate::{LabError, tool, wait};
 
 /// Where `ip netns` keeps its namespaces.
@@ -64,7 +64,8 @@ pub fn remove(name: &str) -> Result<(), LabError> {
         Duration::from_secs(10),
         String::new,
         || {
-            let others: Vec<Pid> = processes(name)?.into_iter().filter(|pid| *pid != own).collect();
+            let found = unless_gone(&path(name), processes(name))?;
+            let others: Vec<Pid> = found.into_iter().filter(|pid| *pid != own).collect();
             for pid in &others {
                 // It may have ended by itself since the listing.
                 let _ = kill_process(*pid, Signal::KILL);
@@ -72,7 +73,7 @@ pub fn remove(name: &str) -> Result<(), LabError> {
             Ok(others.iter().all(|pid| is_zombie(*pid)).then_some(()))
         },
     )?;
-    tool::run("ip", &["netns", "del", name])?;
+    unless_gone(&path(name), tool::run("ip", &["netns", "del", name]))?;
     let own = own_etc(name);
     match std::fs::remove_dir_all(&own) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &own)(error)),

@@ -121,13 +121,31 @@ pub(crate) fn entries(directory: &Path) -> Result<Vec<String>, LabError> {
 }
 
 fn unmount_below(directory: &Path) -> Result<(), LabError> {
+    for point in mounts_below(directory)? {
+        match tool::run("umount", &[point.as_str()]) {
+            // Another sweep was faster.
+            Err(_) if !mounts_below(directory)?.contains(&point) => {}
+            unmounted => drop(unmounted?),
+        }
+    }
+    Ok(())
+}
+
+fn mounts_below(directory: &Path) -> Result<Vec<String>, LabError> {
     let path = Path::new("/proc/self/mounts");
     let mounts = std::fs::read_to_string(path).map_err(io_error("read", path))?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    for point in points.filter(|point| Path::new(point).starts_with(directory)) {
-        tool::run("umount", &[point])?;
+    Ok(points.filter(|point| Path::new(point).starts_with(directory)).map(str::to_owned).collect())
+}
+
+/// What became of work on a file. Where the file is gone nothing is left to do: another sweep was faster.
+pub(crate) fn unless_gone<T: Default>(path: &Path, done: Result<T, LabError>) -> Result<T, LabError> {
+    match done {
+        Err(_) if matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound) => {
+            Ok(T::default())
+        }
+        done => done,
     }
-    Ok(())
 }
 
 fn release_octet(name: &str) -> Result<(), LabError> {
@@ -196,6 +214,18 @@ mod tests {
         assert_eq!(names.into_iter().collect::<Vec<_>>(), ["lr1-0", "lr3-0"]);
         let (names, unread) = found(&root.join("octets"), entries(&root.join("octets")));
         assert!(names.is_empty() && unread.is_some());
+    }
+
+    #[test]
+    fn what_another_sweep_has_removed_meanwhile_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let failed = || Err::<String, _>(LabError::Unknown { kind: "lab", name: "lr1-0-a".to_owned() });
+        let gone = folder.path().join("lr1-0-a");
+        assert_eq!(unless_gone(&gone, failed()).ok().as_deref(), Some(""));
+        assert!(unless_gone(folder.path(), failed()).is_err(), "it is still there");
+        std::os::unix::fs::symlink("nowhere", &gone).unwrap();
+        assert!(unless_gone(&gone, failed()).is_err(), "a device's name is there without its device");
+        assert_eq!(unless_gone(&gone, Ok(7)).ok(), Some(7));
     }
 
     #[test]
