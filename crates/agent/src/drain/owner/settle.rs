@@ -103,7 +103,7 @@ impl Owner {
                     let now = self.clock.now();
                     self.moved(id, None, now);
                 } else {
-                    member.decided = decided(DrainGuestState::Moved, None);
+                    member.decided = decided(DrainGuestState::Moved, undone(&self.agent, member).as_deref());
                     self.give_reservation_up(id);
                 }
             }
@@ -171,11 +171,25 @@ fn listing(to: &[hosts::Destination], guest: &Leaving, own: Option<usize>) -> Op
 
 /// Where a domain went whose migration an earlier process of the agent began, once it is known that it is there.
 fn came(agent: &Agent, member: &Member) -> Option<HostId> {
-    let moving = agent.moves.by_id(member.migration.as_ref()?)?;
-    match moving.event_log.finished()? {
+    match ended(agent, member)? {
         EventKind::Finished { outcome: MigrationOutcome::Completed, .. } => member.to,
         _ => None,
     }
+}
+
+/// What such a migration has left undone of a domain that is there.
+fn undone(agent: &Agent, member: &Member) -> Option<String> {
+    match ended(agent, member)? {
+        EventKind::Finished { outcome: MigrationOutcome::Completed, error, .. } => {
+            error.map(|error| error.message)
+        }
+        _ => None,
+    }
+}
+
+/// The last event of a domain's migration, once it has ended.
+fn ended(agent: &Agent, member: &Member) -> Option<EventKind> {
+    agent.moves.by_id(member.migration.as_ref()?)?.event_log.finished()
 }
 
 /// A domain that libvirt has in this state, or does not have.

@@ -250,6 +250,36 @@ fn a_guest_that_is_found_has_no_copy_that_may_be_elsewhere() {
     }
 }
 
+/// Its agent was started again in the middle.
+#[test]
+fn a_domain_that_recovery_found_at_its_destination_is_shown_with_what_is_left_undone() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox) = owner(&dir, &runtime);
+    let domain = crate::journal::MovedDomain {
+        id: "m1".into(),
+        uuid: "u1".into(),
+        paused: false,
+        autostart: true,
+        to: "b".into(),
+        remote_socket: String::new(),
+        links: Vec::new(),
+    };
+    let moving = Arc::new(crate::libvirt::Move::new("web", &domain, None));
+    let undone = linerate_api::ErrorBody::new("libvirt_failed", "it is still defined here");
+    moving.event_log.publish(linerate_api::EventKind::Finished {
+        outcome: linerate_api::MigrationOutcome::Completed,
+        error: Some(Box::new(undone)),
+        report: None,
+    });
+    owner.agent.moves.add(moving);
+    owner.members[0].migration = Some("m1".into());
+    owner.settling.insert(GUEST, Settling::new(owner.clock.now(), None));
+    owner.found(GUEST, Whereabouts::At(HostId(1)));
+    let shown = owner.guests().remove(0);
+    let said = (shown.state, shown.reason.as_deref());
+    assert_eq!(said, (DrainGuestState::Moved, Some("it is still defined here")), "{shown:?}");
+}
+
 #[test]
 fn memory_reserved_for_another_hosts_guest_of_its_name_is_not_given_up() {
     let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
