@@ -494,7 +494,7 @@ fn is_of_back(error: &ErrorBody, domain: bool) -> bool {
     }
 }
 
-/// What the host says that a guest comes from. By `here` it means itself, and what is to be done may end the copy there.
+/// What the host says that a guest comes from. By `here` it means itself: what is to be done there may end a copy.
 fn said(error: ErrorBody, guest: &DrainGuest) -> ErrorBody {
     let host = guest.to.as_deref().unwrap_or("its host");
     let message = format!("host {host} says (\"here\" is {host}): {}", error.message);
