@@ -242,8 +242,8 @@ fn held_and_not_flushed(run_state: RunState) -> Input {
     held
 }
 
-/// A destination that was prepared for a guest that does not run reads its disks when it loads the state, if its QEMU
-/// is older than 10.0. For any other guest it is early enough when the state has been written.
+/// A QEMU older than 10.0 that was prepared for a guest that does not run reads its disks when it loads the state. For
+/// any other guest it is early enough when the state has been written.
 #[test]
 fn disks_of_a_guest_that_does_not_run_are_flushed_before_its_state_is_written() {
     match held_and_not_flushed(RunState::Paused) {
