@@ -172,39 +172,29 @@ pub async fn failed(
     // not learn that the domain runs there, and would let it run here too.
     let found = here.find_at_rest(&domain.uuid, &mut warn).await;
     let state = found.as_ref().ok().and_then(|state| state.as_deref());
-    // If this libvirt ended during the switch-over, the domain is paused here and may run there. If the other one
-    // ended, this one lets the domain run again.
+    // A libvirt that ended during the switch-over leaves it so, and does not know whether it runs there.
     let beyond = match state {
-        Some("paused" | "running") if !cut_off => Some(there.find(&domain.uuid, &mut warn).await),
+        Some("paused") if !cut_off => Some(there.find(&domain.uuid, &mut warn).await),
         _ => None,
     };
-    let guest = match &beyond {
-        None => guest_state(state, cut_off),
-        Some(answer) if state == Some("running") => if_running_here(answer),
-        Some(answer) => if_paused_here(answer),
-    };
+    let guest = beyond.as_ref().map_or_else(|| guest_state(state, cut_off), if_paused_here);
     let not_started = match guest {
         GuestState::RunsAtDestination if domain.definition.autostart => {
             format!("; {}", start_later(&domain.uuid))
         }
         _ => String::new(),
     };
-    let is_silent = matches!(beyond, Some(Err(_)));
     let hint = match (&beyond, guest) {
         _ if cut_off => SEE_THERE,
-        (Some(_), GuestState::RunsAtSource) if is_silent => SEE_THERE,
-        (Some(_), GuestState::Unknown) if state == Some("running") => RUNS_TWICE,
         (Some(_), GuestState::RunsAtDestination | GuestState::Unknown) => NEVER_BOTH,
         _ => "`virsh domstate` on both hosts; libvirt's own log has more",
     };
     let (place, beyond) = (place(&found), beyond.as_ref().map(place_there).unwrap_or_default());
     let runs_there = guest == GuestState::RunsAtDestination;
-    let error = ErrorBody {
+    let mut error = ErrorBody {
         step: Some(Step::Copy),
         side: Some(if runs_there { Side::Destination } else { Side::Source }),
-        retry_can_help: !cut_off
-            && !is_silent
-            && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
+        retry_can_help: !cut_off && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },
@@ -212,7 +202,11 @@ pub async fn failed(
         )
         .with_hint(hint)
     };
-    let is_as_before = guest == domain.guest_state();
+    // If the other libvirt ended during the switch-over, this one lets the domain run again.
+    if state == Some("running") && !cut_off {
+        note_there(&mut error, &there.find(&domain.uuid, &mut warn).await);
+    }
+    let is_as_before = error.guest_state == Some(domain.guest_state());
     let is_lacking = is_as_before && !asked && LACKING.iter().any(|words| message.contains(words));
     let error = if is_lacking { lacking(error) } else { error };
     let is_cancelled = asked && is_as_before;
@@ -230,17 +224,19 @@ pub async fn seen_there(mut ended: Ended, there: &Virsh, domain: &Target, warn: 
     ended
 }
 
-/// The destination's answer. Without one it is not known that the domain does not run there too.
+/// The destination's answer about a domain that runs here. Without one it is not known that it does not run there too.
 fn note_there(error: &mut ErrorBody, found: &Result<Option<String>, ErrorBody>) {
     error.message += &place_there(found);
-    if if_running_here(found) == GuestState::Unknown {
-        error.guest_state = Some(GuestState::Unknown);
-        error.retry_can_help = false;
-        error.hint = RUNS_TWICE.into();
-    } else if found.is_err() {
-        error.retry_can_help = false;
-        error.hint = SEE_THERE.into();
-    }
+    let hint = match found {
+        Ok(Some(state)) if state == "running" => {
+            error.guest_state = Some(GuestState::Unknown);
+            RUNS_TWICE
+        }
+        Ok(_) => return,
+        Err(_) => SEE_THERE,
+    };
+    error.retry_can_help = false;
+    error.hint = hint.into();
 }
 
 /// No later try helps at that host. A drain tries another one.
@@ -284,14 +280,6 @@ fn if_paused_here(there: &Result<Option<String>, ErrorBody>) -> GuestState {
         Ok(Some(state)) if state == "running" => GuestState::RunsAtDestination,
         // One that is paused there may be complete.
         Ok(Some(_)) | Err(_) => GuestState::Unknown,
-    }
-}
-
-/// The same if it runs here. Where the destination does not answer, it runs here at least.
-fn if_running_here(there: &Result<Option<String>, ErrorBody>) -> GuestState {
-    match there {
-        Ok(Some(state)) if state == "running" => GuestState::Unknown,
-        Ok(_) | Err(_) => GuestState::RunsAtSource,
     }
 }
 
