@@ -182,17 +182,16 @@ fn answer(accepted: Accepted, state: SentBack) {
     send(&stream, &PeerAnswer::SendBack { state }, peer, end).unwrap();
 }
 
-#[test]
-fn what_failed_after_a_guest_was_moved_back_is_said_of_it() {
+/// What is said of a guest whose host answers with an error when it is here already: at first, and when its undrain is
+/// given again.
+fn back_with(error: ErrorBody) -> [IsBack; 2] {
     const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
     let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
     let agent = crate::testing::agent(&dir, &[]);
     let (arriving, came): (_, Mutex<Option<SilentGuest>>) = (agent.clone(), Mutex::default());
     let listener = crate::testing::listen(&agent.security, move |accepted| {
         *came.lock() = Some(SilentGuest::start(&arriving, UUID));
-        let error = ErrorBody::new("guest_stopped", "a disk failed");
-        let error = ErrorBody { guest_state: Some(GuestState::StoppedAtDestination), ..error };
-        answer(accepted, SentBack::Failed(Box::new(error)));
+        answer(accepted, SentBack::Failed(Box::new(error.clone())));
     });
     let mut left = guest("g", UUID, "moved", Some("b"));
     left["migration"] = SessionId([1; 16]).to_string().into();
@@ -201,12 +200,18 @@ fn what_failed_after_a_guest_was_moved_back_is_said_of_it() {
     at.at = listener.addresses()[0].to_string();
     let here = Here { agent, runtime: runtime.handle().clone() };
     let drains = Drains::default();
-    let back = here.one(&drains, &left, &mut Asked::new(Some(&at))).unwrap();
+    [Some(&at), None].map(|at| here.one(&drains, &left, &mut Asked::new(at)).unwrap())
+}
+
+#[test]
+fn what_failed_after_a_guest_was_moved_back_is_said_of_it() {
+    let error = ErrorBody::new("guest_stopped", "a disk failed");
+    let error = ErrorBody { guest_state: Some(GuestState::StoppedAtDestination), ..error };
+    let [back, again] = back_with(error);
     let said = back.fault.map(|error| error.message);
     assert_eq!(said.as_deref(), Some("host b says (\"here\" is b): a disk failed"));
     // Given again, it is found here at once, and its QEMU says nothing.
-    let back = here.one(&drains, &left, &mut Asked::new(None)).unwrap();
-    assert!(back.fault.is_some_and(|error| error.message.contains("does not say whether it runs")));
+    assert!(again.fault.is_some_and(|error| error.message.contains("does not say whether it runs")));
 }
 
 #[test]
@@ -250,24 +255,10 @@ fn a_copy_that_the_other_host_may_have_left_is_a_fault_of_a_guest_that_is_back()
 
 #[test]
 fn a_guest_that_is_back_while_its_host_still_runs_it_has_a_fault() {
-    const UUID: &str = "0f0e8c9a-0000-4000-8000-000000000001";
-    let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
-    let agent = crate::testing::agent(&dir, &[]);
-    let (arriving, came): (_, Mutex<Option<SilentGuest>>) = (agent.clone(), Mutex::default());
-    let listener = crate::testing::listen(&agent.security, move |accepted| {
-        *came.lock() = Some(SilentGuest::start(&arriving, UUID));
-        let error = ErrorBody::new("peer_lost", "it runs on both hosts");
-        let error = ErrorBody { guest_state: Some(GuestState::RunsAtSource), ..error };
-        answer(accepted, SentBack::Failed(Box::new(error)));
-    });
-    let mut left = guest("g", UUID, "moved", Some("b"));
-    left["migration"] = SessionId([1; 16]).to_string().into();
-    let left: DrainGuest = serde_json::from_value(left).unwrap();
-    let mut at = Destination::new("b");
-    at.at = listener.addresses()[0].to_string();
-    let here = Here { agent, runtime: runtime.handle().clone() };
-    let fault = here.fetch(&left, &mut Asked::new(Some(&at)), "").unwrap();
-    assert!(fault.is_some_and(|error| error.message.contains("it runs on both hosts")));
+    let error = ErrorBody::new("peer_lost", "it runs on both hosts");
+    let error = ErrorBody { guest_state: Some(GuestState::RunsAtSource), ..error };
+    let [back, _] = back_with(error);
+    assert!(back.fault.is_some_and(|error| error.message.contains("it runs on both hosts")));
 }
 
 #[test]
