@@ -143,9 +143,9 @@ fn exists_there(target: &Target, state: &str) -> ErrorBody {
          domain here was not touched",
         target.name
     );
-    let hint = "only one of the two may run: `virsh domstate` on both hosts. What an earlier migration left there ends \
-                within two minutes. Does the address that was named lead back to this host?";
-    // What waits there goes by itself. Of one that runs, an operator has to end one.
+    let hint = "only one of the two may run: `virsh domstate` on both hosts. What an earlier migration left there may \
+                end with it: `linerate migration list`. Does the address that was named lead back to this host?";
+    // What waits there may go by itself. Of two that run, an operator has to end one.
     let waits = state == "paused";
     ErrorBody {
         retry_can_help: waits,
