@@ -50,6 +50,9 @@ fn a_domain_is_moved_by_its_name_its_id_or_its_uuid_in_the_state_that_it_has() {
     assert_eq!(ended.code, Some(0), "suspended: {ended:#?}");
     assert_eq!(ended.last()["state"], "paused", "{ended:#?}");
     assert_eq!(stage.state(0).as_deref(), Some("paused"));
+    // An undrain takes a domain with any other reason for one that is not well.
+    let reason = stage.libvirts[0].virsh(&["domstate", "--reason", "g"]).unwrap();
+    assert_eq!(reason.trim(), "paused (user)");
     stage.libvirts[0].virsh(&["resume", "g"]).unwrap();
     stage.arrived(0);
     stage.is_whole_at(0);
