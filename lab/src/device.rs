@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::io_error;
-use crate::sweep::{entries, unless_gone};
+use crate::files::{entries, unless_gone};
 use crate::{LabError, tool};
 
 /// Folder of the names, which agents of the lab let guests open devices in.

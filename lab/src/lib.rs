@@ -22,6 +22,7 @@ pub mod device;
 pub mod disk;
 pub mod error;
 pub mod etcd;
+mod files;
 pub mod forwarder;
 pub mod gate;
 pub mod guest;

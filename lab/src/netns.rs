@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::io_error;
-use crate::sweep::{entries, unless_gone};
+use crate::files::{entries, unless_gone};
 use crate::{LabError, tool, wait};
 
 /// Where `ip netns` keeps its namespaces.

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::io_error;
+use crate::files::entries;
 use crate::{LabError, device, huge, lab, netns, tool};
 
 /// Removes all that is left of labs whose maker is dead, and returns their names. One that cannot be removed keeps none
@@ -106,20 +107,6 @@ fn is_alive(pid: i32) -> bool {
     })
 }
 
-/// Names in a folder; none if it does not exist.
-pub(crate) fn entries(directory: &Path) -> Result<Vec<String>, LabError> {
-    let failed = |error| io_error("read", directory)(error);
-    let all = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        all => all.map_err(failed)?,
-    };
-    let mut names = Vec::new();
-    for entry in all {
-        names.extend(entry.map_err(failed)?.file_name().into_string().ok());
-    }
-    Ok(names)
-}
-
 fn unmount_below(directory: &Path) -> Result<(), LabError> {
     for point in mounts_below(directory)? {
         match tool::run("umount", &[point.as_str()]) {
@@ -136,16 +123,6 @@ fn mounts_below(directory: &Path) -> Result<Vec<String>, LabError> {
     let mounts = std::fs::read_to_string(path).map_err(io_error("read", path))?;
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     Ok(points.filter(|point| Path::new(point).starts_with(directory)).map(str::to_owned).collect())
-}
-
-/// What became of work on a file. Where the file is gone nothing is left to do: another sweep was faster.
-pub(crate) fn unless_gone<T: Default>(path: &Path, done: Result<T, LabError>) -> Result<T, LabError> {
-    match done {
-        Err(_) if matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound) => {
-            Ok(T::default())
-        }
-        done => done,
-    }
 }
 
 fn release_octet(name: &str) -> Result<(), LabError> {
@@ -214,18 +191,6 @@ mod tests {
         assert_eq!(names.into_iter().collect::<Vec<_>>(), ["lr1-0", "lr3-0"]);
         let (names, unread) = found(&root.join("octets"), entries(&root.join("octets")));
         assert!(names.is_empty() && unread.is_some());
-    }
-
-    #[test]
-    fn what_another_sweep_has_removed_meanwhile_is_no_failure() {
-        let folder = tempfile::tempdir().unwrap();
-        let failed = || Err::<String, _>(LabError::Unknown { kind: "lab", name: "lr1-0-a".to_owned() });
-        let gone = folder.path().join("lr1-0-a");
-        assert_eq!(unless_gone(&gone, failed()).ok().as_deref(), Some(""));
-        assert!(unless_gone(folder.path(), failed()).is_err(), "it is still there");
-        std::os::unix::fs::symlink("nowhere", &gone).unwrap();
-        assert!(unless_gone(&gone, failed()).is_err(), "a device's name is there without its device");
-        assert_eq!(unless_gone(&gone, Ok(7)).ok(), Some(7));
     }
 
     #[test]
