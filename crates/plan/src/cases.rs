@@ -307,11 +307,18 @@ impl World {
             },
             SourceAction::ResumeHere => {
                 let state = pid.map_or(Some(GuestState::Gone), |pid| self.resume_here(pid));
+                if state.is_none() && pid.is_some_and(|pid| self.disks_are_held(pid)) {
+                    return Some(SourceEvent::DisksAreHeld);
+                }
                 if state == Some(GuestState::Gone) {
                     // What the destination has may be the only copy: it keeps that for its operator.
                     self.set_notice_due(host, session, false);
                 }
                 SourceEvent::ResumedHere(state)
+            }
+            SourceAction::ReleaseDisks => {
+                self.have_disks_released(host, session);
+                SourceEvent::DisksReleased
             }
             SourceAction::EndSource if self.hypervisors_are_away(host) => SourceEvent::SourceEnded(false),
             SourceAction::EndSource => {

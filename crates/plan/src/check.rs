@@ -184,10 +184,12 @@ pub enum Mutation {
     ResumedUnasked,
     /// A roll-back notice that was not answered is repeated after a minute.
     NoticeSeldom,
+    /// A destination whose hypervisor has the disks of a paused guest is not notified before that guest is back.
+    DisksNotReleased,
 }
 
 impl Mutation {
-    pub const ALL: [Mutation; 36] = [
+    pub const ALL: [Mutation; 37] = [
         Mutation::FenceWithoutStopping,
         Mutation::FenceForgetsRefused,
         Mutation::ScanForgets,
@@ -224,6 +226,7 @@ impl Mutation {
         Mutation::DecisionNotWritten,
         Mutation::ResumedUnasked,
         Mutation::NoticeSeldom,
+        Mutation::DisksNotReleased,
     ];
 }
 

@@ -103,6 +103,8 @@ pub struct Guest {
     pub current: bool,
     /// Its disks are in use: it may write to them.
     pub disks: bool,
+    /// Its hypervisor takes the locks of the disks as soon as all device state is loaded.
+    pub locks_when_loaded: bool,
     /// The image that is on top of its disk.
     pub image: u64,
     /// An agent has set its hypervisor, which is libvirt's, to leave RAM out of its stream.
@@ -150,6 +152,7 @@ impl Guest {
             executed: running,
             current: true,
             disks: true,
+            locks_when_loaded: false,
             image: 0,
             emptied: none,
             habits,

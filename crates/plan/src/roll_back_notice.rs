@@ -72,16 +72,30 @@ impl World {
         entry.map_or(NoticeStep::Send, |entry| notice_step(ran, entry, &entries, is_alive))
     }
 
+    /// As the agent, but at once, and without the answer: one notice before the guest is back.
+    pub fn have_disks_released(&mut self, host: usize, session: u64) {
+        let reaches = self.hosts[1 - host].up && self.links.iter().any(|link| link.connects());
+        if reaches && self.options.mutation != Some(Mutation::DisksNotReleased) {
+            self.note(|| format!("host {host}, session {session}: notifies before its guest is back"));
+            self.is_notified(1 - host, session);
+        }
+    }
+
+    /// Both state machines of a host are told that its session is rolled back at the source.
+    fn is_notified(&mut self, host: usize, session: u64) {
+        if session == self.session && host == self.at(Side::Destination) {
+            self.handle_destination(destination::Event::RolledBackAtSource);
+        }
+        self.handle_destination_case(host, session, DestinationEvent::RolledBackAtSource);
+    }
+
     /// The notice reaches the destination, which answers as it does to a question.
     pub fn roll_back_notice_arrives(&mut self, host: usize, incarnation: u64, session: u64, link: usize) {
         let other = 1 - host;
         let receives = self.hosts[other].up && self.links[link].connects();
         let latency = self.links[link].latency;
         let outcome = receives.then(|| {
-            if session == self.session && other == self.at(Side::Destination) {
-                self.handle_destination(destination::Event::RolledBackAtSource);
-            }
-            self.handle_destination_case(other, session, DestinationEvent::RolledBackAtSource);
+            self.is_notified(other, session);
             self.outcome_at(other, session)
         });
         // It may have crashed over it.

@@ -124,6 +124,7 @@ impl World {
         let away = self.hypervisors_are_away(host);
         let disks_away = self.hosts[host].disks_away_until > self.now;
         let keeps = self.options.mutation == Some(Mutation::RollBackKeepsProtection);
+        let held = self.disks_are_held(pid);
         let guest = self.find_mut(pid)?;
         if away {
             return None;
@@ -133,7 +134,7 @@ impl World {
         }
         guest.throttle = 0;
         guest.sending = Sending::No;
-        if !guest.disks && disks_away {
+        if !guest.disks && (disks_away || held) {
             return None;
         }
         guest.disks = true;
@@ -142,6 +143,11 @@ impl World {
             self.executes(pid);
         }
         self.find(pid).map(state)
+    }
+
+    /// Whether another process has the locks of this guest's disks.
+    pub fn disks_are_held(&self, pid: u64) -> bool {
+        self.all().any(|other| other.pid != pid && other.locks_when_loaded && other.loaded && !other.disks)
     }
 
     /// The source's hypervisor continues by itself, or is made to.

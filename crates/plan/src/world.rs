@@ -193,7 +193,7 @@ pub struct World {
     pub retrying: bool,
     /// How many events the simulation went through.
     pub events: u64,
-    seed: u64,
+    pub(crate) seed: u64,
     pub(crate) queue: BTreeMap<(Time, u64), SimEvent>,
     queued: u64,
     ticks: u64,

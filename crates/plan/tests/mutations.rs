@@ -219,6 +219,11 @@ fn rule_12_a_roll_back_that_is_not_notified_on_a_connection_of_its_own() {
 }
 
 #[test]
+fn rule_12_a_destination_that_keeps_the_disks_of_a_paused_guest() {
+    noticed_in(often(&["agent crashes", "blackout"]), Mutation::DisksNotReleased, Property::Ends, 3000);
+}
+
+#[test]
 fn rule_12_a_commit_that_is_not_repeated() {
     noticed_in(often(&["agent crashes", "commit"]), Mutation::CommitNotRepeated, Property::Ends, 1000);
 }

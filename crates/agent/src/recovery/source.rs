@@ -127,7 +127,8 @@ impl Unfinished {
         let Some(action) = action else { return false };
         let event = match action {
             SourceAction::Look => SourceEvent::Looked(self.look_before_resuming(sessions)),
-            SourceAction::ResumeHere => SourceEvent::ResumedHere(self.resume_here(sessions)),
+            SourceAction::ResumeHere => self.resume_here(sessions),
+            SourceAction::ReleaseDisks => self.have_disks_released(sessions),
             SourceAction::EndSource => SourceEvent::SourceEnded(self.give_up(sessions)),
             SourceAction::Query { gives_up } => SourceEvent::Answered(self.ask(sessions, gives_up)),
             SourceAction::Write(phase) => {
@@ -190,10 +191,10 @@ impl Unfinished {
     }
 
     /// Cancels QEMU's migration, puts its settings back and lets the guest run if it ran.
-    fn resume_here(&self, sessions: &Sessions) -> Option<GuestState> {
+    fn resume_here(&self, sessions: &Sessions) -> SourceEvent {
         let Role::Source { qemu, ran, run_state_before, settings, .. } = self.record.lock().role.clone()
         else {
-            return None;
+            return SourceEvent::ResumedHere(None);
         };
         if !qemu.is_alive() {
             tracing::error!(session = %self.session, guest = self.guest, "its QEMU has ended");
@@ -202,9 +203,9 @@ impl Unfinished {
             let mut record = self.record.lock();
             let is_older = record.ran_here() == RanHere::Yes;
             set_notice_due(&mut record, is_older);
-            return Some(GuestState::Gone);
+            return SourceEvent::ResumedHere(Some(GuestState::Gone));
         }
-        let Ok(folder) = sessions.registry.folder(&qemu.name) else { return None };
+        let Ok(folder) = sessions.registry.folder(&qemu.name) else { return SourceEvent::ResumedHere(None) };
         let deadline = Instant::now() + QMP_WAIT;
         let done =
             process::connect(&qemu, deadline).map_err(|error| (chain(&error), false)).and_then(|qmp| {
@@ -224,32 +225,25 @@ impl Unfinished {
                 }
                 self.worked();
                 tracing::info!(session = %self.session, guest = self.guest, runs, "rolled back");
-                Some(if runs { GuestState::RunsAtSource } else { GuestState::PausedAtSource })
+                let guest = if runs { GuestState::RunsAtSource } else { GuestState::PausedAtSource };
+                SourceEvent::ResumedHere(Some(guest))
             }
             Err((trouble, is_locked)) => {
                 self.failed(trouble);
-                if is_locked {
-                    self.have_disks_released(sessions);
-                }
-                None
+                if is_locked { SourceEvent::DisksAreHeld } else { SourceEvent::ResumedHere(None) }
             }
         }
     }
 
-    /// A destination's QEMU before 10.0 has the disks of a guest that did not run when its migration began. It takes
-    /// them when it has loaded the guest, and keeps them until that copy is given up. So the destination is notified
-    /// before the guest is back here. It has just answered that it has not committed the guest. The copy here is
-    /// complete, and does not run meanwhile. It is asked anew before each notice: its operator may have decided since.
-    fn have_disks_released(&self, sessions: &Sessions) {
-        let is_not_committed = matches!(&*self.machine.lock(), Machine::Source(machine)
-            if machine.answer() == Some(Outcome::NotCommitted));
-        if !is_not_committed || self.is_silent.load(Ordering::Relaxed) {
-            return;
+    /// A destination's QEMU before 10.0 takes the disks of a guest that did not run when its migration began: when it
+    /// has loaded the guest.
+    fn have_disks_released(&self, sessions: &Sessions) -> SourceEvent {
+        if let Role::Source { peers, token, peer, .. } = self.record.lock().role.clone() {
+            self.question(sessions, (&token, &peer), |identity| {
+                notify_rolled_back(&peers, identity, true).ok_or_else(NoAnswer::default)
+            });
         }
-        let Role::Source { peers, token, peer, .. } = self.record.lock().role.clone() else { return };
-        self.question(sessions, (&token, &peer), |identity| {
-            notify_rolled_back(&peers, identity, true).ok_or_else(NoAnswer::default)
-        });
+        SourceEvent::DisksReleased
     }
 
     /// The guest runs at the destination: its process here ends. What it leaves behind is marked and handed over then.

@@ -17,6 +17,10 @@ pub enum SourceEvent {
     Looked(Look),
     /// [`SourceAction::ResumeHere`] came to an end: what the guest does now, or none if it has to be tried again.
     ResumedHere(Option<GuestState>),
+    /// [`SourceAction::ResumeHere`] came to an end without success: another process has the guest's disks.
+    DisksAreHeld,
+    /// [`SourceAction::ReleaseDisks`] came to an end, with an answer or without one.
+    DisksReleased,
     /// [`SourceAction::EndSource`] came to an end: whether the process has ended.
     SourceEnded(bool),
     /// [`SourceAction::Query`] came to an end; none without an answer.
@@ -48,6 +52,8 @@ pub enum SourceAction {
     Look,
     /// Cancel what was begun in the hypervisor and let the guest do what it did before.
     ResumeHere,
+    /// Notify the destination once that the session is rolled back, although the guest is not back yet.
+    ReleaseDisks,
     /// End the guest's process here: it runs at the destination.
     EndSource,
     /// Send commit once more on a connection of its own, and ask how the session ended. Whether the process here is
@@ -73,6 +79,10 @@ enum State {
     /// Before each try to resume it: an operator of the destination may have let the guest run there meanwhile.
     Looking,
     ResumingHere,
+    /// The destination's hypervisor may have the disks of a guest that did not run when it was sent: it takes them when
+    /// it has loaded the guest, and keeps them until that copy is given up. The copy here is complete, and does not run
+    /// meanwhile.
+    ReleasingDisks,
     EndingSource,
     Writing(SourcePhase, GuestState),
     Over(GuestState),
@@ -99,6 +109,9 @@ pub struct SourceRecovery {
     only_asks: bool,
     /// The operator ended the copy here, and the destination has not said that it runs the guest.
     given_up: bool,
+    /// The last question was answered: the destination has not committed the guest. Its operator may decide before the
+    /// next one.
+    is_not_committed: bool,
 }
 
 impl SourceRecovery {
@@ -132,6 +145,7 @@ impl SourceRecovery {
             query_gives_up: false,
             only_asks: false,
             given_up: false,
+            is_not_committed: false,
         }
     }
 
@@ -174,7 +188,7 @@ impl SourceRecovery {
     /// The guest is being resumed here.
     pub fn resumes_here(&self) -> bool {
         let looks = self.state == State::Looking && !self.is_there();
-        looks || matches!(self.state, State::TakingBack | State::ResumingHere)
+        looks || matches!(self.state, State::TakingBack | State::ResumingHere | State::ReleasingDisks)
     }
 
     /// Whether the question of this [`SourceAction::Look`] says that the guest here stays paused: the destination has
@@ -208,6 +222,7 @@ impl SourceRecovery {
                 Some(SourceAction::Look)
             }
             State::ResumingHere => Some(SourceAction::ResumeHere),
+            State::ReleasingDisks => Some(SourceAction::ReleaseDisks),
             State::EndingSource => Some(SourceAction::EndSource),
             State::Writing(phase, _) => Some(SourceAction::Write(phase)),
             State::Over(_) => None,
@@ -240,7 +255,11 @@ impl SourceRecovery {
             (State::Deciding, SourceEvent::Written(false)) => {
                 (self.state, self.due) = (State::Querying, Some(now + RETRY_AFTER));
             }
-            (State::ResumingHere, SourceEvent::ResumedHere(None)) => {
+            (State::ResumingHere, SourceEvent::DisksAreHeld) if self.is_not_committed => {
+                self.enter(now, State::ReleasingDisks);
+            }
+            (State::ResumingHere, SourceEvent::ResumedHere(None) | SourceEvent::DisksAreHeld)
+            | (State::ReleasingDisks, SourceEvent::DisksReleased) => {
                 (self.state, self.due) = (State::Looking, Some(now + RETRY_AFTER));
             }
             (State::EndingSource, SourceEvent::SourceEnded(false))
@@ -257,7 +276,7 @@ impl SourceRecovery {
     /// that the decision that the guest runs here is void. It may also return the guest or give it up, so that the copy
     /// here is not ended either.
     fn answered(&mut self, now: Time, answer: Option<Outcome>) {
-        self.answer = answer.or(self.answer);
+        (self.answer, self.is_not_committed) = (answer.or(self.answer), false);
         let undecided = self.giving_up.answered(now, answer);
         match (answer.map(verdict), self.operator_decision.waiting()) {
             (Some(Verdict::EndSource), _) => {
@@ -283,6 +302,7 @@ impl SourceRecovery {
     /// A destination that has committed it is waited for, and one that has lost it needs an operator who knows that.
     fn looked(&mut self, now: Time, look: Look) {
         let is_decided = self.operator_decision.waiting() == Some(true);
+        self.is_not_committed = look == Look::Paused(Some(Outcome::NotCommitted));
         let answer = match look {
             Look::NotPaused => return self.enter(now, State::ResumingHere),
             Look::Paused(answer) => answer,

@@ -38,6 +38,33 @@ fn resuming_and_writing_the_end_are_repeated_until_they_succeed() {
     assert_eq!(driver.recovery.timeout(), None);
 }
 
+/// A notice has the destination give its copy up. Its operator may have let that one run since it last answered.
+#[test]
+fn a_destination_that_may_have_the_disks_is_notified_once_for_each_answer_that_it_has_not_committed() {
+    let mut driver = resuming();
+    driver.action();
+    assert_eq!(driver.handle(NOT_COMMITTED), Some(SourceAction::ResumeHere));
+    for _ in 0..10 {
+        assert_eq!(driver.handle(SourceEvent::DisksAreHeld), Some(SourceAction::ReleaseDisks));
+        assert!(driver.recovery.resumes_here());
+        assert_eq!(driver.handle(SourceEvent::DisksReleased), None, "nothing is written");
+        driver.again(SourceAction::Look);
+        assert_eq!(driver.handle(NOT_COMMITTED), Some(SourceAction::ResumeHere));
+    }
+    // It is silent by now, has given the guest up, or was not asked.
+    let silent = SourceEvent::Looked(Look::Paused(None));
+    let given_up = SourceEvent::Looked(Look::Paused(Some(Outcome::Aborted)));
+    for look in [silent, given_up, SourceEvent::Looked(Look::NotPaused)] {
+        assert_eq!(driver.handle(SourceEvent::ResumedHere(None)), None);
+        driver.again(SourceAction::Look);
+        driver.now = driver.now + Duration::from_secs(60);
+        assert_eq!(driver.handle(look), Some(SourceAction::ResumeHere), "{look:?}");
+        assert_eq!(driver.handle(SourceEvent::DisksAreHeld), None, "{look:?}");
+        driver.again(SourceAction::Look);
+        assert_eq!(driver.handle(NOT_COMMITTED), Some(SourceAction::ResumeHere));
+    }
+}
+
 #[test]
 fn a_guest_is_given_up_until_it_is_gone_and_only_then_is_it_written() {
     let mut driver = querying();
