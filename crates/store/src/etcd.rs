@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use crate::keeper::Keeper;
 use crate::{ANSWER_MAX, Condition, Entry, Lease, Outcome, Store, StoreError, Transaction, Write};
 
-/// Entries that are read at once. A gRPC answer has at most 4 MiB.
+/// Entries that are read at once, or fewer: a gRPC answer has at most 4 MiB, and an entry has at most 1.5 MiB.
 const PAGE: i64 = 500;
 /// One try of a read: long enough for an election of the cluster's leader, short enough for a second try.
 const TRY_MAX: Duration = Duration::from_secs(2);
@@ -204,6 +204,13 @@ fn failed(error: &Error) -> StoreError {
     }
 }
 
+/// The answer is longer than this client takes: gRPC calls that out of range. So does etcd with a revision that was
+/// compacted, which it refuses for smaller pages too.
+fn is_too_long(error: &Error) -> bool {
+    const OUT_OF_RANGE: i32 = 11;
+    matches!(error, Error::GRpcStatus(status) if status.code() as i32 == OUT_OF_RANGE)
+}
+
 /// The first key behind all that begin with `prefix`.
 fn behind(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
@@ -231,11 +238,18 @@ impl Store for Etcd {
         self.read(|mut client| {
             let (mut from, end) = (first.clone(), end.clone());
             async move {
-                let (mut found, mut moment) = (Vec::new(), 0);
+                let (mut found, mut moment, mut limit) = (Vec::new(), 0, PAGE);
                 loop {
                     let page =
-                        GetOptions::new().with_range(end.clone()).with_limit(PAGE).with_revision(moment);
-                    let mut answer = client.get(from, Some(page)).await?;
+                        GetOptions::new().with_range(end.clone()).with_limit(limit).with_revision(moment);
+                    let mut answer = match client.get(from.clone(), Some(page)).await {
+                        Err(error) if limit > 1 && is_too_long(&error) => {
+                            limit /= 2;
+                            continue;
+                        }
+                        answer => answer?,
+                    };
+                    limit = PAGE.min(2 * limit);
                     if moment == 0 {
                         moment = answer.header().map_or(0, |header| header.revision());
                     }

@@ -79,6 +79,23 @@ fn a_list_has_every_key_of_its_prefix_in_order() {
 }
 
 #[test]
+fn a_list_is_read_however_large_its_values_are_together() {
+    for kind in Kind::both() {
+        let store = kind.open().store();
+        // Far fewer entries than a page of etcd's, and more bytes than one answer of gRPC has.
+        let keys: Vec<String> = (0..6).map(|number| format!("drain/{number}")).collect();
+        for key in &keys {
+            done(&*store, &when(&[], &[put(key, &"x".repeat(1 << 20))]));
+        }
+        done(&*store, &when(&[], &[put("host/a", "1")]));
+        let found = store.list("").unwrap();
+        let of_drains = found.iter().filter(|entry| entry.value.len() == 1 << 20);
+        assert_eq!(of_drains.map(|entry| &entry.key).collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
+        assert_eq!((found.len(), found[6].key.as_str()), (7, "host/a"));
+    }
+}
+
+#[test]
 fn a_list_of_many_pages_is_of_one_moment() {
     for kind in Kind::both() {
         let [writer, reader] = kind.clients();
