@@ -22,6 +22,9 @@ use crate::agent::Agent;
 const REGISTERS_ASKS: u32 = 10;
 const REGISTERS_PAUSE: Duration = Duration::from_millis(500);
 
+/// Hosts that a reason names at most. A fleet may have thousands, and etcd takes a drain's record only up to 1.5 MiB.
+const NAMED_MAX: usize = 8;
+
 /// A destination that was found, or why there is none.
 pub(in crate::drain) type PlaceResult = Result<(HostId, u64, f64), (Nowhere, Option<String>)>;
 
@@ -284,7 +287,8 @@ impl Search {
                     Err(nowhere) => {
                         let avoid = request.avoid.get(&id);
                         let mut text = why_nowhere(&known, id, &self.destinations, avoid, &request.guests);
-                        refused.remove(&id).into_iter().flatten().for_each(|why| text += &format!("; {why}"));
+                        let refused = refused.remove(&id).into_iter().flatten().take(NAMED_MAX);
+                        refused.for_each(|why| text += &format!("; {why}"));
                         results.push((id, Err((known.told(id, nowhere), Some(text)))));
                         continue;
                     }
@@ -322,7 +326,8 @@ impl Search {
     }
 }
 
-/// Each destination with what keeps the guest from it. `leave`: the guests that are placed with it.
+/// Destinations with what keeps the guest from each, and how many more there are. `leave`: the guests that are placed
+/// with it.
 pub(in crate::drain) fn why_nowhere(
     known: &Known,
     id: GuestId,
@@ -342,7 +347,10 @@ pub(in crate::drain) fn why_nowhere(
         };
         format!("{}: {why}", one.name())
     });
-    format!("no host can take it: {}", all.collect::<Vec<_>>().join("; "))
+    let mut named: Vec<String> = all.take(NAMED_MAX).collect();
+    let others = destinations.len().saturating_sub(NAMED_MAX);
+    named.extend((others > 0).then(|| format!("and {others} more cannot take it either")));
+    format!("no host can take it: {}", named.join("; "))
 }
 
 #[cfg(test)]
@@ -362,6 +370,37 @@ mod tests {
         }
     }
 
+    fn destination(record: HostRecord) -> Destination {
+        let mut one = Destination::new(&record.name);
+        (one.record, one.lost) = (Some(record), None);
+        one
+    }
+
+    fn guest(name: &str) -> Leaving {
+        Leaving {
+            name: name.into(),
+            key: format!("uuid-{name}"),
+            memory_bytes: 100 << 20,
+            ..Leaving::default()
+        }
+    }
+
+    #[test]
+    fn a_reason_is_short_however_many_hosts_there_are() {
+        let fleet = |count: usize| -> String {
+            let names = (0..count).map(|n| format!("host-{n}"));
+            let destinations: Vec<Destination> = names.map(|name| destination(host(&name, 50))).collect();
+            let guests = [(guest("web"), Place::Source)];
+            let known = hosts::ledger(&host("a", 4096), &destinations, &guests, &Rules::default());
+            why_nowhere(&known, GuestId(0), &destinations, None, &[GuestId(0)])
+        };
+        let each = "the guest needs 100 MiB and 50 MiB are free";
+        assert_eq!(fleet(2), format!("no host can take it: host-0: {each}; host-1: {each}"));
+        let text = fleet(10_000);
+        assert_eq!(text.matches(each).count(), NAMED_MAX);
+        assert!(text.ends_with("; and 9992 more cannot take it either"), "{text}");
+    }
+
     #[test]
     fn guests_that_must_be_together_are_placed_again_together() {
         let dir = tempfile::tempdir().unwrap();
@@ -373,17 +412,6 @@ mod tests {
         for record in [host("b", 150), host("c", 4096)] {
             fleet.register(&record).unwrap();
         }
-        let destination = |record: HostRecord| {
-            let mut one = Destination::new(&record.name);
-            (one.record, one.lost) = (Some(record), None);
-            one
-        };
-        let guest = |name: &str| Leaving {
-            name: name.into(),
-            key: format!("uuid-{name}"),
-            memory_bytes: 100 << 20,
-            ..Leaving::default()
-        };
         let lists = [vec!["web".to_owned(), "db".to_owned()]];
         let mut search = Search {
             fleet: fleet.clone(),
