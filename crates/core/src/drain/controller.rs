@@ -456,19 +456,20 @@ impl Controller {
         }
     }
 
+    /// What runs is cancelled first: the store takes its time for each reservation that is given up, and a guest that
+    /// is copied meanwhile may leave.
     fn abort(&mut self, now: Time) {
         self.aborted = true;
-        for id in self.guests.keys().copied().collect::<Vec<_>>() {
-            match self.state(id) {
-                Some(State::Unplaced { .. } | State::Placing | State::Placed) => {
-                    self.end(id, Outcome::Aborted, now)
-                }
-                Some(State::Preparing | State::Prepared | State::Copying | State::Cancelling(_)) => {
-                    self.cancel(id, Then::Abort, now);
-                }
-                _ => {}
+        let (mut runs, mut waits) = (Vec::new(), Vec::new());
+        for (id, guest) in &self.guests {
+            match guest.state {
+                State::Unplaced { .. } | State::Placing | State::Placed => waits.push(*id),
+                State::Preparing | State::Prepared | State::Copying | State::Cancelling(_) => runs.push(*id),
+                State::Ended(_) => {}
             }
         }
+        runs.into_iter().for_each(|id| self.cancel(id, Then::Abort, now));
+        waits.into_iter().for_each(|id| self.end(id, Outcome::Aborted, now));
     }
 
     /// Ends the session of a guest. One that is being ended already gets no second order.

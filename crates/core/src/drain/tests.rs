@@ -273,6 +273,17 @@ fn an_abort_cancels_what_runs_and_frees_what_waits() {
 }
 
 #[test]
+fn an_abort_cancels_what_runs_before_it_frees_what_waits() {
+    let mut hand = Hand::ready(&[start(0, 30), start(1, 40), start(2, 50), start(3, 60)], &[1, 2, 3, 4]);
+    assert_eq!((hand.state(0), hand.state(3)), (State::Placed, State::Copying));
+    let orders = hand.tell(Event::Abort);
+    let is_cancel = |order: &Order| matches!(order, Order::Cancel { .. });
+    let cancels = orders.iter().take_while(|order| is_cancel(order)).count();
+    assert_eq!(cancels, orders.iter().filter(|order| is_cancel(order)).count(), "{orders:?}");
+    assert!(0 < cancels && cancels < orders.len(), "{orders:?}");
+}
+
+#[test]
 fn guests_of_a_lost_destination_go_elsewhere_without_using_a_try() {
     let mut hand = Hand::ready(&[start(0, 60), start(1, 50)], &[1, 1]);
     let orders = hand.tell(Event::HostLost(HostId(1)));
