@@ -492,6 +492,37 @@ fn a_host_that_never_comes_back_is_forgotten_with_all_that_was_kept_for_it() {
 }
 
 #[test]
+fn what_is_kept_of_a_host_goes_along_when_it_is_renamed() {
+    let kind = Kind::Local(tempfile::tempdir().unwrap());
+    let before = kind.open().fleet("a");
+    hosts(&before, &["a"]);
+    let owner = before.begin(&drain("d1", "a")).unwrap();
+    before.end(&owner, &drain("d1", "a")).unwrap();
+    before.begin(&drain("d2", "a")).unwrap();
+    let guests = serde_json::json!(["web"]);
+    before.set_elsewhere(Some(&guests)).unwrap();
+    drop(before);
+
+    let renamed = kind.open().fleet("b");
+    hosts(&renamed, &["b"]);
+    renamed.renamed("b").unwrap();
+    let view = renamed.view().unwrap();
+    assert!(view.hosts["b"].cordon.is_some());
+    let of = |id: &str| view.drains[id].record.host.as_str();
+    assert_eq!((of("d1"), of("d2")), ("b", "a"), "one that is open is ended first");
+    assert_eq!(renamed.elsewhere().unwrap(), Some(guests.clone()));
+    renamed.renamed("b").unwrap();
+    assert_eq!(renamed.view().unwrap(), view);
+    // Who forgets the earlier name does not forget these.
+    let (owner, open) = renamed.take_over("d2").unwrap();
+    renamed.end(&owner, &open).unwrap();
+    renamed.renamed("b").unwrap();
+    renamed.forget_host("a").unwrap();
+    assert_eq!(renamed.view().unwrap().drains.len(), 2);
+    assert_eq!(renamed.elsewhere().unwrap(), Some(guests));
+}
+
+#[test]
 fn a_reservation_in_doubt_stays_until_it_is_settled() {
     let kind = Kind::Local(tempfile::tempdir().unwrap());
     let fleet = kind.open().fleet("a");

@@ -412,7 +412,8 @@ fn end_renamed(agent: &Agent, fleet: &Fleet, view: &View) -> Result<(), FleetErr
             lost::end_open(agent, fleet, id, view, why)?;
         }
     }
-    Ok(())
+    // What has ended is this host's by its present name: an undrain brings its guests back.
+    fleet.renamed(own)
 }
 
 /// Goes on with an open drain of this host, unless this process does already.

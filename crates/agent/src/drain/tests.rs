@@ -140,10 +140,15 @@ fn a_drain_that_was_open_when_the_host_was_renamed_is_ended_and_keeps_no_memory(
     }
     let mut open = record("d1", "earlier");
     open.guests.insert("u1".into(), guest("web", "u1", "prepared", Some("b")));
+    open.guests.insert("u2".into(), guest("db", "u2", "moved", Some("b")));
     let owner = stage.fleet.begin(&open).unwrap();
     stage.fleet.reserve(&owner, "u1", "web", 1, "b", None).unwrap();
     resume(&stage.agent, &stage.drains, stage.tasks());
     wait("it stays open", || stage.stored().state == Stored::Ended);
+    wait("no undrain finds it", || stage.stored().host == stage.agent.config.name);
+    let (_, coming) = undrain::to_come(&stage.agent, &stage.fleet).unwrap();
+    let names: Vec<&str> = coming.guests.iter().map(|one| one.guest.as_str()).collect();
+    assert_eq!(names, ["db"]);
     let stored = stage.stored();
     let web = &stored.guests["u1"];
     assert_eq!(web["state"], "failed");

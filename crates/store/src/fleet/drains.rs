@@ -259,6 +259,37 @@ impl Fleet {
         })
     }
 
+    /// Drains that have ended are this host's, whatever it was called. One that cannot be read stays as it is.
+    pub(super) fn take_drains_along(&self, host: &str) -> Result<(), FleetError> {
+        for Entry { key, .. } in self.store.list("drain/")? {
+            self.change(|| {
+                let Some(entry) = self.store.get(&key)? else { return Ok(None) };
+                let record = decode::<DrainRecord>(&entry).ok();
+                let is_earlier =
+                    |record: &DrainRecord| record.host != host && record.state == DrainState::Ended;
+                let Some(record) = record.filter(is_earlier) else { return Ok(None) };
+                let record = DrainRecord { host: host.to_owned(), ..record };
+                let conditions = vec![Condition::as_read(&key, Some(&entry))];
+                Ok(Some(Transaction { conditions, writes: vec![put(&key, &record, false)?] }))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The same with guests that an undrain has not brought back, unless there are some of the present name.
+    pub(super) fn take_elsewhere_along(&self, host: &str) -> Result<(), FleetError> {
+        let key = elsewhere_key(host);
+        self.change(|| {
+            let all = self.store.list("elsewhere/")?;
+            let is_known = all.iter().any(|entry| entry.key == key);
+            let Some(before) = all.last().filter(|_| !is_known) else { return Ok(None) };
+            let conditions =
+                vec![Condition::as_read(&before.key, Some(before)), Condition::Absent(key.clone())];
+            let write = Write::Put { key: key.clone(), value: before.value.clone(), leased: false };
+            Ok(Some(Transaction { conditions, writes: vec![Write::Delete(before.key.clone()), write] }))
+        })
+    }
+
     /// Carries out what `plan` returns while this agent owns the drain.
     pub(super) fn write_as(
         &self,

@@ -300,12 +300,15 @@ impl Fleet {
         Ok(is_new)
     }
 
-    /// The only host of this store that is ever cordoned in it has a new name: its cordon goes along.
+    /// The only host of this store that is ever cordoned and drained in it has a new name. Its cordon goes along, its
+    /// drains that have ended, and what an undrain has not brought back.
     ///
     /// # Errors
     /// Those of the store; [`FleetError::Damaged`].
     pub fn renamed(&self, host: &str) -> Result<(), FleetError> {
         check_name(host)?;
+        self.take_drains_along(host)?;
+        self.take_elsewhere_along(host)?;
         let key = format!("cordon/{host}");
         self.change(|| {
             let mut others = self.store.list("cordon/")?.into_iter().filter(|entry| entry.key != key);
