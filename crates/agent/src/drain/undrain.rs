@@ -183,32 +183,39 @@ fn coming(drains: &[&DrainRecord], left_over: LeftOver, is_shared: bool) -> Answ
 
 /// Whether it is one guest, which left once.
 fn left_with(one: &DrainGuest, other: &DrainGuest) -> bool {
-    name_of(one) == name_of(other) && one.migration == other.migration && one.to == other.to
+    is_one(one, other) && one.migration == other.migration && one.to == other.to
 }
 
 /// The guests that have left in these drains, the newest drain first: each as it left last. And those that have left
 /// before and did not come back in the undrain between.
 fn moved_by(drains: &[&DrainRecord], left_over: Vec<DrainGuest>) -> Answer<Vec<DrainGuest>> {
-    let mut moved = BTreeMap::new();
+    let mut moved: Vec<DrainGuest> = Vec::new();
+    let mut add = |guest: DrainGuest| {
+        if !moved.iter().any(|known| is_one(known, &guest)) {
+            moved.push(guest);
+        }
+    };
     for drain in drains {
         for value in drain.guests.values() {
             let guest: DrainGuest =
                 serde_json::from_value(value.clone()).map_err(|error| damaged(drain, &error))?;
             // One that was left in doubt may have arrived since.
             if matches!(guest.state, DrainGuestState::Moved | DrainGuestState::InDoubt) {
-                moved.entry(name_of(&guest)).or_insert(guest);
+                add(guest);
             }
         }
     }
-    for guest in left_over {
-        moved.entry(name_of(&guest)).or_insert(guest);
-    }
-    Ok(moved.into_values().collect())
+    left_over.into_iter().for_each(add);
+    moved.sort_by(|a, b| (&a.guest, a.domain, &a.uuid).cmp(&(&b.guest, b.domain, &b.uuid)));
+    Ok(moved)
 }
 
-/// A guest and a domain, or two domains, may have had one name.
-fn name_of(guest: &DrainGuest) -> (String, Option<String>) {
-    (guest.guest.clone(), guest.domain.then(|| guest.uuid.clone()))
+/// Whether it is one guest. A guest and a domain, or two of either, may have had one name: a guest is started here, for
+/// example, under the name of one that has left. Of a guest that the drain could never look at only the name is known.
+fn is_one(one: &DrainGuest, other: &DrainGuest) -> bool {
+    let is_unknown = |guest: &DrainGuest| !guest.domain && guest.uuid == guest.guest;
+    (&one.guest, one.domain) == (&other.guest, other.domain)
+        && (one.uuid == other.uuid || is_unknown(one) || is_unknown(other))
 }
 
 fn kept(drain: &DrainRecord) -> Answer<Kept> {

@@ -18,7 +18,7 @@ use crate::security::Security;
 use crate::testing::{SilentGuest, wait};
 
 #[test]
-fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
+fn guests_and_domains_of_one_name_all_come_back_each_as_it_left_last() {
     let guest = |uuid: &str, domain: bool, state: &str, to: &str| {
         let mut guest = guest("web", uuid, state, Some(to));
         guest["domain"] = domain.into();
@@ -45,6 +45,17 @@ fn a_guest_and_a_domain_of_one_name_both_come_back_each_as_it_left_last() {
     // The undrain of the first drain did not bring them back, and the second has begun since.
     let before = moved_by(&[&earlier], Vec::new()).unwrap();
     assert_eq!(brought(&moved_by(&[&last], before).unwrap()), [at("web", "c"), at("u2", "b")]);
+    // When the first had left, another guest was started under its name. Both are named, whatever becomes of them.
+    let earlier = drain(vec![guest("u8", false, "moved", "b")]);
+    let last = drain(vec![guest("u7", false, "moved", "c")]);
+    let moved = moved_by(&[&last, &earlier], Vec::new()).unwrap();
+    assert_eq!(brought(&moved), [at("u7", "c"), at("u8", "b")]);
+    let both = drain(vec![guest("u8", false, "moved", "b"), guest("u7", false, "moved", "c")]);
+    assert_eq!(moved_by(&[&both], Vec::new()).unwrap(), moved);
+    // The second drain could not look at it, and it is one.
+    let unlooked = drain(vec![guest("web", false, "in_doubt", "b")]);
+    let moved = moved_by(&[&unlooked, &earlier], Vec::new()).unwrap();
+    assert_eq!(brought(&moved), [at("web", "b")]);
 }
 
 /// The guests of an undrain that has ended.
