@@ -278,7 +278,11 @@ fn of_error(error: &ErrorBody) -> End {
         _ if error.retry_can_help => Code::HypervisorFailed,
         _ => Code::NotMigratable,
     };
-    let fault = Fault::new(code, Step::Copy, side, error.message.clone());
+    // What is to be seen before anybody moves it again.
+    let is_here = matches!(error.guest_state, Some(ApiState::RunsAtSource | ApiState::PausedAtSource));
+    let is_final = is_here && !error.retry_can_help && !error.hint.is_empty();
+    let detail = if is_final { format!("{}; {}", error.message, error.hint) } else { error.message.clone() };
+    let fault = Fault::new(code, Step::Copy, side, detail);
     match error.guest_state {
         Some(
             ApiState::RunsAtDestination | ApiState::PausedAtDestination | ApiState::StoppedAtDestination,
@@ -299,6 +303,18 @@ mod tests {
         let asked = |domain| request(&guest(domain), "b", &linerate_api::DrainRequest::default());
         assert_eq!((asked(true).guest.as_str(), asked(true).libvirt.is_some()), ("u1", true));
         assert_eq!((asked(false).guest.as_str(), asked(false).libvirt.is_some()), ("web", false));
+    }
+
+    #[test]
+    fn a_domain_that_may_run_at_a_silent_destination_too_is_not_moved_on() {
+        let error = ErrorBody {
+            side: Some(ApiSide::Source),
+            guest_state: Some(ApiState::RunsAtSource),
+            ..ErrorBody::new("cancelled", "the destination's libvirt does not answer").with_hint("see there")
+        };
+        let End::Stays(fault) = of_error(&error) else { panic!("it is here") };
+        assert_eq!((fault.side, fault.code.retry_can_help()), (Side::Source, false));
+        assert_eq!(fault.detail, "the destination's libvirt does not answer; see there");
     }
 
     #[test]

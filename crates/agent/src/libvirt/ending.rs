@@ -209,7 +209,8 @@ pub async fn failed(
     let is_as_before = error.guest_state == Some(domain.guest_state());
     let is_lacking = is_as_before && !asked && LACKING.iter().any(|words| message.contains(words));
     let error = if is_lacking { lacking(error) } else { error };
-    let is_cancelled = asked && is_as_before;
+    // Where the destination is silent it may run there too: a drain must not move it on.
+    let is_cancelled = asked && is_as_before && error.retry_can_help;
     Ended::failed(error, if is_cancelled { MigrationOutcome::Cancelled } else { MigrationOutcome::Failed })
 }
 
@@ -363,6 +364,19 @@ mod tests {
             };
             note_there(&mut error, &found);
             assert_eq!(error.retry_can_help, again, "{}", error.message);
+        }
+    }
+
+    /// In a drain it would be moved to another host, and may run at the first one too.
+    #[tokio::test]
+    async fn a_domain_is_not_called_cancelled_where_the_destination_cannot_be_asked() {
+        for (cut_off, outcome) in [(false, MigrationOutcome::Cancelled), (true, MigrationOutcome::Failed)] {
+            let (here, there) = (FakeLibvirt::new(Some("running")), FakeLibvirt::new(None));
+            let broken = Broken { message: "it was canceled", trouble: "", asked: true, cut_off };
+            let ended = failed(&here.virsh(), &there.virsh(), &target(), broken, |_: &str| ()).await;
+            assert_eq!(ended.outcome, outcome, "cut off: {cut_off}");
+            let error = ended.error.unwrap();
+            assert_eq!((error.code.as_str(), error.retry_can_help), (code::CANCELLED, !cut_off));
         }
     }
 

@@ -366,10 +366,13 @@ impl Controller {
     }
 
     fn failed(&mut self, id: GuestId, fault: Fault, now: Time) {
+        let is_final = fault.side == Side::Source && !may_pass(&fault);
         match self.state(id) {
             Some(State::Preparing | State::Prepared | State::Copying) => {}
+            // Its session was to end, and did by something that no other destination can help.
+            Some(State::Cancelling(_)) if is_final => {}
             // The end of its session is reported late: it is known where the guest is.
-            Some(State::Ended(Outcome::Failed { in_doubt: true, .. })) if !self.aborted => {}
+            Some(State::Ended(Outcome::Failed { in_doubt: true, .. })) if is_final || !self.aborted => {}
             _ => return self.cancelled(id, now),
         }
         if fault.code == Code::GuestGone && fault.side == Side::Source {

@@ -308,6 +308,25 @@ fn guests_of_a_lost_destination_go_elsewhere_without_using_a_try() {
 }
 
 #[test]
+fn a_guest_that_fails_at_the_source_while_it_is_cancelled_stays_with_its_reason() {
+    for event in [Event::HostLost(HostId(1)), Event::Abort] {
+        let mut hand = Hand::ready(&[start(0, 60)], &[1]);
+        assert_eq!(hand.tell(event.clone()), [Order::Cancel { guest: guest(0) }]);
+        // As of a domain that may run at the lost host too.
+        let orders = hand.failed(0, Code::NotMigratable, Side::Source);
+        assert_eq!(orders, [Order::Release { guest: guest(0) }], "it goes nowhere: {event:?}");
+        let is_failed = matches!(hand.state(0), State::Ended(Outcome::Failed { in_doubt: false, .. }));
+        assert!(is_failed, "{:?}", hand.state(0));
+        assert!(matches!(&hand.reasons(0)[..], [Reason::Fault(_)]), "{:?}", hand.reasons(0));
+    }
+    // What would pass does not keep it from another host.
+    let mut hand = Hand::ready(&[start(0, 60)], &[1]);
+    hand.tell(Event::HostLost(HostId(1)));
+    let orders = hand.failed(0, Code::PeerLost, Side::Source);
+    assert!(orders.contains(&Order::Place(vec![(guest(0), vec![HostId(1)])])), "{orders:?}");
+}
+
+#[test]
 fn a_guest_that_another_migration_has_uses_no_try_and_is_added_again_when_that_has_ended() {
     let mut hand = Hand::new(&[start(0, 1)]);
     for _ in 0..2 * hand.controller.settings().tries_max {
