@@ -21,6 +21,8 @@ const FIGURES: Duration = Duration::from_secs(2);
 /// Wider than this, lines are hard to follow with the eye.
 const WIDTH_MAX: usize = 110;
 const LOOK_AGAIN: &str = "remove the cause and begin the drain again";
+/// What to do about guests that could not be moved.
+const SEE_FAILED: &str = "remove the reason of each and begin the drain again";
 /// What to do about guests that ended while they were moved.
 const SEE_ENDED: &str =
     "see that none of them runs before you start it again; `linerate drain status` has the reasons";
@@ -170,27 +172,31 @@ fn ended(detail: &DrainDetail, reasons: bool) -> Option<String> {
 fn ending(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure> {
     use DrainGuestState as S;
     let named = |state| named(detail.guests.iter().filter(|guest| guest.state == state), reasons);
+    let are = |state, text: &str| (detail.count(state) > 0).then(|| format!("{text}: {}", named(state)));
+    let doubtful = are(S::InDoubt, "in doubt");
+    let aborted = are(S::Aborted, "the drain was aborted; here as before");
+    let failed = are(S::Failed, "not all guests could be moved; here as before");
     let split = (!detail.split.is_empty()).then(|| clean(&detail.split_texts().join("; ")));
-    let others = [ended(detail, reasons), unseen_text(detail), split, faulty(detail, reasons)];
-    let others: Vec<String> = others.into_iter().flatten().collect();
+    let lost = ended(detail, reasons);
+    let all = [&aborted, &failed, &lost, &unseen_text(detail), &split, &faulty(detail, reasons)];
+    let all: Vec<String> = all.into_iter().flatten().cloned().collect();
     let fail = |exit, text: Option<String>, hint: &str| {
-        let texts: Vec<String> = text.into_iter().chain(others.iter().cloned()).collect();
+        let others = all.iter().filter(|other| Some(*other) != text.as_ref());
+        let texts: Vec<String> = text.iter().chain(others).cloned().collect();
         Err(Failure::new(exit, texts.join("; "), hint))
     };
-    if detail.count(S::InDoubt) > 0 {
+    if doubtful.is_some() {
         let hint = "see `linerate migration list` and `linerate resolve` on both hosts";
-        return fail(Exit::InDoubt, Some(format!("in doubt: {}", named(S::InDoubt))), hint);
+        return fail(Exit::InDoubt, doubtful, hint);
     }
-    if ended(detail, reasons).is_some() {
-        return fail(Exit::GuestGone, None, SEE_ENDED);
+    if lost.is_some() {
+        return fail(Exit::GuestGone, lost, SEE_ENDED);
     }
-    if detail.count(S::Aborted) > 0 {
-        let text = format!("the drain was aborted; here as before: {}", named(S::Aborted));
-        return fail(Exit::Cancelled, Some(text), "the host takes no guests until `linerate uncordon`");
+    if aborted.is_some() {
+        return fail(Exit::Cancelled, aborted, "the host takes no guests until `linerate uncordon`");
     }
-    if detail.count(S::Failed) > 0 {
-        let text = format!("not all guests could be moved; here as before: {}", named(S::Failed));
-        return fail(Exit::Failed, Some(text), "remove the reason of each and begin the drain again");
+    if failed.is_some() {
+        return fail(Exit::Failed, failed, SEE_FAILED);
     }
     if !detail.unseen.is_empty() {
         return fail(Exit::Failed, None, LOOK_AGAIN);
@@ -215,6 +221,9 @@ fn ending_of_abort(detail: &DrainDetail, reasons: bool) -> Result<Exit, Failure>
         Err(failure) if failure.exit == Exit::Cancelled => failure,
         other => return other,
     };
+    if detail.count(DrainGuestState::Failed) > 0 {
+        return Err(Failure::new(Exit::Failed, failure.message(), SEE_FAILED));
+    }
     if faulty(detail, reasons).is_some() {
         return Err(Failure::new(Exit::MovedWithFault, failure.message(), SEE_EACH));
     }
@@ -379,5 +388,17 @@ mod tests {
         let failure = ending(&detail, true).unwrap_err();
         assert_eq!(failure.exit, Exit::Cancelled);
         assert!(failure.message().contains("web (it is paused there)"), "{}", failure.message());
+        detail.guests[0] = guest("web", "failed", Some("no memory"));
+        assert_eq!(end(&detail), Err(Exit::Failed), "it could not be moved before");
+        let endings: [Ending; 2] = [ending, ending_of_abort];
+        for ends in endings {
+            let failure = ends(&detail, true).unwrap_err();
+            let says = |part: &str| failure.message().contains(part);
+            assert!(says("here as before: db") && says("web (no memory)"), "{}", failure.message());
+        }
+        detail.guests.push(guest("mail", "in_doubt", None));
+        let failure = ending(&detail, true).unwrap_err();
+        let says = |part: &str| failure.message().contains(part);
+        assert!(says("in doubt: mail; ") && says("before: db; ") && says("web (no memory)"));
     }
 }
