@@ -270,6 +270,45 @@ async fn an_order_whose_answer_is_lost_may_have_been_done() {
     dying.abort();
 }
 
+/// A list of one drain, as an agent answers it.
+fn drains() -> String {
+    let drains = serde_json::json!([{
+        "id": "d1", "host": "a", "by": "root", "state": "running", "begun_unix_ms": 0, "ended_unix_ms": null,
+        "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+        "bound": { "source_ms": 0, "destination_ms": 0, "guest_ms": 0 }, "warnings": [],
+    }]);
+    drains.to_string()
+}
+
+/// Its store is away: it knows its own drain alone.
+#[tokio::test]
+async fn a_drain_is_found_by_its_name_while_the_store_does_not_answer() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let away = linerate_api::ErrorBody::new("journal_failed", "the store fails: etcd does not answer");
+    let away = serde_json::to_string(&away).unwrap();
+    let answering = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).await.unwrap_or(0);
+            let of_fleet = request[..read].starts_with(b"GET /v1/fleet/drains ");
+            let (status, body) = if of_fleet { ("500 No", away.clone()) } else { ("200 OK", drains()) };
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all((head + &body).as_bytes()).await;
+        }
+    });
+    let lab = Lab::new(0.0);
+    for (line, code) in [("drain status d1", 0), ("drain status d2", 4), ("fleet drains", 1)] {
+        let mut command = lab.command(line);
+        let asked = tokio::time::timeout(DEADLINE, command.env("LINERATE_SOCKET", &socket).output());
+        let run = Run::of(asked.await.unwrap().unwrap());
+        assert_eq!(run.code, Some(code), "{line}: {run:?}");
+    }
+    answering.abort();
+}
+
 /// It shows a drain, and ends before it answers an order to it.
 #[tokio::test]
 async fn an_abort_whose_answer_is_lost_may_have_been_taken() {
@@ -277,12 +316,7 @@ async fn an_abort_whose_answer_is_lost_may_have_been_taken() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("agent.sock");
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-    let drains = serde_json::json!([{
-        "id": "d1", "host": "a", "by": "root", "state": "running", "begun_unix_ms": 0, "ended_unix_ms": null,
-        "guests": [], "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
-        "bound": { "source_ms": 0, "destination_ms": 0, "guest_ms": 0 }, "warnings": [],
-    }]);
-    let drains = drains.to_string();
+    let drains = drains();
     let dying = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 4096];

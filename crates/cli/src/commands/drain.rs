@@ -1,6 +1,6 @@
 //! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
-use linerate_api::{DrainDetail, DrainGuestState, DrainOrder, DrainStarted, DrainState};
+use linerate_api::{ClientError, DrainDetail, DrainGuestState, DrainOrder, DrainStarted, DrainState};
 
 use super::progress::{change, look, with_progress};
 use super::rolling;
@@ -128,7 +128,11 @@ async fn find(which: &DrainIdFlags, context: &Context) -> Result<DrainDetail, Fa
             )
         });
     };
-    let all = look(context, context.client.fleet_drains()).await?;
+    let all = match look(context, context.client.fleet_drains()).await {
+        // Without its store the agent knows the drain that it carries on, and takes orders to it.
+        Err(ClientError::Agent { .. }) => look(context, context.client.drains()).await?,
+        answer => answer?,
+    };
     let mut found: Vec<DrainDetail> = all.into_iter().filter(|one| one.id.starts_with(prefix)).collect();
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
