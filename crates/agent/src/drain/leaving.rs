@@ -7,6 +7,7 @@ use std::time::Duration;
 use linerate_api::{GuestRunState, ModeChoice};
 use linerate_core::fleet::Needs;
 use linerate_guest::description::GuestDescription;
+use linerate_guest::procfs::ProcessIdentity;
 use linerate_guest::registry::{GuestRecord, RegistryError, Unreadable};
 use linerate_guest::run_state::RunState;
 use linerate_memory::{Mapping, RamBlock};
@@ -41,6 +42,9 @@ pub(super) struct Leaving {
     pub looked: bool,
     /// As its QEMU says; none if it does not. Nobody asks for those of domains.
     pub run_state: Option<RunState>,
+    /// The QEMU that was looked at. A guest that is stopped and started again is another one. libvirt knows those of
+    /// domains.
+    pub process: Option<ProcessIdentity>,
 }
 
 impl Leaving {
@@ -143,6 +147,7 @@ fn of_domain(domain: Domain) -> Leaving {
         cannot: None,
         looked: true,
         run_state: None,
+        process: None,
     }
 }
 
@@ -196,6 +201,7 @@ fn own(agent: &Agent, record: &GuestRecord, mode: ModeChoice) -> Result<Leaving,
         cannot,
         looked: true,
         run_state: Some(description.run_state),
+        process: Some(record.process),
     })
 }
 

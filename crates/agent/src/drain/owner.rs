@@ -441,7 +441,7 @@ impl Owner {
         let line = Line { to: self.to_self.clone(), guest: id, number: self.next_number };
         (member.to, member.sample, member.copy_began) = (Some(host), None, None);
         let asked = request(&member.guest, &to.at, &self.kept.request);
-        self.sessions.insert(id, Session::prepare(&self.agent, line, asked));
+        self.sessions.insert(id, Session::prepare(&self.agent, line, asked, member.guest.process));
     }
 
     fn report(&mut self, id: GuestId, number: u64, report: Report) {

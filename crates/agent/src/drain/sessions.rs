@@ -12,6 +12,8 @@ use linerate_core::drain::Sample;
 use linerate_core::fleet::GuestId;
 use linerate_core::source::Ending;
 use linerate_core::{Code, Fault, GuestState, Side, Step};
+use linerate_guest::procfs::ProcessIdentity;
+use linerate_guest::registry::GuestRecord;
 
 use super::Input;
 use super::leaving::Leaving;
@@ -88,15 +90,21 @@ impl Line {
 }
 
 impl Session {
-    /// Reaches the destination and prepares; answered by [`Report::Ready`] or [`Report::Ended`].
-    pub fn prepare(agent: &Arc<Agent>, line: Line, request: MigrateRequest) -> Session {
+    /// Reaches the destination and prepares; answered by [`Report::Ready`] or [`Report::Ended`]. `process`: the QEMU of
+    /// the guest as the drain knows it.
+    pub fn prepare(
+        agent: &Arc<Agent>,
+        line: Line,
+        request: MigrateRequest,
+        process: Option<ProcessIdentity>,
+    ) -> Session {
         let number = line.number;
         if request.libvirt.is_some() {
             line.report(Report::Ready);
             return Session { number, kind: Kind::DomainWaits, cancelled: false, copies: false, request };
         }
         let (agent, asked) = (agent.clone(), request.clone());
-        std::thread::spawn(move || begin(&agent, &line, asked));
+        std::thread::spawn(move || begin(&agent, &line, asked, process));
         Session { number, kind: Kind::Starting, cancelled: false, copies: false, request }
     }
 
@@ -157,7 +165,17 @@ fn cancelled() -> Fault {
     Fault::new(Code::Cancelled, Step::Prepare, Side::Source, "")
 }
 
-fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest) {
+/// Whether the guest of this name has another QEMU than that which the drain has looked at.
+fn is_another(agent: &Agent, name: &str, process: Option<ProcessIdentity>) -> bool {
+    let here = agent.registry.get(name).ok().filter(GuestRecord::is_alive);
+    here.zip(process).is_some_and(|(here, known)| here.process != known)
+}
+
+fn begin(agent: &Arc<Agent>, line: &Line, request: MigrateRequest, process: Option<ProcessIdentity>) {
+    if is_another(agent, &request.guest, process) {
+        // The one that was started since is found, and leaves with the memory and the UUID that it has.
+        return line.report(Report::Ended(End::Gone(None)));
+    }
     let observing = line.clone();
     let observer = move |news: News| {
         observing.report(match news {
@@ -303,6 +321,21 @@ mod tests {
         let asked = |domain| request(&guest(domain), "b", &linerate_api::DrainRequest::default());
         assert_eq!((asked(true).guest.as_str(), asked(true).libvirt.is_some()), ("u1", true));
         assert_eq!((asked(false).guest.as_str(), asked(false).libvirt.is_some()), ("web", false));
+    }
+
+    #[test]
+    fn a_guest_that_was_started_again_is_not_the_one_that_waited() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent = crate::testing::agent(&dir, &[]);
+        let record = crate::testing::arrived(&agent, i32::try_from(std::process::id()).unwrap());
+        agent.registry.put(&record).unwrap();
+        let earlier = ProcessIdentity { start_ticks: 0, ..record.process };
+        assert!(!is_another(&agent, "g", Some(record.process)) && !is_another(&agent, "g", None));
+        let (to, inbox) = std::sync::mpsc::channel();
+        let line = Line { to, guest: GuestId(0), number: 1 };
+        begin(&agent, &line, MigrateRequest::new("g", "127.0.0.1:1"), Some(earlier));
+        let report = inbox.try_recv().unwrap();
+        assert!(matches!(report, Input::Session(GuestId(0), 1, Report::Ended(End::Gone(None)))));
     }
 
     #[test]
