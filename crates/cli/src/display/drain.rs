@@ -39,10 +39,12 @@ enum Display {
 /// What has been said of each guest.
 #[derive(Default)]
 struct Lines {
-    states: BTreeMap<String, DrainGuestState>,
-    tries: BTreeMap<String, usize>,
+    said: BTreeMap<Key, (DrainGuestState, usize)>,
     figures: Option<Instant>,
 }
+
+/// A guest's UUID, and its place among the guests that have it: one that was gone and is here again is shown twice.
+type Key = (String, usize);
 
 /// How a command ends for a drain that has ended. `reasons`: nothing else prints why guests stay.
 type Ending = fn(&DrainDetail, bool) -> Result<Exit, Failure>;
@@ -260,14 +262,17 @@ impl Lines {
         let begun = detail.begun_unix_ms;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).saturating_sub(begun);
+        let mut times: BTreeMap<&str, usize> = BTreeMap::new();
         for guest in &detail.guests {
-            let tries = self.tries.insert(guest.uuid.clone(), guest.tries.len()).unwrap_or(0);
+            let time = times.entry(&guest.uuid).or_default();
+            *time += 1;
+            let before = self.said.insert((guest.uuid.clone(), *time), (guest.state, guest.tries.len()));
+            let tries = before.map_or(0, |(_, tries)| tries);
             lines.extend(guest.tries.iter().skip(tries).map(|one| {
                 let to = one.to.as_ref().map(|to| format!(" to {}", clean(to))).unwrap_or_default();
                 format!("{}{to}: not moved: {}", clean(&guest.guest), clean(&one.reason))
             }));
-            let before = self.states.insert(guest.uuid.clone(), guest.state);
-            if before != Some(guest.state) {
+            if before.map(|(state, _)| state) != Some(guest.state) {
                 lines.extend(drain::sentence(guest));
             }
         }
@@ -354,6 +359,30 @@ mod tests {
         assert_eq!(ending_of_abort(&lost, true).map_err(|failure| failure.exit), Err(Exit::GuestGone));
         let failure = ending(&lost, true).unwrap_err();
         assert!(failure.message().contains("web (its QEMU has ended since it ran)"), "{}", failure.message());
+    }
+
+    #[test]
+    fn a_guest_that_was_gone_and_is_here_again_is_said_once() {
+        let guest = |state: &str| {
+            serde_json::json!({
+                "guest": "web", "uuid": "u", "state": state, "to": "b", "memory_bytes": 1, "copy_bytes": 1,
+                "copied_bytes": 0, "rate_bytes_per_s": 0, "write_rate_bytes_per_s": 0, "tries": []
+            })
+        };
+        let drain = |states: &[&str]| -> DrainDetail {
+            serde_json::from_value(serde_json::json!({
+                "id": "1", "host": "a", "by": "uid 0", "state": "running", "begun_unix_ms": 0,
+                "ended_unix_ms": null, "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+                "bound": DrainBound::default(), "warnings": [],
+                "guests": states.iter().map(|state| guest(state)).collect::<Vec<_>>(),
+            }))
+            .unwrap()
+        };
+        let mut lines = Lines::default();
+        assert_eq!(lines.lines(&drain(&["gone"])).len(), 1);
+        assert_eq!(lines.lines(&drain(&["gone", "copying"])).len(), 1);
+        assert_eq!(lines.lines(&drain(&["gone", "copying"])).len(), 0, "nothing has changed");
+        assert_eq!(lines.lines(&drain(&["gone", "moved"])).len(), 1);
     }
 
     #[test]
