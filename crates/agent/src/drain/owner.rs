@@ -241,6 +241,7 @@ impl Owner {
         decided.is_none().then(|| Start {
             guest: id,
             copy_bytes: guest.copy_bytes,
+            memory_bytes: guest.memory_bytes,
             write_bytes_per_s: 0.0,
             limit_bytes_per_s: None,
             keep: self.kept.request.keep.contains(&guest.name),

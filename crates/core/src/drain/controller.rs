@@ -26,6 +26,7 @@ pub(super) struct Guest {
     pub since: Time,
     pub destination: Option<Destination>,
     pub copy_bytes: u64,
+    pub memory_bytes: u64,
     pub write_bytes_per_s: f64,
     pub limit_bytes_per_s: Option<f64>,
     pub sample: Option<Sample>,
@@ -54,6 +55,7 @@ impl Guest {
             since: now,
             destination: None,
             copy_bytes: start.copy_bytes.max(1),
+            memory_bytes: start.memory_bytes.max(start.copy_bytes),
             write_bytes_per_s: start.write_bytes_per_s.max(0.0),
             limit_bytes_per_s: start.limit_bytes_per_s,
             sample: None,
@@ -334,7 +336,7 @@ impl Controller {
             guest.mark = (sample.copied_bytes, now);
         }
         let writes = guest.write_bytes_per_s;
-        let most = guest.copy_bytes.saturating_mul(self.settings.copied_times_max);
+        let most = guest.memory_bytes.saturating_mul(self.settings.copied_times_max);
         let links = guest.destination.map_or(1.0, |to| to.bytes_per_s);
         let copies = self.copies(now);
         let limit = self.learned.measured(id, sample.round, links, now, &copies);

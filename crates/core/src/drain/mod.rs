@@ -111,6 +111,8 @@ pub struct Start {
     pub guest: GuestId,
     /// Bytes to copy at first: RAM in use, and copied disks.
     pub copy_bytes: u64,
+    /// Bytes of memory that it has. When it is copied it may use all of them: it may have been started just now.
+    pub memory_bytes: u64,
     /// Bytes per second that it writes, 0 if nothing is known.
     pub write_bytes_per_s: f64,
     /// Bytes per second that one guest of this host can be copied at, where earlier drains showed it.

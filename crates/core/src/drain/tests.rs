@@ -24,6 +24,7 @@ pub(super) fn start(guest: u32, gib: u64) -> Start {
     Start {
         guest: GuestId(guest),
         copy_bytes: gib * GIB,
+        memory_bytes: gib * GIB,
         write_bytes_per_s: 0.0,
         limit_bytes_per_s: None,
         keep: false,
@@ -413,6 +414,14 @@ fn a_copy_that_stalls_and_one_that_never_converges_are_ended() {
     assert_eq!(hand.tell(Event::Progress { guest: guest(0), sample }), [Order::Cancel { guest: guest(0) }]);
     hand.tell(Event::Cancelled { guest: guest(0) });
     assert_eq!(hand.reasons(0), [Reason::WritesTooFast { writes: 2e9, copied: 1e9 }]);
+}
+
+#[test]
+fn a_guest_that_has_filled_its_memory_since_it_was_looked_at_is_not_called_endless() {
+    // It had just been started, and used little of its memory.
+    let mut hand = Hand::ready(&[Start { copy_bytes: 1 << 20, ..start(0, 8) }], &[1]);
+    assert_eq!(hand.measured(0, 0, 7 * GIB, 1e9, 0.0), []);
+    assert_eq!(hand.state(0), State::Copying);
 }
 
 #[test]

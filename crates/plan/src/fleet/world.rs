@@ -261,6 +261,8 @@ impl World {
         Start {
             guest,
             copy_bytes: load.copy_bytes,
+            // It does not grow.
+            memory_bytes: load.copy_bytes,
             // Nobody knows before its first copy.
             write_bytes_per_s: 0.0,
             limit_bytes_per_s: None,
