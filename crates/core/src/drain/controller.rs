@@ -383,7 +383,9 @@ impl Controller {
         let elsewhere = fault.side == Side::Destination;
         let retry = may_pass(&fault);
         if let Some(guest) = self.guests.get_mut(&id).filter(|_| elsewhere) {
-            let hosts = if fault.code.retry_can_help() { &mut guest.avoid } else { &mut guest.never };
+            // A cordon may be lifted while the drain goes on.
+            let may_return = fault.code.retry_can_help() || fault.code == Code::Cordoned;
+            let hosts = if may_return { &mut guest.avoid } else { &mut guest.never };
             hosts.extend(guest.destination.map(|to| to.host));
             if !fault.code.retry_can_help() {
                 return self.lacks(id, Reason::Fault(fault), now);

@@ -165,6 +165,25 @@ fn a_host_that_lacks_something_is_left_at_once_and_never_tried_again() {
 }
 
 #[test]
+fn a_host_that_was_cordoned_is_left_at_once_and_asked_again_where_no_other_is() {
+    let mut hand = Hand::ready(&[start(0, 8)], &[1]);
+    let place = |hosts: &[HostId]| Order::Place(vec![(guest(0), hosts.to_vec())]);
+    let orders = hand.failed(0, Code::Cordoned, Side::Destination);
+    assert_eq!(orders, [Order::Release { guest: guest(0) }, place(&[HostId(1)])]);
+    // The only other host is full by now.
+    let why = Nowhere(vec![(crate::fleet::Obstacle::Forbidden.name(), 1), ("too little free memory", 1)]);
+    assert_eq!(hand.tell(Event::NoPlace { guest: guest(0), why }), [place(&[])], "it may be released by now");
+    // It is not: that is a try.
+    let why = Nowhere(vec![("cordoned", 1), ("too little free memory", 1)]);
+    let orders = hand.tell(Event::NoPlace { guest: guest(0), why });
+    assert_eq!(orders, [Order::Release { guest: guest(0) }]);
+    assert_eq!(hand.after(10.0), [place(&[])]);
+    hand.placed(0, 1, 2e9);
+    hand.prepared(0);
+    assert_eq!(hand.state(0), State::Copying);
+}
+
+#[test]
 fn where_one_host_is_all_there_is_a_guest_has_all_its_tries_there() {
     let mut hand = Hand::ready(&[start(0, 8)], &[1]);
     let place = |hosts: &[HostId]| Order::Place(vec![(guest(0), hosts.to_vec())]);
