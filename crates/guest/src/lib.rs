@@ -15,7 +15,8 @@
 //!   behind. [`in_use`] finds who else uses an image.
 //! - [`qemu_user`] is the user that QEMU runs as, [`access`] what that user is let in to.
 //! - [`vcpu_time`] tells whether a stopped guest has executed anything since.
-//! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind.
+//! - [`leftover_ram`] gives back the memory in files that an adopted guest leaves behind. [`virtio_mem`] names memory
+//!   that a starting QEMU empties.
 //! - [`spec`] makes a command line from an operator's file; [`process`] starts and ends QEMU; [`registry`] remembers
 //!   guests.
 //! - [`domain`] is for guests that libvirt drives and whose RAM Linerate copies; [`domain_folder`] judges the folder of
@@ -61,3 +62,4 @@ pub mod spec;
 pub mod stale;
 pub mod vcpu_time;
 pub mod verdict;
+pub mod virtio_mem;

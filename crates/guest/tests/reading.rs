@@ -18,6 +18,7 @@ use linerate_guest::read::{Names, read};
 use linerate_guest::registry::{GuestRecord, Origin};
 use linerate_guest::run_state::RunState;
 use linerate_guest::verdict::{Reason, judge, judge_images, judge_streams};
+use linerate_guest::virtio_mem::is_emptied_at_start;
 use serde_json::{Value, json};
 
 const SPEC: &str = "name = 'web'\nmemory = '64M'\nvcpus = 2\nmachine = 'q35'\naccel = 'tcg'\nuuid = '01234567-89ab-cdef-0123-456789abcdef'\n[[disk]]\npath = 'a,b.img'\ncache = 'none'\naio = 'native'\n[[disk]]\npath = 'c.img'\ndrop_cache = false\n";
@@ -314,6 +315,36 @@ fn a_guest_started_in_a_folder_with_options_from_a_file_gets_an_incoming_qemu() 
         let there = graph::read(waiting.qmp(), soon()).unwrap();
         let mapping = graph::Mapping { paths: &Default::default(), copied: &[] };
         assert_eq!(live.difference(&there, mapping), None);
+    }
+}
+
+#[test]
+fn memory_that_a_starting_qemu_empties_is_known() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let object = |id: &str| {
+            let file = place.path(id);
+            std::fs::write(&file, vec![7; 32 << 20]).unwrap();
+            format!(
+                "-object memory-backend-file,id={id},size=32M,mem-path={},share=on,discard-data=off",
+                file.display()
+            )
+        };
+        let line = format!(
+            "-M pc,memory-backend=base -m 32M,slots=1,maxmem=1G -accel tcg -nodefaults -display none {} {} \
+             -device virtio-mem-pci,memdev=more -S -incoming defer",
+            object("base"),
+            object("more")
+        );
+        let mut waits = in_its_folder(&place, &qemu, &line, false);
+        let pid = waits.record.process.pid;
+        let found = read(waits.qmp(), pid, soon()).unwrap();
+        assert_eq!(found.regions().count(), 2, "{:?}", found.ram);
+        for block in found.regions() {
+            let file = std::fs::metadata(block.path.as_ref().unwrap()).unwrap();
+            let is_empty = std::os::unix::fs::MetadataExt::blocks(&file) == 0;
+            assert_eq!(is_emptied_at_start(&found, block), is_empty, "{} {}", found.qemu, block.id);
+        }
     }
 }
 

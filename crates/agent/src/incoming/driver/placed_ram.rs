@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use linerate_core::extent::join_nearest;
-use linerate_core::{Code, Extent, Fault, RegionInfo, Side, Step};
+use linerate_core::{Code, Extent, Fault, RegionInfo, Run, Side, Step};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::virtio_mem::is_emptied_at_start;
 use linerate_memory::{Mapping, RamBlock};
 use linerate_net::region::Region;
 use linerate_net::table::RegionTable;
@@ -33,22 +34,25 @@ impl PlacedRam {
     }
 
     /// The RAM that the incoming QEMU itself reports it will leave out of its stream, which must be the RAM that is
-    /// being filled; and what it touched of it while it started.
+    /// being filled; and what it touched of it while it started. A block that it emptied then counts as touched.
     pub fn check_blocks(
         &self,
         pid: i32,
         found: &GuestDescription,
     ) -> Result<(Vec<RegionInfo>, Vec<Extent>), Fault> {
         let (mut regions, mut touched) = (Vec::new(), Vec::new());
-        for (id, block) in (0..).zip(found.regions()) {
-            let path = PathBuf::from(block.path.clone().unwrap_or_default());
-            let block = RamBlock::find(pid, &block.id, &path).map_err(|error| failed(&error))?;
+        for (id, described) in (0..).zip(found.regions()) {
+            let path = PathBuf::from(described.path.clone().unwrap_or_default());
+            let block = RamBlock::find(pid, &described.id, &path).map_err(|error| failed(&error))?;
             let made = self.blocks.get(usize::from(id)).map(|ram| ram.mapping().shows(&block));
             if !made.transpose().map_err(|error| failed(&error))?.unwrap_or(false) {
                 let detail = format!("RAM block {} is not in the file made for it", block.name());
                 return Err(Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, detail));
             }
-            let runs = block.touched().map_err(|error| failed(&error))?;
+            let runs = match is_emptied_at_start(found, described) {
+                true => vec![Run { offset: 0, length: block.size() }],
+                false => block.touched().map_err(|error| failed(&error))?,
+            };
             touched.extend(runs.into_iter().map(|run| Extent { region: id, run }));
             regions.push(RegionInfo { id, name: block.name().to_owned(), size: block.size() });
         }
@@ -68,4 +72,48 @@ impl PlacedRam {
 
 fn failed(error: &(dyn Error + 'static)) -> Fault {
     here(Code::MemoryFailed, Step::Prepare, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::PAGE_BYTES;
+    use linerate_guest::description::RamBlock;
+    use linerate_guest::qmp::QemuVersion;
+
+    use super::*;
+    use crate::incoming::domain::tests::waits;
+
+    const BYTES: u64 = 8 * PAGE_BYTES;
+
+    /// What counts as touched of a block that its QEMU has not in its page tables.
+    fn touched(major: u32, device: &str) -> Vec<Extent> {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = dir.path().join("ram");
+        // Mapped by this process, which takes the place of the incoming QEMU.
+        let blocks = vec![Arc::new(Ram::new(Mapping::make(&file, BYTES).unwrap()))];
+        let mut found = waits();
+        found.qemu = QemuVersion { major, minor: 2, micro: 0 };
+        found.arguments = vec!["-device".into(), device.into()];
+        found.ram = vec![RamBlock {
+            id: "/objects/more".into(),
+            size: BYTES,
+            path: Some(file.to_str().unwrap().into()),
+            ..found.ram.remove(0)
+        }];
+        let ram = PlacedRam { blocks, regions: Arc::new(RegionTable::new([])) };
+        ram.check_blocks(std::process::id() as i32, &found).unwrap().1
+    }
+
+    #[test]
+    fn memory_that_a_starting_qemu_empties_is_copied_again() {
+        let whole = [Extent { region: 0, run: Run { offset: 0, length: BYTES } }];
+        for device in
+            ["virtio-mem-pci,memdev=more", r#"{"driver":"virtio-mem-pci","memdev":"/objects/more"}"#]
+        {
+            assert_eq!(touched(7, device), whole, "{device}");
+            assert_eq!(touched(10, device), [], "{device}");
+        }
+        assert_eq!(touched(7, "virtio-mem-pci,memdev=other"), []);
+        assert_eq!(touched(7, "pc-dimm,memdev=more"), []);
+    }
 }
