@@ -2,6 +2,7 @@
 
 mod config;
 pub(crate) mod disks;
+mod generation;
 mod memory;
 mod monitor;
 mod names;
@@ -76,7 +77,7 @@ pub fn read(qmp: &mut Qmp, pid: i32, deadline: Instant) -> Result<GuestDescripti
             vcpu_threads: vcpu_threads(&cpus),
             executable: procfs::executable(pid)?.display().to_string(),
         },
-        arguments,
+        arguments: generation::in_arguments(&mut asker, arguments)?,
         copied: Vec::new(),
         storage: None,
         domain: false,

@@ -319,6 +319,21 @@ fn a_guest_started_in_a_folder_with_options_from_a_file_gets_an_incoming_qemu() 
 }
 
 #[test]
+fn a_generation_id_that_qemu_made_up_is_the_same_in_the_incoming_qemu() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let line = "-M pc -accel tcg -m 64 -nodefaults -display none -S -device vmgenid";
+        let mut hand = in_its_folder(&place, &qemu, line, false);
+        let pid = hand.record.process.pid;
+        let guest = read(hand.qmp(), pid, soon()).unwrap();
+        let made = build_incoming(&guest, &place.incoming_options(&qemu)).unwrap();
+        let mut waiting = start_incoming(&place, &qemu, &made);
+        let id = |qmp: &mut Qmp| qmp.execute("query-vm-generation-id", json!({}), soon()).unwrap();
+        assert_eq!(id(hand.qmp()), id(waiting.qmp()));
+    }
+}
+
+#[test]
 fn memory_that_a_starting_qemu_empties_is_known() {
     for qemu in qemus() {
         let place = Place::new();
