@@ -5,6 +5,7 @@ pub(crate) mod disks;
 mod generation;
 mod memory;
 mod monitor;
+mod nameless;
 mod names;
 mod nested;
 mod network;
@@ -206,7 +207,9 @@ impl Asker<'_> {
         let devices = parsed(options, "device", Some("driver"));
         let ids: Vec<String> = devices.filter_map(|device| device.get("id").map(str::to_owned)).collect();
         let went = ids.iter().filter(|id| !present.contains(id)).map(|id| format!("{id} unplugged"));
-        Ok(came.chain(went).collect())
+        let mut changes: Vec<String> = came.chain(went).collect();
+        changes.extend(nameless::changes(self, options)?);
+        Ok(changes)
     }
 
     fn traits(&mut self, tree: &str, options: &[Argument]) -> Result<Traits, ReadError> {

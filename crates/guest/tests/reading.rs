@@ -319,6 +319,36 @@ fn a_guest_started_in_a_folder_with_options_from_a_file_gets_an_incoming_qemu() 
 }
 
 #[test]
+fn a_device_without_an_id_that_came_or_went_is_found() {
+    for qemu in qemus() {
+        let place = Place::new();
+        let image = place.disk("d.img", 4);
+        let line = format!(
+            "-M pc -accel tcg -m 64 -nodefaults -display none -S -device qemu-xhci,id=x -device usb-kbd \
+             -drive if=virtio,file={},format=raw -device usb-tablet",
+            image.display()
+        );
+        let mut hand = in_its_folder(&place, &qemu, &line, false);
+        let pid = hand.record.process.pid;
+        let changes = |qmp: &mut Qmp| read(qmp, pid, soon()).unwrap().traits.hot_plugged;
+        assert_eq!(changes(hand.qmp()), [""; 0]);
+        hand.qmp().execute("device_add", json!({ "driver": "usb-mouse" }), soon()).unwrap();
+        assert_eq!(changes(hand.qmp()), ["usb-mouse without an id plugged"]);
+        let folder = "/machine/peripheral-anon";
+        for (driver, left) in [("usb-kbd", 2), ("usb-mouse", 1)] {
+            let listed = hand.qmp().execute("qom-list", json!({ "path": folder }), soon()).unwrap();
+            let mut devices = listed.as_array().unwrap().iter();
+            let found = devices.find(|one| one["type"] == format!("child<{driver}>")).unwrap();
+            let device = json!({ "id": format!("{folder}/{}", found["name"].as_str().unwrap()) });
+            hand.qmp().execute("device_del", device, soon()).unwrap();
+            let changes = changes(hand.qmp());
+            assert_eq!(changes.len(), left, "{changes:?}");
+            assert_eq!(changes.last().unwrap(), "1 without an id unplugged");
+        }
+    }
+}
+
+#[test]
 fn a_generation_id_that_qemu_made_up_is_the_same_in_the_incoming_qemu() {
     for qemu in qemus() {
         let place = Place::new();
