@@ -216,11 +216,12 @@ impl Handover {
         self.domain.check_job(step)
     }
 
-    /// Whether QEMU itself has stopped the guest for the switch-over. libvirt has it pause before that
-    /// (`pause-before-switchover`), which is a status of its own.
+    /// Whether QEMU has stopped the guest for the switch-over, and has written its device state. Until libvirt lets it
+    /// go on (`pre-switchover`), its main loop may write input of a console to guest RAM. From `device` on it answers
+    /// only when the state is written.
     fn has_stopped_for_good(&mut self) -> Result<bool, Fault> {
         let status = self.migration_status(Step::Blackout)?;
-        Ok(matches!(status.as_str(), "pre-switchover" | "device" | "completed"))
+        Ok(matches!(status.as_str(), "device" | "completed"))
     }
 
     /// The capability is off, or was never on: libvirt's job may end.
