@@ -13,6 +13,7 @@ mod network;
 pub use config::expand as expand_config;
 pub use monitor::traits_of_devices;
 pub use names::Names;
+pub use nested::has_run_guests;
 pub(crate) use network::bridge_of;
 
 use std::io::Read;
@@ -216,8 +217,7 @@ impl Asker<'_> {
         let mut traits = monitor::traits_of_devices(tree);
         traits.vhost_user.extend(network::foreign(&self.monitor("info network")?));
         traits.hot_plugged = self.hot_plugged(options)?;
-        let counted = self.ask_if_known("query-stats", nested::question())?;
-        traits.nested = counted.is_some_and(|answer| nested::has_run(&answer));
+        traits.nested = has_run_guests(self.qmp, self.deadline)?;
         let capabilities = self.array("query-migrate-capabilities")?;
         traits.capabilities = capabilities.iter().filter_map(|c| text(c, "capability")).collect();
         let migration = self.ask("query-migrate", json!({}))?;

@@ -8,6 +8,7 @@ use linerate_core::source::Event;
 use linerate_core::{Code, Fault, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_guest::migrate::{MigrateError, SourceQemu};
+use linerate_guest::read;
 use linerate_guest::registry::GuestRecord;
 
 use super::{Input, Outgoing};
@@ -55,6 +56,17 @@ impl Guest {
 
     pub fn send(&self, event: Event) {
         self.shared.send(event);
+    }
+
+    /// What the CPU writes for guests of this guest is not tracked. It had run none when its migration began.
+    pub fn check_not_nested(&mut self, step: Step) -> Result<(), Fault> {
+        let nested = read::has_run_guests(self.qemu.qmp(), Guest::deadline());
+        if !nested.map_err(|error| fault(Code::HypervisorFailed, step, Side::Source, &error))? {
+            return Ok(());
+        }
+        let detail = "the guest has begun to run virtual machines of its own, whose CPU state is written to RAM \
+                      unseen. Start the migration again (--mode auto or stream)";
+        Err(Fault::new(Code::TrackingFailed, step, Side::Source, detail))
     }
 
     /// Its virtual CPUs have executed nothing since then.

@@ -1,14 +1,22 @@
 //! Whether the guest has run guests of its own: KVM counts that.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
-/// What `query-stats` (QEMU 7.1) is asked.
-pub(super) fn question() -> Value {
-    json!({ "target": "vcpu", "providers": [{ "provider": "kvm", "names": ["nested_run"] }] })
+use crate::qmp::{Qmp, QmpError};
+
+/// Whether any virtual CPU has entered a nested guest by now. False if QEMU does not know (before 7.1).
+pub fn has_run_guests(qmp: &mut Qmp, deadline: Instant) -> Result<bool, QmpError> {
+    let question = json!({ "target": "vcpu", "providers": [{ "provider": "kvm", "names": ["nested_run"] }] });
+    match qmp.execute("query-stats", question, deadline) {
+        Ok(answer) => Ok(has_run(&answer)),
+        Err(QmpError::Refused { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
-/// Whether any virtual CPU has entered a nested guest.
-pub(super) fn has_run(answer: &Value) -> bool {
+fn has_run(answer: &Value) -> bool {
     let cpus = answer.as_array().into_iter().flatten();
     let stats = cpus.filter_map(|cpu| cpu.get("stats")?.as_array()).flatten();
     let runs = stats.filter(|stat| stat.get("name").and_then(Value::as_str) == Some("nested_run"));

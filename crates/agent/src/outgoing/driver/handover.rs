@@ -285,6 +285,7 @@ impl Driver for Handover {
                 // Not later than it stopped.
                 self.guest.send_stopped(ran_at);
                 self.check_waits(step)?;
+                self.guest.check_not_nested(step)?;
                 self.guest.send(Event::PreSwitchover { was_running: true, disks: String::new() });
                 return Ok(());
             }

@@ -75,8 +75,8 @@ impl OwnQemu {
     }
 
     /// The guest's disks, devices and files on shared storage are those of the beginning, for which the destination was
-    /// prepared. Compared when QEMU has written its state: until then another monitor can change them. What QEMU never
-    /// flushes of its shared disks is flushed then.
+    /// prepared, and RAM that is tracked was tracked in full. Compared when QEMU has written its state: until then
+    /// another monitor can change them. What QEMU never flushes of its shared disks is flushed then.
     pub fn check_unchanged(&mut self) -> Done {
         if self.is_unchanged {
             return Ok(());
@@ -92,6 +92,9 @@ impl OwnQemu {
     }
 
     fn compare(&mut self) -> Done {
+        if !self.guest.shared.mode.carries_streams() {
+            self.guest.check_not_nested(Step::Blackout)?;
+        }
         let Guest { qemu, description, record, .. } = &mut self.guest;
         disks::check_unchanged(qemu.qmp(), description, Guest::deadline())?;
         qemu.check_devices(Guest::deadline()).map_err(|error| differs(&error))?;

@@ -9,9 +9,9 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use linerate_api::DomainMigration;
-use linerate_core::ModeTag;
 use linerate_core::journal::SourcePhase;
 use linerate_core::source::Event;
+use linerate_core::{Code, Fault, ModeTag};
 use linerate_guest::migrate::SourceQemu;
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, Origin};
@@ -36,6 +36,8 @@ struct Answers {
     asked: u32,
     /// The guest was let run.
     is_resumed: bool,
+    /// How often a virtual CPU has entered a guest of the guest.
+    nested_runs: u64,
 }
 
 /// A hypervisor whose answers the test sets.
@@ -45,6 +47,11 @@ pub(in crate::outgoing) struct Fake(Arc<(Mutex<Answers>, Condvar)>);
 impl Fake {
     pub fn set(&self, run_state: &'static str, migration: &'static str) {
         *self.0.0.lock() = Answers { run_state, migration, ..Answers::default() };
+    }
+
+    /// The same of a guest that has run a guest of its own.
+    pub fn set_nested(&self, run_state: &'static str, migration: &'static str) {
+        *self.0.0.lock() = Answers { run_state, migration, nested_runs: 7, ..Answers::default() };
     }
 
     /// Whether the guest was let run since the answers were set.
@@ -92,6 +99,9 @@ impl Fake {
                 json!({"status": answers.run_state})
             }
             Some("query-migrate") => json!({"status": answers.migration}),
+            Some("query-stats") => {
+                json!([{"stats": [{"name": "nested_run", "value": answers.nested_runs}]}])
+            }
             Some("cont") => {
                 answers.is_resumed = true;
                 json!({})
@@ -183,6 +193,22 @@ fn ram_of_a_domain_is_not_scanned_for_the_last_time_before_its_device_state_is_w
     fake.set("finish-migrate", "device");
     worker.finish();
     assert!(is_held(&inputs));
+}
+
+#[test]
+fn a_domain_that_has_begun_to_run_guests_of_its_own_is_not_released() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::default();
+    fake.set_nested("finish-migrate", "device");
+    let (_outgoing, inputs, worker) = leaving(&dir, &fake);
+    worker.submit("switch over", |guest| guest.switch_over());
+    worker.finish();
+    let all: Vec<Input> = inputs.try_iter().collect();
+    let is_untracked = |fault: &Fault| fault.code == Code::TrackingFailed;
+    assert!(
+        all.iter().any(|input| matches!(input, Input::Event(Event::Failed(fault)) if is_untracked(fault)))
+    );
+    assert!(!all.iter().any(|input| matches!(input, Input::Event(Event::PreSwitchover { .. }))));
 }
 
 #[test]

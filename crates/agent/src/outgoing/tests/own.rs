@@ -176,6 +176,35 @@ fn a_disk_that_was_replaced_under_its_name_is_found_before_commit() {
     }
 }
 
+/// What the CPU writes for guests of a guest is not tracked. QEMU's own streams have it.
+#[test]
+fn a_guest_that_has_begun_to_run_guests_of_its_own_is_not_committed_in_direct_mode() {
+    for tag in [ModeTag::Direct, ModeTag::Streams] {
+        let dir: TempDir = tempfile::tempdir().unwrap();
+        let sessions = crate::testing::agent(&dir, &[]).outgoing.clone();
+        let fake = Fake::default();
+        fake.set_nested("postmigrate", "completed");
+        let (outgoing, inputs) = outgoing_of(tag);
+        let guest = guest_of(&fake, dir.path(), &outgoing, false);
+        let (_, marks) = shared::describe(&guest.description, &[]).unwrap();
+        let mode = match tag {
+            ModeTag::Streams => ModeParts::Streams { marks },
+            _ => ModeParts::Direct { ram: GuestRam::default(), marks },
+        };
+        let worker = Worker::start(driver::of(&sessions, guest, mode).unwrap()).unwrap();
+        worker.submit("check source unchanged", |guest| guest.check_source_unchanged());
+        let is_answer =
+            |input: &Input| matches!(input, Input::SourceUnchanged | Input::Event(Event::Failed(_)));
+        match inputs.iter().find(is_answer) {
+            Some(Input::Event(Event::Failed(fault))) => {
+                assert_eq!((tag, fault.code), (ModeTag::Direct, Code::TrackingFailed), "{fault}");
+            }
+            _ => assert_eq!(tag, ModeTag::Streams),
+        }
+        worker.finish();
+    }
+}
+
 /// A block device with less space behind it than it says. Detached when dropped.
 struct FullDevice {
     place: TempDir,
