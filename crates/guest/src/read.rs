@@ -101,6 +101,11 @@ pub(crate) fn command_line(pid: i32) -> Result<(Vec<String>, Names), ReadError> 
     Ok((names.in_arguments(arguments), names))
 }
 
+/// Devices that this command line does not describe: those that were plugged or unplugged since the guest started.
+pub fn hot_plugged(qmp: &mut Qmp, arguments: &[String], deadline: Instant) -> Result<Vec<String>, ReadError> {
+    Asker { qmp, deadline }.hot_plugged(&split_loose(arguments))
+}
+
 /// A process writes its own command line, so a name may lead anywhere.
 fn read_config(path: &Path) -> Option<String> {
     let mut text = String::new();

@@ -13,6 +13,7 @@ use linerate_core::policy::Limits;
 use linerate_core::source::{self, Source};
 use linerate_core::{Code, Fault, Mode, Side, Step};
 use linerate_guest::description::GuestDescription;
+use linerate_guest::incoming_qemu::IncomingError;
 use linerate_guest::migrate::{MigrateError, PauseMark, SourceQemu};
 use linerate_guest::qmp::Qmp;
 use linerate_guest::registry::{GuestRecord, RegistryError};
@@ -284,15 +285,30 @@ fn resolve_own(sessions: &Sessions, request: &MigrateRequest) -> Result<Found, F
     let choice = mode::choose(request, &description, &kernel::judge(&description))?;
     let marks = storage::read(request, &mut qmp, &mut description, deadline)?;
     mode::check_images(&description)?;
-    let qemu = SourceQemu::new(qmp, deadline).map_err(|error| match error {
+    let mut qemu = SourceQemu::new(qmp, deadline).map_err(|error| match error {
         MigrateError::Snapshot(_) => here(Code::NotMigratable, &error),
         error => here(Code::HypervisorFailed, &error),
     })?;
+    check_devices(&mut qemu, &description, deadline)?;
     let (mode, mode_reason) = match choice {
         RamChoice::Direct => (ModeParts::Direct { ram: GuestRam::find(&description)?, marks }, None),
         RamChoice::Streams { reason } => (ModeParts::Streams { marks }, reason),
     };
     Ok(Found { record, description, qemu, mode, mode_reason })
+}
+
+/// A device may have come or gone since the guest was described. From now on [`SourceQemu::check_devices`] notices it.
+pub(super) fn check_devices(
+    qemu: &mut SourceQemu,
+    guest: &GuestDescription,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let changes = read::hot_plugged(qemu.qmp(), &guest.arguments, deadline);
+    let changes = changes.map_err(|error| here(Code::HypervisorFailed, &error))?;
+    match changes.is_empty() {
+        true => Ok(()),
+        false => Err(here(Code::NotMigratable, &IncomingError::HotPlugged(changes.join(", ")))),
+    }
 }
 
 /// A domain of libvirt, in mode Handover. Its storage and the settings of its QEMU are libvirt's.

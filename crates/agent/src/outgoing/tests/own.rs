@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Instant;
 
 use linerate_core::source::Event;
 use linerate_core::{Code, Fault, GuestState, ModeTag, Outcome, Side, Step};
@@ -19,6 +20,7 @@ use tempfile::TempDir;
 
 use super::super::Input;
 use super::super::driver::{self, GuestRam, ModeParts};
+use super::super::start::check_devices;
 use super::super::worker::Worker;
 use super::domain::{Fake, guest_of};
 use super::{LONG, outgoing_of, sends_commit};
@@ -174,6 +176,20 @@ fn a_disk_that_was_replaced_under_its_name_is_found_before_commit() {
         }
         _ => panic!("a guest with a disk that was replaced counts as it was"),
     }
+}
+
+#[test]
+fn a_device_that_went_while_the_guest_was_looked_at_is_noticed() {
+    let dir: TempDir = tempfile::tempdir().unwrap();
+    let (outgoing, _inputs) = outgoing_of(ModeTag::Direct);
+    // It lists no devices.
+    let mut guest = guest_of(&Fake::default(), dir.path(), &outgoing, false);
+    let deadline = Instant::now() + LONG;
+    check_devices(&mut guest.qemu, &guest.description, deadline).unwrap();
+    guest.description.arguments = ["-device", "virtio-rng-pci,id=rng"].map(str::to_owned).to_vec();
+    let fault = check_devices(&mut guest.qemu, &guest.description, deadline).unwrap_err();
+    assert_eq!(fault.code, Code::NotMigratable);
+    assert!(fault.detail.contains("rng unplugged"), "{fault}");
 }
 
 /// What the CPU writes for guests of a guest is not tracked. QEMU's own streams have it.
