@@ -272,6 +272,15 @@ fn a_command_line_asks_for_no_more_memory_than_the_description() {
     assert!(matches!(check(&["-m", "64?"])[..], [Problem::MemoryUnknown { .. }]));
 }
 
+/// A memory device without an address would be elsewhere in the guest's memory.
+#[test]
+fn memory_is_aligned_as_at_the_source() {
+    let memory = "memory-backend-file,id=dimm,size=512M,mem-path=/dev/shm/x,share=on,align=1G";
+    let guest = description(&["-nodefaults", "-object", memory, "-device", "pc-dimm,memdev=dimm"]);
+    let text = build_incoming(&guest, &options()).unwrap().arguments.join(" ");
+    assert!(text.contains("id=dimm,size=512M,align=1G,"), "{text}");
+}
+
 #[test]
 fn a_folder_for_ram_that_is_too_small_is_named() {
     let memory = "memory-backend-file,id=ram,size=64M,mem-path=/dev/shm/x,share=on";

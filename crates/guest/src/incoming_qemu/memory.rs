@@ -32,7 +32,9 @@ const MEMORY_KEYS: &[&str] = &[
     "x-use-canonical-path-for-ramblock-id",
 ];
 /// Properties of a memory back end that the incoming QEMU has as the source has them.
-const MEMORY_KEPT: &[&str] = &["size", "merge", "dump", "reserve", "x-use-canonical-path-for-ramblock-id"];
+/// Where a memory device is in the guest's memory depends on `align`, unless its `addr` says it.
+const MEMORY_KEPT: &[&str] =
+    &["size", "align", "merge", "dump", "reserve", "x-use-canonical-path-for-ramblock-id"];
 
 impl Builder<'_> {
     pub(super) fn object(&mut self, value: &str) -> Result<(), IncomingError> {
