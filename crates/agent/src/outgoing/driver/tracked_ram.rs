@@ -124,22 +124,29 @@ impl TrackedRam {
             tracing::debug!(?took, "protected");
             Ok(())
         })?;
-        let began = Instant::now();
-        let mut populated = Vec::new();
-        for (region, (ram, block)) in self.ram.mapped.iter().zip(&self.ram.blocks).enumerate() {
-            let runs = block.populated(ram.mapping());
-            let runs = runs.map_err(|error| here(Code::MemoryFailed, Step::Track, &error))?;
-            populated.extend(extents(region, runs));
-        }
-        tracing::debug!(took = ?began.elapsed(), runs = populated.len(), "found what is populated");
+        let populated = self.populated(Step::Track)?;
         self.note_seen(&populated);
         guest.send(Event::Protected { populated, paused });
         Ok(())
     }
 
-    /// What was written since the last scan. `last`: QEMU has stopped the guest. `also`: what was sent besides.
+    fn populated(&self, step: Step) -> Result<Vec<Extent>, Fault> {
+        let began = Instant::now();
+        let mut populated = Vec::new();
+        for (region, (ram, block)) in self.ram.mapped.iter().zip(&self.ram.blocks).enumerate() {
+            let runs = block.populated(ram.mapping());
+            let runs = runs.map_err(|error| here(Code::MemoryFailed, step, &error))?;
+            populated.extend(extents(region, runs));
+        }
+        tracing::debug!(took = ?began.elapsed(), runs = populated.len(), "found what is populated");
+        Ok(populated)
+    }
+
+    /// What was written since the last scan. `last`: QEMU has stopped the guest. `also`: what is sent besides.
     pub fn scan(&mut self, guest: &mut Guest, last: bool, also: &[Extent]) -> Done {
         let step = if last { Step::Blackout } else { Step::Copy };
+        // What is written from here on is found by this scan or the next.
+        self.note_sent(also)?;
         let began = Instant::now();
         let tracker = self.tracker()?;
         let mut found = Vec::new();
@@ -156,7 +163,6 @@ impl TrackedRam {
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
-        self.note_seen(also);
         if last {
             dirty.extend(self.new_holes()?);
         }
@@ -179,6 +185,16 @@ impl TrackedRam {
         if self.may_discard {
             self.seen.extend_from_slice(extents);
         }
+    }
+
+    /// What of this holds memory. Its holes are holes at the destination when it is sent, and need not be sent again in
+    /// the blackout: it may be whole blocks.
+    fn note_sent(&mut self, also: &[Extent]) -> Done {
+        if self.may_discard && !also.is_empty() {
+            let populated = self.populated(Step::Copy)?;
+            self.note_seen(&populated);
+        }
+        Ok(())
     }
 
     /// What was sent once and freed since: it is sent again, as zero runs.
@@ -269,8 +285,14 @@ mod tests {
         Extent { region: 0, run: Run { offset: number * PAGE_BYTES, length: PAGE_BYTES } }
     }
 
-    /// What is sent again of four pages that were sent, when the guest frees the second and third.
-    fn sent_again(may_discard: bool) -> Vec<Extent> {
+    fn four_pages(ram: &mut TrackedRam) {
+        ram.note_seen(&[page(0), page(1)]);
+        ram.note_seen(&[page(2), page(3)]);
+    }
+
+    /// What is sent again of a block with four pages and four holes that was `sent`, when the guest frees the second
+    /// and third page.
+    fn sent_again(may_discard: bool, sent: impl Fn(&mut TrackedRam)) -> Vec<Extent> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
         // Mapped by this process, which takes the place of the guest's QEMU.
@@ -290,8 +312,7 @@ mod tests {
             ignored_when_shared: true,
         }];
         let mut ram = TrackedRam::new(&guest, GuestRam::find(&guest.description).unwrap());
-        ram.note_seen(&[page(0), page(1)]);
-        ram.note_seen(&[page(2), page(3)]);
+        sent(&mut ram);
         memory.clear(Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES }).unwrap();
         ram.new_holes().unwrap()
     }
@@ -299,7 +320,14 @@ mod tests {
     #[test]
     fn pages_that_the_guest_freed_after_they_were_sent_are_sent_again_as_holes() {
         let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
-        assert_eq!(sent_again(true), [Extent { region: 0, run }]);
-        assert_eq!(sent_again(false), [], "nothing is noted of a guest that cannot free memory");
+        assert_eq!(sent_again(true, four_pages), [Extent { region: 0, run }]);
+        assert_eq!(sent_again(false, four_pages), [], "nothing is noted of a guest that cannot free memory");
+    }
+
+    #[test]
+    fn holes_of_a_block_that_was_sent_as_a_whole_are_not_sent_again() {
+        let run = Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES };
+        let whole = Extent { region: 0, run: Run { offset: 0, length: 8 * PAGE_BYTES } };
+        assert_eq!(sent_again(true, |ram| ram.note_sent(&[whole]).unwrap()), [Extent { region: 0, run }]);
     }
 }
