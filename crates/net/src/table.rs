@@ -116,6 +116,11 @@ impl RegionTable {
         }
     }
 
+    /// Whether an adapter may have memory of it registered: the pages that were there then.
+    pub fn has_adapters(&self) -> bool {
+        !self.registrations.lock().is_empty()
+    }
+
     /// Whether it was sealed.
     pub fn is_sealed(&self) -> bool {
         *self.sealed.read()

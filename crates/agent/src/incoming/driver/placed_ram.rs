@@ -50,6 +50,7 @@ impl PlacedRam {
                 return Err(Fault::new(Code::GuestDiffers, Step::Prepare, Side::Destination, detail));
             }
             let runs = match is_emptied_at_start(found, described) {
+                true if self.regions.has_adapters() => return Err(lost_to_adapters(&block)),
                 true => vec![Run { offset: 0, length: block.size() }],
                 false => block.touched().map_err(|error| failed(&error))?,
             };
@@ -74,19 +75,41 @@ fn failed(error: &(dyn Error + 'static)) -> Fault {
     here(Code::MemoryFailed, Step::Prepare, error)
 }
 
+/// An adapter goes on writing to the pages that were registered, which are not the block's any more.
+fn lost_to_adapters(block: &RamBlock) -> Fault {
+    let detail = format!(
+        "QEMU here, before version 8.1, has emptied the memory of the virtio-mem device ({}) while it started, and \
+         RDMA writes to the pages that are gone: use --transport tcp, or a newer QEMU here",
+        block.name()
+    );
+    Fault::new(Code::NotMigratable, Step::Prepare, Side::Destination, detail)
+}
+
 #[cfg(test)]
 mod tests {
     use linerate_core::PAGE_BYTES;
     use linerate_guest::description::RamBlock;
     use linerate_guest::qmp::QemuVersion;
+    use linerate_net::region::Mapped;
+    use linerate_net::table::{Registrations, RemoteWriter};
 
     use super::*;
     use crate::incoming::domain::tests::waits;
 
     const BYTES: u64 = 8 * PAGE_BYTES;
 
+    struct Adapter;
+
+    impl RemoteWriter for Adapter {
+        fn stop(&self) {}
+    }
+
+    impl Registrations for Adapter {
+        fn release(&self, _: Mapped, _: Run) {}
+    }
+
     /// What counts as touched of a block that its QEMU has not in its page tables.
-    fn touched(major: u32, device: &str) -> Vec<Extent> {
+    fn checked(major: u32, device: &str, regions: RegionTable) -> Result<Vec<Extent>, Fault> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
         // Mapped by this process, which takes the place of the incoming QEMU.
@@ -100,8 +123,23 @@ mod tests {
             path: Some(file.to_str().unwrap().into()),
             ..found.ram.remove(0)
         }];
-        let ram = PlacedRam { blocks, regions: Arc::new(RegionTable::new([])) };
-        ram.check_blocks(std::process::id() as i32, &found).unwrap().1
+        let ram = PlacedRam { blocks, regions: Arc::new(regions) };
+        ram.check_blocks(std::process::id() as i32, &found).map(|(_, touched)| touched)
+    }
+
+    fn touched(major: u32, device: &str) -> Vec<Extent> {
+        checked(major, device, RegionTable::new([])).unwrap()
+    }
+
+    #[test]
+    fn memory_that_a_starting_qemu_empties_is_not_left_to_adapters() {
+        for (major, refused) in [(7, true), (10, false)] {
+            let (regions, adapter) = (RegionTable::new([]), Arc::new(Adapter));
+            let writer: Arc<dyn RemoteWriter> = adapter.clone();
+            regions.attach(&writer, adapter).unwrap();
+            let checked = checked(major, "virtio-mem-pci,memdev=more", regions);
+            assert_eq!(checked.is_err(), refused, "{checked:?}");
+        }
     }
 
     #[test]
