@@ -138,6 +138,10 @@ const FAULTS: &[Fault] = &[
     ("lacp-incomplete", bonded, |survey| named(survey, "bond0").bond.as_mut().unwrap().aggregated = Some(1)),
     ("link-down", healthy, |survey| l1(survey).carrier = Some(false)),
     ("link-flapping", healthy, |survey| l1(survey).carrier_changes = Some(300)),
+    ("load-fails", measured, |survey| {
+        let probe = probe(survey);
+        (probe.throughput_mbps, probe.failure) = (None, Some("no load over l1: it was cut".into()));
+    }),
     ("memlock-limit", healthy, |survey| beta(survey).memory.memlock = Some(Limit::Bytes(8 << 20))),
     ("memory-short", healthy, |survey| beta(survey).memory.available_bytes = Some(200 << 20)),
     ("migration-on-management", healthy, |survey| {

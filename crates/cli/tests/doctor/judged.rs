@@ -67,6 +67,7 @@ const MEASURED: &[&str] = &[
     "clock-skew",
     "drops-rising",
     "incast-collapse",
+    "load-fails",
     "mtu-path",
     "packet-loss",
     "round-trip-long",

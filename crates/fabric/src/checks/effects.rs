@@ -11,7 +11,7 @@ const SLOW: &[&str] = &[
     "throughput-one-way",
 ];
 /// Some packets are lost, and connections fail.
-const BROKEN: &[&str] = &["packet-loss", "rdma-blocked", "tcp-blocked"];
+const BROKEN: &[&str] = &["load-fails", "packet-loss", "rdma-blocked", "tcp-blocked"];
 /// Nothing arrives, or only after a long time.
 const ASTRAY: &[&str] = &["firewall-drops", "round-trip-long", "unreachable"];
 const DAMAGED: &[&str] = &["errors-rising"];
@@ -42,13 +42,14 @@ const CAUSES: &[(&str, &[&[&str]])] = &[
     ("autonegotiation-mismatch", &[SLOW, BROKEN, DAMAGED]),
     ("link-flapping",            &[SLOW, BROKEN, NARROW]),
     ("lacp-incomplete",          &[SLOW]),
-    ("asymmetric-routing",       &[SLOW, &["packet-loss", "tcp-blocked"], ASTRAY]),
+    ("asymmetric-routing",       &[SLOW, &["load-fails", "packet-loss", "tcp-blocked"], ASTRAY]),
     ("firewall-drops",           &[SLOW, BROKEN, NARROW]),
     ("unreachable",              &[SLOW, BROKEN, NARROW]),
     ("mtu-path",                 &[SLOW, BROKEN, DAMAGED]),
     ("errors-rising",            &[SLOW, BROKEN, NARROW]),
     ("packet-loss",              &[SLOW, BROKEN, NARROW]),
     ("tcp-blocked",              &[SLOW]),
+    ("load-fails",               &[SLOW]),
     ("round-trip-long",          &[SLOW]),
     ("pcie-below-card",          &[SLOW]),
     ("pcie-below-ports",         &[SLOW]),

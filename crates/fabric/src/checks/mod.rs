@@ -116,6 +116,7 @@ pub const ALL: &[Check] = &[
     Check { id: "lacp-incomplete", fix_kind: FixKind::Hands, run: teams::lacp_incomplete },
     Check { id: "link-down", fix_kind: FixKind::Hands, run: ports::link_down },
     Check { id: "link-flapping", fix_kind: FixKind::Hands, run: ports::link_flapping },
+    Check { id: "load-fails", fix_kind: FixKind::Hands, run: reach::load_fails },
     Check { id: "memlock-limit", fix_kind: FixKind::Hands, run: guests::memlock_limit },
     Check { id: "memory-short", fix_kind: FixKind::Hands, run: hosts::memory_short },
     Check { id: "migration-on-management", fix_kind: FixKind::Hands, run: addresses::migration_on_management },

@@ -1,4 +1,5 @@
-//! What probes found of reachability: nothing was measured, nothing arrives, a firewall, packets that are lost.
+//! What probes found of reachability: nothing was measured, nothing arrives, a firewall, loads and packets that are
+//! lost.
 
 use std::collections::BTreeMap;
 
@@ -275,6 +276,42 @@ fn is_blocked(direction: &Direction<'_>) -> bool {
     direction.probe.is_some_and(|probe| probe.tcp == Some(false) && probe.reachable == Some(true))
 }
 
+const LOAD_FAILS_WHY: &str = "Small packets pass and TCP connects, and the bytes do not arrive: a migration over this \
+    link stalls, and goes over what is left, or fails.";
+
+/// A link that takes TCP connections, and over which a load does not come to its end.
+pub(super) fn load_fails(survey: &Survey) -> Vec<Finding> {
+    by_shared_port(pairs(survey).iter().filter_map(load_fails_finding).collect())
+}
+
+fn load_fails_finding(pair: &Pair<'_>) -> Option<Finding> {
+    let failed: Vec<(&Probe, &str)> =
+        pair.probes().filter_map(|probe| Some((probe, load_failure(probe)?))).collect();
+    let (first, _) = failed.first()?;
+    let (from, to) = (location(&first.from), location(&first.to));
+    let ways = if failed.len() > 1 { ", nor the other way" } else { "" };
+    let title = format!("TCP connects to {to}, and a load does not pass{ways}");
+    let mut finding = finding(Severity::Error, title).at(from.clone()).at(to).why(LOAD_FAILS_WHY);
+    for (probe, why) in &failed {
+        finding = finding.seen(location(&probe.from), &format!("load to {}", location(&probe.to)), why);
+    }
+    let command = format!("ss -tin dst {}", first.to.ip);
+    Some(
+        finding
+            .step(
+                None,
+                "run the doctor again; if it stays, look for a firewall that cuts connections, and for packets \
+                 of full size that are lost",
+            )
+            .command(from, "what becomes of the connections meanwhile", command),
+    )
+}
+
+/// Why the load failed on a link that is reached. Of others this is why they are not.
+fn load_failure(probe: &Probe) -> Option<&str> {
+    probe.failure.as_deref().filter(|_| probe.reachable == Some(true) && probe.throughput_mbps.is_none())
+}
+
 const PACKET_LOSS_WHY: &str = "TCP takes each lost packet for a link that is full, slows down and waits: a \
     migration over this link moves a fraction of what the link could, and stops for moments. \
     Packets were counted twice, without load, late ones not among the lost.";
@@ -545,6 +582,41 @@ mod tests {
                 finding.locations.iter().map(ToString::to_string).collect::<Vec<_>>(),
                 ["alpha ens1f0"]
             );
+        }
+    }
+
+    mod load_fails {
+        use crate::checks::run_all;
+        use crate::model::{PathMtu, Severity};
+        use crate::testing::{healthy_survey, only, probe, reversed};
+
+        #[test]
+        fn a_load_that_was_cut_is_no_good_link() {
+            let mut survey = healthy_survey();
+            let mut cut = probe();
+            (cut.tcp, cut.throughput_mbps) = (Some(true), None);
+            cut.failure = Some("no load over ens1f0: the load was cut".into());
+            survey.matrix.probes = vec![cut.clone(), reversed(&probe())];
+            let finding = only(&survey, "load-fails");
+            assert_eq!(finding.severity, Severity::Error);
+            assert_eq!(finding.title, "TCP connects to beta ens1f0, and a load does not pass");
+            assert_eq!(finding.seen[0].value, "no load over ens1f0: the load was cut");
+            survey.matrix.probes[1] = reversed(&cut);
+            let finding = only(&survey, "load-fails");
+            assert!(finding.title.ends_with(", nor the other way") && finding.seen.len() == 2, "{finding:?}");
+            // Looks without load do not see it.
+            assert_eq!(run_all(&survey.at_a_glance()), Vec::new());
+        }
+
+        #[test]
+        fn packets_of_full_size_that_are_lost_are_the_cause() {
+            let mut survey = healthy_survey();
+            let mut cut = probe();
+            (cut.tcp, cut.throughput_mbps) = (Some(true), None);
+            cut.path_mtu = Some(PathMtu { promised: 9000, passed: 1500, black_hole: true });
+            cut.failure = Some("no load over ens1f0: no answer".into());
+            survey.matrix.probes = vec![cut];
+            assert_eq!(only(&survey, "mtu-path").effects[0].id, "load-fails");
         }
     }
 

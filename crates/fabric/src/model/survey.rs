@@ -54,6 +54,8 @@ impl Survey {
             probe.latency_loaded = None;
             (probe.throughput_mbps, probe.loss_permille, probe.retransmits) = (None, None, None);
             (probe.rdma_mbps, probe.rdma_failure) = (None, None);
+            // On a link that is reached, only the load can fail.
+            probe.failure = probe.failure.take().filter(|_| probe.reachable != Some(true));
         }
         survey.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.counters_change = None);
         survey
