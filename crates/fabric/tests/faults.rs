@@ -187,6 +187,7 @@ const FAULTS: &[Fault] = &[
     ("ram-folder-unfit", healthy, |survey| {
         beta(survey).memory.ram_folders[0].filesystem = Some("ext4".into())
     }),
+    ("rdma-below-promise", measured, |survey| probe(survey).rdma_mbps = Some(2400)),
     ("rdma-blocked", measured, |survey| probe(survey).rdma_failure = Some("no answer".into())),
     ("rdma-off", healthy, |survey| {
         survey.hosts.iter_mut().for_each(|host| drop(host.rdma.as_mut().unwrap().remove(1)))

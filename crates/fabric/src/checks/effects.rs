@@ -6,6 +6,7 @@ use crate::model::{Effect, Finding, Location, Survey};
 const SLOW: &[&str] = &[
     "drops-rising",
     "incast-collapse",
+    "rdma-below-promise",
     "throughput-below-promise",
     "throughput-below-sibling",
     "throughput-one-way",
@@ -42,6 +43,9 @@ const CAUSES: &[(&str, &[&[&str]])] = &[
     ("autonegotiation-mismatch", &[SLOW, BROKEN, DAMAGED]),
     ("link-flapping",            &[SLOW, BROKEN, NARROW]),
     ("lacp-incomplete",          &[SLOW]),
+    ("pfc-differs",              &[&["rdma-below-promise"]]),
+    ("roce-not-lossless",        &[&["rdma-below-promise"]]),
+    ("roce-priority-differs",    &[&["rdma-below-promise"]]),
     ("asymmetric-routing",       &[SLOW, &["load-fails", "packet-loss", "tcp-blocked"], ASTRAY]),
     ("firewall-drops",           &[SLOW, BROKEN, NARROW]),
     ("unreachable",              &[SLOW, BROKEN, NARROW]),

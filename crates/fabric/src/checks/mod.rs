@@ -137,6 +137,7 @@ pub const ALL: &[Check] = &[
     Check { id: "qemu-too-old", fix_kind: FixKind::Hands, run: guests::qemu_too_old },
     Check { id: "queues-few", fix_kind: FixKind::Port, run: adapters::queues_few },
     Check { id: "ram-folder-unfit", fix_kind: FixKind::Hands, run: guests::ram_folder_unfit },
+    Check { id: "rdma-below-promise", fix_kind: FixKind::Hands, run: rates::rdma_below_promise },
     Check { id: "rdma-blocked", fix_kind: FixKind::Hands, run: rdma::rdma_blocked },
     Check { id: "rdma-off", fix_kind: FixKind::Hands, run: rdma::rdma_off },
     Check { id: "rdma-one-sided", fix_kind: FixKind::Hands, run: rdma::rdma_one_sided },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{End, Finding, Incast, Location, PortKind, PortRef, Probe, Severity, Survey};
 
-use super::common::{Direction, Pair, by_shared_port, finding, location, pairs, speed};
+use super::common::{Direction, Pair, by_shared_port, finding, location, merged, pairs, speed};
 
 /// Percent of the other rate. What the same machine measures on equal links at the same time is less far apart. Less
 /// was measured three times, in turn with the other one.
@@ -170,6 +170,44 @@ fn throughput_below_promise_finding(survey: &Survey, probe: &Probe) -> Option<Fi
                 "segments sent again: look for loss at cables, transceivers and switch ports (errors, drops)",
             )
             .command(from, "none sent again: a core is busy, look which", "mpstat -P ALL 1"),
+    )
+}
+
+const RDMA_BELOW_PROMISE_WHY: &str = "RDMA connects, and moves a part of what the ports promise: a migration by RDMA \
+    takes as many times longer. Few lost packets are enough for that.";
+
+/// A link over which RDMA moves far less than its ports promise.
+pub(super) fn rdma_below_promise(survey: &Survey) -> Vec<Finding> {
+    let findings = survey.matrix.probes.iter().filter_map(|probe| rdma_below_promise_finding(survey, probe));
+    // Both directions between two ports are one fault.
+    merged(findings, |one, other| one.locations.iter().all(|location| other.locations.contains(location)))
+}
+
+fn rdma_below_promise_finding(survey: &Survey, probe: &Probe) -> Option<Finding> {
+    let moved = probe.rdma_mbps?;
+    let promised = promise(survey, &probe.from)?.min(promise(survey, &probe.to)?);
+    if moved.saturating_mul(100) >= promised.saturating_mul(PROMISE_PERCENT_MIN) {
+        return None;
+    }
+    let (from, to) = (location(&probe.from), location(&probe.to));
+    let mut finding = finding(Severity::Warning, format!("RDMA moves {moved} of {promised} Mb/s to {to}"))
+        .at(from.clone())
+        .at(to.clone())
+        .seen(from.clone(), "promised", format!("{promised} Mb/s"))
+        .seen(to.clone(), "arrived by RDMA", format!("{moved} Mb/s"))
+        .why(RDMA_BELOW_PROMISE_WHY);
+    if let Some(tcp) = probe.throughput_mbps {
+        finding = finding.seen(to, "arrived by TCP", format!("{tcp} Mb/s"));
+    }
+    let command =
+        format!("ethtool -S {} | grep -iE 'discard|pause|cnp|ecn'", from.port.as_deref().unwrap_or("PORT"));
+    Some(
+        finding
+            .step(
+                None,
+                "make the priority of RDMA lossless on all ports and switches of the way (docs/qos.md)",
+            )
+            .command(from, "look for discards and pause frames that rise", command),
     )
 }
 
@@ -370,6 +408,37 @@ mod tests {
             let finding = only(&survey, "throughput-below-promise");
             assert_eq!(finding.title, "moves 2400 of 25000 Mb/s to beta ens1f0");
             assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
+        }
+    }
+
+    mod rdma_below_promise {
+        use crate::model::PortKind;
+        use crate::testing::{healthy_survey, only, port, probe, reversed};
+
+        #[test]
+        fn rdma_that_moves_a_tenth_is_named_once_for_both_directions() {
+            let mut survey = healthy_survey();
+            let mut slow = probe();
+            slow.rdma_mbps = Some(12_600);
+            survey.matrix.probes = vec![slow.clone()];
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+            slow.rdma_mbps = Some(2400);
+            survey.matrix.probes = vec![slow.clone(), reversed(&slow)];
+            let finding = only(&survey, "rdma-below-promise");
+            assert_eq!(finding.title, "RDMA moves 2400 of 25000 Mb/s to beta ens1f0");
+            assert_eq!(finding.locations[0].to_string(), "alpha ens1f0");
+            // Speeds of virtual ports mean nothing.
+            port(&mut survey, "alpha", "ens1f0").kind = PortKind::Veth;
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+        }
+
+        #[test]
+        fn a_port_that_moves_little_by_tcp_too_is_one_finding() {
+            let mut survey = healthy_survey();
+            let mut slow = probe();
+            (slow.throughput_mbps, slow.rdma_mbps) = (Some(2400), Some(2500));
+            survey.matrix.probes = vec![slow];
+            assert_eq!(only(&survey, "throughput-below-promise").effects[0].id, "rdma-below-promise");
         }
     }
 
