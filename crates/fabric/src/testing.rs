@@ -76,6 +76,26 @@ pub(crate) fn team_survey() -> Survey {
     survey
 }
 
+/// The address of a host's second fast port is on a virtual function of its first one: `ens1f0v0`.
+pub(crate) fn virtual_function_survey(host: &str) -> Survey {
+    let mut survey = healthy_survey();
+    let first = port(&mut survey, host, "ens1f0").pcie.clone().expect("a slot");
+    let second = port(&mut survey, host, "ens1f1");
+    (second.name, second.neighbours) = ("ens1f0v0".into(), Vec::new());
+    second.pcie = Some(Pcie {
+        address: "0000:3b:00.2".into(),
+        id: Some("15b3:1016".into()),
+        physical_function: Some(first.address),
+        ..Pcie::default()
+    });
+    for device in host_mut(&mut survey, host).rdma.iter_mut().flatten() {
+        for one in device.ports.iter_mut().filter(|one| one.port.as_deref() == Some("ens1f1")) {
+            one.port = Some("ens1f0v0".into());
+        }
+    }
+    survey
+}
+
 /// The first fast port of each host carries its address in VLAN 700.
 pub(crate) fn vlan_survey() -> Survey {
     let mut survey = healthy_survey();
@@ -291,6 +311,7 @@ fn fast(number: u8, at: u8) -> Port {
             able: Some(PcieLink { speed_mts: 8000, width: 8 }),
             running: Some(PcieLink { speed_mts: 8000, width: 8 }),
             slot_able: Some(PcieLink { speed_mts: 8000, width: 16 }),
+            physical_function: None,
         }),
         numa_node: Some(0),
         dcb: Some(dcb()),

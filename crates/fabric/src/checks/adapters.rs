@@ -14,11 +14,12 @@ struct Slot<'a> {
     pcie: &'a Pcie,
 }
 
-/// All slots of a survey.
+/// All slots of a survey. What virtual functions move is part of what their port moves.
 fn slots(survey: &Survey) -> Vec<Slot<'_>> {
     let mut slots: BTreeMap<(&str, &str), Slot<'_>> = BTreeMap::new();
     for at in survey.ports() {
-        let Some(pcie) = &at.port.pcie else { continue };
+        let own = at.port.pcie.as_ref().filter(|pcie| pcie.physical_function.is_none());
+        let Some(pcie) = own else { continue };
         let slot = slots.entry((at.host.host.as_str(), pcie.slot()));
         slot.or_insert_with(|| Slot { ports: Vec::new(), pcie }).ports.push(at);
     }
@@ -355,6 +356,22 @@ mod tests {
             );
             assert_eq!(finding.locations.len(), 2);
             assert_eq!(finding.locations[0].host, "beta");
+        }
+
+        #[test]
+        fn virtual_functions_move_nothing_beside_their_port() {
+            let mut survey = healthy_survey();
+            let host = crate::testing::host_mut(&mut survey, "beta");
+            let first = host.ports.iter().find(|port| port.name == "ens1f0").cloned().unwrap();
+            for number in 0..4 {
+                let mut one = first.clone();
+                (one.name, one.mac, one.addresses) = (format!("ens1f0v{number}"), None, Vec::new());
+                let pcie = one.pcie.as_mut().unwrap();
+                let address = std::mem::replace(&mut pcie.address, format!("0000:3b:00.{}", number + 2));
+                pcie.physical_function = Some(address);
+                host.ports.push(one);
+            }
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
         }
     }
 

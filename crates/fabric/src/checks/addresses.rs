@@ -327,22 +327,37 @@ pub(super) fn no_second_link(survey: &Survey) -> Vec<Finding> {
     };
     let mut lonely: Vec<PortRef<'_>> = Vec::new();
     for host in &survey.hosts {
-        let mut own =
-            ports.iter().filter(|at| at.host.host == host.host && at.port.kind != PortKind::Loopback);
-        if let (Some(only), None) = (own.next(), own.next())
+        let own: Vec<PortRef<'_>> = ports
+            .iter()
+            .copied()
+            .filter(|at| at.host.host == host.host && at.port.kind != PortKind::Loopback)
+            .collect();
+        if own.first().is_some_and(|first| own.iter().skip(1).all(|at| share_a_cable(first, at)))
             && joined(host)
         {
-            lonely.push(*only);
+            lonely.extend(own);
         }
     }
     no_second_link_finding(&lonely).into_iter().collect()
+}
+
+/// Two functions of an adapter, of which one at least is virtual (SR-IOV): one cable carries both.
+fn share_a_cable(one: &PortRef<'_>, other: &PortRef<'_>) -> bool {
+    let (Some(one), Some(other)) = (&one.port.pcie, &other.port.pcie) else { return false };
+    let is_virtual = one.physical_function.is_some() || other.physical_function.is_some();
+    is_virtual && one.function_with_cable() == other.function_with_cable()
 }
 
 fn no_second_link_finding(lonely: &[PortRef<'_>]) -> Option<Finding> {
     lonely.first()?;
     let mut finding = finding(Severity::Hint, "the only port for migrations").why(NO_SECOND_LINK_WHY);
     for at in lonely {
-        finding = finding.at(at.location()).seen(at.location(), "ports for migrations", 1);
+        finding = finding.at(at.location());
+        let function = at.port.pcie.as_ref().and_then(|pcie| pcie.physical_function.as_ref());
+        finding = match function {
+            Some(address) => finding.seen(at.location(), "virtual function of", address),
+            None => finding.seen(at.location(), "ports for migrations", 1),
+        };
     }
     Some(finding.step(
         None,
@@ -527,6 +542,15 @@ mod tests {
             let finding = only(&survey, "no-second-link");
             assert_eq!(finding.locations.len(), 1);
             assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
+        }
+
+        #[test]
+        fn a_port_and_a_virtual_function_of_it_are_one() {
+            let survey = crate::testing::virtual_function_survey("beta");
+            let finding = only(&survey, "no-second-link");
+            let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
+            assert_eq!(locations, ["beta ens1f0", "beta ens1f0v0"]);
+            assert_eq!(finding.seen[1].value, "0000:3b:00.0");
         }
 
         #[test]

@@ -23,6 +23,7 @@ pub fn read(root: &Root, bus: &str, device: &str) -> Option<Pcie> {
         able: link(root, &folder, "max"),
         running: link(root, &folder, "current"),
         slot_able: slot,
+        physical_function: root.link_name(folder.join("physfn")).filter(|name| is_address(name)),
         address,
     })
 }
@@ -151,6 +152,19 @@ mod tests {
             assert_eq!(slot.running, Some(PcieLink { speed_mts: 8000, width: 8 }));
             assert_eq!(slot.slot_able, Some(PcieLink { speed_mts: 8000, width: 16 }));
             assert_eq!(numa_node(&root, "0000:3b:00.1"), Some(1));
+            assert_eq!(slot.physical_function, None);
+        }
+
+        #[test]
+        fn a_virtual_function_names_the_one_whose_cable_it_uses() {
+            let (_folder, root) = fixture("8.0 GT/s PCIe", "8");
+            let virtual_one = format!("{BRIDGE}/0000:3b:00.2");
+            std::fs::create_dir_all(root.path(&virtual_one)).unwrap();
+            symlink(&root, "sys/bus/pci/devices/0000:3b:00.2", &virtual_one);
+            symlink(&root, &format!("{virtual_one}/physfn"), &format!("{BRIDGE}/0000:3b:00.1"));
+            let slot = read(&root, "pci", "0000:3b:00.2").unwrap();
+            assert_eq!(slot.physical_function.as_deref(), Some("0000:3b:00.1"));
+            assert_eq!(slot.function_with_cable(), "0000:3b:00.1");
         }
 
         #[test]

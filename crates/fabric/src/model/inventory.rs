@@ -8,7 +8,7 @@ use super::{
 };
 
 /// The version that this doctor writes.
-pub const SCHEMA: Schema = Schema { major: 1, minor: 2 };
+pub const SCHEMA: Schema = Schema { major: 1, minor: 3 };
 
 /// A host with some hundred ports needs less than a megabyte.
 pub const INVENTORY_BYTES_MAX: usize = 16 << 20;

@@ -329,12 +329,19 @@ pub struct Pcie {
     pub running: Option<PcieLink>,
     /// What the slot is able to (the bridge above), if it can be asked.
     pub slot_able: Option<PcieLink>,
+    /// Address of the adapter's function whose cable this one uses, if this is a virtual function (SR-IOV).
+    pub physical_function: Option<String>,
 }
 
 impl Pcie {
     /// The slot: the address without the function's number.
     pub fn slot(&self) -> &str {
         self.address.rsplit_once('.').map_or(self.address.as_str(), |(slot, _)| slot)
+    }
+
+    /// Address of the function that has the cable: its own, unless it is a virtual function.
+    pub fn function_with_cable(&self) -> &str {
+        self.physical_function.as_deref().unwrap_or(&self.address)
     }
 }
 

@@ -127,6 +127,7 @@ fn port(number: u8, link: u8) -> Port {
             able: lanes,
             running: lanes,
             slot_able: lanes,
+            physical_function: None,
         }),
         numa_node: Some(0),
         dcb: Some(dcb()),
