@@ -56,6 +56,9 @@ pub struct DoctorAnswer {
     /// Other hosts that answered.
     #[serde(default)]
     pub answered: Vec<AnsweredHost>,
+    /// Names that led to a host that was looked at already: to this one, or to one of another name.
+    #[serde(default)]
+    pub repeated: Vec<AnsweredHost>,
     /// Hosts that could not be asked.
     pub unreachable: Vec<UnreachableHost>,
 }

@@ -585,6 +585,22 @@ async fn results_are_shown_although_a_file_of_them_cannot_be_written() {
     assert!(run.out.contains("\"bandwidth\""), "{}", run.out);
 }
 
+/// A name service that is wrong makes no host look examined.
+#[tokio::test]
+async fn a_name_that_leads_to_another_host_is_reported() {
+    let lab = Lab::new(0.0);
+    let intent = lab.folder.path().join("intent.toml");
+    std::fs::write(&intent, "ports = [\"ens1f1\"]\n[migration]\npriority = 3\nshare = 50\ndscp = 26\n")
+        .unwrap();
+    for command in ["doctor".to_owned(), format!("qos check {}", intent.display())] {
+        let run = lab.run(&format!("{command} misled")).await;
+        assert!(run.out.contains("misled leads to alpha, which was looked at already"), "{run:?}");
+        let run = lab.run(&format!("{command} misled --json")).await;
+        let document: Value = serde_json::from_str(&run.out).unwrap();
+        assert_eq!(document["repeated"][0]["named"], "misled", "{document}");
+    }
+}
+
 #[tokio::test]
 async fn a_folder_without_a_host_is_not_taken_for_a_good_one() {
     let lab = Lab::new(0.0);

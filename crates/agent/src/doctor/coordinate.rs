@@ -44,7 +44,7 @@ pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAn
         let hint = "collect inventories with `linerate doctor --inventory` and compare them with --from";
         return Err(ErrorBody::new(linerate_api::code::BAD_REQUEST, message).with_hint(hint));
     }
-    let (hosts, answered, unreachable) = inventories(doctor, request);
+    let Inventories { hosts, answered, repeated, unreachable } = inventories(doctor, request);
     let probes = match request.probes {
         Probes::None => Vec::new(),
         Probes::Short => probe_at_once(&hosts),
@@ -60,14 +60,22 @@ pub fn examine(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Result<DoctorAn
     }
     let survey = serde_json::to_value(&survey)
         .map_err(|error| ErrorBody::new("internal", format!("a defect in the agent: {error}")))?;
-    Ok(DoctorAnswer { survey, answered, unreachable })
+    Ok(DoctorAnswer { survey, answered, repeated, unreachable })
 }
 
 /// A host with its name, or why it could not be asked.
 type Found = Result<(Side, Answer), UnreachableHost>;
 
-/// Hosts that answered, the others of them by the names that the operator gave, and those that did not.
-type Inventories = (Vec<Host>, Vec<AnsweredHost>, Vec<UnreachableHost>);
+/// What became of the names of a request.
+struct Inventories {
+    /// Hosts that answered, this one first.
+    hosts: Vec<Host>,
+    /// The others of them, by the names that the operator gave.
+    answered: Vec<AnsweredHost>,
+    /// Names that led to one of these hosts once more.
+    repeated: Vec<AnsweredHost>,
+    unreachable: Vec<UnreachableHost>,
+}
 
 fn inventories(doctor: &Arc<Doctor>, request: &DoctorRequest) -> Inventories {
     let question = Question::Inventory {
@@ -97,14 +105,18 @@ fn inventory_wait(watch_ms: u64) -> Duration {
 /// This host's answer comes first, then those of the named ones. None of them is left out.
 fn sorted(found: Vec<Found>, named: &[String]) -> Inventories {
     let (mut hosts, mut names_given, mut unreachable) = (Vec::<Host>::new(), Vec::new(), Vec::new());
+    let mut again: Vec<(String, usize)> = Vec::new();
     let names = std::iter::once(None).chain(named.iter().map(Some));
     for (one, named) in found.into_iter().zip(names) {
         match one {
             Ok((side, Answer::Inventory(inventory))) => {
-                // A host that was named twice, or this one.
-                if !hosts.iter().any(|known| same(&known.inventory, &inventory)) {
-                    names_given.push(named.cloned());
-                    hosts.push(Host { side, inventory: *inventory });
+                match hosts.iter().position(|known| same(&known.inventory, &inventory)) {
+                    // A host that was named twice, or this one.
+                    Some(known) => again.extend(named.map(|name| (name.clone(), known))),
+                    None => {
+                        names_given.push(named.cloned());
+                        hosts.push(Host { side, inventory: *inventory });
+                    }
                 }
             }
             Ok(_) => {
@@ -115,11 +127,11 @@ fn sorted(found: Vec<Found>, named: &[String]) -> Inventories {
         }
     }
     make_names_unique(&mut hosts);
+    let called = |named: String, host: &Host| AnsweredHost { named, host: host.inventory.host.clone() };
     let known = hosts.iter().zip(names_given);
-    let answered = known
-        .filter_map(|(host, named)| Some(AnsweredHost { named: named?, host: host.inventory.host.clone() }));
-    let answered = answered.collect();
-    (hosts, answered, unreachable)
+    let answered = known.filter_map(|(host, named)| Some(called(named?, host))).collect();
+    let repeated = again.into_iter().filter_map(|(named, at)| Some(called(named, hosts.get(at)?))).collect();
+    Inventories { hosts, answered, repeated, unreachable }
 }
 
 /// Two answers of one agent. Older agents are known by name only.
@@ -372,9 +384,26 @@ mod tests {
     fn a_host_that_answers_something_else_is_not_left_out() {
         let side = || Side::There("127.0.0.1:9".parse().unwrap(), Security::insecure());
         let here = Ok((side(), Answer::Inventory(Box::new(Inventory::new("a")))));
-        let (hosts, _, silent) = sorted(vec![here, Ok((side(), Answer::Ready))], &["b".to_owned()]);
-        assert_eq!((hosts.len(), silent.len()), (1, 1));
-        assert_eq!(silent[0].host, "b");
+        let all = sorted(vec![here, Ok((side(), Answer::Ready))], &["b".to_owned()]);
+        assert_eq!((all.hosts.len(), all.unreachable.len()), (1, 1));
+        assert_eq!(all.unreachable[0].host, "b");
+    }
+
+    /// A name service that is wrong must not make a host look examined.
+    #[test]
+    fn a_name_that_leads_to_a_host_that_is_known_already_is_reported() {
+        let found = |name: &str| -> Found {
+            let side = Side::There("127.0.0.1:9".parse().unwrap(), Security::insecure());
+            Ok((side, Answer::Inventory(Box::new(Inventory::new(name)))))
+        };
+        let named = ["b", "c", "b.example"].map(str::to_owned);
+        let all = sorted(vec![found("a"), found("b"), found("a"), found("b")], &named);
+        let pairs = |all: &[AnsweredHost]| -> Vec<String> {
+            all.iter().map(|one| format!("{} {}", one.named, one.host)).collect()
+        };
+        assert_eq!(all.hosts.len(), 2);
+        assert_eq!(pairs(&all.answered), ["b b"]);
+        assert_eq!(pairs(&all.repeated), ["c a", "b.example b"]);
     }
 
     #[test]

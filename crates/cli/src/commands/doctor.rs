@@ -1,6 +1,6 @@
 //! `linerate doctor`
 
-use linerate_api::{DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
+use linerate_api::{AnsweredHost, DoctorAnswer, DoctorRequest, Probes, UnreachableHost};
 use linerate_fabric::checks::run_all;
 use linerate_fabric::model::{Finding, Survey};
 use linerate_fabric::report::{Verdict, html, verdict};
@@ -27,7 +27,7 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     };
     let what = waits_for(&request);
     let answer = progress::with_progress(what, context.err, context.client.doctor(&request)).await;
-    let DoctorAnswer { survey, answered, unreachable } = answer?;
+    let DoctorAnswer { survey, answered, repeated, unreachable } = answer?;
     let survey = understood(survey)?;
     if flags.inventory {
         return inventory(&survey, context);
@@ -37,7 +37,7 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
         None => Ok(()),
     };
     let written = written.map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""));
-    let look = Look { findings: run_all(&survey), survey, unreachable };
+    let look = Look { findings: run_all(&survey), survey, unreachable, repeated };
     if !flags.fix {
         return report(&look, written, flags, context);
     }
@@ -64,6 +64,8 @@ pub(super) struct Look {
     pub(super) findings: Vec<Finding>,
     /// Hosts that could not be asked.
     pub(super) unreachable: Vec<UnreachableHost>,
+    /// Names that led to a host that was looked at already.
+    pub(super) repeated: Vec<AnsweredHost>,
     /// The inventories of both hosts and what was measured between them.
     pub(super) survey: Survey,
 }
@@ -87,7 +89,7 @@ pub fn saved(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure> {
         let hint = "`linerate doctor --inventory` on a host prints its file";
         return Err(Failure::new(Exit::Failed, message, hint));
     }
-    let look = Look { findings: run_all(&survey), survey, unreachable: Vec::new() };
+    let look = Look { findings: run_all(&survey), survey, unreachable: Vec::new(), repeated: Vec::new() };
     match (flags.fix, flags.dry_run) {
         (false, _) => report(&look, Ok(()), flags, context),
         (true, true) => fix::dry_run(&look, flags, context),
@@ -132,6 +134,7 @@ pub(super) fn page(look: &Look, flags: &DoctorFlags) -> Result<(), Failure> {
 
 pub(super) fn text(look: &Look, flags: &DoctorFlags, context: &Context) -> String {
     let report = doctor::report(&look.survey, &look.findings, &look.unreachable, flags.details, context.out);
+    let report = report + &doctor::repeated(&look.repeated);
     match doctor::too_far(&look.survey.matrix.probes).filter(|_| flags.quick) {
         Some(links) => report + &links,
         None => report,

@@ -264,9 +264,10 @@ impl Job<'_> {
     async fn look(&self) -> Result<Look, Failure> {
         let hosts = self.flags.hosts.clone();
         let request = DoctorRequest { hosts, probes: Probes::Short, watch_ms: 0 };
-        let DoctorAnswer { survey, unreachable, .. } = self.context.client.doctor(&request).await?;
+        let answer = self.context.client.doctor(&request).await?;
+        let DoctorAnswer { survey, unreachable, repeated, .. } = answer;
         let survey = understood(survey)?;
-        Ok(Look { findings: run_all(&survey), unreachable, survey })
+        Ok(Look { findings: run_all(&survey), unreachable, repeated, survey })
     }
 
     /// These ports, the last one first; what became of each, in words.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use linerate_api::{DoctorAnswer, DoctorRequest, QosRequest, UnreachableHost};
+use linerate_api::{AnsweredHost, DoctorAnswer, DoctorRequest, QosRequest, UnreachableHost};
 use linerate_fabric::model::Survey;
 use linerate_fabric::qos::intent::{INTENT_BYTES_MAX, Intent, parse};
 use linerate_fabric::qos::plan::{HostPlan, host};
@@ -20,7 +20,7 @@ use crate::documents::QosText;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::flags::{QosApplyFlags, QosCommand, QosHostsFlags, QosSwitchFlags};
-use crate::render::qos as render;
+use crate::render::{doctor, qos as render};
 
 /// What an intent means for hosts.
 #[derive(Serialize)]
@@ -29,6 +29,8 @@ struct QosDocument<'a> {
     hosts: &'a [HostPlan],
     /// Hosts that could not be asked.
     unreachable: &'a [UnreachableHost],
+    /// Names that led to a host that was looked at already.
+    repeated: &'a [AnsweredHost],
     /// Every host was asked, and all is as the intent says.
     matches: bool,
 }
@@ -37,13 +39,13 @@ struct QosDocument<'a> {
 pub async fn run(command: &QosCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
         QosCommand::Plan(flags) => {
-            let (hosts, unreachable) = hosts(flags, context).await?;
-            print_plans(&hosts, &unreachable, context)?;
+            let Compared { hosts, unreachable, repeated } = hosts(flags, context).await?;
+            print_plans(&hosts, &unreachable, &repeated, context)?;
             Ok(exit_of_plan(&hosts, &unreachable))
         }
         QosCommand::Check(flags) => {
-            let (hosts, unreachable) = hosts(flags, context).await?;
-            print_plans(&hosts, &unreachable, context)?;
+            let Compared { hosts, unreachable, repeated } = hosts(flags, context).await?;
+            print_plans(&hosts, &unreachable, &repeated, context)?;
             Ok(if matches(&hosts, &unreachable) { Exit::Ok } else { Exit::Differs })
         }
         QosCommand::Apply(flags) => apply(flags, context).await,
@@ -78,17 +80,22 @@ async fn apply(flags: &QosApplyFlags, context: &Context) -> Result<Exit, Failure
     Ok(Exit::Ok)
 }
 
+/// What became of the hosts that were named.
+struct Compared {
+    hosts: Vec<HostPlan>,
+    unreachable: Vec<UnreachableHost>,
+    repeated: Vec<AnsweredHost>,
+}
+
 /// What the intent means for each host.
-async fn hosts(
-    flags: &QosHostsFlags,
-    context: &Context,
-) -> Result<(Vec<HostPlan>, Vec<UnreachableHost>), Failure> {
+async fn hosts(flags: &QosHostsFlags, context: &Context) -> Result<Compared, Failure> {
     let intent = intent(&text(&flags.file)?)?;
-    let (survey, unreachable) = match &flags.from {
-        Some(folder) => (saved(folder)?, Vec::new()),
+    let (survey, unreachable, repeated) = match &flags.from {
+        Some(folder) => (saved(folder)?, Vec::new(), Vec::new()),
         None => asked(&flags.hosts, context).await?,
     };
-    Ok((survey.hosts.iter().map(|inventory| host(inventory, &intent)).collect(), unreachable))
+    let hosts = survey.hosts.iter().map(|inventory| host(inventory, &intent)).collect();
+    Ok(Compared { hosts, unreachable, repeated })
 }
 
 fn saved(folder: &Path) -> Result<Survey, Failure> {
@@ -97,21 +104,25 @@ fn saved(folder: &Path) -> Result<Survey, Failure> {
     })
 }
 
-async fn asked(hosts: &[String], context: &Context) -> Result<(Survey, Vec<UnreachableHost>), Failure> {
+async fn asked(
+    hosts: &[String],
+    context: &Context,
+) -> Result<(Survey, Vec<UnreachableHost>, Vec<AnsweredHost>), Failure> {
     let request = DoctorRequest { hosts: hosts.to_vec(), ..DoctorRequest::default() };
     let asked = context.client.doctor(&request);
     let asked = with_progress(waits_for(&request), context.err, asked).await?;
-    let DoctorAnswer { survey, unreachable, .. } = asked;
-    Ok((understood(survey)?, unreachable))
+    let DoctorAnswer { survey, unreachable, repeated, .. } = asked;
+    Ok((understood(survey)?, unreachable, repeated))
 }
 
 fn print_plans(
     hosts: &[HostPlan],
     unreachable: &[UnreachableHost],
+    repeated: &[AnsweredHost],
     context: &Context,
 ) -> Result<(), Failure> {
-    let document = QosDocument { hosts, unreachable, matches: matches(hosts, unreachable) };
-    context.answer(&document, || render::plans(hosts, unreachable))
+    let document = QosDocument { hosts, unreachable, repeated, matches: matches(hosts, unreachable) };
+    context.answer(&document, || render::plans(hosts, unreachable) + &doctor::repeated(repeated))
 }
 
 /// A survey without hosts shows nothing, so it is no match.

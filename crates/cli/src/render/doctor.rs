@@ -1,6 +1,6 @@
 //! What the doctor found, for a tired person: worst first, one line each; then the links with what they carry.
 
-use linerate_api::UnreachableHost;
+use linerate_api::{AnsweredHost, UnreachableHost};
 use linerate_fabric::model::{Finding, Latency, Loss, Port, Probe, Severity, Survey};
 
 use super::format::clean;
@@ -38,6 +38,17 @@ pub fn report(
         lines.push(paint.dim("what was seen, why it matters and how to put it right: --details"));
     }
     lines.join("\n") + "\n"
+}
+
+/// A line for each name that led to a host that was looked at already, unless it is that host's own name.
+pub fn repeated(all: &[AnsweredHost]) -> String {
+    let line = |one: &AnsweredHost| {
+        let (named, host) = (clean(&one.named), clean(&one.host));
+        format!(
+            "{named} leads to {host}, which was looked at already: no other host was asked by this name\n"
+        )
+    };
+    all.iter().filter(|one| one.named != one.host).map(line).collect()
 }
 
 /// Links that a look of one second was too short for: it took as many round trips as it needs. `None` if there are
@@ -296,6 +307,14 @@ mod tests {
         assert_eq!(too_far(&[probe(), with(1)]), None);
         let expected = "too far for a look of one second: a l0 to b l0 (600 ms)\n";
         assert_eq!(too_far(&[with(1), with(600)]).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_name_that_led_elsewhere_is_reported_and_a_hosts_own_name_is_not() {
+        let led = |named: &str| AnsweredHost { named: named.into(), host: "alpha".into() };
+        let text = repeated(&[led("alpha"), led("gamma\x1b[2J")]);
+        let start = "gamma [2J leads to alpha, which was looked at already";
+        assert!(text.starts_with(start) && text.lines().count() == 1, "{text:?}");
     }
 
     #[test]

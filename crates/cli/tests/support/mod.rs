@@ -24,7 +24,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use linerate_api::{
-    AgentStatus, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
+    AgentStatus, AnsweredHost, Decision, Direction, DoctorAnswer, DoctorRequest, ErrorBody, Event, EventKind,
     GuestRunState, GuestState, GuestSummary, KernelFeature, MigrateRequest, MigrationDetail, MigrationId,
     MigrationOutcome, MigrationStarted, MigrationState, MigrationSummary, NDJSON, Probes, ResolveRequest,
     SecurityState, Step, UnreachableHost, Verdict, paths,
@@ -166,7 +166,10 @@ async fn examine(Json(request): Json<DoctorRequest>) -> Result<Json<DoctorAnswer
     let host = Inventory { host: "alpha".into(), ports: vec![port], ..Inventory::default() };
     let survey = Survey { hosts: vec![host], ..Survey::default() };
     let survey = serde_json::to_value(survey).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(Json(DoctorAnswer { survey, answered: Vec::new(), unreachable }))
+    // As a name service says that is wrong.
+    let again = request.hosts.iter().filter(|host| *host == "misled");
+    let repeated = again.map(|host| AnsweredHost { named: host.clone(), host: "alpha".into() }).collect();
+    Ok(Json(DoctorAnswer { survey, answered: Vec::new(), repeated, unreachable }))
 }
 
 async fn migrate(State(agent): State<Arc<Agent>>, Json(request): Json<MigrateRequest>) -> Response {

@@ -73,8 +73,8 @@ async fn look(State((script, asked)): State<Shared>) -> Response {
     let before = asked.iter().filter(|line| *line == "look").count();
     asked.push("look".into());
     let (survey, unreachable) = script.looks[before.min(script.looks.len() - 1)].clone();
-    Json(DoctorAnswer { survey: serde_json::to_value(survey).unwrap(), answered: vec![], unreachable })
-        .into_response()
+    let survey = serde_json::to_value(survey).unwrap();
+    Json(DoctorAnswer { survey, answered: vec![], repeated: vec![], unreachable }).into_response()
 }
 
 impl Agent {
@@ -124,7 +124,7 @@ impl Agent {
             within: 60,
         };
         let (survey, unreachable) = begun;
-        let look = Look { findings: run_all(&survey), survey, unreachable };
+        let look = Look { findings: run_all(&survey), survey, unreachable, repeated: vec![] };
         run(&look, answered, &flags, &context).await
     }
 
@@ -190,7 +190,7 @@ fn what_the_second_look_does_not_measure_counts_as_before() {
     let slow: Vec<Finding> =
         findings.iter().filter(|one| one.id == "throughput-below-promise").cloned().collect();
     assert_eq!(slow.len(), 1, "{findings:?}");
-    let before = Look { findings, survey, unreachable: vec![] };
+    let before = Look { findings, survey, unreachable: vec![], repeated: vec![] };
     assert_eq!(not_measured_again(&before, &[]), slow);
     assert!(not_measured_again(&before, &slow).is_empty(), "the fix was to remove it");
 }
