@@ -310,7 +310,7 @@ async fn back(host: &Host, flags: &DrainFlags, context: &Context) -> Result<Remo
         }
         if !noted {
             let text = format!("waiting for the agent of {}: {}", host.name, failure.message());
-            context.print_line(&text);
+            context.print_line(&clean(&text));
             noted = true;
         }
         tokio::time::sleep(BACK_PAUSE).await;

@@ -7,6 +7,7 @@ use linerate_api::{TunnelEvent, TunnelRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::context::Context;
+use crate::display::tunnel_text;
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
 use crate::flags::TunnelFlags;
@@ -50,12 +51,11 @@ fn print_event(event: &TunnelEvent, request: &TunnelRequest, context: &Context) 
                 .collect();
             lines.join("\n")
         }
-        TunnelEvent::LinkUp { link } => format!("link up: {link}"),
-        TunnelEvent::LinkLost { link, reason } => format!("link lost: {link}: {reason}"),
-        TunnelEvent::Refused { reason } => format!("a connection was refused: {reason}"),
-        TunnelEvent::Warning { text } => format!("warning: {text}"),
         TunnelEvent::Ended { error } => return Err(Failure::of_body(exit::of_body(error), error)),
-        _ => return Ok(()),
+        other => match tunnel_text(other) {
+            Some(line) => line,
+            None => return Ok(()),
+        },
     };
     if !context.json {
         context.print(&(line + "\n"))?;

@@ -6,7 +6,7 @@ use linerate_api::{DomainEvent, Job, TunnelEvent};
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::render::format;
+use crate::render::format::{self, clean};
 
 /// A terminal that cannot be redrawn gets a line this often.
 const EVERY: Duration = Duration::from_secs(5);
@@ -59,23 +59,24 @@ impl Line {
 pub fn text(event: &DomainEvent) -> Option<String> {
     match event {
         DomainEvent::Mode { reason: Some(reason), .. } => {
-            Some(format!("by libvirt's own migration: {reason}"))
+            Some(clean(&format!("by libvirt's own migration: {reason}")))
         }
-        DomainEvent::Warning { text } => Some(text.clone()),
+        DomainEvent::Warning { text } => Some(clean(text)),
         _ => None,
     }
 }
 
-/// The same of the tunnel.
+/// The same of a tunnel. Its other end may have written parts of it.
 pub fn tunnel_text(event: &TunnelEvent) -> Option<String> {
-    match event {
-        TunnelEvent::LinkUp { link } => Some(format!("link up: {link}")),
-        TunnelEvent::LinkLost { link, reason } => Some(format!("link lost: {link}: {reason}")),
-        TunnelEvent::Refused { reason } => Some(format!("a connection was refused: {reason}")),
-        TunnelEvent::Warning { text } => Some(format!("warning: {text}")),
-        TunnelEvent::Ended { error } => Some(format!("the tunnel ended: {}", error.message)),
-        _ => None,
-    }
+    let text = match event {
+        TunnelEvent::LinkUp { link } => format!("link up: {link}"),
+        TunnelEvent::LinkLost { link, reason } => format!("link lost: {link}: {reason}"),
+        TunnelEvent::Refused { reason } => format!("a connection was refused: {reason}"),
+        TunnelEvent::Warning { text } => format!("warning: {text}"),
+        TunnelEvent::Ended { error } => format!("the tunnel ended: {}", error.message),
+        _ => return None,
+    };
+    Some(clean(&text))
 }
 
 /// A domain that libvirt has moved.
@@ -128,7 +129,7 @@ fn line(job: &Job) -> String {
 
 /// What is said at the end.
 fn report(domain: &str, to: &str, state: &str, job: Option<&Job>) -> String {
-    let mut text = format!("{domain} is {state} at {to}\n");
+    let mut text = format!("{} is {} at {}\n", clean(domain), clean(state), clean(to));
     if let Some(job) = job {
         let ms = |key| format::time_us(number(job, key) * 1000);
         text += &format!("  as a whole        {}\n", ms("time_elapsed"));
@@ -143,10 +144,31 @@ fn report(domain: &str, to: &str, state: &str, job: Option<&Job>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use linerate_api::ErrorBody;
+
     use super::*;
 
     fn job(numbers: &[(&str, u64)]) -> Job {
         numbers.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect()
+    }
+
+    #[test]
+    fn text_of_the_other_host_cannot_control_the_terminal() {
+        let evil = || "\x1b[2J\nweb is running at beta".to_owned();
+        let error = ErrorBody::new("peer_lost", evil());
+        for event in [
+            TunnelEvent::LinkUp { link: evil() },
+            TunnelEvent::LinkLost { link: evil(), reason: evil() },
+            TunnelEvent::Refused { reason: evil() },
+            TunnelEvent::Warning { text: evil() },
+            TunnelEvent::Ended { error },
+        ] {
+            let shown = tunnel_text(&event).unwrap();
+            assert!(!shown.contains(['\x1b', '\n']), "{shown:?}");
+        }
+        let shown = text(&DomainEvent::Warning { text: evil() }).unwrap();
+        assert!(!shown.contains(['\x1b', '\n']), "{shown:?}");
+        assert_eq!(report(&evil(), &evil(), &evil(), None).lines().count(), 1);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use live::Live;
 use plain::Plain;
 use view::View;
 
+pub use domain::tunnel_text;
 pub use watch::{Ended, Start, watch};
 
 /// How events are shown.
@@ -52,7 +53,7 @@ impl Display {
         match &event.kind {
             EventKind::Domain(event) => self.domain(event, context),
             EventKind::Tunnel(event) => {
-                domain::tunnel_text(event).into_iter().for_each(|text| self.print_line(&text, context));
+                tunnel_text(event).into_iter().for_each(|text| self.print_line(&text, context));
             }
             _ => self.migration(event, context),
         }

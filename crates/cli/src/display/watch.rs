@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::exit::{self, Exit};
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
+use crate::render::format::clean;
 use crate::render::report::report;
 
 const REDRAW: Duration = Duration::from_millis(100);
@@ -214,7 +215,7 @@ impl<'a> Watch<'a> {
 
     fn cancel_answered(&mut self, error: Option<ClientError>) {
         let Some(error) = error else { return };
-        self.display.print_error(&format!("it cannot be cancelled: {error}"), self.context);
+        self.display.print_error(&clean(&format!("it cannot be cancelled: {error}")), self.context);
         if matches!(&error, ClientError::Agent { body, .. } if body.code != code::TOO_LATE) {
             self.not_cancelled = Some(error.into());
         }
@@ -238,7 +239,7 @@ impl<'a> Watch<'a> {
         self.doubt.looked = Instant::now();
         let asked = tokio::time::timeout(DOUBT_ANSWER, self.context.client.migration(&self.id)).await;
         let Ok(Ok(found)) = asked else { return Ok(()) };
-        let note = found.summary.note.unwrap_or_default();
+        let note = clean(&found.summary.note.unwrap_or_default());
         let line = match found.summary.state {
             MigrationState::InDoubt => Some(format!("in doubt: {note}")),
             MigrationState::Recovering => Some(format!("not done yet: {note}")),
