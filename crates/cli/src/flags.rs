@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use linerate_api::{
@@ -186,11 +187,11 @@ pub struct MigrateFlags {
     pub copy_storage: Option<String>,
     /// Copy these disks, named as in `linerate vm show`; the hosts must share the others (virsh's --migrate-disks).
     /// With --copy-storage inc: what is above the backing files of these
-    #[arg(long, value_name = "DISK,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "DISK,…", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub copy_disks: Vec<String>,
     /// Treat this disk as shared although that cannot be proved. Be certain that both hosts use one storage for it. May
     /// be repeated
-    #[arg(long, value_name = "DISK", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "DISK", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub shared_storage: Vec<String>,
     /// Share of the links for copied disks while memory is copied too, in percent. What one does not use the other gets
     /// [default: 50]
@@ -415,6 +416,7 @@ pub enum MigrationCommand {
 #[derive(Debug, Args)]
 pub struct MigrationFlags {
     /// Name of the migration, or its first characters
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub id: String,
 }
 
@@ -430,11 +432,13 @@ pub enum VmCommand {
     /// Show a guest: disks, network cards, RAM, whether it can be moved, and what the destination must have
     Show {
         /// Name of the guest
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
     /// Ask a guest to shut down, or end it at once
     Stop {
         /// Name of the guest
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// At once, as if its power were cut
         #[arg(long)]
@@ -463,6 +467,7 @@ pub struct AdoptFlags {
 #[command(group = ArgGroup::new("decision").required(true).args(["resume_here", "give_up"]))]
 pub struct ResolveFlags {
     /// Name of the session, as in `linerate migration list`
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub session: String,
     /// Run the guest here. Make sure first that it does not run on the other host: two that run destroy its disks
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! Flags of `linerate audit`.
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use linerate_api::{AuditRequest, AuditResult};
 
@@ -12,13 +13,13 @@ pub struct AuditFlags {
     #[arg(long, value_name = "TIME", value_parser = units::age_ms)]
     pub since: Option<u64>,
     /// Only lines about this guest
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub guest: Option<String>,
     /// Only lines about this migration or tunnel; the first characters of its id are enough
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub session: Option<String>,
     /// Only lines about what this host did (name or IP address), or this local user (name or number)
-    #[arg(long, value_name = "HOST|USER")]
+    #[arg(long, value_name = "HOST|USER", value_parser = NonEmptyStringValueParser::new())]
     pub by: Option<String>,
     /// Only lines with this result
     #[arg(long, value_name = "RESULT")]

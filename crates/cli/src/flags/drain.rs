@@ -1,5 +1,6 @@
 //! `linerate drain`, `linerate undrain`, `linerate place`, `linerate fleet`
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use linerate_api::{DrainRequest, ForgetGuest, ForgetHost, ModeChoice, PlaceRequest, UndrainRequest};
 
@@ -19,7 +20,7 @@ pub struct DrainFlags {
     #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',', value_parser = units::host)]
     pub to: Vec<String>,
     /// Guests that stay
-    #[arg(long, value_name = "GUEST,…", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "GUEST,…", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub keep: Vec<String>,
     #[command(flatten)]
     pub rules: RuleFlags,
@@ -31,7 +32,7 @@ pub struct DrainFlags {
     pub each: Vec<String>,
     /// Command that sh runs here after each host is empty, with LINERATE_HOST and LINERATE_CONNECT set; a failure stops
     /// the run. When it ends, the host gets its guests back
-    #[arg(long, value_name = "COMMAND", requires = "each", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "COMMAND", requires = "each", value_parser = NonEmptyStringValueParser::new())]
     pub then: Option<String>,
     /// How guest RAM is moved: auto (direct where a guest allows it), direct, stream (QEMU's own streams)
     #[arg(long, value_name = "MODE", value_parser = units::mode, default_value = "auto")]
@@ -101,7 +102,7 @@ pub enum DrainCommand {
 #[derive(Debug, Args)]
 pub struct DrainIdFlags {
     /// Name of the drain, or how it begins [default: the last one of this host]
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub id: Option<String>,
 }
 

@@ -130,6 +130,29 @@ fn what_makes_no_sense_is_a_usage_error_with_a_reason() {
     }
 }
 
+/// A variable of a script that was never set.
+#[test]
+fn an_empty_name_stands_for_nothing() {
+    for words in [
+        &["migration", "show"][..],
+        &["migration", "attach"],
+        &["migration", "cancel"],
+        &["drain", "abort"],
+        &["drain", "status"],
+        &["vm", "show"],
+        &["vm", "stop"],
+        &["resolve", "--give-up"],
+        &["audit", "--session"],
+        &["audit", "--guest"],
+        &["audit", "--by"],
+    ] {
+        let line = [&["linerate"][..], words, &[""]].concat();
+        let error = Flags::try_parse_from(line.clone()).unwrap_err();
+        assert_eq!(error.exit_code(), crate::exit::Exit::Usage as i32, "{line:?}");
+        assert!(error.to_string().contains("a value is required"), "{line:?}: {error}");
+    }
+}
+
 #[test]
 fn the_socket_in_the_help_is_the_one_that_is_used() {
     assert!(Flags::command().render_help().to_string().contains(linerate_api::DEFAULT_SOCKET));
