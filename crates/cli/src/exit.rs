@@ -24,7 +24,7 @@ macro_rules! exits {
 }
 
 exits! {
-    Ok = 0, "ok", "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run; with `--dry-run`: it can move";
+    Ok = 0, "ok", "done; for a migration: the guest runs at the destination, or is there in the state in which it was, if it did not run; with `--dry-run`: it can move; with `--detach`: it has begun";
     Failed = 1, "failed", "failed; a guest that was to be moved runs at the source as before";
     /// What clap ends with as well.
     Usage = 2, "usage", "the command line is wrong; nothing was done";

@@ -222,7 +222,7 @@ pub struct MigrateFlags {
     pub libvirt_socket: String,
     /// Only find out whether the guest can move: start the incoming QEMU and open the links, then give both up. The
     /// guest is not touched
-    #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks"])]
+    #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks", "detach"])]
     pub dry_run: bool,
     /// Start the migration, print its name and end
     #[arg(long, conflicts_with = "quiet")]

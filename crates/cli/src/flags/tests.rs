@@ -117,6 +117,8 @@ fn what_makes_no_sense_is_a_usage_error_with_a_reason() {
         ("linerate migrate web --to beta --links eth0", "ADDRESS/PREFIX"),
         ("linerate migrate web --to beta --transport smoke", "auto, tcp or rdma"),
         ("linerate migrate web --to beta --detach --quiet", "cannot be used with"),
+        // Exit code 0 of one says that the guest can move, of the other that something has begun.
+        ("linerate migrate web --to beta --dry-run --detach", "cannot be used with"),
         ("linerate tunnel --to beta", "LISTEN=CONNECT"),
         ("linerate tunnel --to beta unix:/a", "LISTEN=CONNECT"),
         ("linerate tunnel --to beta unix:/a=tcp:10.0.0.1:1", "only loopback"),
