@@ -89,11 +89,16 @@ async fn cancel(id: &str, context: &Context) -> Result<Exit, Failure> {
 }
 
 /// A guest that its operator had paused before is paused here again, which is no failure.
-fn of_cancel(Ended { outcome, exit, not_cancelled }: Ended) -> Result<Exit, Failure> {
+fn of_cancel(Ended { outcome, exit, is_written, not_cancelled }: Ended) -> Result<Exit, Failure> {
     let code = exit.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
     match (outcome, code) {
         (MigrationOutcome::Cancelled, Exit::GuestGone | Exit::InDoubt) => exit,
-        (MigrationOutcome::Cancelled, _) => Ok(Exit::Ok),
+        (MigrationOutcome::Cancelled, _) if is_written => Ok(Exit::Ok),
+        (MigrationOutcome::Cancelled, _) => {
+            let text =
+                "the migration was cancelled, as was asked, and only the output of this command is missing";
+            Err(Failure::new(Exit::Failed, text, ""))
+        }
         // The wish to stop it was refused, or it was faster.
         (MigrationOutcome::Completed, Exit::Ok) => Err(not_cancelled.unwrap_or_else(too_late)),
         _ => exit,
@@ -247,7 +252,8 @@ mod tests {
     fn a_cancel_ends_well_if_the_guest_stays() {
         let end = |outcome, exit| {
             let exit = if exit == Exit::Ok { Ok(exit) } else { Err(Failure::new(exit, "", "")) };
-            of_cancel(Ended { outcome, exit, not_cancelled: None }).unwrap_or_else(|failure| failure.exit)
+            let ended = Ended { outcome, exit, is_written: true, not_cancelled: None };
+            of_cancel(ended).unwrap_or_else(|failure| failure.exit)
         };
         use MigrationOutcome as M;
         assert_eq!(end(M::Cancelled, Exit::Cancelled), Exit::Ok);
@@ -258,5 +264,13 @@ mod tests {
         assert_eq!(end(M::Cancelled, Exit::GuestGone), Exit::GuestGone);
         assert_eq!(end(M::InDoubt, Exit::InDoubt), Exit::InDoubt);
         assert_eq!(end(M::Failed, Exit::PausedAtSource), Exit::PausedAtSource);
+    }
+
+    #[test]
+    fn a_cancel_whose_output_is_missing_is_no_success() {
+        let exit = Err(Failure::new(Exit::Cancelled, "", ""));
+        let ended =
+            Ended { outcome: MigrationOutcome::Cancelled, exit, is_written: false, not_cancelled: None };
+        assert_eq!(of_cancel(ended).map_err(|failure| failure.exit), Err(Exit::Failed));
     }
 }

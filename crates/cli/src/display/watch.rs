@@ -59,6 +59,8 @@ pub struct Ended {
     pub outcome: MigrationOutcome,
     /// How the command ends that moves the guest.
     pub exit: Result<Exit, Failure>,
+    /// All of the output was written. If not, standard error says so, or `exit` does.
+    pub is_written: bool,
     /// Why the agent did not take the request to cancel, unless it came too late.
     pub not_cancelled: Option<Failure>,
 }
@@ -126,11 +128,11 @@ pub async fn watch(context: &Context, start: Start) -> Result<Ended, Failure> {
     match watch.run().await {
         Ok(Some(end)) => {
             let (outcome, not_cancelled) = (end.outcome, watch.not_cancelled);
-            let exit = match watch.domain {
+            let (exit, is_written) = match watch.domain {
                 Some(domain) => finish_domain(context, watch.display, domain, quiet, end),
                 None => finish(context, watch.display, quiet, end),
             };
-            Ok(Ended { outcome, exit, not_cancelled })
+            Ok(Ended { outcome, exit, is_written, not_cancelled })
         }
         Ok(None) => {
             watch.display.close(false, context);
@@ -335,7 +337,8 @@ async fn answer(cancel: &mut Option<Cancelling>) -> Option<ClientError> {
     answered.ok().and_then(Result::err)
 }
 
-fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<Exit, Failure> {
+/// How the command ends, and whether all of its output was written.
+fn finish(context: &Context, display: Display, quiet: bool, end: End) -> (Result<Exit, Failure>, bool) {
     let exit = exit::of_outcome(end.outcome, end.error.as_deref());
     display.close(exit == Exit::Ok && end.report.is_some(), context);
     let output = end.output.and_then(|()| print_report(end.report.as_deref(), quiet, context));
@@ -343,7 +346,8 @@ fn finish(context: &Context, display: Display, quiet: bool, end: End) -> Result<
     let ended = if exit == Exit::Ok { Ok(exit) } else { failed() };
     // The guest of a dry run has not moved.
     let moved = end.outcome == MigrationOutcome::Completed;
-    Failure::of_ended(ended, output, if moved { Exit::MovedWithFault } else { Exit::Failed }, context)
+    let (unsaid, is_written) = (if moved { Exit::MovedWithFault } else { Exit::Failed }, output.is_ok());
+    (Failure::of_ended(ended, output, unsaid, context), is_written)
 }
 
 fn print_report(figures: Option<&Report>, quiet: bool, context: &Context) -> Result<(), Failure> {
@@ -362,7 +366,7 @@ fn finish_domain(
     domain: Domain,
     quiet: bool,
     end: End,
-) -> Result<Exit, Failure> {
+) -> (Result<Exit, Failure>, bool) {
     let Some((event, arrived)) = domain.arrived else { return finish(context, display, quiet, end) };
     display.close(end.report.is_some(), context);
     let print = || match (context.json, quiet) {
@@ -385,7 +389,8 @@ fn finish_domain(
             "see the agents' logs on both hosts",
         )),
     };
-    Failure::of_ended(ended, output, Exit::MovedWithFault, context)
+    let is_written = output.is_ok();
+    (Failure::of_ended(ended, output, Exit::MovedWithFault, context), is_written)
 }
 
 fn attach_hint(id: &MigrationId) -> String {
