@@ -244,6 +244,46 @@ fn queues_few_finding(at: PortRef<'_>) -> Option<Finding> {
     Some(finding)
 }
 
+const OFFLOADS_OFF_WHY: &str = "The adapter or the kernel could do this for many packets at once. Without it \
+    processors cut, join and sum every packet: they are busy with it, or the port does not reach its speed.";
+
+/// What every adapter of this speed can do, by the kernel's names. One that is on is enough. The last word is that of
+/// `ethtool -K`.
+const OFFLOADS: [(&str, &[&str], &str); 4] = [
+    ("TSO", &["tx-tcp-segmentation", "tx-tcp6-segmentation"], "tso"),
+    ("GRO", &["rx-gro"], "gro"),
+    ("checksums of what is sent", &["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"], "tx"),
+    ("checksums of what is received", &["rx-checksum"], "rx"),
+];
+
+/// A fast port whose offloads are switched off.
+pub(super) fn offloads_off(survey: &Survey) -> Vec<Finding> {
+    migration_ports(survey).into_iter().filter_map(offloads_off_finding).collect()
+}
+
+fn offloads_off_finding(at: PortRef<'_>) -> Option<Finding> {
+    // Speeds of virtual ports mean nothing.
+    let physical = at.port.kind == PortKind::Physical;
+    let speed = at.port.link.speed_mbps.filter(|speed| physical && *speed >= SPEED_MIN_MBPS)?;
+    let (mut names, mut words) = (Vec::new(), String::new());
+    for (name, features, word) in OFFLOADS {
+        // Features that the adapter does not have are not there.
+        let known: Vec<bool> =
+            features.iter().filter_map(|feature| at.port.offloads.get(*feature).copied()).collect();
+        if !known.is_empty() && !known.contains(&true) {
+            names.push(name);
+            words += &format!(" {word} on");
+        }
+    }
+    names.first()?;
+    let title = format!("switched off at {speed} Mb/s: {}", names.join(", "));
+    let mut finding = finding(Severity::Hint, title).at(at.location()).why(OFFLOADS_OFF_WHY);
+    for name in names {
+        finding = finding.seen(at.location(), name, "off");
+    }
+    Some(finding.command(at.location(), "switch it on", format!("ethtool -K {}{words}", at.port.name)))
+}
+
 const DRIVER_DIFFERS_WHY: &str = "The kernel's driver and the vendor's have other defaults for queues, \
     offloads and DCB: equal hosts are no longer equal.";
 
@@ -421,6 +461,42 @@ mod tests {
                 ("beta ens1f1", Severity::Warning)
             );
             assert_eq!(finding.fixes[0].command.as_deref(), Some("ethtool -L ens1f1 combined 8"));
+        }
+    }
+
+    mod offloads_off {
+        use crate::testing::{healthy_survey, only, port, probe};
+
+        #[test]
+        fn what_the_adapter_has_and_does_not_use_is_named() {
+            let mut survey = healthy_survey();
+            let offloads = &mut port(&mut survey, "beta", "ens1f1").offloads;
+            offloads.insert("tx-tcp-segmentation".into(), false);
+            offloads.insert("rx-gro".into(), false);
+            // One of two that do the same is on, and nobody can switch the other.
+            offloads.insert("tx-checksum-ipv4".into(), false);
+            offloads.remove("rx-checksum");
+            let finding = only(&survey, "offloads-off");
+            assert_eq!(finding.title, "switched off at 25000 Mb/s: TSO, GRO");
+            assert_eq!(finding.locations[0].to_string(), "beta ens1f1");
+            assert_eq!(finding.fixes[0].command.as_deref(), Some("ethtool -K ens1f1 tso on gro on"));
+            // Migrations do not need it at 1 Gb/s.
+            port(&mut survey, "beta", "ens1f1").offloads.clear();
+            port(&mut survey, "beta", "eno1").offloads.insert("rx-gro".into(), false);
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+        }
+
+        #[test]
+        fn a_port_that_moves_little_without_them_is_one_finding() {
+            use crate::model::Severity;
+            let mut survey = healthy_survey();
+            port(&mut survey, "beta", "ens1f0").offloads.insert("rx-gro".into(), false);
+            let mut slow = probe();
+            slow.throughput_mbps = Some(9000);
+            survey.matrix.probes = vec![slow];
+            let finding = only(&survey, "offloads-off");
+            assert_eq!(finding.effects[0].id, "throughput-below-promise");
+            assert_eq!(finding.severity, Severity::Warning);
         }
     }
 

@@ -57,6 +57,7 @@ const CAUSES: &[(&str, &[&[&str]])] = &[
     ("round-trip-long",          &[SLOW]),
     ("pcie-below-card",          &[SLOW]),
     ("pcie-below-ports",         &[SLOW]),
+    ("offloads-off",             &[SLOW]),
     ("speed-below-ability",      &[SLOW]),
     ("speed-between-hosts",      &[SLOW]),
     ("switch-port-slower",       &[SLOW]),
