@@ -7,7 +7,7 @@ use linerate_plan::fleet::scale::{self, Fleet};
 
 const USAGE: &str = "usage: fleet-sim [--mixes COUNT] [--hosts COUNT] [--at-once DRAINS] [--seed SEED]
   --mixes COUNT     mixes of guests on one host (1000); 0: none
-  --hosts COUNT     hosts of the large fleet, each with 20 guests (10000); 0: none
+  --hosts COUNT     hosts of the large fleet, 20 at least, each with 20 guests (10000); 0: none
   --at-once DRAINS  hosts that are drained at the same time (a hundredth of all)
   --seed SEED       the first seed (0)";
 
@@ -32,8 +32,13 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             _ => return None,
         }
     }
-    // Nothing that is simulated breaks no rule.
-    Some(arguments).filter(|arguments| arguments.mixes > 0 || arguments.hosts >= HOSTS_MIN)
+    // What is not simulated breaks no rule.
+    let is_whole = |arguments: &Arguments| {
+        (arguments.hosts == 0 || arguments.hosts >= HOSTS_MIN)
+            && (arguments.mixes > 0 || arguments.hosts > 0)
+            && arguments.seed.checked_add(arguments.mixes).is_some()
+    };
+    Some(arguments).filter(is_whole)
 }
 
 fn line(name: &str, ratios: &Ratios) {
@@ -135,4 +140,21 @@ fn main() -> ExitCode {
         }
     }
     if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_not_be_simulated_is_refused() {
+        let is_taken = |line: &str| parse(line.split_whitespace().map(str::to_owned)).is_some();
+        for line in ["", "--hosts 20 --mixes 0", "--hosts 0 --mixes 1"] {
+            assert!(is_taken(line), "{line}");
+        }
+        let last = format!("--seed {} --mixes 2 --hosts 0", u64::MAX);
+        for line in ["--hosts 0 --mixes 0", "--hosts 19", "--hosts 19 --mixes 5", &last] {
+            assert!(!is_taken(line), "{line}");
+        }
+    }
 }

@@ -43,8 +43,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> Option<Arguments> {
             _ => return None,
         }
     }
-    // Nothing that is simulated breaks no promise.
-    Some(arguments).filter(|arguments| arguments.count > 0)
+    // What is not simulated breaks no promise.
+    let is_whole = |one: &Arguments| one.count > 0 && one.from.checked_add(one.count).is_some();
+    Some(arguments).filter(is_whole)
 }
 
 fn main() -> ExitCode {
@@ -67,4 +68,17 @@ fn main() -> ExitCode {
     }
     println!("{summary}");
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_that_would_not_be_simulated_are_refused() {
+        let is_taken = |line: &str| parse(line.split_whitespace().map(str::to_owned)).is_some();
+        assert!(is_taken("") && is_taken("--seed 7 --trace"));
+        let last = format!("--seed {}", u64::MAX);
+        assert!(!is_taken("--seeds 0") && !is_taken(&last));
+    }
 }
