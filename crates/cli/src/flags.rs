@@ -217,9 +217,9 @@ pub struct MigrateFlags {
     /// File with the domain as it shall be defined at the destination (virsh's --persistent-xml)
     #[arg(long, value_name = "FILE", help_heading = DOMAINS)]
     pub persistent_xml: Option<PathBuf>,
-    /// Socket of the destination's libvirt
-    #[arg(long, value_name = "PATH", value_parser = units::socket_path, default_value = "/run/libvirt/libvirt-sock", help_heading = DOMAINS)]
-    pub libvirt_socket: String,
+    /// Socket of the destination's libvirt [default: /run/libvirt/libvirt-sock]
+    #[arg(long, value_name = "PATH", value_parser = units::socket_path, help_heading = DOMAINS)]
+    pub libvirt_socket: Option<String>,
     /// Only find out whether the guest can move: start the incoming QEMU and open the links, then give both up. The
     /// guest is not touched
     #[arg(long, conflicts_with_all = ["copy_storage", "copy_disks", "detach"])]
@@ -249,6 +249,7 @@ impl MigrateFlags {
             (self.connections.is_some(), "--connections"),
             (self.xml.is_some(), "--xml"),
             (self.persistent_xml.is_some(), "--persistent-xml"),
+            (self.libvirt_socket.is_some(), "--libvirt-socket"),
         ];
         given.iter().find(|(is, _)| *is).map(|(_, flag)| *flag)
     }
@@ -281,8 +282,9 @@ impl MigrateFlags {
 
     /// The same of a domain of libvirt.
     pub fn domain_request(&self, domain: &Domain) -> MigrateRequest {
+        let default_socket = || LibvirtRequest::DEFAULT_REMOTE_SOCKET.to_owned();
         let libvirt = LibvirtRequest {
-            remote_socket: self.libvirt_socket.clone(),
+            remote_socket: self.libvirt_socket.clone().unwrap_or_else(default_socket),
             above_backing_files: self.copy_storage.as_deref() == Some("inc"),
             connections: self.connections,
             ..LibvirtRequest::default()

@@ -669,7 +669,13 @@ async fn an_intent_is_compared_with_saved_hosts_and_written_for_switches_without
 #[tokio::test]
 async fn what_only_domains_have_is_refused_for_other_guests() {
     let lab = Lab::new(0.0);
-    for flag in ["--xml there.xml", "--persistent-xml there.xml", "--copy-storage inc", "--connections 2"] {
+    for flag in [
+        "--xml there.xml",
+        "--persistent-xml there.xml",
+        "--copy-storage inc",
+        "--connections 2",
+        "--libvirt-socket /run/there.sock",
+    ] {
         let run = lab.run(&format!("migrate web --to beta {flag}")).await;
         assert_eq!(run.code, Some(2), "{run:?}");
         assert!(run.err.contains("only for domains of libvirt"), "{run:?}");
