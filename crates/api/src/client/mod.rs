@@ -17,7 +17,7 @@ use crate::{
     DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
     FleetStatus, ForgetGuest, ForgetHost, GuestDetail, GuestForgotten, GuestSummary, HostForgotten,
     LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
-    MigrationSummary, PlaceAnswer, PlaceRequest, QosAnswer, QosRequest, ResolveRequest, StartGuest,
+    MigrationSummary, PlaceAnswer, PlaceRequest, Probes, QosAnswer, QosRequest, ResolveRequest, StartGuest,
     StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
 };
 
@@ -29,6 +29,9 @@ pub use events::{EventStream, TunnelStream};
 const QUICK: Duration = Duration::from_secs(30);
 /// How long an answer may take that waits for a hypervisor.
 const SLOW: Duration = Duration::from_secs(180);
+/// What each two hosts, in each direction, add to how long the doctor may take. Its loads run one after the other: one
+/// for each link, of 0.7 s where all is well and of 20 s where nothing passes.
+const LOADS_OF_A_PAIR: Duration = Duration::from_secs(30);
 /// How long the answer to a decision may take. The agent waits up to 25 s until it has looked at the session, and up to
 /// 25 s until the decision is carried out.
 pub const RESOLVE_MAX: Duration = Duration::from_secs(60);
@@ -119,7 +122,8 @@ impl Client {
 
     /// Looks at this host and others, and probes between them.
     pub async fn doctor(&self, request: &DoctorRequest) -> Result<DoctorAnswer, ClientError> {
-        self.post(paths::DOCTOR, request).await
+        let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
+        self.request("POST", paths::DOCTOR, Some(body), doctor_max(request)).await
     }
 
     /// Sets a port, on trial.
@@ -270,6 +274,16 @@ impl Client {
     }
 }
 
+/// How long the doctor's answer may take.
+fn doctor_max(request: &DoctorRequest) -> Duration {
+    let others = u32::try_from(request.hosts.len()).unwrap_or(u32::MAX);
+    let pairs = match request.probes {
+        Probes::Full => others.saturating_add(1).saturating_mul(others),
+        Probes::Short | Probes::None => 0,
+    };
+    SLOW.saturating_add(LOADS_OF_A_PAIR.saturating_mul(pairs))
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -281,6 +295,20 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(200);
     /// Only a hang meets it.
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_doctor_may_measure_a_large_room_to_its_end() {
+        let asked = |others: usize, probes| DoctorRequest {
+            hosts: vec!["beta".to_owned(); others],
+            probes,
+            watch_ms: 1000,
+        };
+        // 16 hosts with four links each.
+        let loads = Duration::from_millis(700 * 16 * 15 * 4);
+        assert!(doctor_max(&asked(15, Probes::Full)) > loads);
+        assert_eq!(doctor_max(&asked(15, Probes::Short)), SLOW);
+        assert_eq!(doctor_max(&asked(0, Probes::Full)), SLOW);
+    }
 
     /// The kernel takes connections for an agent that is stopped. What such an agent has begun to answer stays
     /// incomplete.
