@@ -474,6 +474,12 @@ pub fn adopt(agent: &Agent, request: &AdoptGuest) -> Answer<GuestSummary> {
         (None, None) => return Err(ErrorBody::new(code::BAD_REQUEST, "neither pid nor qmp is given")),
     };
     let mut found = found.map_err(|error| failed("hypervisor_failed", &error))?;
+    if let (Some(pid), Some(socket)) = (request.pid, &request.qmp)
+        && u32::try_from(found.pid) != Ok(pid)
+    {
+        let whose = format!("{socket} is the QMP socket of process {}, not of {pid}", found.pid);
+        return Err(ErrorBody::new(code::BAD_REQUEST, whose).with_hint("name only one of them"));
+    }
     let description = read::read(&mut found.qmp, found.pid, deadline)
         .map_err(|error| failed("hypervisor_failed", &error))?;
     let name = request.name.clone().unwrap_or_else(|| description.name.clone());

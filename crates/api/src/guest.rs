@@ -133,7 +133,8 @@ pub struct StartGuest {
     pub spec_path: Option<String>,
 }
 
-/// Takes over a QEMU that something else started. At least one of `pid` and `qmp` is given.
+/// Takes over a QEMU that something else started. At least one of `pid` and `qmp` is given; both must
+/// mean the same process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptGuest {

@@ -39,6 +39,23 @@ fn a_qemu_is_adopted_under_any_free_name_and_under_one_only() {
     assert_eq!(names, ["odd", "shop", "shop-b"]);
 }
 
+/// Both were given, and one of them is a mistake: another guest would be taken over.
+#[test]
+fn a_socket_of_another_process_than_the_one_named_is_not_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = crate::testing::agent(&dir, &[]);
+    let socket = dir.path().join("a.qmp");
+    let hand = TestQemu::start(&socket, &["-name", "web"]);
+    let adopted = |pid| {
+        adopt(&agent, &AdoptGuest { pid: Some(pid), qmp: Some(socket.display().to_string()), name: None })
+    };
+    let refused = adopted(std::process::id()).unwrap_err();
+    assert_eq!(refused.code, code::BAD_REQUEST, "{refused:?}");
+    assert!(refused.message.contains(&format!("process {}", hand.pid())), "{refused:?}");
+    assert!(list(&agent).unwrap().is_empty());
+    assert_eq!(adopted(hand.pid()).unwrap().name, "web");
+}
+
 #[test]
 fn keys_of_a_guest_are_not_shown() {
     let dir = tempfile::tempdir().unwrap();
