@@ -208,11 +208,19 @@ impl Job<'_> {
                 dry_run: false,
                 confirm_within_s: self.flags.within,
             };
-            let answer = self.context.client.apply_qos(&request).await?;
+            let on_trial = |port: &str| OnTrial(LinkConfirm { port: port.to_owned(), host: named.clone() });
+            let answer = match self.context.client.apply_qos(&request).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if !is_answer(&error) {
+                        let changing = host.plan.ports.iter().filter(|port| !port.plan.steps.is_empty());
+                        trial.extend(changing.map(|port| on_trial(&port.port)));
+                    }
+                    return Err(error.into());
+                }
+            };
             let set = || answer.ports.iter().filter(|port| port.applied);
-            trial.extend(
-                set().map(|port| OnTrial(LinkConfirm { port: port.port.clone(), host: named.clone() })),
-            );
+            trial.extend(set().map(|port| on_trial(&port.port)));
             for port in set() {
                 self.context.people(|| port_lines(port, named.as_deref()))?;
             }

@@ -7,8 +7,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, paths};
+use linerate_api::{Client, ErrorBody, LinkAnswer, LinkStep, QosAnswer, paths};
+use linerate_fabric::fix::HostFix;
+use linerate_fabric::link::{Plan, PortStep};
 use linerate_fabric::model::{Address, End, Inventory, Port, PortKind, Probe, Survey};
+use linerate_fabric::qos::plan::{HostPlan, PortPlan};
 
 use super::*;
 use crate::context::Screen;
@@ -68,6 +71,10 @@ async fn put_back(State(shared): State<Shared>, Json(request): Json<LinkConfirm>
     done(shared, "put back", &request.port, request.host.as_deref(), Json(request.clone()))
 }
 
+async fn apply(State(shared): State<Shared>, Json(request): Json<QosRequest>) -> Response {
+    done(shared, "apply", "intent", request.host.as_deref(), Json(QosAnswer { ports: vec![] }))
+}
+
 async fn look(State((script, asked)): State<Shared>) -> Response {
     let mut asked = asked.lock().unwrap();
     let before = asked.iter().filter(|line| *line == "look").count();
@@ -86,10 +93,25 @@ impl Agent {
             .route(paths::LINK_SET, post(set))
             .route(paths::LINK_CONFIRM, post(confirm))
             .route(paths::LINK_PUT_BACK, post(put_back))
+            .route(paths::QOS_APPLY, post(apply))
             .route(paths::DOCTOR, post(look))
             .with_state((Arc::new(script), asked.clone()));
         let serving = tokio::spawn(async move { axum::serve(listener, router).await });
         Agent { folder, asked, serving }
+    }
+
+    fn context(&self) -> Context {
+        let screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
+        let client = Client::new(self.folder.path().join("agent.sock"));
+        Context {
+            client,
+            socket_is_named: true,
+            connected: None,
+            socket_flag: None,
+            json: true,
+            out: screen,
+            err: screen,
+        }
     }
 
     /// `linerate doctor --fix --yes --json`, begun with what the script sees first.
@@ -98,38 +120,30 @@ impl Agent {
         begun: (Survey, Vec<UnreachableHost>),
         answered: &[AnsweredHost],
     ) -> Result<Exit, Failure> {
-        let screen = Screen { width: 100, paint: Paint::PLAIN, live: false };
-        let client = Client::new(self.folder.path().join("agent.sock"));
-        let context = Context {
-            client,
-            socket_is_named: true,
-            connected: None,
-            socket_flag: None,
-            json: true,
-            out: screen,
-            err: screen,
-        };
-        let flags = DoctorFlags {
-            hosts: vec!["beta.example".into()],
-            inventory: false,
-            from: None,
-            quick: true,
-            details: false,
-            html: None,
-            save: None,
-            fix: true,
-            dry_run: false,
-            yes: true,
-            qos: None,
-            within: 60,
-        };
         let (survey, unreachable) = begun;
         let look = Look { findings: run_all(&survey), survey, unreachable, repeated: vec![] };
-        run(&look, answered, &flags, &context).await
+        run(&look, answered, &flags(), &self.context()).await
     }
 
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
+    }
+}
+
+fn flags() -> DoctorFlags {
+    DoctorFlags {
+        hosts: vec!["beta.example".into()],
+        inventory: false,
+        from: None,
+        quick: true,
+        details: false,
+        html: None,
+        save: None,
+        fix: true,
+        dry_run: false,
+        yes: true,
+        qos: None,
+        within: 60,
     }
 }
 
@@ -272,4 +286,35 @@ async fn a_port_whose_answer_was_lost_is_put_back_at_once() {
     let failure = agent.fix((faulty(), vec![]), &answered()).await.unwrap_err();
     assert_eq!(failure.message(), "lost; l0 of beta.example is as before");
     assert_eq!(agent.asked(), ["set l0 of beta.example", "put back l0 of beta.example"]);
+}
+
+/// As of a port: those that the intent changes may be on trial.
+#[tokio::test]
+async fn ports_of_an_intent_whose_answer_was_lost_are_put_back_at_once() {
+    let step = PortStep { what: "traffic classes".into(), from: "none".into(), to: "2".into() };
+    let port = |name: &str, steps| PortPlan {
+        port: name.into(),
+        plan: Plan { steps, ..Plan::default() },
+        problem: None,
+    };
+    let ports = vec![port("l0", vec![step]), port("l1", vec![])];
+    let host = HostPlan { host: "beta".into(), ports, migration_bytes_per_s: None, type_of_service: None };
+    let intents = vec![HostFix { findings: vec![], plan: host }];
+    let plan = FixPlan { ports: vec![], intents, unfixed: vec![], goals: vec![] };
+    let failure_of = async |refuses: fn(&str) -> Option<ErrorBody>| {
+        let agent = Agent::new(Script { looks: vec![(faulty(), vec![])], refuses });
+        let (context, flags) = (agent.context(), flags());
+        let job = Job { flags: &flags, context: &context, answered: &answered(), here: Some("alpha") };
+        let mut trial = Vec::new();
+        let failure = job.set_ports(&plan, Some("intent"), &mut trial).await.unwrap_err();
+        (job.roll_back(failure, &trial).await.message().to_owned(), agent.asked())
+    };
+    let applied = "apply intent of beta.example";
+    let lost = |line: &str| line.starts_with("apply").then(|| ErrorBody::new("answer_lost", "lost"));
+    let (message, asked) = failure_of(lost).await;
+    assert_eq!(message, "lost; l0 of beta.example is as before");
+    assert_eq!(asked, [applied, "put back l0 of beta.example"]);
+    // Its agent sets all ports or none.
+    let refused = |line: &str| line.starts_with("apply").then(|| ErrorBody::new("link_failed", "no"));
+    assert_eq!(failure_of(refused).await, ("no".to_owned(), vec![applied.to_owned()]));
 }
