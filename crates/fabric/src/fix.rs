@@ -251,8 +251,9 @@ fn depth(survey: &Survey, at: PortRef<'_>, deep: usize) -> usize {
 }
 
 /// What the findings after a change say of it. `None`: the goals are gone, and nothing grave came. Where nothing
-/// was measured, a goal that is gone says nothing.
+/// was measured or read, a goal that is gone says nothing.
 pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Option<String> {
+    let is_blind = |finding: &Finding| matches!(finding.id.as_str(), "not-measured" | "not-read");
     let grave = |finding: &&Finding| finding.severity != Severity::Hint;
     let same = |one: &Finding, other: &Finding| {
         one.id == other.id && one.locations.iter().any(|location| other.locations.contains(location))
@@ -262,10 +263,10 @@ pub fn verdict(before: &[Finding], goals: &[Finding], after: &[Finding]) -> Opti
     let new: Vec<&Finding> = after
         .iter()
         .filter(grave)
-        .filter(|finding| !before.iter().any(|other| same(finding, other)) && finding.id != "not-measured")
+        .filter(|finding| !before.iter().any(|other| same(finding, other)) && !is_blind(finding))
         .collect();
     let unseen: Vec<&Finding> =
-        after.iter().filter(|finding| finding.id == "not-measured" && !before.contains(finding)).collect();
+        after.iter().filter(|finding| is_blind(finding) && !before.contains(finding)).collect();
     let words = |all: &[&Finding]| {
         let one = |finding: &&Finding| format!("{} ({})", finding.title, finding.id);
         all.iter().map(one).collect::<Vec<_>>().join("; ")

@@ -163,6 +163,7 @@ const FAULTS: &[Fault] = &[
         *probe = Probe::new(probe.from.clone(), probe.to.clone());
         probe.failure = Some("this host probes for another host; try again in some seconds".into());
     }),
+    ("not-read", healthy, |survey| beta(survey).note("ethtool: FEC", "no answer")),
     ("offloads-off", healthy, |survey| l1(survey).offloads = [("rx-gro".to_owned(), false)].into()),
     ("packet-loss", measured, |survey| losing(survey, 2, 10, 0)),
     ("pcie-below-card", healthy, |survey| {

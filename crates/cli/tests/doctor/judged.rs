@@ -69,6 +69,7 @@ const MEASURED: &[&str] = &[
     "incast-collapse",
     "load-fails",
     "mtu-path",
+    "not-read",
     "packet-loss",
     "round-trip-long",
     "throughput-below-promise",

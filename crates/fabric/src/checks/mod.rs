@@ -128,6 +128,7 @@ pub const ALL: &[Check] = &[
     Check { id: "mtu-small", fix_kind: FixKind::Port, run: mtu::mtu_small },
     Check { id: "no-second-link", fix_kind: FixKind::Hands, run: addresses::no_second_link },
     Check { id: "not-measured", fix_kind: FixKind::Hands, run: reach::not_measured },
+    Check { id: "not-read", fix_kind: FixKind::Hands, run: hosts::not_read },
     Check { id: "offloads-off", fix_kind: FixKind::Hands, run: adapters::offloads_off },
     Check { id: "packet-loss", fix_kind: FixKind::Hands, run: reach::packet_loss },
     Check { id: "pcie-below-card", fix_kind: FixKind::Hands, run: adapters::pcie_below_card },

@@ -115,10 +115,10 @@ fn begin(options: &Options) -> (Inventory, Instant) {
 fn ports(inventory: &mut Inventory, root: &Root) {
     let found = match links::read() {
         Ok(found) => found,
-        Err(error) => return inventory.note("rtnetlink", error),
+        Err(error) => return inventory.note(Note::PORTS, error),
     };
     let firmware = ethtool::firmware().unwrap_or_else(|error| {
-        inventory.note("devlink", error);
+        inventory.note(Note::FIRMWARE, error);
         Default::default()
     });
     let interrupts = Interrupts::read(root);
@@ -208,7 +208,7 @@ fn resolve(inventory: &mut Inventory, names: &[String]) {
     for (name, answer) in names::resolve(&all) {
         match answer {
             Some(resolved) => inventory.names.push(resolved),
-            None => inventory.note(format!("resolve {name}"), "no answer within 2 s"),
+            None => inventory.note(format!("{} {name}", Note::NAME), "no answer within 2 s"),
         }
     }
 }
@@ -221,7 +221,7 @@ fn watch(inventory: &mut Inventory, watch: Duration, began: Instant) {
     std::thread::sleep(watch.saturating_sub(began.elapsed()));
     let later = match links::counters() {
         Ok(later) => later,
-        Err(error) => return inventory.note("counters", error),
+        Err(error) => return inventory.note(Note::COUNTERS, error),
     };
     let over_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     for port in &mut inventory.ports {

@@ -33,6 +33,22 @@ pub struct Note {
     pub what: String,
 }
 
+impl Note {
+    /// `about` of the ports themselves.
+    pub const PORTS: &str = "rtnetlink";
+    /// `about` of the adapters' firmware.
+    pub const FIRMWARE: &str = "devlink";
+    /// `about` of counters that were to be read a second time.
+    pub const COUNTERS: &str = "counters";
+    /// First word of `about` of a name that was to be resolved.
+    pub const NAME: &str = "resolve";
+
+    /// The part that it is about, such as `ethtool`.
+    pub fn part(&self) -> &str {
+        self.about.split([' ', ':']).next().unwrap_or_default()
+    }
+}
+
 /// All that one host says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, Inventory, Location, Matrix, Port, PortKind, Switch};
+use super::{Address, Inventory, Location, Matrix, Note, Port, PortKind, Switch};
 
 /// Hosts that migrate to each other, what was measured between them, and switches that were exported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,10 @@ impl Survey {
             // On a link that is reached, only the load can fail.
             probe.failure = probe.failure.take().filter(|_| probe.reachable != Some(true));
         }
-        survey.hosts.iter_mut().flat_map(|host| &mut host.ports).for_each(|port| port.counters_change = None);
+        for host in &mut survey.hosts {
+            host.ports.iter_mut().for_each(|port| port.counters_change = None);
+            host.notes.retain(|note| note.about != Note::COUNTERS);
+        }
         survey
     }
 
