@@ -15,6 +15,9 @@ use crate::model::{Duplex, Fec, Note, Pause, Port, Queues, Rings};
 const HEADER: u16 = 1;
 const HEADER_NAME: u16 = 2;
 
+/// EOPNOTSUPP: the kernel does not know the question.
+const UNSUPPORTED: i32 = 95;
+
 /// A question, and how its answer goes into a port.
 struct Question {
     command: u8,
@@ -43,15 +46,42 @@ pub fn read(ports: &mut [Port], notes: &mut Vec<Note>) -> Result<(), NetlinkErro
         return Ok(());
     };
     for question in QUESTIONS {
-        match family.ask(question.command, NLM_F_DUMP, Writer::new().nest(HEADER, Writer::new())) {
-            Ok(answers) => answers.iter().for_each(|answer| answer_of(question, answer, ports)),
-            Err(error) if is_absent(&error) => {}
-            Err(error) => {
-                notes.push(Note { about: format!("ethtool: {}", question.about), what: error.to_string() });
+        let (answers, error) = answers(ports, |port| match port {
+            None => family.ask(question.command, NLM_F_DUMP, Writer::new().nest(HEADER, Writer::new())),
+            Some(name) => {
+                let header = Writer::new().text(HEADER_NAME, name);
+                family.ask(question.command, 0, Writer::new().nest(HEADER, header))
             }
+        });
+        answers.iter().for_each(|answer| answer_of(question, answer, ports));
+        if let Some(error) = error {
+            notes.push(Note { about: format!("ethtool: {}", question.about), what: error.to_string() });
         }
     }
     Ok(())
+}
+
+/// All ports' answers, and an error if a part of them is missing. One adapter that fails, or is just being reset, ends
+/// the kernel's answer for all: then each port is asked by itself.
+fn answers(
+    ports: &[Port],
+    mut ask: impl FnMut(Option<&str>) -> Result<Vec<Vec<u8>>, NetlinkError>,
+) -> (Vec<Vec<u8>>, Option<NetlinkError>) {
+    match ask(None) {
+        Ok(answers) => return (answers, None),
+        Err(NetlinkError::Refused(error)) if error.raw_os_error() != Some(UNSUPPORTED) => {}
+        Err(error) if is_absent(&error) => return (Vec::new(), None),
+        Err(error) => return (Vec::new(), Some(error)),
+    }
+    let (mut answers, mut failed) = (Vec::new(), None);
+    for port in ports {
+        match ask(Some(&port.name)) {
+            Ok(one) => answers.extend(one),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => failed = Some(error),
+        }
+    }
+    (answers, failed)
 }
 
 fn answer_of(question: &Question, answer: &[u8], ports: &mut [Port]) {
@@ -216,6 +246,33 @@ mod tests {
             let header = Writer::new().nest(HEADER, Writer::new().u32(1, 3).text(2, "ens1f0"));
             answer_of(question, &[header.finish(), attributes.finish()].concat(), &mut ports);
             ports.remove(0)
+        }
+
+        /// The kernel breaks its answer off at the first port that is not there just now.
+        #[test]
+        fn one_adapter_that_fails_does_not_hide_the_others() {
+            const NO_DEVICE: i32 = 19;
+            const IO: i32 = 5;
+            let ports = ["l0", "l1", "l2"].map(|name| Port { name: name.into(), ..Port::default() });
+            let refused = |number| Err(NetlinkError::Refused(std::io::Error::from_raw_os_error(number)));
+            let ask = |all: i32, second: i32| {
+                let mut asked = 0;
+                let (found, error) = answers(&ports, |port| {
+                    asked += 1;
+                    match port {
+                        None => refused(all),
+                        Some("l1") => refused(second),
+                        Some(name) => Ok(vec![name.as_bytes().to_vec()]),
+                    }
+                });
+                (found, error.map(|error| error.to_string()), asked)
+            };
+            let others = || vec![b"l0".to_vec(), b"l2".to_vec()];
+            assert_eq!(ask(NO_DEVICE, NO_DEVICE), (others(), None, 4));
+            let (found, error, _) = ask(IO, IO);
+            assert_eq!(found, others());
+            assert!(error.unwrap().contains("refused"));
+            assert_eq!(ask(UNSUPPORTED, 0), (vec![], None, 1));
         }
 
         #[test]
