@@ -7,6 +7,7 @@ mod events;
 mod transport;
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -32,6 +33,8 @@ const SLOW: Duration = Duration::from_secs(180);
 /// What each two hosts, in each direction, add to how long the doctor may take. Its loads run one after the other: one
 /// for each link, of 0.7 s where all is well and of 20 s where nothing passes.
 const LOADS_OF_A_PAIR: Duration = Duration::from_secs(30);
+/// How long a plan of a drain may take: four guests are tried at a time, and each may take two minutes.
+const PLAN_MAX: Duration = Duration::from_secs(3600);
 /// How long the answer to a decision may take. The agent waits up to 25 s until it has looked at the session, and up to
 /// 25 s until the decision is carried out.
 pub const RESOLVE_MAX: Duration = Duration::from_secs(60);
@@ -162,9 +165,12 @@ impl Client {
         Ok(started.id)
     }
 
-    /// What a drain would do. Each guest's migration is tried without copying.
+    /// What a drain would do. Each guest's migration is tried without copying, and the answer is waited for as long as
+    /// the agent answers other questions.
     pub async fn drain_plan(&self, request: &DrainRequest) -> Result<DrainDetail, ClientError> {
-        self.post(paths::DRAIN_PLAN, request).await
+        let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
+        let asking = self.request("POST", paths::DRAIN_PLAN, Some(body), PLAN_MAX);
+        self.while_it_answers(asking, SLOW).await
     }
 
     /// All drains of this host that are known, newest first.
@@ -272,6 +278,29 @@ impl Client {
         let bytes = transport::within(limit, asking).await?;
         serde_json::from_slice(&bytes).map_err(ClientError::Answer)
     }
+
+    /// An answer that may take long. After each of these pauses the agent must answer another question, whatever it
+    /// says.
+    async fn while_it_answers<T>(
+        &self,
+        asking: impl Future<Output = Result<T, ClientError>>,
+        pause: Duration,
+    ) -> Result<T, ClientError> {
+        let mut asking = pin!(asking);
+        loop {
+            let works = async {
+                tokio::time::sleep(pause).await;
+                self.status().await
+            };
+            tokio::select! {
+                answer = &mut asking => return answer,
+                status = works => match status {
+                    Ok(_) | Err(ClientError::Agent { .. } | ClientError::Answer(_)) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+    }
 }
 
 /// How long the doctor's answer may take.
@@ -308,6 +337,39 @@ mod tests {
         assert!(doctor_max(&asked(15, Probes::Full)) > loads);
         assert_eq!(doctor_max(&asked(15, Probes::Short)), SLOW);
         assert_eq!(doctor_max(&asked(0, Probes::Full)), SLOW);
+    }
+
+    /// Each guest of a plan may take two minutes, and there may be hundreds.
+    #[tokio::test]
+    async fn a_plan_is_waited_for_as_long_as_its_agent_answers_other_questions() {
+        for works in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(folder.path().join("agent.sock")).unwrap();
+            let client = Client::new(folder.path().join("agent.sock"));
+            let asked = std::cell::Cell::new(0);
+            let agent = async {
+                for _ in 0..3 {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+                    asked.set(asked.get() + 1);
+                    if works {
+                        let busy = b"HTTP/1.1 429 Busy\r\ncontent-length: 0\r\n\r\n";
+                        stream.write_all(busy).await.unwrap();
+                    }
+                }
+            };
+            let long = async {
+                while asked.get() < 2 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Ok(())
+            };
+            let answer = tokio::select! {
+                () = agent => unreachable!(),
+                answer = client.while_it_answers(long, LIMIT) => answer,
+            };
+            assert_eq!(answer.is_ok(), works, "{answer:?}");
+        }
     }
 
     /// The kernel takes connections for an agent that is stopped. What such an agent has begun to answer stays
