@@ -1,4 +1,4 @@
-//! A line on the terminal while an answer takes its time.
+//! A line while an answer takes its time.
 
 use std::future::Future;
 use std::io::Write;
@@ -9,22 +9,38 @@ use linerate_api::ClientError;
 
 use crate::context::{Context, Screen};
 use crate::failure::Failure;
+use crate::render::format::clean;
 
 const EVERY: Duration = Duration::from_millis(500);
+/// Without a terminal. A log shall show that something goes on, and have no line of what is soon done.
+const EVERY_PLAIN: Duration = Duration::from_secs(60);
 
-/// Waits for the answer. A terminal shows what it waits for and for how many seconds, and nothing afterwards.
+/// Waits for the answer. A terminal shows what it waits for and for how many seconds, and nothing afterwards. Elsewhere
+/// that is a line for each minute.
 pub async fn with_progress<T>(what: String, screen: Screen, answer: impl Future<Output = T>) -> T {
     if !screen.live {
-        return answer.await;
+        let plain = |waited| write(&(line(&what, waited, usize::MAX) + "\n"));
+        return while_it_takes(EVERY_PLAIN, answer, plain).await;
     }
+    let redraw = |text: &str| write(&format!("\r\x1b[K{text}"));
+    let answer = while_it_takes(EVERY, answer, |waited| redraw(&line(&what, waited, screen.width))).await;
+    redraw("");
+    answer
+}
+
+/// The answer; `show` gets after each pause how long it has been waited for.
+async fn while_it_takes<T>(
+    pause: Duration,
+    answer: impl Future<Output = T>,
+    mut show: impl FnMut(Duration),
+) -> T {
     let mut answer = pin!(answer);
     let began = Instant::now();
     loop {
-        if let Ok(answer) = tokio::time::timeout(EVERY, &mut answer).await {
-            write("");
+        if let Ok(answer) = tokio::time::timeout(pause, &mut answer).await {
             return answer;
         }
-        write(&line(&what, began.elapsed(), screen.width));
+        show(began.elapsed());
     }
 }
 
@@ -48,13 +64,13 @@ pub async fn change<T>(
 fn line(what: &str, elapsed: Duration, width: usize) -> String {
     let seconds = format!(" … {} s", elapsed.as_secs());
     let space = width.saturating_sub(seconds.chars().count() + 1);
-    what.chars().take(space).chain(seconds.chars()).collect()
+    clean(what).chars().take(space).chain(seconds.chars()).collect()
 }
 
-/// Replaces the line. A closed standard error is ignored.
+/// A closed standard error is ignored.
 fn write(text: &str) {
     let mut err = std::io::stderr().lock();
-    let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 #[cfg(test)]
@@ -65,5 +81,23 @@ mod tests {
     fn a_narrow_terminal_gets_one_line() {
         let text = line("looking at 2 hosts and the links between them", Duration::from_secs(12), 30);
         assert_eq!((text.chars().count(), text.ends_with(" … 12 s")), (29, true), "{text}");
+        assert_eq!(line("looking", Duration::from_secs(60), usize::MAX), "looking … 60 s");
+    }
+
+    #[tokio::test]
+    async fn what_takes_longer_than_the_pause_is_shown_again_and_again() {
+        let pause = Duration::from_millis(10);
+        let shown = std::cell::RefCell::new(Vec::new());
+        let answer = async {
+            while shown.borrow().len() < 3 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            7
+        };
+        let given = while_it_takes(pause, answer, |waited| shown.borrow_mut().push(waited)).await;
+        assert_eq!(given, 7);
+        assert!(shown.borrow().is_sorted() && shown.borrow()[0] >= pause, "{shown:?}");
+        let at_once = while_it_takes(pause, async { 7 }, |_| unreachable!());
+        assert_eq!(at_once.await, 7);
     }
 }
