@@ -117,7 +117,10 @@ fn report(
     flags: &DoctorFlags,
     context: &Context,
 ) -> Result<Exit, Failure> {
-    let written = written.and(page(look, flags));
+    let written = match (written, page(look, flags)) {
+        (Err(saved), Err(page)) => Err(saved.and(page.message())),
+        (saved, page) => saved.and(page),
+    };
     context.answer(look, || text(look, flags, context))?;
     written?;
     Ok(exit(&look.findings, &look.unreachable))
