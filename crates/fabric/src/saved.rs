@@ -1,5 +1,6 @@
 //! Inventories in files: collected earlier, or exported by other systems. One report covers a mixed survey.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -77,8 +78,14 @@ pub fn write(survey: &Survey, folder: &Path) -> Result<(), SavedError> {
         move |source| SavedError::Write { path, source }
     };
     fs::create_dir_all(folder).map_err(failed(folder))?;
+    let mut taken = BTreeSet::new();
     for host in &survey.hosts {
-        let path = folder.join(format!("{}.json", file_name(&host.host)));
+        let mut name = file_name(&host.host);
+        // Two names may become one.
+        while !taken.insert(name.clone()) {
+            name.push_str("-2");
+        }
+        let path = folder.join(format!("{name}.json"));
         let text = host.to_json().map_err(|error| failed(&path)(error.into()))?;
         fs::write(&path, text + "\n").map_err(failed(&path))?;
     }
@@ -151,5 +158,16 @@ mod tests {
     fn a_name_cannot_leave_the_folder() {
         assert_eq!(file_name("../../etc/x"), "_.._.._etc_x");
         assert_eq!(file_name("web-1.example"), "web-1.example");
+    }
+
+    #[test]
+    fn hosts_whose_names_differ_in_signs_only_are_all_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["web 1", "web_1", "web/1"];
+        write(&Survey::of(names.map(Inventory::new).into()), folder.path()).unwrap();
+        let mut saved: Vec<String> =
+            read(folder.path()).unwrap().hosts.into_iter().map(|host| host.host).collect();
+        saved.sort();
+        assert_eq!(saved, ["web 1", "web/1", "web_1"]);
     }
 }
