@@ -1,7 +1,7 @@
 //! `linerate link show | set | confirm`
 
 use linerate_api::{DoctorRequest, LinkAnswer};
-use linerate_fabric::model::{Port, PortKind};
+use linerate_fabric::model::{Note, Port, PortKind, Survey};
 
 use super::doctor::understood;
 use super::progress::{change, with_progress};
@@ -48,7 +48,8 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
     let request = DoctorRequest::default();
     let asked = context.client.doctor(&request);
     let answer = with_progress("looking at this host".to_owned(), context.err, asked).await?;
-    let ports = understood(answer.survey)?.hosts.into_iter().flat_map(|host| host.ports);
+    let (ports, notes) = read(understood(answer.survey)?)?;
+    let ports = ports.into_iter();
     let ports: Vec<Port> =
         ports.filter(|port| name.map_or(port.kind != PortKind::Loopback, |name| port.name == name)).collect();
     if let (Some(name), true) = (name, ports.is_empty()) {
@@ -58,8 +59,30 @@ async fn show(name: Option<&str>, context: &Context) -> Result<Exit, Failure> {
             "`linerate link show` lists them",
         ));
     }
-    context.answer(&ports, || doctor::ports(&ports))?;
+    context.answer(&ports, || doctor::ports(&ports) + &not_read(&notes))?;
     Ok(Exit::Ok)
+}
+
+/// The ports, and what of them could not be read. A host whose ports are not known is not one without ports.
+fn read(survey: Survey) -> Result<(Vec<Port>, Vec<Note>), Failure> {
+    let (mut ports, mut notes) = (Vec::new(), Vec::new());
+    for host in survey.hosts {
+        ports.extend(host.ports);
+        notes.extend(host.notes);
+    }
+    match notes.iter().find(|note| note.about == Note::PORTS) {
+        Some(note) => {
+            let message = format!("the agent could not read this host's ports: {}", note.what);
+            Err(Failure::new(Exit::Failed, message, "try again; if it stays, see the agent's log"))
+        }
+        None => Ok((ports, notes)),
+    }
+}
+
+/// A line for each setting that is not in the list.
+fn not_read(notes: &[Note]) -> String {
+    let settings = notes.iter().filter(|note| note.part() != Note::NAME);
+    settings.map(|note| clean(&format!("not read: {}: {}", note.about, note.what)) + "\n").collect()
 }
 
 /// Where it is seen what an agent did whose answer was lost.
@@ -98,8 +121,23 @@ pub(super) fn port_lines(answer: &LinkAnswer, host: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use linerate_api::LinkStep;
+    use linerate_fabric::model::Inventory;
 
     use super::*;
+
+    #[test]
+    fn a_host_whose_ports_could_not_be_read_is_not_one_without_ports() {
+        let mut host = Inventory::new("alpha");
+        host.ports = vec![Port { name: "l0".into(), ..Port::default() }];
+        host.note("resolve alpha", "no answer within 2 s");
+        host.note("ethtool: FEC", "no\nanswer");
+        let (ports, notes) = read(Survey::of(vec![host.clone()])).unwrap();
+        assert_eq!(ports.len(), 1);
+        assert_eq!(not_read(&notes), "not read: ethtool: FEC: no answer\n");
+        host.note("rtnetlink", "no answer");
+        let failure = read(Survey::of(vec![host])).unwrap_err();
+        assert_eq!(failure.exit, Exit::Failed);
+    }
 
     #[test]
     fn text_of_another_host_cannot_control_the_terminal() {
