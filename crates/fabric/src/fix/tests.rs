@@ -66,7 +66,7 @@ fn what_one_port_cannot_have_leaves_the_others_alone() {
     let fixes = plan_fixes(&survey, &both, None);
     assert_eq!(lines(&fixes), ["beta ens1f0: MTU 1500 → 9000"]);
     assert_eq!(fixes.unfixed.len(), 1);
-    assert_eq!(fixes.unfixed[0].why, "beta: ens1f1 takes an MTU of at most 1500, not 9000");
+    assert_eq!(fixes.unfixed[0].why, "beta: ens1f1 takes an MTU of 68 to 1500, not 9000");
 }
 
 #[test]

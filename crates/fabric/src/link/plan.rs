@@ -9,12 +9,15 @@ use crate::model::{Pause, Port};
 /// back.
 pub const IPV6_MTU_MIN: u32 = 1280;
 
+/// The least that IPv4 takes.
+const MTU_MIN: u32 = 68;
+
 /// What the port cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum Impossible {
     /// The MTU is out of the driver's range.
-    #[error("{port} takes an MTU of at most {most}, not {wanted}")]
+    #[error("{port} takes an MTU of {MTU_MIN} to {most}, not {wanted}")]
     Mtu {
         port: String,
         /// The driver's limit, bytes.
@@ -85,7 +88,7 @@ pub(crate) fn step(plan: &mut Plan, what: &str, from: Option<String>, to: impl T
 
 fn mtu(port: &Port, wanted: u32, plan: &mut Plan) -> Result<(), Impossible> {
     let most = port.mtu_max.unwrap_or(65_535);
-    if !(68..=most).contains(&wanted) {
+    if !(MTU_MIN..=most).contains(&wanted) {
         return Err(Impossible::Mtu { port: port.name.clone(), most, wanted });
     }
     if step(plan, "MTU", port.mtu.map(|mtu| mtu.to_string()), wanted) {
@@ -313,6 +316,8 @@ mod tests {
         for case in cases {
             assert!(plan(&fast_port(), &case).is_err(), "{case:?}");
         }
+        let small = plan(&fast_port(), &RequestedSettings { mtu: Some(20), ..requested() }).unwrap_err();
+        assert!(small.to_string().contains("an MTU of 68 to "), "{small}");
         let bare = Port { name: "veth0".into(), ..Port::default() };
         for case in [
             RequestedSettings { speed: Some(Speed::Auto), ..requested() },
