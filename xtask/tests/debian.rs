@@ -152,12 +152,28 @@ fn maintainer_scripts_are_sound_and_an_upgrade_stops_nothing() {
     assert!(restarts[0].contains("linerate-agent.service"), "{restarts:?}");
 }
 
+/// The agent's unit has each of these lines in this section.
+fn unit_has(section: &str, lines: &[&str]) {
+    let unit = std::fs::read_to_string(project().join("packaging/linerate-agent.service")).unwrap();
+    let start = format!("[{section}]");
+    let found: Vec<&str> = unit.lines().skip_while(|line| *line != start).skip(1).collect();
+    let found: Vec<&str> = found.into_iter().take_while(|line| !line.starts_with('[')).collect();
+    for line in lines {
+        assert!(found.contains(line), "{start} {line}");
+    }
+}
+
 #[test]
 fn qemu_outlives_an_agent_that_is_stopped() {
-    let unit = std::fs::read_to_string(project().join("packaging/linerate-agent.service")).unwrap();
-    for line in ["KillMode=process", "RuntimeDirectoryPreserve=yes", "ExecStart=/usr/bin/linerate agent"] {
-        assert!(unit.lines().any(|found| found == line), "{line}");
-    }
+    let lines = ["KillMode=process", "RuntimeDirectoryPreserve=yes", "ExecStart=/usr/bin/linerate agent"];
+    unit_has("Service", &lines);
+}
+
+/// By default systemd starts a unit five times in ten seconds, and then never again.
+#[test]
+fn systemd_starts_the_agent_again_however_often_its_start_fails() {
+    unit_has("Unit", &["StartLimitIntervalSec=0"]);
+    unit_has("Service", &["Restart=always", "RestartSec=1"]);
 }
 
 /// What postinst has systemd make, in an empty root.
