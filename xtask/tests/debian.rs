@@ -176,6 +176,12 @@ fn systemd_starts_the_agent_again_however_often_its_start_fails() {
     unit_has("Service", &["Restart=always", "RestartSec=1"]);
 }
 
+/// Guests are processes of the unit. By default systemd stops a unit of which the kernel killed a process for memory.
+#[test]
+fn a_guest_that_is_killed_for_want_of_memory_does_not_end_the_agent() {
+    unit_has("Service", &["OOMPolicy=continue"]);
+}
+
 /// What postinst has systemd make, in an empty root.
 #[test]
 fn user_and_folders_are_made_with_their_owners_and_modes() {
