@@ -93,6 +93,7 @@ use linerate_guest::domain_folder::DomainFolder;
 use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::OnRefusal;
+use rustls_pki_types::UnixTime;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -116,7 +117,11 @@ const LIBVIRT_QEMU_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
-        Security::open(&config)?;
+        let security = Security::open(&config)?;
+        // The agent starts without a valid certificate, for the same reason as without that user.
+        if let Some(Err(error)) = security.identity().map(|own| own.check_own(UnixTime::now())) {
+            eprintln!("warning: other hosts will refuse this host: {}", faults::chain(&error));
+        }
         if let Some(fleet) = &config.fleet {
             fleet.options().context("[fleet]")?;
         }

@@ -30,6 +30,11 @@ pub enum SecurityError {
     Tls(#[from] TlsConfigError),
 }
 
+/// Whether a certificate is refused for the time alone: it was good, or will be.
+fn is_of_its_time(error: &PeerError) -> bool {
+    matches!(error, PeerError::Expired(_) | PeerError::NotYetValid(_) | PeerError::Revoked)
+}
+
 /// The name of a host that proved it; `None` in plain text, where no host proves anything.
 pub(crate) type PeerName = Option<HostName>;
 
@@ -119,8 +124,9 @@ impl Security {
         Arc::new(Security { protection: None, policy: Policy::default(), rdma: RdmaNetwork::default() })
     }
 
-    /// As configured. Refuses an operator's certificate that other hosts would refuse; one of the cluster's authority
-    /// can be replaced while the agent runs.
+    /// As configured. Refuses an operator's certificate that other hosts never accept. With one that has ended, has not
+    /// begun by this host's clock, or was revoked, the agent starts: what is open must be brought to its end. The files
+    /// can be replaced while it runs.
     pub(crate) fn open(config: &Config) -> Result<Arc<Security>, SecurityError> {
         if config.security == Some(Protection::Insecure) {
             tracing::warn!(
@@ -136,7 +142,11 @@ impl Security {
         };
         if let Some(files) = &config.certificate {
             let identity = Identity::open_pem(files.clone())?;
-            identity.check_own(UnixTime::now())?;
+            match identity.check_own(UnixTime::now()) {
+                Err(IdentityError::Own(error)) if is_of_its_time(&error) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
+            }
             security.take_up(identity)?;
         } else if Identity::exists(&config.identity_folder()) {
             security.take_up(Identity::open(&config.identity_folder())?)?;
@@ -283,6 +293,7 @@ pub(crate) fn no_identity(config: &Config) -> String {
 pub(crate) mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use linerate_trust::authority::{Authority, Grounds};
     use linerate_trust::bundle::Bundle;
@@ -300,13 +311,7 @@ pub(crate) mod tests {
         name: &str,
         policy: &str,
     ) -> Arc<Security> {
-        let now = UnixTime::now();
-        let name = Name { cluster: authority.cluster().clone(), host: name.parse().unwrap() };
-        let key = NewKey::make(name).unwrap();
-        let request = Request::read(&key.request().unwrap()).unwrap();
-        let certificate = authority.issue(&request, &Grounds::Own, now).unwrap();
-        let bundle = Bundle::new(vec![authority.certificate().clone()]).unwrap();
-        let identity = Identity::install(folder, &key, &certificate, &bundle, authority.id(), now).unwrap();
+        let identity = installed(authority, folder, name, UnixTime::now());
         let security = Security {
             protection: Some(Protected::new()),
             policy: toml::from_str(policy).unwrap(),
@@ -314,6 +319,57 @@ pub(crate) mod tests {
         };
         security.take_up(identity).unwrap();
         Arc::new(security)
+    }
+
+    /// A host's files, with a certificate that was made then.
+    fn installed(authority: &mut Authority, folder: &Path, name: &str, made: UnixTime) -> Identity {
+        let name = Name { cluster: authority.cluster().clone(), host: name.parse().unwrap() };
+        let key = NewKey::make(name).unwrap();
+        let request = Request::read(&key.request().unwrap()).unwrap();
+        let certificate = authority.issue(&request, &Grounds::Own, made).unwrap();
+        let bundle = Bundle::new(vec![authority.certificate().clone()]).unwrap();
+        Identity::install(folder, &key, &certificate, &bundle, authority.id(), made).unwrap()
+    }
+
+    /// The agent of a host with an operator's certificate, which was made then, as it starts.
+    fn opened(dir: &Path, made: UnixTime) -> Arc<Security> {
+        let mut authority = Authority::create(&dir.join("authority"), &"lab".parse().unwrap(), made).unwrap();
+        installed(&mut authority, &dir.join("a"), "a", made);
+        Security::open(&operators(&dir.join("a"), &dir.join("a"))).unwrap()
+    }
+
+    /// `[certificate]` with a host's files, and whom it trusts.
+    fn operators(host: &Path, trust: &Path) -> Config {
+        let (host, trust) = (host.join("host.pem"), trust.join("trust.pem"));
+        let text = format!(
+            "[certificate]\ncluster = \"lab\"\ncertificate = {host:?}\nkey = {host:?}\nauthorities = {trust:?}\n"
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    /// Otherwise a guest that waits for the agent would stay paused.
+    #[test]
+    fn an_agent_starts_although_its_operators_certificate_has_ended_or_not_begun() {
+        let now = UnixTime::now().as_secs();
+        let hundred_days = 100 * 24 * 3600;
+        for (made, why) in [(now - hundred_days, "ended on"), (now + hundred_days, "begins on")] {
+            let dir = tempfile::tempdir().unwrap();
+            let security = opened(dir.path(), UnixTime::since_unix_epoch(Duration::from_secs(made)));
+            let refused = security.identity().unwrap().check_own(UnixTime::now()).unwrap_err();
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_agent_does_not_start_with_an_operators_certificate_of_another_authority() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (dir.path().join("one"), dir.path().join("other"));
+        let now = UnixTime::now();
+        opened(&one, now);
+        opened(&other, now);
+        let refused = Security::open(&operators(&one.join("a"), &other.join("a"))).unwrap_err();
+        let SecurityError::Identity(IdentityError::Own(refused)) = refused else { panic!("{refused:?}") };
+        assert_eq!(refused, PeerError::UnknownAuthority);
     }
 
     /// What a [`member`] with this folder proves itself with.
