@@ -4,8 +4,9 @@
 mod common;
 
 use std::io::{Read, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -144,6 +145,18 @@ fn slow_handshakes_end_and_do_not_keep_others_out() {
         stream.set_read_timeout(Some(WAIT)).unwrap();
         // The end, or a reset because bytes of ours were never read.
         assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+    }
+}
+
+/// The addresses are for documentation: no host has them.
+#[test]
+fn an_address_that_no_port_has_yet_is_listened_on() {
+    let has_ipv6 = Path::new("/proc/net/if_inet6").exists();
+    let addresses: [SocketAddr; 2] = ["192.0.2.77:0", "[2001:db8::77]:0"].map(|text| text.parse().unwrap());
+    for address in addresses.into_iter().filter(|address| address.is_ipv4() || has_ipv6) {
+        let options = ListenOptions { may_be_absent: true, ..ListenOptions::default() };
+        let listener = Listener::start(&[address], options, drop).unwrap();
+        assert_eq!(listener.addresses()[0].ip(), address.ip());
     }
 }
 

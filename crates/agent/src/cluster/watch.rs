@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use linerate_api::{HostIdentity, SecurityState};
 use linerate_lock::Mutex;
+use linerate_net::interfaces;
 use linerate_net::tcp::listen::{Accepted, ListenError, ListenOptions, Listener, OnRefusal};
 use linerate_net::tcp::options::TcpOptions;
 use linerate_trust::authority::renewal_due;
@@ -26,6 +27,7 @@ use crate::audit::Audit;
 use crate::config::Config;
 use crate::faults::chain;
 use crate::security::{Security, no_identity};
+use crate::session::offer;
 
 /// Files that a command has changed are found within this, also if it does not say so.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -162,6 +164,13 @@ impl Watch {
 
     /// Addresses at which connections from other agents are taken now.
     pub fn listens_at(&self) -> Vec<SocketAddr> {
+        let bound = self.bound();
+        let absent = absent(&bound);
+        bound.into_iter().filter(|address| !absent.contains(address)).collect()
+    }
+
+    /// The same, with those that no port of this host has now.
+    pub(super) fn bound(&self) -> Vec<SocketAddr> {
         self.state.lock().listener.as_ref().map(|one| one.addresses().to_vec()).unwrap_or_default()
     }
 
@@ -227,12 +236,20 @@ impl Watch {
             let tls = self.security.tls().cloned();
             let tcp = TcpOptions { tls, ..TcpOptions::default() };
             let on_refusal = state.on_refusal.clone();
-            let options = ListenOptions { tcp, on_refusal, ..ListenOptions::default() };
+            // A port that has failed, or gets its address later, keeps the agent from no other port.
+            let options = ListenOptions { tcp, on_refusal, may_be_absent: true, ..ListenOptions::default() };
             state.listener = Some(Listener::start(&wanted, options, move |accepted| accept(accepted))?);
         }
         state.listening = Some(everywhere);
         if everywhere {
             tracing::info!(listen = ?wanted, "connections from other agents are taken");
+        }
+        let absent = absent(&wanted);
+        if !absent.is_empty() {
+            tracing::warn!(
+                ?absent,
+                "no port of this host has these addresses now: connections are taken there once one has"
+            );
         }
         Ok(())
     }
@@ -352,6 +369,13 @@ pub(crate) struct Status {
     pub advice: Option<String>,
     pub identity: Option<HostIdentity>,
     pub not_taken_up: Option<String>,
+}
+
+/// Addresses that no port of this host has now.
+fn absent(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let Ok(interfaces) = interfaces::list() else { return Vec::new() };
+    let is_absent = |address: &SocketAddr| offer::interface(&interfaces, address.ip()).is_none();
+    addresses.iter().copied().filter(is_absent).collect()
 }
 
 /// When what is done next. `None`: at once.

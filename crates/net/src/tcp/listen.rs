@@ -54,6 +54,8 @@ pub struct ListenOptions {
     pub silent_max: usize,
     /// The same for one address of strangers.
     pub silent_per_address: usize,
+    /// An address that no port of this host has is no error: connections come once a port has it.
+    pub may_be_absent: bool,
     /// Called for each peer that TLS refuses, or that refuses this side.
     pub on_refusal: Option<OnRefusal>,
 }
@@ -80,6 +82,7 @@ impl Default for ListenOptions {
             handshakes_per_address: 16,
             silent_max: 256,
             silent_per_address: 32,
+            may_be_absent: false,
             on_refusal: None,
         }
     }
@@ -174,8 +177,7 @@ impl Listener {
         handler: impl Fn(Accepted) + Send + Sync + 'static,
     ) -> Result<Listener, ListenError> {
         let listening = |address: &SocketAddr| {
-            listen(*address, &options.tcp)
-                .map_err(|source| ListenError::Address { address: *address, source })
+            listen(*address, &options).map_err(|source| ListenError::Address { address: *address, source })
         };
         let sockets = addresses.iter().map(listening).collect::<Result<Vec<_>, _>>()?;
         let bound = sockets.iter().filter_map(|socket| socket.local_addr().ok()?.as_socket()).collect();
@@ -209,13 +211,18 @@ impl Drop for Listener {
     }
 }
 
-fn listen(address: SocketAddr, options: &TcpOptions) -> io::Result<Socket> {
+fn listen(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    match address {
+        SocketAddr::V4(_) if options.may_be_absent => socket.set_freebind_v4(true)?,
+        SocketAddr::V6(_) if options.may_be_absent => socket.set_freebind_v6(true)?,
+        _ => {}
+    }
     socket.set_reuse_address(true)?;
-    options.apply_before(&socket)?;
+    options.tcp.apply_before(&socket)?;
     socket.bind(&address.into())?;
     socket.set_nonblocking(true)?;
     socket.listen(BACKLOG)?;
