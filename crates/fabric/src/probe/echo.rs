@@ -57,8 +57,8 @@ type RequestCounts = Arc<Mutex<BTreeMap<(SocketAddr, IpAddr), u32>>>;
 const SENDERS_MAX: usize = 65_536;
 
 impl Echo {
-    /// Answers at these addresses. The port is that of each address if it is free, so that a rule of a firewall for the
-    /// agent's port covers it; else any.
+    /// Answers at these addresses, but those that no port of this host has. The port is that of each address if it is
+    /// free, so that a rule of a firewall for the agent's port covers it; else any.
     pub fn start(addresses: &[SocketAddr], last: Duration) -> Result<Echo, EchoError> {
         let mut token = [0; 16];
         getrandom::fill(&mut token).map_err(|_| EchoError::Random)?;
@@ -68,7 +68,10 @@ impl Echo {
         let mut bound = Vec::new();
         for address in addresses {
             let failed = |source| EchoError::Socket { address: address.ip(), source };
-            let socket = socket(*address).map_err(failed)?;
+            let socket = match socket(*address) {
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => continue,
+                made => made.map_err(failed)?,
+            };
             bound.extend(socket.local_addr().map_err(failed)?.as_socket());
             let (at, names, counts, until) = (address.ip(), names.clone(), counts.clone(), until.clone());
             let serve = move || serve(&socket, &token, &names, &until, |from| count(&counts, from, at));
@@ -182,4 +185,18 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
         return Some(SocketAddr::V4((*v4).into()));
     }
     address.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A port has failed, or gets its address later. The address is for documentation: no host has it.
+    #[test]
+    fn an_address_that_no_port_has_keeps_no_other_from_answering() {
+        let addresses = [SocketAddr::from(([192, 0, 2, 77], 0)), SocketAddr::from(([127, 0, 0, 1], 0))];
+        let echo = Echo::start(&addresses, Duration::from_millis(1)).unwrap();
+        let answering: Vec<IpAddr> = echo.echoing().addresses.iter().map(SocketAddr::ip).collect();
+        assert_eq!(answering, [IpAddr::from([127, 0, 0, 1])]);
+    }
 }
