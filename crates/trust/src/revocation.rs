@@ -14,7 +14,8 @@ use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 use crate::bundle::{Bundle, TrustedAuthority};
 use crate::certificate::{AuthorityId, Serial};
 
-/// Largest list that is read, in bytes: some 6,000 certificates. Expired ones are left out by the authority.
+/// Largest list that is read, in bytes: some 6,000 certificates. Linerate's authorities keep
+/// [`ISSUED_MAX`](crate::authority::ISSUED_MAX).
 pub const REVOCATION_BYTES_MAX: usize = 256 << 10;
 
 /// Why a list was not taken. The list from before stays in force.

@@ -229,6 +229,25 @@ fn a_revoked_host_does_not_renew() {
     assert!(matches!(refused, Err(AuthorityError::NotIssued(_))));
 }
 
+/// The agent of the authority's host renews its own certificate by itself, also while the clock is wrong.
+#[test]
+fn a_clock_that_is_ahead_for_a_while_makes_no_revoked_host_welcome() {
+    let mut cluster = Cluster::new("lab");
+    let one = cluster.host("one");
+    let two = peer(&mut cluster, "two");
+    let (_three, made, own) = (cluster.host("three"), cluster.made, cluster.name("one"));
+    cluster.authority.revoke(&host("two"), made).unwrap();
+    cluster.authority.issue(&request(&own).1, &Grounds::Own, after(made, 365 * DAY)).unwrap();
+    // It is right again: hosts are known, and the next list has the first one, too.
+    assert!(!cluster.authority.has_issued(&two, made));
+    let list = cluster.authority.revoke(&host("three"), made).unwrap();
+    one.accept_revocations(&list).unwrap();
+    for name in ["two", "three"] {
+        let refused = one.verify(&key_of(&cluster, name).0, Side::Client, None, UnixTime::now());
+        assert_eq!(refused.unwrap_err(), PeerError::Revoked, "{name}");
+    }
+}
+
 #[test]
 fn nothing_but_the_key_comes_from_a_request() {
     let mut cluster = Cluster::new("lab");

@@ -12,7 +12,7 @@ use crate::certificate::{Serial, date_time};
 use crate::files::{self, FileError, Secrecy};
 use crate::name::HostName;
 
-/// Valid certificates that an authority keeps: with renewals three for each of 1,000 hosts. Their list fits
+/// Certificates that an authority keeps: with renewals three valid ones for each of 1,000 hosts. Their list fits
 /// [`REVOCATION_BYTES_MAX`](crate::revocation::REVOCATION_BYTES_MAX), also if all are revoked.
 pub const ISSUED_MAX: usize = 3000;
 
@@ -89,6 +89,20 @@ struct Content {
     issued: Vec<Entry>,
 }
 
+impl Content {
+    /// For one more certificate. Only the one that ended first goes, and only where its place is needed: while a clock
+    /// is ahead, all seem to have ended. A valid one that is forgotten cannot be revoked, and a revoked one would be
+    /// welcome again.
+    fn make_room(&mut self, now: UnixTime) -> Result<(), RegisterError> {
+        while self.issued.len() >= ISSUED_MAX {
+            let ended = self.issued.iter().enumerate().filter(|(_, entry)| !entry.is_kept(now));
+            let first = ended.min_by_key(|(_, entry)| entry.not_after).map(|(place, _)| place);
+            self.issued.remove(first.ok_or(RegisterError::Full)?);
+        }
+        Ok(())
+    }
+}
+
 /// See the module. Number and list are in one file: no crash gives one number to two lists.
 #[derive(Debug)]
 pub(super) struct Register {
@@ -109,10 +123,7 @@ impl Register {
 
     pub(super) fn add(&mut self, issued: Issued, now: UnixTime) -> Result<(), RegisterError> {
         let mut content = self.content.clone();
-        content.issued.retain(|entry| entry.is_kept(now));
-        if content.issued.len() >= ISSUED_MAX {
-            return Err(RegisterError::Full);
-        }
+        content.make_room(now)?;
         let serial = issued.serial.bytes().to_vec();
         let not_after = issued.not_after.as_secs();
         content.issued.push(Entry { serial, host: issued.host, not_after, revoked: None });
@@ -129,7 +140,6 @@ impl Register {
             return Err(RegisterError::UnknownHost(host.clone()).into());
         }
         let mut content = self.content.clone();
-        content.issued.retain(|entry| entry.is_kept(now));
         for entry in content.issued.iter_mut().filter(|entry| entry.host == *host) {
             entry.revoked.get_or_insert(now.as_secs());
         }
@@ -216,5 +226,21 @@ mod tests {
         let ends = 1_000_000 + super::super::CLOCK_DIFFERENCE.as_secs();
         assert!(entry(Some(5)).is_kept(at(ends)));
         assert!(!entry(Some(5)).is_kept(at(ends + 86_401)));
+    }
+
+    #[test]
+    fn the_certificate_that_ended_first_makes_room_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let host: HostName = "a".parse().unwrap();
+        let entry = |not_after| Entry { serial: vec![1], host: host.clone(), not_after, revoked: None };
+        let next = || Issued { serial: Serial::new(&[2]), host: host.clone(), not_after: at(9_000) };
+        let mut register = Register::open(dir.path()).unwrap();
+        register.content.issued = (1_000..1_000 + ISSUED_MAX as u64).rev().map(entry).collect();
+        assert!(matches!(register.add(next(), at(999)), Err(RegisterError::Full)), "all are valid");
+        // A clock that is ahead takes all for ended.
+        register.add(next(), at(8_000)).unwrap();
+        let ends: Vec<u64> = register.content.issued.iter().map(|entry| entry.not_after).collect();
+        assert!(ends.len() == ISSUED_MAX && !ends.contains(&1_000) && ends.contains(&1_001));
     }
 }
