@@ -15,12 +15,13 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 
-use crate::bundle::{BundleError, TrustedAuthority};
+use crate::bundle::{Bundle, BundleError, TrustedAuthority};
 use crate::certificate::{AuthorityId, CertificateError, Facts, date_time, key_id, utc};
 use crate::files::{self, FileError, Secrecy};
 use crate::name::{ClusterName, HostName, Name, authority_uri, join_uri};
 use crate::peer::Peer;
 use crate::request::{Request, common_name};
+use crate::revocation::{RevocationError, RevocationList};
 use crate::succession::{self, Statement};
 use crate::token::{Redeemed, StoreError, Token, Tokens};
 
@@ -114,6 +115,9 @@ pub enum AuthorityError {
     /// Its own certificate may not sign.
     #[error(transparent)]
     Bundle(#[from] BundleError),
+    /// A list that is to be caught up with is not this authority's.
+    #[error(transparent)]
+    Revocation(#[from] RevocationError),
     /// Making a key or signing.
     #[error("a certificate could not be made: {0}")]
     Making(#[from] rcgen::Error),
@@ -337,6 +341,14 @@ impl Authority {
     /// Revokes all certificates of a host and returns the new list in DER. The list is on disk by then.
     pub fn revoke(&mut self, host: &HostName, now: UnixTime) -> Result<Vec<u8>, AuthorityError> {
         self.register.revoke(host, now, &self.issuer)
+    }
+
+    /// Takes a list of this authority, in DER, that is newer than its register: that was restored from a backup. What
+    /// the list revokes stays revoked, and a list that is newer than both is on disk. False if the register is not
+    /// older.
+    pub fn catch_up(&mut self, list: &[u8], now: UnixTime) -> Result<bool, AuthorityError> {
+        let known = RevocationList::read(list, &Bundle::new(vec![self.certificate.clone()])?)?;
+        self.register.catch_up(&known, now, &self.issuer)
     }
 
     /// The newest list in DER; empty if no certificate was revoked yet.

@@ -86,6 +86,16 @@ impl RevocationList {
         &self.der
     }
 
+    /// Numbers of the certificates that it revokes, and when they were revoked, in seconds since 1970.
+    pub(crate) fn revoked(&self) -> Vec<(Serial, u64)> {
+        let Ok((_, list)) = CertificateRevocationList::from_der(&self.der) else { return Vec::new() };
+        let revoked = list.iter_revoked_certificates().map(|one| {
+            let seconds = u64::try_from(one.revocation_date.timestamp()).unwrap_or_default();
+            (Serial::new(one.raw_serial()), seconds)
+        });
+        revoked.collect()
+    }
+
     fn has(&self, serial: &Serial) -> bool {
         // A list that cannot be searched refuses everybody.
         !matches!(self.parsed.find_serial(serial.bytes()), Ok(None))

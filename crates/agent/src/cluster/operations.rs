@@ -251,11 +251,25 @@ fn revoke_everywhere(config: &Config, host: &str) -> Result<u64, ClusterError> {
 /// The number of the list that one authority makes.
 fn revoke_at(folder: &Path, host: &HostName, own: &Identity) -> Result<u64, ClusterError> {
     let mut authority = open_authority(folder)?;
+    // Before: hosts take no list that is older than theirs, and the next one must not leave out whom theirs has.
+    catch_up(&mut authority, own)?;
     let revoked = authority.revoke(host, UnixTime::now());
     // Also the list of a command that was cut off, after which no certificate is left to revoke.
     take_revocations(&authority, own)?;
     revoked?;
     Ok(own.revocation_number(authority.id()))
+}
+
+/// Has an authority that was restored from a backup go on from the newest list that its own host has.
+fn catch_up(authority: &mut Authority, own: &Identity) -> Result<(), ClusterError> {
+    let Some(list) = own.revocation_list(authority.id()) else { return Ok(()) };
+    if authority.catch_up(&list, UnixTime::now())? {
+        tracing::warn!(
+            "the authority's register is older than its revocation list: it was restored from a backup. Hosts that have \
+             joined or renewed since have to join again"
+        );
+    }
+    Ok(())
 }
 
 /// Puts the authority's list in force on its own host. True if it was not.
@@ -270,7 +284,9 @@ pub(super) fn own_revocations(config: &Config, own: &Identity) -> Result<bool, C
     own.reload()?;
     let mut newer = false;
     for folder in rotation::folders(config, own) {
-        newer |= take_revocations(&open_authority(&folder)?, own)?;
+        let mut authority = open_authority(&folder)?;
+        catch_up(&mut authority, own)?;
+        newer |= take_revocations(&authority, own)?;
     }
     Ok(newer)
 }

@@ -28,6 +28,7 @@ use super::{ClusterError, Kind, join};
 use crate::audit::Audit;
 use crate::config::Config;
 use crate::security::Security;
+use crate::security::tests::certificates;
 
 const TTL: Duration = Duration::from_secs(900);
 const LONG: Duration = Duration::from_secs(60);
@@ -445,6 +446,35 @@ fn a_revocation_that_was_cut_off_is_in_force_after_the_next_command_or_by_the_ag
             assert!(error.contains("no host two has a valid certificate"), "{error}");
         }
         assert!(revoked());
+    }
+}
+
+/// The backup is older than a revocation. Hosts take no older list, and the next one must not leave that host out.
+#[test]
+fn an_authority_that_was_restored_from_a_backup_goes_on_from_the_newest_list() {
+    for by_agent in [true, false] {
+        let (one, two, three, four) = (first(), site("two", ""), site("three", ""), site("four", ""));
+        let server = one.server();
+        for host in [&two, &three] {
+            join_at(host, &server, &one.token()).unwrap();
+        }
+        let register = one.config.authority_folder().join("register.json");
+        let backup = std::fs::read(&register).unwrap();
+        join_at(&four, &server, &one.token()).unwrap();
+        operations::revoke_host(&one.config, "two").unwrap();
+        operations::revoke_host(&one.config, "four").unwrap();
+        std::fs::write(&register, backup).unwrap();
+        if by_agent {
+            let watch = Watch::new(one.config.clone(), Security::open(&one.config).unwrap());
+            assert!(watch.take_newer_lists(&one.identity()).unwrap());
+            assert!(!watch.take_newer_lists(&one.identity()).unwrap(), "the register is not older any more");
+        }
+        // One list more is that which the register went on with.
+        assert_eq!(operations::revoke_host(&one.config, "three").unwrap(), 4);
+        for host in [&two, &three, &four] {
+            let revoked = one.identity().is_revoked(&certificates(&host.config.identity_folder()));
+            assert!(revoked, "{}, by the agent: {by_agent}", host.identity().name());
+        }
     }
 }
 

@@ -7,10 +7,11 @@ use rcgen::{CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, Revok
 use rustls::pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 
-use super::AuthorityError;
+use super::{AuthorityError, HOST_VALIDITY};
 use crate::certificate::{Serial, date_time};
 use crate::files::{self, FileError, Secrecy};
 use crate::name::HostName;
+use crate::revocation::RevocationList;
 
 /// Certificates that an authority keeps: with renewals three valid ones for each of 1,000 hosts. Their list fits
 /// [`REVOCATION_BYTES_MAX`](crate::revocation::REVOCATION_BYTES_MAX), also if all are revoked.
@@ -64,7 +65,9 @@ const KEPT_REVOKED: Duration = Duration::from_secs(25 * 3600);
 struct Entry {
     #[serde(with = "hex")]
     serial: Vec<u8>,
-    host: HostName,
+    /// `None` of one that only a revocation list has, see [`Register::catch_up`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host: Option<HostName>,
     /// Seconds since 1970, as the next.
     not_after: u64,
     revoked: Option<u64>,
@@ -126,7 +129,7 @@ impl Register {
         content.make_room(now)?;
         let serial = issued.serial.bytes().to_vec();
         let not_after = issued.not_after.as_secs();
-        content.issued.push(Entry { serial, host: issued.host, not_after, revoked: None });
+        content.issued.push(Entry { serial, host: Some(issued.host), not_after, revoked: None });
         self.save(content)
     }
 
@@ -140,9 +143,51 @@ impl Register {
             return Err(RegisterError::UnknownHost(host.clone()).into());
         }
         let mut content = self.content.clone();
-        for entry in content.issued.iter_mut().filter(|entry| entry.host == *host) {
+        for entry in content.issued.iter_mut().filter(|entry| entry.host.as_ref() == Some(host)) {
             entry.revoked.get_or_insert(now.as_secs());
         }
+        self.save_with_list(content, now, issuer)?;
+        Ok(self.content.list.clone())
+    }
+
+    /// A register that was restored from a backup may be older than a list of its authority: `known`. What that list
+    /// revokes stays revoked, and the next list is newer. False if the register is not older.
+    pub(super) fn catch_up(
+        &mut self,
+        known: &RevocationList,
+        now: UnixTime,
+        issuer: &Issuer<'static, KeyPair>,
+    ) -> Result<bool, AuthorityError> {
+        if known.number() < self.content.number || known.der() == self.content.list {
+            return Ok(false);
+        }
+        let mut content = self.content.clone();
+        for (serial, revoked) in known.revoked() {
+            match content.issued.iter_mut().find(|entry| entry.serial == serial.bytes()) {
+                Some(entry) => {
+                    entry.revoked.get_or_insert(revoked);
+                }
+                // Issued since the backup was made, and valid when it was revoked: it ends no later than this.
+                None => content.issued.push(Entry {
+                    serial: serial.bytes().to_vec(),
+                    host: None,
+                    not_after: revoked.saturating_add(HOST_VALIDITY.as_secs()),
+                    revoked: Some(revoked),
+                }),
+            }
+        }
+        content.number = known.number();
+        self.save_with_list(content, now, issuer)?;
+        Ok(true)
+    }
+
+    /// Signs the next list of what is revoked.
+    fn save_with_list(
+        &mut self,
+        mut content: Content,
+        now: UnixTime,
+        issuer: &Issuer<'static, KeyPair>,
+    ) -> Result<(), AuthorityError> {
         content.number = content.number.checked_add(1).ok_or(RegisterError::Numbers)?;
         let revoked_certs = content.issued.iter().filter_map(|entry| Some((entry, entry.revoked?)));
         let revoked_certs = revoked_certs.map(|(entry, seconds)| {
@@ -159,8 +204,7 @@ impl Register {
             key_identifier_method: KeyIdMethod::Sha256,
         };
         content.list = list.signed_by(issuer)?.der().to_vec();
-        self.save(content)?;
-        Ok(self.content.list.clone())
+        Ok(self.save(content)?)
     }
 
     pub(super) fn revocations(&self) -> Option<&[u8]> {
@@ -168,19 +212,21 @@ impl Register {
     }
 
     pub(super) fn valid(&self, now: UnixTime) -> impl Iterator<Item = Issued> {
-        self.entries(now).map(|entry| Issued {
-            serial: Serial::new(&entry.serial),
-            host: entry.host.clone(),
-            not_after: UnixTime::since_unix_epoch(Duration::from_secs(entry.not_after)),
+        self.entries(now).filter_map(|entry| {
+            Some(Issued {
+                serial: Serial::new(&entry.serial),
+                host: entry.host.clone()?,
+                not_after: UnixTime::since_unix_epoch(Duration::from_secs(entry.not_after)),
+            })
         })
     }
 
     pub(super) fn has(&self, host: &HostName, now: UnixTime) -> bool {
-        self.entries(now).any(|entry| entry.host == *host)
+        self.entries(now).any(|entry| entry.host.as_ref() == Some(host))
     }
 
     pub(super) fn is_valid(&self, serial: &Serial, host: &HostName, now: UnixTime) -> bool {
-        self.entries(now).any(|entry| entry.serial == serial.bytes() && entry.host == *host)
+        self.entries(now).any(|entry| entry.serial == serial.bytes() && entry.host.as_ref() == Some(host))
     }
 
     fn entries(&self, now: UnixTime) -> impl Iterator<Item = &Entry> {
@@ -221,7 +267,7 @@ mod tests {
     fn a_revoked_certificate_stays_on_the_list_until_no_clock_takes_it_for_valid() {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let entry =
-            |revoked| Entry { serial: vec![1], host: "a".parse().unwrap(), not_after: 1_000_000, revoked };
+            |revoked| Entry { serial: vec![1], host: "a".parse().ok(), not_after: 1_000_000, revoked };
         assert!(entry(None).is_kept(at(1_000_000)) && !entry(None).is_kept(at(1_000_001)));
         let ends = 1_000_000 + super::super::CLOCK_DIFFERENCE.as_secs();
         assert!(entry(Some(5)).is_kept(at(ends)));
@@ -233,7 +279,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let host: HostName = "a".parse().unwrap();
-        let entry = |not_after| Entry { serial: vec![1], host: host.clone(), not_after, revoked: None };
+        let entry = |not_after| Entry { serial: vec![1], host: Some(host.clone()), not_after, revoked: None };
         let next = || Issued { serial: Serial::new(&[2]), host: host.clone(), not_after: at(9_000) };
         let mut register = Register::open(dir.path()).unwrap();
         register.content.issued = (1_000..1_000 + ISSUED_MAX as u64).rev().map(entry).collect();
