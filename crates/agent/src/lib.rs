@@ -28,6 +28,7 @@
 //! | `not_taken` | why a connection from another agent is not taken |
 //! | `name_claims` | names of guests that something is just about to take |
 //! | `ran_here` | whether a guest ran at its source after commit |
+//! | `log` | standard error, for which nothing waits |
 //! | `ram`, `cpu`, `digest`, `device_state`, `clock`, `faults`, `local` | small things that the drivers use |
 
 mod agent;
@@ -57,6 +58,7 @@ mod kernel;
 pub mod libvirt;
 mod local;
 mod local_users;
+mod log;
 mod name_claims;
 mod not_taken;
 mod outgoing;
@@ -81,6 +83,7 @@ mod trial;
 mod tunnel;
 
 use std::fs::{File, Permissions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -103,6 +106,7 @@ use crate::agent::Agent;
 use crate::audit::Audit;
 use crate::config::Config;
 use crate::journal::Journal;
+use crate::log::Log;
 use crate::private_folder::private_folder;
 use crate::security::Security;
 
@@ -132,7 +136,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
         }
         return Ok(());
     }
-    start_log();
+    let log = std::io::stderr().as_fd().try_clone_to_owned();
+    start_log(Log::to(log.context("standard error cannot be written to")?));
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     let _alone = alone(&config.run_dir)?;
     let security = Security::open(&config)?;
@@ -316,13 +321,13 @@ fn warm_up(agent: &Arc<Agent>) {
 }
 
 /// Logs to standard error, which systemd keeps. `LINERATE_LOG` filters (`debug`, `linerate_net=trace`).
-fn start_log() {
+fn start_log(log: Log) {
     let wanted = std::env::var("LINERATE_LOG").unwrap_or_else(|_| "info".into());
     let filter = tracing_subscriber::EnvFilter::try_new(log_filter(&wanted))
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(log_filter("info")));
     // What is audited has its own files; journald gets its fields, where there is a journald.
     let text = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(move || log.clone())
         .with_ansi(false)
         .with_filter(filter)
         .with_filter(filter_fn(|event| event.target() != audit::TARGET));
