@@ -8,7 +8,7 @@ use std::time::Duration;
 use linerate_core::control::Outgoing as Frame;
 use linerate_core::destination::{Action, Event};
 use linerate_core::journal::DestinationPhase;
-use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step};
+use linerate_core::{Code, Fault, Message, Outcome, PathId, Side, Step, Time};
 
 use super::budget::Share;
 use super::worker::Worker;
@@ -17,10 +17,15 @@ use crate::audit;
 use crate::both_hosts;
 use crate::faults::{chain, fault};
 use crate::journal::{IncomingRecord, Record};
+use crate::recovery::STOPPED_FOR;
 use crate::session::paths::Paths;
 
 /// Where only events lead on; any length would do.
 const LONG: Duration = Duration::from_secs(3600);
+
+/// While the source is heard before an operator's decision is carried out, it is seen this often whether the process
+/// was stopped.
+const LISTENS_EVERY: Duration = Duration::from_secs(1);
 
 /// Inputs that are taken before the actions that follow from them are executed. A source that never pauses would have
 /// any number of actions wait.
@@ -47,9 +52,10 @@ impl SessionLoop {
     /// Runs until the core ends the session.
     pub fn run(mut self, inbox: &Receiver<Input>) {
         while !self.over {
-            let now = self.shared.clock.now();
-            let wait = self.shared.machine().timeout().map_or(LONG, |at| at.since(now));
-            match inbox.recv_timeout(wait) {
+            let (now, wait) = self.wait();
+            let received = inbox.recv_timeout(wait);
+            self.note_if_stopped(now + wait, self.shared.clock.now());
+            match received {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.handle(Event::Tick),
             }
@@ -63,6 +69,21 @@ impl SessionLoop {
         self.paths.clear();
         self.worker.finish();
         self.sessions.forget(self.shared.session);
+    }
+
+    /// What time it is, and how long nothing is due.
+    fn wait(&self) -> (Time, Duration) {
+        let (machine, now) = (self.shared.machine(), self.shared.clock.now());
+        let wait = machine.timeout().map_or(LONG, |at| at.since(now));
+        let most = if machine.waiting_decision() == Some(true) { LISTENS_EVERY } else { LONG };
+        (now, wait.min(most))
+    }
+
+    /// `woken_at`: when this thread was to go on at the latest. The process was stopped if it does so much later.
+    fn note_if_stopped(&self, woken_at: Time, now: Time) {
+        if now - woken_at > STOPPED_FOR {
+            self.shared.machine().was_deaf(now);
+        }
     }
 
     fn take_waiting(&mut self, inbox: &Receiver<Input>) {

@@ -51,7 +51,7 @@ pub(crate) use source::{Doubt, notice_steps};
 const QMP_WAIT: Duration = RESUME_MAX;
 
 /// A thread that goes on so much too late was stopped, and with it those that take what sources send.
-const STOPPED_FOR: Duration = Duration::from_secs(5);
+pub(crate) const STOPPED_FOR: Duration = Duration::from_secs(5);
 
 /// What a thread of recovery receives.
 enum Signal {

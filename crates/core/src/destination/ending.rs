@@ -85,6 +85,11 @@ impl Destination {
         }
     }
 
+    /// Until now no source could be heard: the process was stopped. What a source has sent meanwhile comes now.
+    pub fn was_deaf(&mut self, now: Time) {
+        self.runs_at = self.runs_at.map(|_| now + HEARD_WITHIN);
+    }
+
     /// The operator's decision over a loaded guest whose source does not answer. A source that is there has some time
     /// to say that it has its guest back.
     pub(super) fn resolve(&mut self, now: Time, run: bool) {

@@ -104,6 +104,26 @@ fn a_guest_is_not_run_if_a_roll_back_notice_arrives_while_commit_is_being_writte
     session_loop.worker.finish();
 }
 
+/// Its source may have its guest back. What it has sent meanwhile is about to arrive.
+#[test]
+fn an_operators_decision_is_not_carried_out_right_after_the_agent_was_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (mut session_loop, _inbox) = session_loop(&agent);
+    load(&mut session_loop);
+    session_loop.shared.resolve(true).unwrap();
+    let due = |session_loop: &SessionLoop| session_loop.shared.machine().timeout().unwrap();
+    let before = due(&session_loop);
+    let (now, wait) = session_loop.wait();
+    assert!(now + wait < before, "it is not seen whether the agent was stopped");
+    session_loop.note_if_stopped(now + wait, now + wait + STOPPED_FOR);
+    assert_eq!(due(&session_loop), before, "a busy host");
+    let goes_on = before + STOPPED_FOR;
+    session_loop.note_if_stopped(now + wait, goes_on);
+    assert!(due(&session_loop) > goes_on);
+    session_loop.worker.finish();
+}
+
 /// Its source waits for it, and shows its own guest as in doubt: the cause is on this host.
 #[test]
 fn a_committed_guest_that_its_qemu_does_not_run_is_listed_with_the_cause() {

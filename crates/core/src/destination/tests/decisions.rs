@@ -161,6 +161,21 @@ fn a_source_is_heard_before_an_operators_decision_to_run_a_loaded_guest() {
     }
 }
 
+/// The agent was stopped: what its source has sent is about to arrive.
+#[test]
+fn time_in_which_the_source_of_a_loaded_guest_cannot_be_heard_does_not_count() {
+    let mut driver = Driver::at(Loaded);
+    driver.handle(Event::PathLost(PATH));
+    driver.machine.was_deaf(driver.now);
+    assert_eq!(driver.machine.timeout(), None, "nobody has decided");
+    driver.handle(Event::Resolve(true));
+    driver.now = driver.now + HEARD_WITHIN * 2;
+    driver.machine.was_deaf(driver.now);
+    assert!(!commits(&driver.handle(Event::Tick)));
+    driver.now = driver.now + HEARD_WITHIN;
+    assert!(commits(&driver.handle(Event::Tick)));
+}
+
 #[test]
 fn a_decision_to_run_a_loaded_guest_is_not_put_off_when_it_is_repeated() {
     let mut driver = Driver::at(Loaded);
