@@ -68,7 +68,7 @@ impl SourceCopy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recovery::{RESUME_MAX, RETRY_AFTER};
+    use crate::recovery::{ANSWER_COUNTS_FOR, RESUME_MAX, RETRY_AFTER};
 
     #[test]
     fn a_source_that_resumes_is_believed_for_longer_than_a_try_takes() {
@@ -80,6 +80,8 @@ mod tests {
         assert!(copy.is_resumed(at(1) + next) && !copy.is_resumed(at(1) + RESUMES_FOR * 2));
         // A try that began without a question has ended by then, and the first notice of it has come.
         assert!(next < HEARD_WITHIN);
+        // So has one that began when the answer still counted.
+        assert!(ANSWER_COUNTS_FOR + RESUME_MAX <= RESUMES_FOR);
     }
 
     #[test]

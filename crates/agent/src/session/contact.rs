@@ -5,8 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use linerate_core::recovery::ANSWER_COUNTS_FOR;
 use linerate_core::{Code, Fault, Outcome, Side, Step};
 use linerate_net::control::{ControlOptions, ControlPath};
 use linerate_net::tcp::Stream;
@@ -109,7 +110,22 @@ pub(crate) fn commit_any(peers: &[SocketAddr], identity: &Identity) -> Result<Ou
 
 /// Asks whether the guest runs there, before it is resumed here. That commits nothing.
 pub(crate) fn ask_before_resuming(peers: &[SocketAddr], identity: &Identity) -> Result<Outcome, NoAnswer> {
-    ask_all(Role::Resumes, peers, identity, proves_itself(identity))
+    while_it_counts(ANSWER_COUNTS_FOR, || ask_all(Role::Resumes, peers, identity, proves_itself(identity)))
+}
+
+/// Asks again if the answer comes so late that the destination may have let the guest run since: this process was
+/// stopped meanwhile, or its host.
+fn while_it_counts(
+    counts_for: Duration,
+    mut ask: impl FnMut() -> Result<Outcome, NoAnswer>,
+) -> Result<Outcome, NoAnswer> {
+    loop {
+        let asked_at = Instant::now();
+        let answer = ask();
+        if !matches!(answer, Ok(Outcome::NotCommitted)) || asked_at.elapsed() <= counts_for {
+            return answer;
+        }
+    }
 }
 
 /// The same when it is known that the guest is committed there: the one here stays paused without an answer.
@@ -286,6 +302,28 @@ mod tests {
         let both = [silent, one.addresses()[0]];
         assert_eq!(notify_rolled_back(&both, &identity, true), Some(Outcome::Unknown));
         assert_eq!(ask_any(&both, &identity).ok(), Some(Outcome::Unknown));
+    }
+
+    /// Its operator may have let the guest run there since.
+    #[test]
+    fn an_answer_that_comes_to_a_source_that_was_stopped_does_not_count() {
+        let (counts_for, stopped_for) = (Duration::from_secs(60), Duration::from_millis(20));
+        let mut answers = vec![Outcome::Committed, Outcome::NotCommitted];
+        let answer = while_it_counts(stopped_for / 2, || {
+            std::thread::sleep(stopped_for);
+            Ok(answers.pop().unwrap())
+        });
+        assert_eq!(answer.ok(), Some(Outcome::Committed));
+        for outcome in [Outcome::NotCommitted, Outcome::Aborted, Outcome::Unknown] {
+            let mut asked = 0;
+            let answer = while_it_counts(counts_for, || {
+                asked += 1;
+                Ok(outcome)
+            });
+            assert_eq!((answer.ok(), asked), (Some(outcome), 1));
+        }
+        let silent = while_it_counts(Duration::ZERO, || Err(NoAnswer::default()));
+        assert!(silent.is_err(), "a destination that is silent is not waited for");
     }
 
     #[test]

@@ -39,6 +39,9 @@ use crate::journal::{DestinationPhase, ProcessFate, SourcePhase};
 /// A driver may take so long for one try to resume a guest. A destination that was asked before keeps its copy from
 /// running for longer.
 pub const RESUME_MAX: Duration = Duration::from_secs(10);
+/// The destination's answer that it has not committed the guest counts for so long after the question. A source that
+/// was stopped meanwhile asks again.
+pub const ANSWER_COUNTS_FOR: Duration = Duration::from_secs(10);
 /// Between two tries of anything that failed, and between two questions.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
