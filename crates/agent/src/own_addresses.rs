@@ -15,20 +15,39 @@ pub(crate) fn find(port: u16) -> Result<Vec<SocketAddr>, NetlinkError> {
     Ok(chosen(&interfaces::list()?, port, |name| has_port(folder, name, LAYERS_MAX)))
 }
 
-/// Bridges of containers and guests have no port. IPv6 counts where there is no IPv4: its addresses may change by
-/// themselves.
+/// Ports of this host that have such addresses, and of which `listen` has none: they came after the agent's start.
+pub(crate) fn unanswered(listen: &[SocketAddr]) -> Result<Vec<String>, NetlinkError> {
+    let folder = Path::new("/sys/class/net");
+    Ok(without(&interfaces::list()?, listen, |name| has_port(folder, name, LAYERS_MAX)))
+}
+
+/// Bridges of containers and guests have no port.
 fn chosen(interfaces: &[Interface], port: u16, has_port: impl Fn(&str) -> bool) -> Vec<SocketAddr> {
-    let used = interfaces.iter().filter(|one| one.up && !one.loopback && has_port(&one.name));
-    let mut addresses = Vec::new();
-    for interface in used {
-        let of = |version_4: bool| {
-            let all = interface.addresses.iter().map(|address| address.ip);
-            all.filter(move |ip| ip.is_ipv4() == version_4 && is_routed(ip)).collect::<Vec<_>>()
-        };
-        let ips = Some(of(true)).filter(|ips| !ips.is_empty()).unwrap_or_else(|| of(false));
-        addresses.extend(ips.into_iter().map(|ip| SocketAddr::new(ip, port)));
-    }
-    addresses
+    let ips = interfaces.iter().filter(|one| is_used(one, &has_port)).flat_map(ips);
+    ips.map(|ip| SocketAddr::new(ip, port)).collect()
+}
+
+fn without(interfaces: &[Interface], listen: &[SocketAddr], has_port: impl Fn(&str) -> bool) -> Vec<String> {
+    let is_answered = |ip: &IpAddr| listen.iter().any(|address| address.ip() == *ip);
+    let is_late = |interface: &&Interface| {
+        let ips = ips(interface);
+        !ips.is_empty() && !ips.iter().any(is_answered)
+    };
+    let used = interfaces.iter().filter(|one| is_used(one, &has_port));
+    used.filter(is_late).map(|one| one.name.clone()).collect()
+}
+
+fn is_used(interface: &Interface, has_port: impl Fn(&str) -> bool) -> bool {
+    interface.up && !interface.loopback && has_port(&interface.name)
+}
+
+/// IPv6 counts where there is no IPv4: its addresses may change by themselves.
+fn ips(interface: &Interface) -> Vec<IpAddr> {
+    let of = |version_4: bool| {
+        let all = interface.addresses.iter().map(|address| address.ip);
+        all.filter(move |ip| ip.is_ipv4() == version_4 && is_routed(ip)).collect::<Vec<_>>()
+    };
+    Some(of(true)).filter(|ips| !ips.is_empty()).unwrap_or_else(|| of(false))
 }
 
 /// Neither of loopback nor of the link alone.
@@ -89,6 +108,23 @@ mod tests {
         let found = chosen(&interfaces, 7979, |name| name != "docker0");
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.0.0.1:7979", "[fd00::2]:7979"]);
+    }
+
+    #[test]
+    fn a_port_that_got_its_addresses_after_the_start_is_named() {
+        let listen: [SocketAddr; 2] = ["10.0.0.1:7979", "[fd00::2]:7979"].map(|text| text.parse().unwrap());
+        let interfaces = [
+            // Another address of a port that is answered, and a new temporary one.
+            interface("eth0", &["10.0.0.1", "10.0.0.9"]),
+            interface("eth1", &["fd00::2", "fd00::77"]),
+            interface("eth2", &["10.0.2.1"]),
+            // Its lease has ended, and it got another address.
+            interface("eth3", &["10.0.3.8"]),
+            interface("eth4", &["fe80::4"]),
+            interface("docker0", &["172.17.0.1"]),
+            Interface { up: false, ..interface("eth9", &["10.0.9.1"]) },
+        ];
+        assert_eq!(without(&interfaces, &listen, |name| name != "docker0"), ["eth2", "eth3"]);
     }
 
     #[test]

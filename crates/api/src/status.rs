@@ -18,7 +18,7 @@ pub struct AgentStatus {
     /// How connections with other agents are protected.
     #[serde(default)]
     pub security: SecurityState,
-    /// What an operator should know about that, with what to do; `null` if all is well.
+    /// What an operator should know about that and about `listen`, with what to do; `null` if all is well.
     #[serde(default)]
     pub security_advice: Option<String>,
     /// Who this host is to others; `null` without an identity.

@@ -26,11 +26,14 @@ use super::{ClusterError, has_own_authority, is_authoritys_host, read_addresses,
 use crate::audit::Audit;
 use crate::config::Config;
 use crate::faults::chain;
+use crate::own_addresses;
 use crate::security::{Security, no_identity};
 use crate::session::offer;
 
 /// Files that a command has changed are found within this, also if it does not say so.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How often ports are looked at that may have got their addresses after the agent's start.
+const PORTS_INTERVAL: Duration = Duration::from_secs(30);
 /// How often the authority is asked for a newer revocation list.
 const QUESTION_INTERVAL: Duration = Duration::from_secs(300);
 /// How often a renewal that failed is tried again.
@@ -67,6 +70,8 @@ struct State {
     reported: String,
     /// Why the identity's files are not in force as they are.
     not_taken_up: Option<String>,
+    /// Which ports are not answered at, with `listen_auto`.
+    unanswered: Option<String>,
 }
 
 /// What could not be taken up. The texts have their causes.
@@ -131,8 +136,13 @@ impl Watch {
         Spread::start(&self.config, &self.security);
         let (looking, keeping) = (self.clone(), self.clone());
         spawn("identity", move || {
+            let mut ports_due = Instant::now();
             loop {
                 looking.look();
+                if Instant::now() >= ports_due {
+                    looking.look_at_ports();
+                    ports_due = Instant::now() + PORTS_INTERVAL;
+                }
                 std::thread::sleep(INTERVAL);
             }
         });
@@ -182,6 +192,24 @@ impl Watch {
     /// What could not be taken up.
     fn problem(&self) -> Option<String> {
         Some(self.state.lock().reported.clone()).filter(|problem| !problem.is_empty())
+    }
+
+    /// The addresses of `listen_auto` are those of the agent's start.
+    fn look_at_ports(&self) {
+        if !self.config.listen_auto {
+            return;
+        }
+        let late = own_addresses::unanswered(&self.config.listen).unwrap_or_default();
+        let text = format!(
+            "{} got an address after the agent's start, and is not answered at: `systemctl restart linerate-agent`",
+            late.join(", ")
+        );
+        let text = Some(text).filter(|_| !late.is_empty());
+        let mut state = self.state.lock();
+        if let Some(text) = text.as_ref().filter(|_| text != state.unanswered) {
+            tracing::warn!("{text}");
+        }
+        state.unanswered = text;
     }
 
     fn look_at_identity(&self, state: &mut State) -> Result<(), LookError> {
@@ -358,8 +386,11 @@ impl Watch {
             host: identity.name().host.to_string(),
             ends_unix_ms: identity.not_after().as_secs().saturating_mul(1000),
         });
-        let not_taken_up = self.state.lock().not_taken_up.clone();
-        Status { state, advice: self.problem().or(advice), identity, not_taken_up }
+        let (not_taken_up, unanswered) = {
+            let state = self.state.lock();
+            (state.not_taken_up.clone(), state.unanswered.clone())
+        };
+        Status { state, advice: self.problem().or(advice).or(unanswered), identity, not_taken_up }
     }
 }
 
@@ -399,6 +430,16 @@ mod tests {
     use super::super::tests::{agent, first, join_at, site};
     use super::super::write_addresses;
     use super::*;
+
+    #[test]
+    fn ports_that_got_their_addresses_too_late_are_shown() {
+        let one = first();
+        let watch = Watch::new(one.config.clone(), Security::open(&one.config).unwrap());
+        watch.look_at_ports();
+        assert_eq!(watch.status().advice, None, "`listen` names each address");
+        watch.state.lock().unanswered = Some("eth2 is late".into());
+        assert_eq!(watch.status().advice.as_deref(), Some("eth2 is late"));
+    }
 
     /// The agent's own loop, at times that the test chooses.
     #[test]
