@@ -70,6 +70,8 @@ struct State {
     reported: String,
     /// Why the identity's files are not in force as they are.
     not_taken_up: Option<String>,
+    /// Why newer revocation lists are not in force here.
+    lists: Option<String>,
     /// Which ports are not answered at, with `listen_auto`.
     unanswered: Option<String>,
 }
@@ -342,9 +344,23 @@ impl Watch {
         if due.question.is_none_or(|due| clock >= due) {
             due.question = Some(clock + QUESTION_INTERVAL);
             match self.take_newer_lists(identity) {
-                Ok(true) => tracing::info!("a newer revocation list is in force"),
-                Ok(false) => {}
-                Err(error) => tracing::debug!(%error, "the authority was not asked for its revocation list"),
+                Ok(newer) => {
+                    self.state.lock().lists = None;
+                    if newer {
+                        tracing::info!("a newer revocation list is in force");
+                    }
+                }
+                Err(error) if is_of_the_authoritys_host(&error) => {
+                    tracing::debug!(%error, "the authority was not asked for its revocation list");
+                }
+                Err(error) => {
+                    let text = format!(
+                        "newer revocation lists are not in force here, so that a revoked host may be welcome: {}",
+                        chain(&error)
+                    );
+                    tracing::warn!("{text}");
+                    self.state.lock().lists = Some(text);
+                }
             }
         }
         if now < renewal_due(identity.not_after()) || due.renewal.is_some_and(|due| clock < due) {
@@ -386,12 +402,19 @@ impl Watch {
             host: identity.name().host.to_string(),
             ends_unix_ms: identity.not_after().as_secs().saturating_mul(1000),
         });
-        let (not_taken_up, unanswered) = {
+        let (not_taken_up, lists, unanswered) = {
             let state = self.state.lock();
-            (state.not_taken_up.clone(), state.unanswered.clone())
+            (state.not_taken_up.clone(), state.lists.clone(), state.unanswered.clone())
         };
-        Status { state, advice: self.problem().or(advice).or(unanswered), identity, not_taken_up }
+        let advice = self.problem().or(lists).or(advice).or(unanswered);
+        Status { state, advice, identity, not_taken_up }
     }
+}
+
+/// Whether the authority's host is the reason: it is down, or this host does not reach it. Others give their lists.
+fn is_of_the_authoritys_host(error: &ClusterError) -> bool {
+    use ClusterError::{Asked, Form, NoAddresses, Refused};
+    matches!(error, Asked(_) | Form { .. } | NoAddresses | Refused { .. })
 }
 
 /// What an operator is shown.
@@ -428,8 +451,35 @@ mod tests {
     use linerate_trust::authority::RENEWAL_AGE;
 
     use super::super::tests::{agent, first, join_at, site};
-    use super::super::write_addresses;
+    use super::super::{operations, write_addresses};
     use super::*;
+
+    /// Its disk takes nothing. A host that is revoked would be welcome, and nobody would know.
+    #[test]
+    fn a_revocation_list_that_is_not_in_force_is_shown() {
+        let (one, two) = (first(), site("two", ""));
+        let server = one.server();
+        join_at(&two, &server, &one.token()).unwrap();
+        join_at(&site("three", ""), &server, &one.token()).unwrap();
+        operations::revoke_host(&one.config, "three").unwrap();
+        let watch = Watch::new(two.config.clone(), Security::open(&two.config).unwrap());
+        let (identity, clock, mut due) = (two.identity(), Instant::now(), Due::default());
+        let (folder, now) = (two.config.identity_folder(), UnixTime::now());
+        let (_closed, nobody) = crate::testing::closed_port();
+        write_addresses(&folder, &[nobody]).unwrap();
+        watch.attend(&identity, &mut due, now, clock);
+        assert_eq!(watch.status().advice, None, "the authority's host is down");
+        let answers = agent(&one, now);
+        write_addresses(&folder, answers.addresses()).unwrap();
+        let in_the_way = folder.join(".trust.pem.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        watch.attend(&identity, &mut due, now, clock + QUESTION_INTERVAL);
+        let advice = watch.status().advice.unwrap_or_default();
+        assert!(advice.contains("revocation lists are not in force here"), "{advice}");
+        std::fs::remove_dir(&in_the_way).unwrap();
+        watch.attend(&identity, &mut due, now, clock + 2 * QUESTION_INTERVAL);
+        assert_eq!(watch.status().advice, None);
+    }
 
     #[test]
     fn ports_that_got_their_addresses_too_late_are_shown() {
