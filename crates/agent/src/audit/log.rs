@@ -19,23 +19,21 @@ pub(super) struct Log {
     file: File,
     bytes: u64,
     full: u64,
+    /// A crash or a full disk cut the last line off: it must not swallow the next one.
+    is_cut: bool,
 }
 
 impl Log {
+    /// Writes nothing: an agent starts on a full disk, too.
     pub fn open(path: &Path) -> io::Result<Log> {
         let mut file = open(path)?;
-        let mut bytes = file.seek(SeekFrom::End(0))?;
+        let bytes = file.seek(SeekFrom::End(0))?;
+        let mut last = *b"\n";
         if bytes > 0 {
-            // A line that a crash or a full disk cut off must not swallow the next one.
             file.seek(SeekFrom::End(-1))?;
-            let mut last = [0];
             file.read_exact(&mut last)?;
-            if last != *b"\n" {
-                file.write_all(b"\n")?;
-                bytes += 1;
-            }
         }
-        Ok(Log { files: Files(path.to_owned()), file, bytes, full: FULL })
+        Ok(Log { files: Files(path.to_owned()), file, bytes, full: FULL, is_cut: last != *b"\n" })
     }
 
     /// All lines so far. They can be read while more are written.
@@ -45,14 +43,15 @@ impl Log {
     }
 
     pub fn append(&mut self, entry: &AuditEntry) -> io::Result<()> {
-        let mut line = serde_json::to_vec(entry)?;
+        let mut line = if self.is_cut { vec![b'\n'] } else { Vec::new() };
+        serde_json::to_writer(&mut line, entry)?;
         line.push(b'\n');
         if self.bytes > 0 && self.bytes + line.len() as u64 > self.full {
             self.begin_anew()?;
         }
         let written = self.file.write_all(&line);
         match &written {
-            Ok(()) => self.bytes += line.len() as u64,
+            Ok(()) => (self.bytes, self.is_cut) = (self.bytes + line.len() as u64, false),
             // Whatever the disk took of it goes, so that the next line is whole.
             Err(_) => self.file.set_len(self.bytes)?,
         }
@@ -273,9 +272,12 @@ mod tests {
         let mut log = Log::open(&path).unwrap();
         log.append(&line(1)).unwrap();
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"unix_ms\": 7").unwrap();
+        let bytes = || std::fs::metadata(&path).unwrap().len();
+        let before = bytes();
         let mut log = Log::open(&path).unwrap();
-        log.append(&line(2)).unwrap();
-        assert_eq!(numbers(&log), [1, 2]);
+        assert_eq!(bytes(), before, "a full disk would keep the agent from starting");
+        (2..4).for_each(|number| log.append(&line(number)).unwrap());
+        assert_eq!(numbers(&log), [1, 2, 3]);
     }
 
     #[test]
