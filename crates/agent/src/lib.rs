@@ -104,7 +104,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::agent::Agent;
 use crate::audit::Audit;
-use crate::config::Config;
+use crate::config::{Config, FleetSettings};
 use crate::journal::Journal;
 use crate::log::Log;
 use crate::private_folder::private_folder;
@@ -122,15 +122,14 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     let config = Config::read(config)?;
     if check {
         let security = Security::open(&config)?;
-        // The agent starts without a valid certificate, for the same reason as without that user.
+        // The agent starts with these faults: what is open must be brought to its end, and guests must be able to
+        // leave.
         if let Some(Err(error)) = security.identity().map(|own| own.check_own(UnixTime::now())) {
             eprintln!("warning: other hosts will refuse this host: {}", faults::chain(&error));
         }
-        if let Some(fleet) = &config.fleet {
-            fleet.options().context("[fleet]")?;
+        if let Some(Err(error)) = config.fleet.as_ref().map(FleetSettings::options) {
+            eprintln!("warning: this host cannot take part in its fleet: {}", faults::chain(&error));
         }
-        // The agent starts without that user: what is open must be brought to its end, and guests must be able to
-        // leave.
         if let Err(error) = config.qemu_user() {
             eprintln!("warning: no guest can arrive or be started here: {}", faults::chain(&error));
         }
@@ -405,6 +404,21 @@ mod tests {
             mode(name, 0o700);
         }
         starts().unwrap();
+    }
+
+    /// The unit checks the configuration before each start, and the agent itself starts without its fleet.
+    #[test]
+    fn files_of_a_fleet_that_cannot_be_read_keep_no_agent_from_starting() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, missing) = (dir.path().join("agent.toml"), dir.path().join("ca.pem"));
+        let text = format!(
+            "state_dir = {:?}\n[fleet]\nendpoints = [\"https://192.0.2.1:2379\"]\nauthorities = {missing:?}\n",
+            dir.path().join("state")
+        );
+        std::fs::write(&path, text).unwrap();
+        run(&path, true).unwrap();
+        std::fs::write(&path, "[fleet]\nendpoints = []\nhosts = 3\n").unwrap();
+        assert!(run(&path, true).is_err(), "a key that there is not");
     }
 
     #[test]
