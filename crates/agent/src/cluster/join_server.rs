@@ -78,17 +78,26 @@ pub struct JoinServer {
 }
 
 impl JoinServer {
-    /// Listens at each address, or fails.
+    /// Listens at each address that a port of this host has, or fails.
     pub fn start(addresses: &[SocketAddr], host: Host) -> Result<JoinServer, ClusterError> {
         let tls = join_server(&open_authority(&host.authority)?, UnixTime::now())?;
-        let listen = |address: &SocketAddr| {
-            let bound = TcpListener::bind(address).and_then(|socket| {
-                socket.set_nonblocking(true)?;
-                Ok(socket)
-            });
-            bound.map_err(|source| ClusterError::Connect { address: *address, source })
-        };
-        let sockets = addresses.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+        let (mut sockets, mut absent) = (Vec::new(), None);
+        for address in addresses {
+            match listen(*address) {
+                Ok(socket) => sockets.push(socket),
+                Err(source) => {
+                    let is_absent = source.kind() == io::ErrorKind::AddrNotAvailable;
+                    let error = ClusterError::Connect { address: *address, source };
+                    if !is_absent {
+                        return Err(error);
+                    }
+                    absent = Some(error);
+                }
+            }
+        }
+        if let Some(error) = absent.filter(|_| sockets.is_empty()) {
+            return Err(error);
+        }
         let bound = sockets.iter().filter_map(|socket| socket.local_addr().ok()).collect();
         let shared = Arc::new(Shared {
             host,
@@ -122,6 +131,12 @@ impl JoinServer {
     pub fn wrong_secrets(&self) -> u64 {
         self.shared.wrong_secrets.load(Ordering::SeqCst)
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 impl Drop for JoinServer {

@@ -588,6 +588,22 @@ fn without_an_identity_no_address_but_loopback_is_listened_at() {
     watch.stop();
 }
 
+/// The address is for documentation: no host has it.
+#[test]
+fn hosts_join_although_no_port_has_one_of_the_addresses() {
+    let (one, two) = (first(), site("two", ""));
+    let (absent, here) = ("192.0.2.77:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap());
+    let host = || Host {
+        authority: one.config.authority_folder(),
+        identity: one.identity(),
+        agents: vec!["192.0.2.1:7979".parse().unwrap()],
+        audit: one.audit(),
+    };
+    assert!(JoinServer::start(&[absent], host()).is_err(), "nobody could join");
+    let server = JoinServer::start(&[absent, here], host()).unwrap();
+    join_at(&two, &server, &one.token()).unwrap();
+}
+
 /// A port may have failed, or get its address when the agent has long been started.
 #[test]
 fn an_address_that_no_port_has_keeps_the_agent_from_no_other() {
