@@ -33,7 +33,7 @@ SSHD_RECIPE=1
 PACKAGES="qemu-system-x86 qemu-utils iproute2 nftables iperf3 socat busybox-static cpio zstd xz-utils make gcc libc6-dev util-linux kmod
 protobuf-compiler libprotobuf-dev libibverbs-dev librdmacm-dev ibverbs-providers libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients valgrind libc6-dbg openssh-client"
 MODULES="failover net_failover virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci
-virtio_blk virtio_net virtio_balloon virtio_console virtio-rng dummy"
+virtio_blk virtio_net virtio_balloon virtio_console virtio_mem virtio-rng dummy"
 
 say() { printf 'lab: %s\n' "$*"; }
 die() { printf 'lab: %s\n' "$*" >&2; exit 1; }

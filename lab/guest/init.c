@@ -52,6 +52,19 @@ static void load_modules(void) {
         if (names[i]->d_name[0] != '.') load_module(names[i]->d_name);
 }
 
+static long total_mb(void) {
+    long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file || fscanf(file, "MemTotal: %ld", &kib) != 1) give_up("GUESTERR no MemTotal in /proc/meminfo");
+    fclose(file);
+    return kib / 1024;
+}
+
+// Memory of a virtio-mem device comes some time after its module.
+static void wait_for_memory(long least_mb) {
+    while (total_mb() < least_mb) usleep(100000);
+}
+
 static void mount_all(void) {
     mount("proc", "/proc", "proc", 0, NULL);
     mount("sysfs", "/sys", "sysfs", 0, NULL);
@@ -90,7 +103,9 @@ static void *shell_thread(void *argument) {
 int main(void) {
     mount_all();
     report("BOOTED up=%.3f", uptime());
+    long before = total_mb();
     load_modules();
+    wait_for_memory(before + number("plugged_mb", 0) * 3 / 4);
 
     char *net = text("net");
     if (net) heartbeat_start(net);

@@ -1,5 +1,7 @@
 //! What a self-checking guest is made of.
 
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -76,6 +78,8 @@ pub struct GuestParameters {
     pub tcp: Option<u16>,
     /// With a display adapter of 16 MiB whose memory is filled and written at so many MiB/s; 0: no limit.
     pub screen_mbps: Option<u64>,
+    /// So much of the memory, MiB, is plugged in by a `virtio-mem` device while the guest boots.
+    pub plugged_mb: Option<u64>,
     /// A thread that counts what it gets done.
     pub work: bool,
 }
@@ -93,6 +97,7 @@ impl Default for GuestParameters {
             net: None,
             tcp: None,
             screen_mbps: None,
+            plugged_mb: None,
             work: false,
         }
     }
@@ -221,6 +226,7 @@ impl GuestSpec {
         }
         words.extend(p.net.as_ref().map(|net| format!("net={net}")));
         words.extend(p.tcp.map(|port| format!("tcp={port}")));
+        words.extend(p.plugged_mb.map(|mb| format!("plugged_mb={mb} memhp_default_state=online")));
         words.extend(p.screen_mbps.map(|mbps| format!("screen_mbps={mbps}")));
         words.extend(p.work.then(|| "work=1".to_owned()));
         words.join(" ")
@@ -252,9 +258,36 @@ impl GuestSpec {
     /// Writes the file that `linerate vm start` takes and returns its path.
     pub fn write_toml(&self, host: &Host) -> Result<PathBuf, LabError> {
         let text = self.to_toml(host)?;
+        if self.parameters.plugged_mb.is_some() {
+            // QEMU runs as a user who makes no file there.
+            let file = self.plugged_file(host);
+            let made =
+                File::create(&file).and_then(|made| made.set_permissions(Permissions::from_mode(0o666)));
+            made.map_err(io_error("make", &file))?;
+        }
         let path = host.run_directory().join(format!("{}.toml", self.name));
         std::fs::write(&path, text).map_err(io_error("write", &path))?;
         Ok(path)
+    }
+
+    fn plugged_file(&self, host: &Host) -> PathBuf {
+        host.ram_directory().join(format!("{}-plugged", self.name))
+    }
+
+    fn more_devices(&self, host: &Host) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        if self.parameters.screen_mbps.is_some() {
+            option("-device", "VGA".to_owned());
+        }
+        if let Some(mb) = self.parameters.plugged_mb {
+            let file = self.plugged_file(host);
+            option("-m", format!("slots=1,maxmem={}M", self.memory_mb));
+            let object = "memory-backend-file,id=plugged,share=on,discard-data=off,prealloc=off";
+            option("-object", format!("{object},size={mb}M,mem-path={}", file.display()));
+            option("-device", format!("virtio-mem-pci,memdev=plugged,requested-size={mb}M"));
+        }
+        arguments
     }
 
     fn to_toml(&self, host: &Host) -> Result<String, LabError> {
@@ -265,11 +298,12 @@ impl GuestSpec {
             cache: if *mode == DiskMode::Direct { "none" } else { "writeback" },
         });
         let (tap, bridge) = (self.tap.as_deref(), self.bridge.as_deref());
+        let plugged_mb = self.parameters.plugged_mb.unwrap_or_default();
         let nic = tap.or(bridge).map(|_| NicToml { tap, bridge, mac: self.hardware_address() });
         let spec = SpecToml {
             name: &self.name,
             qemu: self.qemu.name(),
-            memory: format!("{}M", self.memory_mb),
+            memory: format!("{}M", self.memory_mb - plugged_mb),
             huge_pages: self.huge_pages,
             vcpus: self.vcpus,
             accel: self.program.accelerator(),
@@ -278,7 +312,7 @@ impl GuestSpec {
             initrd,
             cmdline: self.command_line(),
             serial: self.serial(host),
-            extra_args: self.parameters.screen_mbps.map_or(&[], |_| &["-device", "VGA"]),
+            extra_args: self.more_devices(host),
             disk: disks.collect(),
             nic: nic.into_iter().collect(),
         };
@@ -300,7 +334,7 @@ struct SpecToml<'a> {
     initrd: Option<PathBuf>,
     cmdline: String,
     serial: PathBuf,
-    extra_args: &'a [&'a str],
+    extra_args: Vec<String>,
     disk: Vec<DiskToml<'a>>,
     nic: Vec<NicToml<'a>>,
 }

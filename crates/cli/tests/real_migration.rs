@@ -9,6 +9,8 @@ mod bridge;
 mod huge_pages;
 #[path = "real/kvm.rs"]
 mod kvm;
+#[path = "real/plugged_memory.rs"]
+mod plugged_memory;
 #[path = "real/processor.rs"]
 mod processor;
 #[path = "real/stage.rs"]

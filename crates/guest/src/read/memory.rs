@@ -40,16 +40,19 @@ pub(super) fn read(
     }
     let objects = memory_objects(asker, names)?;
     let version = asker.qmp.version();
-    let block = |listed: Listed| match object_of(&objects, &listed.name) {
-        None => internal(listed),
-        Some(object) => backed(listed, object, files, version),
+    let block = |of: &Listed| match object_of(&objects, of, &listed) {
+        None => internal(of),
+        Some((object, is_certain)) => {
+            let descriptor = is_certain.then(|| descriptor_of(object, files)).flatten();
+            RamBlock { descriptor, ..backed(of, object, version) }
+        }
     };
-    Ok(listed.into_iter().map(block).collect())
+    Ok(listed.iter().map(block).collect())
 }
 
-fn internal(listed: Listed) -> RamBlock {
+fn internal(listed: &Listed) -> RamBlock {
     RamBlock {
-        id: listed.name,
+        id: listed.name.clone(),
         size: listed.used,
         page_bytes: listed.page_bytes,
         backend: Backend::Internal,
@@ -60,12 +63,12 @@ fn internal(listed: Listed) -> RamBlock {
     }
 }
 
-fn backed(listed: Listed, object: &MemoryObject, files: &[(i32, PathBuf)], version: QemuVersion) -> RamBlock {
+fn backed(listed: &Listed, object: &MemoryObject, version: QemuVersion) -> RamBlock {
     let named = object.backend == Backend::File;
     let memfd = object.backend == Backend::Memfd && version < NAMED_FILES_ONLY;
     RamBlock {
-        descriptor: descriptor_of(object, files),
-        id: listed.name,
+        descriptor: None,
+        id: listed.name.clone(),
         size: listed.used,
         page_bytes: listed.page_bytes,
         backend: object.backend,
@@ -96,9 +99,36 @@ fn memory_objects(asker: &mut Asker<'_>, names: &Names) -> Result<Vec<MemoryObje
     Ok(objects)
 }
 
-// A block has the object's name, or its path in the tree under x-use-canonical-path-for-ramblock-id.
-fn object_of<'a>(objects: &'a [MemoryObject], block: &str) -> Option<&'a MemoryObject> {
-    objects.iter().find(|object| object.path == block || object.path.strip_prefix("/objects/") == Some(block))
+impl MemoryObject {
+    fn name(&self) -> &str {
+        self.path.strip_prefix("/objects/").unwrap_or(&self.path)
+    }
+
+    /// A block has the object's name, or its path in the tree under x-use-canonical-path-for-ramblock-id.
+    fn is(&self, block: &str) -> bool {
+        block == self.path || block == self.name()
+    }
+
+    /// A device on a bus (`virtio-mem-pci`) has its address in front: `0000:00:02.0/NAME`.
+    fn is_at_a_device(&self, block: &str) -> bool {
+        let device = block.strip_suffix(self.name()).and_then(|front| front.strip_suffix('/'));
+        device.is_some_and(|device| !device.is_empty()) && !self.is(block)
+    }
+}
+
+/// The object behind a block, and whether it is behind no other. QEMU's own memory of a device may have its name.
+fn object_of<'a>(
+    objects: &'a [MemoryObject],
+    block: &Listed,
+    all: &[Listed],
+) -> Option<(&'a MemoryObject, bool)> {
+    if let Some(object) = objects.iter().find(|object| object.is(&block.name)) {
+        return Some((object, true));
+    }
+    let is_free = |object: &MemoryObject| !all.iter().any(|other| object.is(&other.name));
+    let object = objects.iter().find(|object| object.is_at_a_device(&block.name) && is_free(object))?;
+    let count = all.iter().filter(|other| object.is_at_a_device(&other.name)).count();
+    Some((object, count == 1))
 }
 
 fn descriptor_of(object: &MemoryObject, files: &[(i32, PathBuf)]) -> Option<i32> {
@@ -172,5 +202,37 @@ mod tests {
         assert_eq!(parse_table(old), [page(4096, "pc.ram")]);
         assert_eq!(parse_table(new), [page(2 << 20, "/objects/ram")]);
         assert_eq!(parse_table("nonsense\n 0x1\n KiB 0x1 0x2 0x3\n"), []);
+    }
+
+    /// QEMU leaves shared memory out of its stream under any name. What is not known here would arrive empty.
+    #[test]
+    fn the_memory_of_an_object_is_found_also_behind_a_device_on_a_bus() {
+        let objects = ["ram", "more", "vga.vram"].map(|name| MemoryObject {
+            path: format!("/objects/{name}"),
+            backend: Backend::File,
+            share: true,
+            size: 0,
+            file: None,
+        });
+        let found = |blocks: &[&str]| {
+            let listed = |name: &&str| Listed { name: (*name).into(), page_bytes: 4096, used: 0 };
+            let all: Vec<Listed> = blocks.iter().map(listed).collect();
+            let last = object_of(&objects, all.last().unwrap(), &all);
+            last.map(|(object, is_certain)| (object.name().to_owned(), is_certain))
+        };
+        let certain = |name: &str| Some((name.to_owned(), true));
+        for ram in ["ram", "/objects/ram"] {
+            assert_eq!(found(&[ram]), certain("ram"));
+        }
+        for more in ["0000:00:02.0/more", "0000:00:02.0//objects/more", "/machine/peripheral/x/more"] {
+            assert_eq!(found(&["ram", more]), certain("more"), "{more}");
+        }
+        for other in ["pc.bios", "0000:00:02.0/nomore", "more/pc.rom", "0000:00:02.0/pc.rom"] {
+            assert_eq!(found(&["ram", other]), None, "{other}");
+        }
+        // The object is known to be elsewhere, or which of two blocks is its cannot be told.
+        assert_eq!(found(&["vga.vram", "0000:00:01.0/vga.vram"]), None);
+        let two = ["0000:00:01.0/vga.vram", "0000:00:02.0/vga.vram"];
+        assert_eq!(found(&two), Some(("vga.vram".to_owned(), false)));
     }
 }
