@@ -75,8 +75,8 @@ impl OwnQemu {
     }
 
     /// The guest's disks, devices and files on shared storage are those of the beginning, for which the destination was
-    /// prepared, and RAM that is tracked was tracked in full. Compared when QEMU has written its state: until then
-    /// another monitor can change them. What QEMU never flushes of its shared disks is flushed then.
+    /// prepared. RAM that is tracked was tracked in full. Compared when QEMU has written its state: until then another
+    /// monitor can change them. What QEMU never flushes of its shared disks is flushed then.
     pub fn check_unchanged(&mut self) -> Done {
         if self.is_unchanged {
             return Ok(());
