@@ -120,8 +120,9 @@ const FAULTS: &[Fault] = &[
     ("huge-pages-missing", healthy, |survey| survey.hosts[0].memory.huge_pages = pool(512)),
     ("incast-collapse", measured, |survey| {
         let (from, to) = (probe(survey).from.clone(), probe(survey).to.clone());
+        let (throughput_mbps, alone_mbps) = (vec![900], Some(22_000));
         survey.matrix.incasts =
-            vec![Incast { from: vec![from], to, throughput_mbps: vec![900], alone_mbps: Some(22_000) }];
+            vec![Incast { from: vec![from], to, throughput_mbps, alone_mbps, failed: Vec::new() }];
     }),
     ("infiniband-mode", healthy, |survey| {
         rdma(survey).link_layer = Some(LinkLayer::Infiniband);

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use linerate_api::{AnsweredHost, DoctorAnswer, DoctorRequest, ErrorBody, Probes, UnreachableHost};
 use linerate_fabric::checks::unequal;
-use linerate_fabric::model::{End, Incast, Inventory, Matrix, Probe, Survey};
+use linerate_fabric::model::{End, FailedLoad, Incast, Inventory, Matrix, Probe, Survey};
 use linerate_fabric::probe::ask::AskError;
 use linerate_fabric::probe::{Answer, Depth, Echoing, Question, Target};
 
 use super::pairs::targets;
-use super::serve::BUSY;
+use super::serve::{BUSY, SINKS_FULL};
 use super::sides::{NotAnswered, Side, find};
 use super::{Doctor, WATCH_MAX};
 use crate::faults::chain;
@@ -339,7 +339,7 @@ fn incasts(hosts: &[Host], probes: &[Probe]) -> Vec<Incast> {
             }
         }
     }
-    incasts.retain(|incast: &Incast| !incast.throughput_mbps.is_empty());
+    incasts.retain(|incast: &Incast| !incast.from.is_empty() || !incast.failed.is_empty());
     incasts
 }
 
@@ -363,14 +363,26 @@ fn incast(hosts: &[Host], to: &Host, end: &End, alone: &[&&Probe]) -> Incast {
             .map(|one| one.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause)))
             .collect()
     });
-    let loads: Vec<Probe> =
-        results.into_iter().flatten().filter(|probe| probe.throughput_mbps.is_some()).collect();
-    Incast {
-        to: end.clone(),
-        throughput_mbps: loads.iter().filter_map(|probe| probe.throughput_mbps).collect(),
-        from: loads.into_iter().map(|probe| probe.from).collect(),
-        alone_mbps: fastest,
+    together(end, fastest, results.into_iter().flatten())
+}
+
+/// What several loads moved. One that a host has no time or no room for says nothing of the network.
+fn together(to: &End, alone_mbps: Option<u64>, loads: impl Iterator<Item = Probe>) -> Incast {
+    let (from, throughput_mbps, failed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut incast = Incast { from, to: to.clone(), throughput_mbps, alone_mbps, failed };
+    for Probe { from, throughput_mbps, failure, .. } in loads {
+        match (throughput_mbps, failure) {
+            (Some(rate), _) => {
+                incast.from.push(from);
+                incast.throughput_mbps.push(rate);
+            }
+            (None, Some(why)) if !why.contains(BUSY) && !why.contains(SINKS_FULL) => {
+                incast.failed.push(FailedLoad { from, why });
+            }
+            (None, _) => {}
+        }
     }
+    incast
 }
 
 #[cfg(test)]
@@ -404,6 +416,30 @@ mod tests {
         assert_eq!(all.hosts.len(), 2);
         assert_eq!(pairs(&all.answered), ["b b"]);
         assert_eq!(pairs(&all.repeated), ["c a", "b.example b"]);
+    }
+
+    /// A sender that the others push aside must not make the rest look good.
+    #[test]
+    fn a_load_that_fails_beside_others_is_not_left_out() {
+        let end =
+            |host: &str, last| End { host: host.into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
+        let load = |host: &str, last, rate, why: &str| {
+            let mut probe = Probe::new(end(host, last), end("a", 1));
+            (probe.throughput_mbps, probe.failure) =
+                (rate, Some(why.to_owned()).filter(|why| !why.is_empty()));
+            probe
+        };
+        let full = format!("64 {SINKS_FULL}");
+        let loads = vec![
+            load("b", 2, Some(9000), ""),
+            load("c", 3, None, "no load over l0: it was cut"),
+            load("d", 4, None, &full),
+            load("e", 5, None, BUSY),
+        ];
+        let incast = together(&end("a", 1), Some(9400), loads.into_iter());
+        assert_eq!((incast.from, incast.throughput_mbps), (vec![end("b", 2)], vec![9000]));
+        let why = "no load over l0: it was cut".to_owned();
+        assert_eq!(incast.failed, [FailedLoad { from: end("c", 3), why }]);
     }
 
     #[test]

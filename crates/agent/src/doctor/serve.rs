@@ -35,6 +35,8 @@ const TARGETS_MAX: usize = 1024;
 const AT_ONCE: usize = 16;
 /// Loads that are taken at a time.
 const SINKS_MAX: usize = 64;
+/// Why no more are taken.
+pub(super) const SINKS_FULL: &str = "loads are taken already";
 /// How long an inventory waits for others. Who asks waits no longer than a minute for both.
 const INVENTORY_TURN: Duration = Duration::from_secs(30);
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -69,7 +71,7 @@ pub enum NotTaken {
 /// Why a load was not received.
 #[derive(Debug, thiserror::Error)]
 enum LoadError {
-    #[error("{SINKS_MAX} loads are taken already")]
+    #[error("{SINKS_MAX} {SINKS_FULL}")]
     Loads,
     #[error(transparent)]
     Cut(AskError),

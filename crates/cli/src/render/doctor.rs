@@ -259,9 +259,10 @@ fn incasts(survey: &Survey) -> Vec<String> {
     let line = |incast: &linerate_fabric::model::Incast| {
         let sum: u64 = incast.throughput_mbps.iter().sum();
         let alone = incast.alone_mbps.map(|alone| format!(", one alone {alone} Mb/s")).unwrap_or_default();
-        let count = incast.from.len();
+        let (count, failed) = (incast.from.len() + incast.failed.len(), incast.failed.len());
+        let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
         clean(&format!(
-            "{count} hosts at once to {} {}: {sum} Mb/s together{alone}",
+            "{count} hosts at once to {} {}: {sum} Mb/s together{alone}{failed}",
             incast.to.host, incast.to.port
         ))
     };

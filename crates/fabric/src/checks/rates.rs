@@ -263,7 +263,7 @@ const INCAST_COLLAPSE_WHY: &str = "When a host is filled from several others, th
 /// Percent of what one gets alone; less than this is loss, not sharing.
 const INCAST_PERCENT_MIN: u64 = 60;
 
-/// Several hosts that send to one get less together than one of them alone.
+/// Several hosts that send to one get less together than one of them alone, or some get nothing through.
 pub(super) fn incast_collapse(survey: &Survey) -> Vec<Finding> {
     survey.matrix.incasts.iter().filter_map(incast_collapse_finding).collect()
 }
@@ -271,15 +271,20 @@ pub(super) fn incast_collapse(survey: &Survey) -> Vec<Finding> {
 fn incast_collapse_finding(incast: &Incast) -> Option<Finding> {
     let alone = incast.alone_mbps?;
     let together: u64 = incast.throughput_mbps.iter().sum();
-    if together.saturating_mul(100) >= alone.saturating_mul(INCAST_PERCENT_MIN) {
-        return None;
-    }
+    let collapsed = together.saturating_mul(100) < alone.saturating_mul(INCAST_PERCENT_MIN);
     let to = Location::port(&incast.to.host, &incast.to.port);
-    let title =
-        format!("{} hosts at once move {together} Mb/s to it, one alone {alone} Mb/s", incast.from.len());
+    let (moved, failed) = (incast.from.len(), incast.failed.len());
+    let title = match (failed, collapsed) {
+        (0, false) => return None,
+        (0, true) => format!("{moved} hosts at once move {together} Mb/s to it, one alone {alone} Mb/s"),
+        _ => format!("the loads of {failed} of {} hosts that send to it at once do not pass", failed + moved),
+    };
     let mut finding = finding(Severity::Warning, title).at(to.clone()).why(INCAST_COLLAPSE_WHY);
     for (from, rate) in incast.from.iter().zip(&incast.throughput_mbps) {
         finding = finding.seen(Location::port(&from.host, &from.port), "sent", format!("{rate} Mb/s"));
+    }
+    for one in &incast.failed {
+        finding = finding.seen(Location::port(&one.from.host, &one.from.port), "its load failed", &one.why);
     }
     Some(
         finding
@@ -497,7 +502,7 @@ mod tests {
     }
 
     mod incast_collapse {
-        use crate::model::{End, Incast};
+        use crate::model::{End, FailedLoad, Incast};
         use crate::testing::{healthy_survey, only};
 
         #[test]
@@ -512,6 +517,7 @@ mod tests {
                 to: end("beta", 2),
                 throughput_mbps: vec![12_000, 11_000],
                 alone_mbps: Some(23_500),
+                failed: Vec::new(),
             };
             let mut survey = healthy_survey();
             survey.matrix.incasts = vec![incast.clone()];
@@ -521,6 +527,27 @@ mod tests {
             let finding = only(&survey, "incast-collapse");
             assert_eq!(finding.title, "2 hosts at once move 5000 Mb/s to it, one alone 23500 Mb/s");
             assert_eq!(finding.locations[0].to_string(), "beta ens1f0");
+        }
+
+        #[test]
+        fn a_host_that_the_others_push_aside_is_named() {
+            let end = |host: &str, last| End {
+                host: host.into(),
+                port: "ens1f0".into(),
+                ip: [10, 1, 0, last].into(),
+            };
+            let mut survey = healthy_survey();
+            survey.matrix.incasts = vec![Incast {
+                from: vec![end("alpha", 1)],
+                to: end("beta", 2),
+                throughput_mbps: vec![23_000],
+                alone_mbps: Some(23_500),
+                failed: vec![FailedLoad { from: end("gamma", 3), why: "it was cut".into() }],
+            }];
+            let finding = only(&survey, "incast-collapse");
+            assert_eq!(finding.title, "the loads of 1 of 2 hosts that send to it at once do not pass");
+            assert_eq!(finding.seen[1].location.to_string(), "gamma ens1f0");
+            assert_eq!(finding.seen[1].value, "it was cut");
         }
     }
 

@@ -169,6 +169,18 @@ pub struct Incast {
     /// What the fastest of them gets alone, megabits per second.
     #[serde(default)]
     pub alone_mbps: Option<u64>,
+    /// Ports whose load did not come to its end meanwhile. They are not in `from`.
+    #[serde(default)]
+    pub failed: Vec<FailedLoad>,
+}
+
+/// A load that did not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedLoad {
+    /// The port that sent.
+    pub from: End,
+    /// A sentence: what caused it.
+    pub why: String,
 }
 
 /// All that probes measured.

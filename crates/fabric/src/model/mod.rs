@@ -19,7 +19,7 @@ pub use host::{
     Memory, NumaNode, Qemu, RamFolder, Resolved, Route, System, Time,
 };
 pub use inventory::{INVENTORY_BYTES_MAX, Inventory, InventoryError, Note, SCHEMA, Schema};
-pub use matrix::{End, Incast, Latency, Loss, Matrix, PathMtu, Probe};
+pub use matrix::{End, FailedLoad, Incast, Latency, Loss, Matrix, PathMtu, Probe};
 pub use port::{
     Address, Application, Bond, Counters, CountersChange, Dcb, Dcbx, Duplex, Ets, Fec, Irq, LinkSettings,
     Pause, Pcie, PcieLink, Pfc, Port, PortKind, Queues, Rings, Selector, Taken,
