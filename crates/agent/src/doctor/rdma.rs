@@ -24,16 +24,22 @@ const ROUND_TRIP_MAX_NS: u64 = 50_000_000;
 
 /// Measures it if both ends have RDMA, into the probe. A host that migrates is left alone, and so is a far link.
 pub fn probe(doctor: &Doctor, target: &Target, depth: Depth, probe: &mut Probe) {
-    if depth != Depth::Full || !target.rdma || doctor.is_migrating() {
+    if depth != Depth::Full || !target.rdma {
         return;
     }
-    if probe.latency.is_some_and(|latency| latency.median_ns > ROUND_TRIP_MAX_NS) {
-        return;
+    let is_far = probe.latency.is_some_and(|latency| latency.median_ns > ROUND_TRIP_MAX_NS);
+    match (doctor.is_migrating(), is_far) {
+        (true, _) => probe.rdma_not_measured = Some("a guest is being migrated".into()),
+        (false, true) => probe.rdma_not_measured = Some("the link is too far for this measurement".into()),
+        (false, false) => note(measure(doctor, target), probe),
     }
-    match measure(doctor, target) {
+}
+
+fn note(measured: Result<u64, BenchError>, probe: &mut Probe) {
+    match measured {
         Ok(rate) => probe.rdma_mbps = Some(rate),
         Err(error) if is_blocked(&error) => probe.rdma_failure = Some(chain(&error)),
-        Err(error) => tracing::info!(to = %target.to.ip, error = chain(&error), "RDMA was not measured"),
+        Err(error) => probe.rdma_not_measured = Some(chain(&error)),
     }
 }
 
@@ -109,6 +115,7 @@ mod tests {
     use std::time::Duration;
 
     use linerate_core::{Code, Fault, Side, Step};
+    use linerate_fabric::model::End;
 
     use super::*;
 
@@ -187,5 +194,19 @@ mod tests {
         ] {
             assert!(!is_blocked(&error), "{error:?}");
         }
+    }
+
+    #[test]
+    fn why_it_was_not_measured_is_said_and_is_no_failure() {
+        let end = |last| End { host: "a".into(), port: "l0".into(), ip: [10, 0, 0, last].into() };
+        let noted = |measured: Result<u64, BenchError>| {
+            let mut probe = Probe::new(end(1), end(2));
+            note(measured, &mut probe);
+            (probe.rdma_mbps, probe.rdma_failure.is_some(), probe.rdma_not_measured.is_some())
+        };
+        assert_eq!(noted(Ok(92_000)), (Some(92_000), false, false));
+        let blocked = ConnectError::NoWelcome { remote: remote() };
+        assert_eq!(noted(Err(blocked.into())), (None, true, false));
+        assert_eq!(noted(Err(BenchError::Busy { host: "b".into() })), (None, false, true));
     }
 }

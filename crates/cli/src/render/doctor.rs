@@ -250,6 +250,7 @@ fn notes(probe: &Probe) -> String {
         probe.leaves_by.as_ref().map(|port| format!("unbound packets leave by {port}")),
         probe.arrives_at.as_ref().map(|port| format!("arrives at {port}")),
         probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
+        probe.rdma_not_measured.as_ref().map(|why| format!("RDMA was not measured: {why}")),
         probe.loss_permille.filter(|loss| *loss > 0).map(|loss| format!("{loss} ‰ lost under load")),
     ];
     notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -369,7 +370,10 @@ mod tests {
         (fast.rdma_mbps, fast.throughput_mbps) = (Some(92_000), Some(80_000));
         let mut broken = probe();
         broken.rdma_failure = Some("no answer".into());
-        let text = matrix(&[fast, broken], 100).join("\n");
+        let mut idle = probe();
+        idle.rdma_not_measured = Some("a guest is being migrated".into());
+        let text = matrix(&[fast, broken, idle], 100).join("\n");
+        assert!(text.contains("RDMA was not measured: a guest is being migrated"), "{text}");
         assert!(
             text.contains("RDMA") && text.contains("92000 Mb/s") && text.contains("RDMA: no answer"),
             "{text}"

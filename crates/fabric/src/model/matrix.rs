@@ -122,6 +122,9 @@ pub struct Probe {
     /// Why nothing was moved by RDMA although both ends have it.
     #[serde(default)]
     pub rdma_failure: Option<String>,
+    /// Why RDMA was not measured although both ends have it, by no fault of the link.
+    #[serde(default)]
+    pub rdma_not_measured: Option<String>,
     /// The receiver's clock minus the sender's, microseconds, by half the least round trip.
     #[serde(default)]
     pub clock_ahead_us: Option<i64>,
@@ -151,6 +154,7 @@ impl Probe {
             retransmits: None,
             rdma_mbps: None,
             rdma_failure: None,
+            rdma_not_measured: None,
             clock_ahead_us: None,
             failure: None,
         }

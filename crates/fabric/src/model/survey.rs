@@ -53,7 +53,7 @@ impl Survey {
         for probe in &mut survey.matrix.probes {
             probe.latency_loaded = None;
             (probe.throughput_mbps, probe.loss_permille, probe.retransmits) = (None, None, None);
-            (probe.rdma_mbps, probe.rdma_failure) = (None, None);
+            (probe.rdma_mbps, probe.rdma_failure, probe.rdma_not_measured) = (None, None, None);
             // On a link that is reached, only the load can fail.
             probe.failure = probe.failure.take().filter(|_| probe.reachable != Some(true));
         }

@@ -101,6 +101,7 @@ fn cells(probe: &Probe) -> [String; 9] {
         probe.tcp_failure.as_ref().map(|why| format!("TCP: {why}")),
         probe.loss.filter(|loss| loss.lost > 0).map(|loss| format!("{} of {} lost", loss.lost, loss.sent)),
         probe.rdma_failure.as_ref().map(|why| format!("RDMA: {why}")),
+        probe.rdma_not_measured.as_ref().map(|why| format!("RDMA was not measured: {why}")),
     ];
     [
         format!("{} {}", probe.from.host, probe.from.port),
