@@ -584,6 +584,9 @@ async fn results_are_shown_although_a_file_of_them_cannot_be_written() {
     let run = lab.run(&format!("doctor --json --save {saves} --html {page}")).await;
     assert!(run.code == Some(1) && run.out.contains("\"findings\""), "{run:?}");
     assert!(run.err.contains(&saves) && run.err.contains(&page), "each file is named: {}", run.err);
+    let run = lab.run(&format!("doctor --fix --yes --save {saves}")).await;
+    assert!(run.code == Some(1) && run.out.contains("1 host"), "{run:?}");
+    assert!(run.err.split_whitespace().collect::<String>().contains("nothingwasset"), "{run:?}");
     let run = lab.run(&format!("bench bandwidth --local --time 500ms --json --svg {page}")).await;
     assert!(run.code == Some(1) && run.err.contains("cannot be written"), "{run:?}");
     assert!(run.out.contains("\"bandwidth\""), "{}", run.out);

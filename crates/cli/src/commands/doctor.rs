@@ -41,7 +41,10 @@ pub async fn run(flags: &DoctorFlags, context: &Context) -> Result<Exit, Failure
     if !flags.fix {
         return report(&look, written, flags, context);
     }
-    written?;
+    if let Err(failure) = written {
+        context.people(|| text(&look, flags, context))?;
+        return Err(failure.and("nothing was set"));
+    }
     fix::run(&look, &answered, flags, context).await
 }
 

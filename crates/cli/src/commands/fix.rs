@@ -111,7 +111,7 @@ pub async fn run(
     after.findings.sort_by_key(|finding| Reverse(finding.severity));
     let document = FixDocument { look: &after, fix: &plan, outcome: Outcome::Kept };
     context.programs(&document).map_err(Failure::after_it_was_done)?;
-    page(&after, flags)?;
+    page(&after, flags).map_err(Failure::after_it_was_done)?;
     Ok(exit(&after.findings, &after.unreachable))
 }
 

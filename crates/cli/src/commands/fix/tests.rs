@@ -120,9 +120,17 @@ impl Agent {
         begun: (Survey, Vec<UnreachableHost>),
         answered: &[AnsweredHost],
     ) -> Result<Exit, Failure> {
-        let (survey, unreachable) = begun;
+        self.fix_with(begun, answered, &flags()).await
+    }
+
+    async fn fix_with(
+        &self,
+        (survey, unreachable): (Survey, Vec<UnreachableHost>),
+        answered: &[AnsweredHost],
+        flags: &DoctorFlags,
+    ) -> Result<Exit, Failure> {
         let look = Look { findings: run_all(&survey), survey, unreachable, repeated: vec![] };
-        run(&look, answered, &flags(), &self.context()).await
+        run(&look, answered, flags, &self.context()).await
     }
 
     fn asked(&self) -> Vec<String> {
@@ -187,6 +195,16 @@ async fn a_fix_that_removes_the_finding_is_confirmed() {
     agent.fix((faulty(), vec![]), &answered()).await.unwrap();
     let kept = ["confirm l0 of beta.example", "confirm l1 of beta.example"];
     assert_eq!(agent.asked(), [&SETS[..], &kept].concat());
+}
+
+#[tokio::test]
+async fn a_page_that_cannot_be_written_takes_nothing_back() {
+    let agent = Agent::new(Script { looks: vec![(fixed(), vec![])], refuses: |_| None });
+    let html = Some(agent.folder.path().join("missing/page.html"));
+    let flags = DoctorFlags { html, ..flags() };
+    let failure = agent.fix_with((faulty(), vec![]), &answered(), &flags).await.unwrap_err();
+    assert!(failure.message().contains("did what it was asked"), "{}", failure.message());
+    assert_eq!(agent.asked().last().map(String::as_str), Some("confirm l1 of beta.example"));
 }
 
 /// What it sees again and does not find is gone.
