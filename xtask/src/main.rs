@@ -66,11 +66,14 @@ const PAGES_OF_LISTS: &[&str] = &["docs/findings.md"];
 const UNSAFE_ALLOWED: &[&str] = &["crates/memory/", "crates/net/src/rdma/"];
 
 fn main() -> ExitCode {
-    let result = match std::env::args().nth(1).as_deref() {
-        Some("check") => check().map(|()| true),
-        Some("measure") => tracked_files().and_then(|files| measure::run(&files)).map(|()| true),
-        Some("licences") => licences::run().map(|()| true),
-        Some("test") => suite::run(std::env::args().nth(2).as_deref()),
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["check"] => check().map(|()| true),
+        ["measure"] => tracked_files().and_then(|files| measure::run(&files)).map(|()| true),
+        ["licences"] => licences::run().map(|()| true),
+        ["test"] => suite::run(None),
+        ["test", at_a_time] => suite::run(Some(at_a_time)),
         _ => Err(anyhow::anyhow!("usage: xtask check | licences | measure | test [AT A TIME]")),
     };
     match result {
@@ -150,18 +153,25 @@ fn tracked_files() -> Result<Vec<PathBuf>> {
     files_in(Path::new("."))
 }
 
-/// Files of the repository that `folder` is in, as git lists them there. Without a list nothing would be checked.
+/// Files of the repository whose top `folder` is, as git lists them. Without a list nothing would be checked, and of a
+/// part nobody could say that all is in order.
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("git")
-        .args(["ls-files", "-co", "--exclude-standard"])
-        .current_dir(folder)
-        .output()
-        .context("git ls-files")?;
-    if !output.status.success() {
-        bail!("git ls-files: {}", String::from_utf8_lossy(&output.stderr));
+    // Without -z git puts names in quotes that are not ASCII.
+    let list = git(folder, &["ls-files", "-coz", "--exclude-standard"])?;
+    let below = git(folder, &["rev-parse", "--show-prefix"])?;
+    if !below.trim().is_empty() {
+        bail!("{} is a part of the repository: run it at the top", below.trim());
     }
-    let list = String::from_utf8(output.stdout).context("file names")?;
-    Ok(list.lines().map(PathBuf::from).filter(|path| folder.join(path).is_file()).collect())
+    Ok(list.split('\0').map(PathBuf::from).filter(|path| folder.join(path).is_file()).collect())
+}
+
+fn git(folder: &Path, words: &[&str]) -> Result<String> {
+    let name = || format!("git {}", words.first().unwrap_or(&""));
+    let output = Command::new("git").args(words).current_dir(folder).output().with_context(name)?;
+    if !output.status.success() {
+        bail!("{}: {}", name(), String::from_utf8_lossy(&output.stderr));
+    }
+    String::from_utf8(output.stdout).context("file names")
 }
 
 /// Whether it is a Rust source file.
@@ -242,11 +252,28 @@ fn check_links(files: &[PathBuf], problems: &mut Vec<String>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // Tests say what they expect.
+
     use super::*;
 
     #[test]
     fn a_folder_without_a_repository_is_not_taken_for_one_in_order() {
         let error = files_in(Path::new("/proc")).map_err(|error| error.to_string());
         assert!(error.as_ref().is_err_and(|error| error.contains("git ls-files")), "{error:?}");
+    }
+
+    #[test]
+    fn every_name_is_listed_and_a_part_of_a_repository_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        git(folder.path(), &["init", "--quiet"]).unwrap();
+        std::fs::create_dir(folder.path().join("part")).unwrap();
+        for name in ["plain.rs", "grün.rs", "part/two words.rs"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let mut files = files_in(folder.path()).unwrap();
+        files.sort();
+        assert_eq!(files, ["grün.rs", "part/two words.rs", "plain.rs"].map(PathBuf::from));
+        let error = files_in(&folder.path().join("part")).unwrap_err().to_string();
+        assert!(error.contains("part/ is a part"), "{error}");
     }
 }
