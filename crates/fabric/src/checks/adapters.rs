@@ -14,14 +14,18 @@ struct Slot<'a> {
     pcie: &'a Pcie,
 }
 
-/// All slots of a survey. What virtual functions move is part of what their port moves.
+/// All slots of a survey. What virtual functions move is part of what their port moves, and so is what other functions
+/// move over its cable.
 fn slots(survey: &Survey) -> Vec<Slot<'_>> {
     let mut slots: BTreeMap<(&str, &str), Slot<'_>> = BTreeMap::new();
     for at in survey.ports() {
         let own = at.port.pcie.as_ref().filter(|pcie| pcie.physical_function.is_none());
         let Some(pcie) = own else { continue };
         let slot = slots.entry((at.host.host.as_str(), pcie.slot()));
-        slot.or_insert_with(|| Slot { ports: Vec::new(), pcie }).ports.push(at);
+        let ports = &mut slot.or_insert_with(|| Slot { ports: Vec::new(), pcie }).ports;
+        if !ports.iter().any(|known| known.port.shares_its_cable(at.port)) {
+            ports.push(at);
+        }
     }
     slots.into_values().collect()
 }
@@ -409,6 +413,27 @@ mod tests {
                 let pcie = one.pcie.as_mut().unwrap();
                 let address = std::mem::replace(&mut pcie.address, format!("0000:3b:00.{}", number + 2));
                 pcie.physical_function = Some(address);
+                host.ports.push(one);
+            }
+            assert_eq!(crate::checks::run_all(&survey), Vec::new());
+        }
+    }
+
+    mod functions_of_one_cable {
+        use crate::testing::{healthy_survey, host_mut};
+
+        /// Four partitions (NPAR) say the speed of the cable each.
+        #[test]
+        fn they_move_what_the_cable_carries() {
+            let mut survey = healthy_survey();
+            let host = host_mut(&mut survey, "beta");
+            let first = host.ports.iter_mut().find(|port| port.name == "ens1f0").unwrap();
+            first.physical_port = Some("0c42a1000000".into());
+            let first = first.clone();
+            for number in 2..5 {
+                let mut one = first.clone();
+                (one.name, one.mac, one.addresses) = (format!("ens1f{number}"), None, Vec::new());
+                one.pcie.as_mut().unwrap().address = format!("0000:3b:00.{number}");
                 host.ports.push(one);
             }
             assert_eq!(crate::checks::run_all(&survey), Vec::new());

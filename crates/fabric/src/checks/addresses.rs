@@ -332,20 +332,13 @@ pub(super) fn no_second_link(survey: &Survey) -> Vec<Finding> {
             .copied()
             .filter(|at| at.host.host == host.host && at.port.kind != PortKind::Loopback)
             .collect();
-        if own.first().is_some_and(|first| own.iter().skip(1).all(|at| share_a_cable(first, at)))
+        if own.first().is_some_and(|first| own.iter().skip(1).all(|at| first.port.shares_its_cable(at.port)))
             && joined(host)
         {
             lonely.extend(own);
         }
     }
     no_second_link_finding(&lonely).into_iter().collect()
-}
-
-/// Two functions of an adapter, of which one at least is virtual (SR-IOV): one cable carries both.
-fn share_a_cable(one: &PortRef<'_>, other: &PortRef<'_>) -> bool {
-    let (Some(one), Some(other)) = (&one.port.pcie, &other.port.pcie) else { return false };
-    let is_virtual = one.physical_function.is_some() || other.physical_function.is_some();
-    is_virtual && one.function_with_cable() == other.function_with_cable()
 }
 
 fn no_second_link_finding(lonely: &[PortRef<'_>]) -> Option<Finding> {
@@ -533,7 +526,7 @@ mod tests {
     }
 
     mod no_second_link {
-        use crate::testing::{healthy_survey, host_mut, only};
+        use crate::testing::{healthy_survey, host_mut, only, port};
 
         #[test]
         fn the_host_with_one_port_is_named() {
@@ -551,6 +544,15 @@ mod tests {
             let locations: Vec<String> = finding.locations.iter().map(ToString::to_string).collect();
             assert_eq!(locations, ["beta ens1f0", "beta ens1f0v0"]);
             assert_eq!(finding.seen[1].value, "0000:3b:00.0");
+        }
+
+        #[test]
+        fn two_functions_of_one_cable_are_one() {
+            let mut survey = healthy_survey();
+            for name in ["ens1f0", "ens1f1"] {
+                port(&mut survey, "beta", name).physical_port = Some("0c42a1000000".into());
+            }
+            assert_eq!(only(&survey, "no-second-link").locations.len(), 2);
         }
 
         #[test]

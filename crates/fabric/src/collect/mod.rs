@@ -164,6 +164,7 @@ fn with_files(link: Link, root: &Root, interrupts: &Interrupts) -> Port {
     {
         port.driver = root.link_name(format!("sys/bus/{bus}/devices/{name}/driver"));
         port.pcie = pci::read(root, bus, name);
+        port.physical_port = root.text(format!("sys/class/net/{}/phys_port_id", port.name));
         if let Some(slot) = &port.pcie {
             port.numa_node = pci::numa_node(root, &slot.address);
             port.irqs = interrupts.of(root, &slot.address);
@@ -236,6 +237,22 @@ fn watch(inventory: &mut Inventory, watch: Duration, began: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_has_the_mark_of_its_cable() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        std::fs::create_dir_all(root.path("sys/class/net/l0")).unwrap();
+        std::fs::write(root.path("sys/class/net/l0/phys_port_id"), "0c42a1000000\n").unwrap();
+        let port = |name: &str| {
+            let mut link = Link::default();
+            (link.port.name, link.port.kind) = (name.into(), PortKind::Physical);
+            link.device = Some(("pci".into(), "0000:3b:00.0".into()));
+            with_files(link, &root, &Interrupts::read(&root))
+        };
+        assert_eq!(port("l0").physical_port.as_deref(), Some("0c42a1000000"));
+        assert_eq!(port("l1").physical_port, None);
+    }
 
     #[test]
     fn this_host_has_an_inventory_that_reads_back() {

@@ -123,6 +123,8 @@ pub struct Port {
     pub bond: Option<Bond>,
     /// The slot of the adapter.
     pub pcie: Option<Pcie>,
+    /// The driver's mark of the cable, where functions of an adapter can share one (NPAR, SR-IOV).
+    pub physical_port: Option<String>,
     /// NUMA node that the adapter hangs on.
     pub numa_node: Option<u32>,
     /// Priorities and lossless classes.
@@ -133,6 +135,18 @@ pub struct Port {
     pub reverse_path_filter: Option<u8>,
     /// Queueing discipline at the root, such as `mq` or `tbf`.
     pub qdisc: Option<String>,
+}
+
+impl Port {
+    /// Both are functions of one adapter (NPAR, SR-IOV), and one cable carries what they move. Ports of one host.
+    pub fn shares_its_cable(&self, other: &Port) -> bool {
+        let slots = self.pcie.as_ref().zip(other.pcie.as_ref());
+        let by_function = slots.is_some_and(|(one, other)| {
+            let is_virtual = one.physical_function.is_some() || other.physical_function.is_some();
+            is_virtual && one.function_with_cable() == other.function_with_cable()
+        });
+        by_function || (self.physical_port.is_some() && self.physical_port == other.physical_port)
+    }
 }
 
 /// Speed, duplex and negotiation. Link modes have the kernel's names, such as `25000baseCR/Full`.
