@@ -97,6 +97,7 @@ use linerate_guest::qemu_user::QemuUser;
 use linerate_guest::registry::Registry;
 use linerate_net::tcp::listen::OnRefusal;
 use rustls_pki_types::UnixTime;
+use tokio::runtime::Runtime;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -137,7 +138,7 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     }
     let log = std::io::stderr().as_fd().try_clone_to_owned();
     start_log(Log::to(log.context("standard error cannot be written to")?));
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
     let _alone = alone(&config.run_dir)?;
     let security = Security::open(&config)?;
     end_on_panic();
@@ -178,12 +179,19 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     fleet_member::start(&agent);
     drain::resume(&agent, &drains, runtime.handle().clone());
     let served = runtime.block_on(server::serve(&agent, &drains));
-    agent.cluster.stop();
     agent.fleet.leave();
     agent.audit.agent(AuditAction::AgentStop);
+    end(runtime);
+    agent.cluster.stop();
     served?;
     tracing::info!("the agent ends; guests run on");
     Ok(())
+}
+
+/// Waits for no request: it is left as by a crash. Sessions would go on to decide meanwhile, without the connections by
+/// which other hosts are heard.
+fn end(runtime: Runtime) {
+    runtime.shutdown_background();
 }
 
 /// A defect ends the agent at once, also in a build without `panic = "abort"`: no thread continues with what the one
@@ -419,6 +427,25 @@ mod tests {
         run(&path, true).unwrap();
         std::fs::write(&path, "[fleet]\nendpoints = []\nhosts = 3\n").unwrap();
         assert!(run(&path, true).is_err(), "a key that there is not");
+    }
+
+    #[test]
+    fn an_agent_that_is_stopped_waits_for_no_request() {
+        use std::sync::mpsc::channel;
+        use std::time::Duration;
+        let runtime = Runtime::new().unwrap();
+        let (begins, has_begun) = channel();
+        runtime.spawn_blocking(move || {
+            begins.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(600));
+        });
+        has_begun.recv_timeout(Duration::from_secs(60)).unwrap();
+        let (ends, has_ended) = channel();
+        std::thread::spawn(move || {
+            end(runtime);
+            ends.send(()).unwrap();
+        });
+        has_ended.recv_timeout(Duration::from_secs(60)).expect("a request is waited for");
     }
 
     #[test]
