@@ -14,12 +14,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    AdoptGuest, AgentStatus, AuditAnswer, AuditRequest, BenchRequest, CordonAnswer, CordonRequest, Decision,
-    DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest, DrainStarted, DrainSteer, FleetHost,
-    FleetStatus, ForgetGuest, ForgetHost, GuestDetail, GuestForgotten, GuestSummary, HostForgotten,
-    LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail, MigrationId, MigrationStarted,
-    MigrationSummary, PlaceAnswer, PlaceRequest, Probes, QosAnswer, QosRequest, ResolveRequest, StartGuest,
-    StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
+    AdoptGuest, AgentStatus, AuditAnswer, AuditRequest, BODY_BYTES_MAX, BenchRequest, CordonAnswer,
+    CordonRequest, Decision, DoctorAnswer, DoctorRequest, DrainDetail, DrainOrder, DrainRequest,
+    DrainStarted, DrainSteer, FleetHost, FleetStatus, ForgetGuest, ForgetHost, GuestDetail, GuestForgotten,
+    GuestSummary, HostForgotten, LinkAnswer, LinkConfirm, LinkRequest, MigrateRequest, MigrationDetail,
+    MigrationId, MigrationStarted, MigrationSummary, PlaceAnswer, PlaceRequest, Probes, QosAnswer,
+    QosRequest, ResolveRequest, StartGuest, StopGuest, TunnelRequest, UndrainDetail, UndrainRequest, paths,
 };
 
 pub use bench::BenchStream;
@@ -30,6 +30,9 @@ pub use events::{EventStream, TunnelStream};
 const QUICK: Duration = Duration::from_secs(30);
 /// How long an answer may take that waits for a hypervisor.
 const SLOW: Duration = Duration::from_secs(180);
+/// How long a survey may be. Of 64 hosts with some hundred guests each, ports and probes are beyond what other answers
+/// may have.
+const SURVEY_BYTES_MAX: usize = 256 << 20;
 /// What each two hosts, in each direction, add to how long the doctor may take. Its loads run one after the other: one
 /// for each link, of 0.7 s where all is well and of 20 s where nothing passes.
 const LOADS_OF_A_PAIR: Duration = Duration::from_secs(30);
@@ -126,7 +129,8 @@ impl Client {
     /// Looks at this host and others, and probes between them.
     pub async fn doctor(&self, request: &DoctorRequest) -> Result<DoctorAnswer, ClientError> {
         let body = serde_json::to_vec(request).map_err(ClientError::Request)?;
-        self.request("POST", paths::DOCTOR, Some(body), doctor_max(request)).await
+        let limit = doctor_max(request);
+        self.request_up_to(SURVEY_BYTES_MAX, "POST", paths::DOCTOR, Some(body), limit).await
     }
 
     /// Sets a port, on trial.
@@ -271,9 +275,20 @@ impl Client {
         body: Option<Vec<u8>>,
         limit: Duration,
     ) -> Result<T, ClientError> {
+        self.request_up_to(BODY_BYTES_MAX, method, path, body, limit).await
+    }
+
+    async fn request_up_to<T: DeserializeOwned>(
+        &self,
+        bytes_max: usize,
+        method: &str,
+        path: &str,
+        body: Option<Vec<u8>>,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
         let asking = async {
             let answer = transport::send(&self.socket, method, path, body, limit).await?;
-            transport::whole_body(answer, limit).await
+            transport::whole_body(answer, limit, bytes_max).await
         };
         let bytes = transport::within(limit, asking).await?;
         serde_json::from_slice(&bytes).map_err(ClientError::Answer)
@@ -337,6 +352,36 @@ mod tests {
         assert!(doctor_max(&asked(15, Probes::Full)) > loads);
         assert_eq!(doctor_max(&asked(15, Probes::Short)), SLOW);
         assert_eq!(doctor_max(&asked(0, Probes::Full)), SLOW);
+    }
+
+    /// It is the result of many minutes.
+    #[tokio::test]
+    async fn a_survey_may_be_larger_than_other_answers() {
+        let survey = "x".repeat(BODY_BYTES_MAX);
+        let text = format!(r#"{{"survey":"{survey}","unreachable":[]}}"#);
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len());
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("agent.sock")).unwrap();
+        let client = Client::new(folder.path().join("agent.sock"));
+        let agent = async {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+                // The client may have had enough of it.
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let asking = async {
+            let given = client.doctor(&DoctorRequest::default()).await.unwrap();
+            assert_eq!(given.survey.as_str().map(str::len), Some(BODY_BYTES_MAX));
+            client.status().await.unwrap_err()
+        };
+        let error = tokio::select! {
+            () = agent => unreachable!(),
+            error = asking => error,
+        };
+        assert!(matches!(error, ClientError::AnswerTooLong { .. }), "{error}");
     }
 
     /// Each guest of a plan may take two minutes, and there may be hundreds.

@@ -58,25 +58,30 @@ fn check_server(socket: &Path, uid: Option<u32>) -> Result<(), ClientError> {
 }
 
 /// The whole body of an answer.
-pub(super) async fn whole_body(answer: Response<Incoming>, limit: Duration) -> Result<Bytes, ClientError> {
-    let body = Limited::new(answer.into_body(), BODY_BYTES_MAX);
-    let collected = within(limit, async { body.collect().await.map_err(body_error) }).await?;
+pub(super) async fn whole_body(
+    answer: Response<Incoming>,
+    limit: Duration,
+    bytes_max: usize,
+) -> Result<Bytes, ClientError> {
+    let body = Limited::new(answer.into_body(), bytes_max);
+    let failed = |error| body_error(error, bytes_max);
+    let collected = within(limit, async { body.collect().await.map_err(failed) }).await?;
     Ok(collected.to_bytes())
 }
 
-fn body_error(error: Box<dyn std::error::Error + Send + Sync>) -> ClientError {
+fn body_error(error: Box<dyn std::error::Error + Send + Sync>, bytes_max: usize) -> ClientError {
     match error.downcast::<hyper::Error>() {
         Ok(broken) => ClientError::Broken(*broken),
         Err(other) => {
             debug_assert!(other.is::<LengthLimitError>(), "Limited has no third kind of error");
-            ClientError::AnswerTooLong { bytes_max: BODY_BYTES_MAX }
+            ClientError::AnswerTooLong { bytes_max }
         }
     }
 }
 
 async fn refusal(answer: Response<Incoming>, limit: Duration) -> ClientError {
     let status = answer.status().as_u16();
-    match whole_body(answer, limit).await {
+    match whole_body(answer, limit, BODY_BYTES_MAX).await {
         Ok(bytes) => ClientError::Agent { status, body: Box::new(read_error(status, &bytes)) },
         Err(error) => error,
     }
