@@ -159,6 +159,8 @@ fn an_empty_name_stands_for_nothing() {
 fn the_socket_in_the_help_is_the_one_that_is_used() {
     assert!(Flags::command().render_help().to_string().contains(linerate_api::DEFAULT_SOCKET));
     let mut command = Flags::command();
+    // With the flags of every command.
+    command.build();
     let migrate = command.find_subcommand_mut("migrate").unwrap();
     let help = migrate.render_long_help().to_string();
     assert!(help.contains(linerate_api::LibvirtRequest::DEFAULT_REMOTE_SOCKET), "{help}");
