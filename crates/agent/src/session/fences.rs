@@ -13,7 +13,8 @@ use linerate_net::table::RegionTable;
 
 use crate::faults::chain;
 
-/// A fence waits for a write in progress: at most a payload into memory.
+/// A fence waits for a write in progress: at most a payload into memory. On a host that is short of memory, or was
+/// stopped, that can take longer: then this is logged each time that it has passed.
 const FENCE_WAIT: Duration = Duration::from_secs(5);
 
 /// Channels that have ended and are still known. A fence is asked for when a link is lost, long before so many others
@@ -102,9 +103,9 @@ impl Fences {
         }
     }
 
-    /// Rule 3: after this has returned, nothing more is applied from the channel.
-    fn close(&self, channel: ChannelId, fence: &Fence) -> io::Result<Fenced> {
-        let fenced = fence.close(FENCE_WAIT).map_err(io::Error::other)?;
+    /// Rule 3: after this has returned `Ok`, nothing more is applied from the channel.
+    fn close(&self, channel: ChannelId, fence: &Fence, wait: Duration) -> io::Result<Fenced> {
+        let fenced = fence.close(wait).map_err(io::Error::other)?;
         self.lock().close(channel, fenced.clone());
         Ok(fenced)
     }
@@ -144,7 +145,7 @@ impl Fences {
 
     fn close_channel(&self, channel: ChannelId) {
         let Some(Asked::Open(fence)) = self.ask(channel) else { return };
-        if let Err(error) = self.close(channel, &fence) {
+        if let Err(error) = self.close(channel, &fence, FENCE_WAIT) {
             tracing::error!(channel, error = chain(&error), "a channel could not be closed");
         }
     }
@@ -154,7 +155,9 @@ impl Fences {
     pub fn fence(self: &Arc<Fences>, channel: ChannelId, answer: impl FnOnce(Fenced) + Send + 'static) {
         match self.ask(channel) {
             Some(Asked::Answer(fenced)) => answer(fenced),
-            Some(Asked::Open(fence)) if self.first_asked(channel) => self.fence_apart(channel, fence, answer),
+            Some(Asked::Open(fence)) if self.first_asked(channel) => {
+                self.fence_apart(channel, fence, FENCE_WAIT, answer);
+            }
             Some(Asked::Open(_)) => tracing::warn!(channel, "a fence is asked for again"),
             None => tracing::warn!(channel, "a fence is asked for that cannot be needed"),
         }
@@ -168,18 +171,26 @@ impl Fences {
         }
     }
 
+    /// Answers in the end, however long the write in progress takes. The peer asks once, and until it has the answer it
+    /// must not send the extents again: a migration would be given up, and the streams of a tunnel would stand still
+    /// for ever.
     fn fence_apart(
         self: &Arc<Fences>,
         channel: ChannelId,
         fence: Arc<Fence>,
+        wait: Duration,
         answer: impl FnOnce(Fenced) + Send + 'static,
     ) {
         let channels = self.clone();
-        let fencing = move || match channels.close(channel, &fence) {
-            Ok(fenced) => answer(fenced),
-            // Without an answer the peer must not send the extents again: a migration gives up in the end, and the
-            // guest is safe; streams make no progress until their session's end.
-            Err(error) => tracing::error!(channel, error = chain(&error), "a channel could not be fenced"),
+        let fencing = move || {
+            loop {
+                match channels.close(channel, &fence, wait) {
+                    Ok(fenced) => return answer(fenced),
+                    Err(error) => {
+                        tracing::error!(channel, error = chain(&error), "a channel is not fenced yet");
+                    }
+                }
+            }
         };
         if let Err(error) = std::thread::Builder::new().name(format!("fence-{channel}")).spawn(fencing) {
             tracing::error!(channel, %error, "cannot start a thread to fence a channel");
@@ -257,6 +268,39 @@ mod tests {
         drop(end);
         drop(sender);
         assert_eq!(answers.iter().count(), 1);
+    }
+
+    /// Has a write in progress from when it has reported it until it is let go.
+    struct Slow {
+        begun: std::sync::mpsc::Sender<()>,
+        until: std::sync::mpsc::Receiver<()>,
+    }
+
+    impl Receiver for Slow {
+        fn serve(self, _regions: &RegionTable, fence: &Fence) -> ChannelEnd {
+            let mut serving = fence.enter().unwrap();
+            serving.apply(3);
+            self.begun.send(()).unwrap();
+            let _ = self.until.recv();
+            ChannelEnd::Fenced
+        }
+    }
+
+    #[test]
+    fn a_fence_whose_write_takes_long_is_answered_when_the_write_is_over() {
+        const WAIT: Duration = Duration::from_millis(5);
+        const LONG: Duration = Duration::from_secs(60);
+        let channels = Arc::<Fences>::default();
+        let ((begun, is_begun), (end, until)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+        serve(&channels, 7, Slow { begun, until }).unwrap();
+        is_begun.recv_timeout(LONG).unwrap();
+        let Some(Asked::Open(fence)) = channels.ask(7) else { panic!("it has ended") };
+        let (sender, answer) = std::sync::mpsc::channel();
+        channels.fence_apart(7, fence, WAIT, move |fenced| sender.send(fenced).unwrap());
+        let early = answer.recv_timeout(10 * WAIT);
+        assert_eq!(early, Err(std::sync::mpsc::RecvTimeoutError::Timeout), "a write is in progress");
+        drop(end);
+        assert_eq!(answer.recv_timeout(LONG), Ok(Fenced { applied: 3, damaged: Vec::new() }));
     }
 
     #[test]
