@@ -49,10 +49,12 @@ impl<'a> Receipts<'a> {
         if intact {
             self.serving.apply(header.sequence);
         } else {
-            self.serving.mark_damaged(header.sequence);
             self.stats.count_damaged(1);
-            self.damaged.push(header.sequence);
+            // One too many counts as not arrived. A fence that cannot name all damaged frames reports none as applied,
+            // and the source would send what has landed once more.
             self.damaged_left = self.damaged_left.checked_sub(1).ok_or(ChannelError::Damaged)?;
+            self.serving.mark_damaged(header.sequence);
+            self.damaged.push(header.sequence);
         }
         self.frames += 1;
         self.bytes += u64::from(header.payload_length);
@@ -109,6 +111,23 @@ mod tests {
             [4],
             "the fence reports what a lost acknowledgement held"
         );
+    }
+
+    /// Bytes of a stream that were read already may not be written again.
+    #[test]
+    fn a_channel_with_too_many_damaged_frames_reports_which_were_applied() {
+        let (fence, stats) = (Fence::new(Closer::new(|| {})), ChannelStats::default());
+        let mut receipts = Receipts::new(fence.enter().unwrap(), &stats).damaged_at_most(DAMAGED_MAX);
+        let most = DAMAGED_MAX as u64;
+        for sequence in 1..=most {
+            receipts.book(&header(sequence, 0), false).unwrap();
+        }
+        receipts.book(&header(most + 1, 0), true).unwrap();
+        let error = receipts.book(&header(most + 2, 0), false).unwrap_err();
+        assert!(matches!(error, ChannelError::Damaged), "{error}");
+        drop(receipts);
+        let fenced = fence.close(Duration::ZERO).unwrap();
+        assert_eq!((fenced.applied, fenced.damaged.len()), (most + 1, DAMAGED_MAX));
     }
 
     #[test]

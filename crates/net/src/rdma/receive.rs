@@ -38,7 +38,7 @@ impl RdmaReceiver {
         RdmaReceiver { connection, damaged_max: usize::MAX, stats: Arc::default() }
     }
 
-    /// Ends the channel when so many frames arrived damaged, as
+    /// Ends the channel when more frames than these arrived damaged, as
     /// [`StreamReceiver::damaged_max`](crate::tcp::receive::StreamReceiver::damaged_max) does.
     pub fn damaged_max(self, damaged_max: usize) -> RdmaReceiver {
         RdmaReceiver { damaged_max, ..self }

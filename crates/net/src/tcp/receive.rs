@@ -35,8 +35,8 @@ impl StreamReceiver {
         StreamReceiver { stream, damaged_max: usize::MAX, stats: Arc::default() }
     }
 
-    /// Ends the channel when so many frames arrived damaged. For memory that only the channels write, where each
-    /// is damage on the way, and where nothing that has landed may be sent again. A fence can name
+    /// Ends the channel when more frames than these arrived damaged. For memory that only the channels write, where
+    /// each is damage on the way, and where nothing that has landed may be sent again. A fence can name
     /// [`DAMAGED_MAX`](linerate_wire::frame::DAMAGED_MAX) of them.
     pub fn damaged_max(self, damaged_max: usize) -> StreamReceiver {
         StreamReceiver { damaged_max, ..self }
