@@ -164,7 +164,7 @@ impl SourceEnd {
         if let Some(failed) = &inbox.failed {
             return Err(failed.clone().into());
         }
-        let taken = self.read_all(&mut inbox);
+        let taken = self.read_all(&mut inbox).map_err(|end| explained(end, self.reap()));
         if let Err(ChannelError::Rdma(error)) = &taken {
             inbox.failed = Some(error.clone());
         }
@@ -291,7 +291,7 @@ impl SourceEnd {
                 return Ok(Some(acknowledged));
             }
             if let Some(end) = end {
-                return Err(end.into());
+                return Err(explained(end.into(), self.reap()));
             }
             if !waiting.again()? {
                 return Ok(None);
@@ -301,12 +301,43 @@ impl SourceEnd {
 
     /// Bytes that the peer's adapter has taken so far.
     pub(super) fn progress(&self) -> u64 {
-        // Locked only for as long as it is being looked at; the sender reports a failure.
+        // Locked only for as long as it is being looked at.
         let mut inbox = self.inbox();
         match self.reap() {
             Ok(released) => inbox.released += released,
+            // Its completion is taken, so nobody else finds the cause.
+            Err(ChannelError::Rdma(error)) => {
+                inbox.failed.get_or_insert(error);
+            }
             Err(error) => tracing::debug!(%error, "what was sent has failed"),
         }
         self.moved.load(Ordering::Relaxed)
+    }
+}
+
+/// The cause of an end: what the adapter reports of what was sent, if it reports anything. When an operation has
+/// failed, the adapter flushes all others, and that looks as if the peer had closed.
+fn explained(end: ChannelError, sent: Result<u64, ChannelError>) -> ChannelError {
+    match (end, sent) {
+        (ChannelError::Closed, Err(cause @ ChannelError::Rdma(_))) => cause,
+        (end, _) => end,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_that_failed_is_the_cause_and_not_a_peer_that_closed() {
+        let cause = explained(ChannelError::Closed, Err(RdmaError::RemoteAccess.into()));
+        assert!(matches!(cause, ChannelError::Rdma(RdmaError::RemoteAccess)), "{cause:?}");
+        assert!(cause.may_be_the_transports());
+        let closed = explained(ChannelError::Closed, Err(RdmaError::PeerClosed.into()));
+        assert!(matches!(closed, ChannelError::Closed), "{closed:?}");
+        let closed = explained(ChannelError::Closed, Ok(1));
+        assert!(matches!(closed, ChannelError::Closed), "{closed:?}");
+        let revoked = explained(RdmaError::Revoked.into(), Err(RdmaError::RemoteAccess.into()));
+        assert!(!revoked.may_be_the_transports(), "{revoked:?}");
     }
 }
