@@ -43,6 +43,8 @@ pub struct RamBlock {
     size: u64,
     backing: Backing,
     segments: Vec<Segment>,
+    /// The page tables of the process that maps it, also when that has ended: then they are empty.
+    pagemap: Option<File>,
 }
 
 impl RamBlock {
@@ -65,7 +67,8 @@ impl RamBlock {
         }
         let backing = backing(&file, path)?;
         let segments = segments(&mapped);
-        Ok(RamBlock { pid, name: name.to_owned(), file, size, backing, segments })
+        let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok();
+        Ok(RamBlock { pid, name: name.to_owned(), file, size, backing, segments, pagemap })
     }
 
     pub fn pid(&self) -> i32 {
@@ -100,6 +103,11 @@ impl RamBlock {
     /// Where the process shows the file now; differs from [`RamBlock::segments`] after the process remapped it.
     pub fn segments_now(&self) -> Result<Vec<Segment>, FindError> {
         Placement::of(self).segments_now()
+    }
+
+    /// None if it could not be opened.
+    pub(crate) fn pagemap(&self) -> Option<&File> {
+        self.pagemap.as_ref()
     }
 
     pub(crate) fn placement(&self) -> Placement {

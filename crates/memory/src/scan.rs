@@ -42,18 +42,30 @@ pub(crate) fn jobs(blocks: impl Iterator<Item = (usize, Segment)>) -> Vec<Job> {
     blocks.flat_map(cut).collect()
 }
 
+/// Cuts a run into pieces that one thread takes at a time.
+pub(crate) fn cut(run: Run) -> impl Iterator<Item = Run> {
+    (run.offset..run.end())
+        .step_by(JOB_BYTES as usize)
+        .map(move |offset| Run { offset, length: JOB_BYTES.min(run.end() - offset) })
+}
+
 /// How many threads a guest of this size is scanned with, given the cores there are.
 pub(crate) fn threads_for(bytes: u64, cores: usize) -> usize {
     (bytes / BYTES_PER_THREAD).clamp(1, THREADS_MAX).min(cores.max(1) as u64) as usize
 }
 
+/// The same on this host.
+pub(crate) fn threads_here(bytes: u64) -> usize {
+    threads_for(bytes, std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Runs `work` on every job, each thread with one state made by `make`; results come in the order of the jobs. The
 /// first error ends it.
-pub(crate) fn in_parallel<S, R: Send>(
-    jobs: &[Job],
+pub(crate) fn in_parallel<J: Sync, S, R: Send>(
+    jobs: &[J],
     threads: usize,
     make: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, &Job) -> io::Result<R> + Sync,
+    work: impl Fn(&mut S, &J) -> io::Result<R> + Sync,
 ) -> io::Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let run = || -> io::Result<Vec<(usize, R)>> {
@@ -173,6 +185,32 @@ pub(crate) fn union(mut runs: Vec<Run>, more: Vec<Run>) -> Vec<Run> {
     joined
 }
 
+/// What of `runs` is in none of `others`; both are in order.
+pub(crate) fn without(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for run in runs {
+        let mut at = run.offset;
+        while let Some(&other) = others.peek()
+            && other.offset < run.end()
+        {
+            if other.offset > at {
+                left.push(Run { offset: at, length: other.offset - at });
+            }
+            at = at.max(other.end());
+            // One that reaches further is looked at for the next run too.
+            if other.end() > run.end() {
+                break;
+            }
+            others.next();
+        }
+        if at < run.end() {
+            left.push(Run { offset: at, length: run.end() - at });
+        }
+    }
+    left
+}
+
 /// Pages in the runs.
 pub(crate) fn pages(runs: &[Run]) -> u64 {
     runs.iter().map(|run| run.length / PAGE_BYTES).sum()
@@ -218,6 +256,26 @@ mod tests {
         let first = vec![run(0, 2), run(10, 5), run(30, 1)];
         let second = vec![run(1, 3), run(12, 1), run(15, 2), run(40, 1)];
         assert_eq!(union(first, second), [run(0, 4), run(10, 7), run(30, 1), run(40, 1)]);
+    }
+
+    #[test]
+    fn what_is_in_none_of_the_others_is_left() {
+        let run = |offset, length| Run { offset, length };
+        let runs = [run(0, 10), run(20, 10), run(40, 10), run(60, 1)];
+        assert_eq!(without(&runs, &[]), runs);
+        // A hole in the middle, one end, one that reaches over two runs, and one that is in another.
+        let others = [run(2, 3), run(9, 15), run(26, 19), run(28, 1)];
+        assert_eq!(without(&runs, &others), [run(0, 2), run(5, 4), run(24, 2), run(45, 5), run(60, 1)]);
+        assert_eq!(without(&runs, &[run(0, 100)]), []);
+    }
+
+    #[test]
+    fn pieces_are_no_longer_than_a_job() {
+        let run = Run { offset: 4096, length: (2 << 30) + 8192 };
+        let pieces: Vec<Run> = cut(run).collect();
+        assert_eq!(pieces.len(), 3);
+        assert!(pieces.iter().all(|piece| piece.length <= JOB_BYTES));
+        assert_eq!(union(pieces, Vec::new()), [run]);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! What a process has touched of a block since it mapped it, by its page tables.
 
-use std::fs::File;
 use std::io;
 
 use linerate_core::Run;
@@ -8,7 +7,7 @@ use linerate_core::Run;
 use crate::block::{Backing, RamBlock};
 use crate::holes::push_run;
 use crate::region::Mapping;
-use crate::scan::{Job, report_buffer, scan_job};
+use crate::scan::{cut, in_parallel, jobs, report_buffer, scan_job, threads_here, union, without};
 use crate::sys::ScanKind;
 
 impl RamBlock {
@@ -31,40 +30,72 @@ impl RamBlock {
             return mapping.populated();
         }
         let Some(present) = self.in_page_tables(ScanKind::Present)? else { return mapping.populated() };
-        let mut found = Vec::new();
-        let mut at = 0;
-        let end = Run { offset: mapping.size(), length: 0 };
-        for run in present.into_iter().chain([end]) {
-            let gap = Run { offset: at, length: run.offset.saturating_sub(at) };
+        let gaps = without(&[Run { offset: 0, length: mapping.size() }], &present);
+        let filled = ask_file(&gaps, |gap| {
+            let mut filled = Vec::new();
             mapping.walk(gap, |part, holds_data| {
                 if holds_data {
-                    push_run(&mut found, part);
+                    push_run(&mut filled, part);
                 }
                 Ok(())
             })?;
-            at = at.max(run.end());
-            if run.length > 0 {
-                push_run(&mut found, run);
-            }
+            Ok(filled)
+        })?;
+        Ok(union(present, filled))
+    }
+
+    /// The parts of `runs`, which are in order, that are holes of the block's file: the same as
+    /// [`Mapping::holes_among`]. It is found as [`RamBlock::populated`] is, so it is fast where that is.
+    pub fn holes_among(&self, mapping: &Mapping, runs: &[Run]) -> io::Result<Vec<Run>> {
+        if self.backing() == Backing::Hugetlbfs {
+            return mapping.holes_among(runs);
         }
-        Ok(found)
+        let present = self.in_page_tables(ScanKind::Present)?.unwrap_or_default();
+        ask_file(&without(runs, &present), |gap| mapping.holes_among(&[gap]))
     }
 
     /// The pages looked for, as runs of the block in order; `None` if the kernel cannot report them.
     fn in_page_tables(&self, look: ScanKind) -> io::Result<Option<Vec<Run>>> {
-        let pagemap = File::open(format!("/proc/{}/pagemap", self.pid()))?;
-        let mut buffer = report_buffer();
-        let mut runs = Vec::new();
-        for &piece in self.segments() {
-            match scan_job(&pagemap, &mut buffer, &Job { block: 0, piece }, look) {
-                Ok(found) => runs.extend(found),
-                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(None),
-                Err(error) => return Err(error),
-            }
-        }
+        let Some(pagemap) = self.pagemap() else { return Ok(None) };
+        let jobs = jobs(self.segments().iter().map(|&piece| (0, piece)));
+        let bytes = self.segments().iter().map(|segment| segment.length).sum();
+        let found = in_parallel(&jobs, threads_here(bytes), report_buffer, |buffer, job| {
+            scan_job(pagemap, buffer, job, look)
+        });
+        let mut runs: Vec<Run> = match found {
+            Ok(found) => found.into_iter().flatten().collect(),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         runs.sort_unstable();
         let mut joined = Vec::with_capacity(runs.len());
         runs.into_iter().for_each(|run| push_run(&mut joined, run));
         Ok(Some(joined))
     }
+}
+
+/// Shares of the work for each thread: some are done much faster than others.
+const SHARES_PER_THREAD: usize = 64;
+
+/// What `ask` finds in the runs, in their order, neighbours joined. Several threads ask where there is much.
+fn ask_file(runs: &[Run], ask: impl Fn(Run) -> io::Result<Vec<Run>> + Sync) -> io::Result<Vec<Run>> {
+    let threads = threads_here(runs.iter().map(|run| run.length).sum());
+    let pieces: Vec<Run> = runs.iter().flat_map(|run| cut(*run)).collect();
+    let shares: Vec<&[Run]> =
+        pieces.chunks(pieces.len().div_ceil(threads * SHARES_PER_THREAD).max(1)).collect();
+    let answers = in_parallel(
+        &shares,
+        threads,
+        || (),
+        |(), share| {
+            let mut found = Vec::new();
+            for piece in share.iter() {
+                ask(*piece)?.into_iter().for_each(|run| push_run(&mut found, run));
+            }
+            Ok(found)
+        },
+    )?;
+    let mut joined = Vec::new();
+    answers.into_iter().flatten().for_each(|run| push_run(&mut joined, run));
+    Ok(joined)
 }

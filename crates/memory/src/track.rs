@@ -12,7 +12,7 @@ use crate::error::{AttachError, TrackError};
 use crate::given_back::GivenBack;
 use crate::inject;
 use crate::probe::{KernelUnfit, release, scan_support};
-use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_for, union};
+use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_here, union};
 use crate::sys::{self, PageRegion, ScanKind};
 use crate::target::Target;
 
@@ -66,10 +66,9 @@ impl Tracker {
         let pagemap = target.open_proc("pagemap")?;
         let injected = inject::inject(&target, avoid_threads)?;
         let blocks: Vec<_> = blocks.iter().map(RamBlock::placement).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bytes = blocks.iter().flat_map(|block| &block.segments).map(|segment| segment.length).sum();
         let jobs = jobs(numbered_segments(&blocks));
-        let threads = threads_for(bytes, cores);
+        let threads = threads_here(bytes);
         // Closing the descriptor, which every way out of here does, takes back what was registered.
         let tracker = Tracker {
             target,

@@ -104,6 +104,7 @@ fn a_clean_page_that_was_given_back_is_a_hole_that_is_found() {
     guest.command("forget 100 1");
     let holes = mapping.holes_among(&seen).unwrap();
     assert_eq!(holes, [common::run(100, 1)]);
+    assert_eq!(guest.block().holes_among(&mapping, &seen).unwrap(), holes);
     guest.command("write 100 1");
     assert_eq!(scan(&tracker, true), [(100, 1)]);
 }

@@ -96,7 +96,12 @@ fn what_a_block_holds_is_reported_for_every_writer_and_protected_or_not() {
     let tracker = attach_to_a_waiting_thread(&guest);
     tracker.protect().unwrap();
     assert_eq!(block.populated(&mapping).unwrap(), expected, "protection makes entries for holes too");
+    let all = [common::run(0, SIZE / PAGE)];
+    assert_eq!(block.holes_among(&mapping, &all).unwrap(), mapping.holes_among(&all).unwrap());
+    assert_eq!(block.holes_among(&mapping, &expected).unwrap(), []);
     assert_eq!(mapping.populated().unwrap(), expected, "asking fills nothing");
+    guest.kill();
+    assert_eq!(block.populated(&mapping).unwrap(), expected, "the file is asked when the process has ended");
 }
 
 #[test]

@@ -292,7 +292,7 @@ impl World {
             dirty.clear();
         }
         let took = self.micros(0, 2_000);
-        let event = Event::Scanned { dirty, took, paused: Duration::ZERO };
+        let event = Event::Scanned { dirty, took, paused: Duration::ZERO, last_adds: Duration::ZERO };
         let operations = self.source.operations;
         self.after(took, SimEvent::Source { operations, work: SourceWork::Deliver(event) });
     }

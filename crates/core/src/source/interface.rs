@@ -111,6 +111,8 @@ pub enum Event {
         took: Duration,
         /// How long the guest was stopped for it.
         paused: Duration,
+        /// What the last scan takes longer than this one: it also finds what has become a hole.
+        last_adds: Duration,
     },
     /// Answer to [`Action::Count`].
     Counted {

@@ -344,8 +344,9 @@ impl Source {
             (State::Protecting, Event::Protected { populated, paused }) => {
                 self.protected(now, populated, paused)
             }
-            (State::Scanning, Event::Scanned { dirty, took, paused }) => {
-                self.scanned(now, dirty, took, paused)
+            (State::Scanning, Event::Scanned { dirty, took, paused, last_adds }) => {
+                self.statistics.pauses += paused;
+                self.scanned(now, dirty, took, last_adds)
             }
             (State::Streaming { .. } | State::Switching { .. }, Event::GuestStopped) => {
                 self.guest_stopped(now)

@@ -97,7 +97,7 @@ impl Source {
         }
     }
 
-    pub(super) fn scanned(&mut self, now: Time, dirty: Vec<Extent>, took: Duration, paused: Duration) {
+    pub(super) fn scanned(&mut self, now: Time, dirty: Vec<Extent>, took: Duration, last_adds: Duration) {
         let mut extents = dirty;
         let found = total_bytes(&extents);
         extents.extend(self.scheduler.take_damaged());
@@ -105,7 +105,7 @@ impl Source {
             extents.append(touched);
         }
         let extents = normalise(extents);
-        let end = self.note_scan(now, found, total_bytes(&extents), took, paused);
+        let end = self.note_scan(now, found, total_bytes(&extents), took, last_adds);
         match self.policy.decide(end) {
             Decision::Round => self.next_round(now, extents),
             Decision::Throttle(percent) => {
@@ -131,12 +131,18 @@ impl Source {
         counted + (self.statistics.dirty_bytes_per_s * now.since(since).as_secs_f64()) as u64
     }
 
-    fn note_scan(&mut self, now: Time, found: u64, bytes: u64, took: Duration, paused: Duration) -> RoundEnd {
+    fn note_scan(
+        &mut self,
+        now: Time,
+        found: u64,
+        bytes: u64,
+        took: Duration,
+        last_adds: Duration,
+    ) -> RoundEnd {
         let span = (now - self.last_scan_at).as_secs_f64();
         self.statistics.counted_bytes = None;
         self.last_scan_at = now;
         self.last_scan_took = took;
-        self.statistics.pauses += paused;
         if span > 0.0 {
             self.statistics.dirty_bytes_per_s = found as f64 / span;
         }
@@ -147,7 +153,7 @@ impl Source {
             round: self.round,
             dirty_bytes: bytes,
             bytes_per_s: self.scheduler.bytes_per_s(),
-            fixed: SWITCH_COST + took,
+            fixed: SWITCH_COST + took + last_adds,
         };
         self.statistics.predicted_blackout = end.predicted_blackout();
         end
@@ -159,15 +165,26 @@ impl Source {
     }
 
     pub(super) fn give_up(&mut self, now: Time, end: RoundEnd) {
-        let predicted = end.predicted_blackout().unwrap_or_default().as_millis();
-        let detail = format!(
-            "after {} rounds {} MiB are written while {:.0} MiB/s are carried: the blackout would be {predicted} ms and \
-             may be {} ms. Allow a longer one (--max-blackout), let the guest be slowed down (--throttle), or add a link",
-            end.round + 1,
-            end.dirty_bytes >> 20,
-            end.bytes_per_s / f64::from(1 << 20),
-            self.policy.limits().max_blackout.as_millis(),
-        );
+        let budget = self.policy.limits().max_blackout;
+        let rounds = end.round + 1;
+        let detail = if end.fixed > budget {
+            format!(
+                "after {rounds} rounds: to find what the guest has written of its memory takes {} ms while it is \
+                 stopped, and the blackout may be {} ms. Allow a longer one (--max-blackout)",
+                end.fixed.as_millis(),
+                budget.as_millis(),
+            )
+        } else {
+            format!(
+                "after {rounds} rounds {} MiB are written while {:.0} MiB/s are carried: the blackout would be \
+                 {} ms and may be {} ms. Allow a longer one (--max-blackout), let the guest be slowed down \
+                 (--throttle), or add a link",
+                end.dirty_bytes >> 20,
+                end.bytes_per_s / f64::from(1 << 20),
+                end.predicted_blackout().unwrap_or_default().as_millis(),
+                budget.as_millis(),
+            )
+        };
         self.fail(now, Fault::new(Code::NotConverging, Step::Copy, Side::Source, detail));
     }
 }

@@ -174,7 +174,7 @@ fn page(nth: u64) -> Vec<Extent> {
 }
 
 fn scanned(dirty: Vec<Extent>) -> Event {
-    Event::Scanned { dirty, took: Duration::ZERO, paused: Duration::ZERO }
+    Event::Scanned { dirty, took: Duration::ZERO, paused: Duration::ZERO, last_adds: Duration::ZERO }
 }
 
 fn pre_switchover(was_running: bool) -> Event {

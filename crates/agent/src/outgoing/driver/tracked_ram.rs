@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use linerate_core::extent::normalise;
 use linerate_core::source::Event;
 use linerate_core::{Code, Extent, Fault, RegionId, RegionInfo, Run, Side, Step};
 use linerate_guest::description::GuestDescription;
@@ -62,8 +63,10 @@ pub(super) struct TrackedRam {
     must_pause: bool,
     /// Rule 7: the guest may free memory, so holes are searched for in the end.
     may_discard: bool,
-    /// All that was ever found populated, where holes have to be searched for.
+    /// All that was ever found populated, where holes have to be searched for; normalised.
     seen: Vec<Extent>,
+    /// How long that search takes, which is part of the blackout: measured behind the first pass.
+    search: Option<Duration>,
 }
 
 impl TrackedRam {
@@ -76,6 +79,7 @@ impl TrackedRam {
             must_pause: pinned::reads_into_pinned_pages(&guest.description),
             may_discard: guest.description.traits.may_discard,
             seen: Vec::new(),
+            search: None,
         }
     }
 
@@ -163,10 +167,25 @@ impl TrackedRam {
         let mut dirty: Vec<Extent> =
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
+        let took = began.elapsed();
         if last {
             dirty.extend(self.new_holes()?);
+        } else {
+            self.measure_search()?;
         }
-        guest.send(Event::Scanned { dirty, took: began.elapsed(), paused });
+        let last_adds = self.search.unwrap_or_default();
+        guest.send(Event::Scanned { dirty, took, paused, last_adds });
+        Ok(())
+    }
+
+    /// The guest runs, and what is found is searched for again when it is stopped.
+    fn measure_search(&mut self) -> Done {
+        if self.may_discard && self.search.is_none() {
+            let began = Instant::now();
+            let holes = self.new_holes()?;
+            self.search = Some(began.elapsed());
+            tracing::debug!(took = ?self.search, holes = holes.len(), "searched for holes");
+        }
         Ok(())
     }
 
@@ -184,6 +203,8 @@ impl TrackedRam {
     fn note_seen(&mut self, extents: &[Extent]) {
         if self.may_discard {
             self.seen.extend_from_slice(extents);
+            // What a guest writes again and again is kept once.
+            self.seen = normalise(std::mem::take(&mut self.seen));
         }
     }
 
@@ -198,16 +219,15 @@ impl TrackedRam {
     }
 
     /// What was sent once and freed since: it is sent again, as zero runs.
-    fn new_holes(&mut self) -> Result<Vec<Extent>, Fault> {
-        let seen = linerate_core::extent::normalise(std::mem::take(&mut self.seen));
+    fn new_holes(&self) -> Result<Vec<Extent>, Fault> {
         let mut holes = Vec::new();
-        for (region, ram) in self.ram.mapped.iter().enumerate() {
-            let runs: Vec<Run> = seen
-                .iter()
-                .filter(|extent| usize::from(extent.region) == region)
-                .map(|extent| extent.run)
-                .collect();
-            let found = ram.mapping().holes_among(&runs);
+        for seen in self.seen.chunk_by(|one, next| one.region == next.region) {
+            let region = seen.first().map_or(0, |extent| usize::from(extent.region));
+            let (Some(ram), Some(block)) = (self.ram.mapped.get(region), self.ram.blocks.get(region)) else {
+                continue;
+            };
+            let runs: Vec<Run> = seen.iter().map(|extent| extent.run).collect();
+            let found = block.holes_among(ram.mapping(), &runs);
             let found = found.map_err(|error| here(Code::MemoryFailed, Step::Blackout, &error))?;
             holes.extend(extents(region, found));
         }
@@ -292,7 +312,7 @@ mod tests {
 
     /// What is sent again of a block with four pages and four holes that was `sent`, when the guest frees the second
     /// and third page.
-    fn sent_again(may_discard: bool, sent: impl Fn(&mut TrackedRam)) -> Vec<Extent> {
+    fn sent_again(may_discard: bool, sent: impl FnOnce(&mut TrackedRam)) -> Vec<Extent> {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = dir.path().join("ram");
         // Mapped by this process, which takes the place of the guest's QEMU.
@@ -315,6 +335,21 @@ mod tests {
         sent(&mut ram);
         memory.clear(Run { offset: PAGE_BYTES, length: 2 * PAGE_BYTES }).unwrap();
         ram.new_holes().unwrap()
+    }
+
+    #[test]
+    fn what_is_written_again_and_again_is_noted_once_and_the_search_is_measured_once() {
+        let mut noted = (0, None, None);
+        sent_again(true, |ram| {
+            (0..40).for_each(|_| four_pages(ram));
+            ram.measure_search().unwrap();
+            let first = ram.search;
+            ram.measure_search().unwrap();
+            noted = (ram.seen.len(), first, ram.search);
+        });
+        let (count, first, second) = noted;
+        assert_eq!(count, 1);
+        assert!(first.is_some() && first == second);
     }
 
     #[test]

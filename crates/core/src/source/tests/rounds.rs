@@ -1,6 +1,7 @@
 //! What goes into which round and into the last copy, and a guest that is prepared while the first pass is in progress.
 
 use super::*;
+use crate::policy::Limits;
 
 #[test]
 fn what_arrived_damaged_is_sent_again_before_ram_is_sealed() {
@@ -199,4 +200,27 @@ fn what_is_written_in_the_first_pass_is_counted_now_and_then() {
     let by_rate = (2.0 * driver.machine.statistics().dirty_bytes_per_s) as u64;
     assert_eq!(driver.machine.written_bytes(driver.now + Duration::from_secs(2)), by_rate);
     assert_eq!(counts(&after(&mut driver, 9000)), 0);
+}
+
+/// A scan that found nothing, of a guest whose last scan takes so much longer.
+fn scanned_before_a_search(last_adds: Duration) -> Event {
+    Event::Scanned { dirty: vec![], took: Duration::ZERO, paused: Duration::ZERO, last_adds }
+}
+
+#[test]
+fn what_the_last_scan_takes_longer_is_in_the_predicted_blackout() {
+    let mut quick = Driver::at(Scanning);
+    let actions = quick.handle(scanned_before_a_search(Duration::from_millis(200)));
+    assert!(actions.contains(&Action::SwitchOver), "{actions:?}");
+
+    let mut slow = Driver::at(Scanning);
+    let actions = slow.handle(scanned_before_a_search(Duration::from_millis(1000)));
+    assert!(!actions.contains(&Action::SwitchOver), "the guest would be stopped for a second: {actions:?}");
+    assert!(slow.machine.statistics().predicted_blackout >= Some(Duration::from_secs(1)));
+    for _ in 0..Limits::default().rounds_max {
+        slow.handle(scanned_before_a_search(Duration::from_millis(1000)));
+    }
+    let fault = slow.fault().unwrap();
+    assert_eq!(fault.code, Code::NotConverging);
+    assert!(fault.detail.contains("--max-blackout") && !fault.detail.contains("add a link"), "{fault}");
 }
