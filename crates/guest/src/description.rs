@@ -15,6 +15,8 @@ pub const SCHEMA: u32 = 1;
 pub const JSON_BYTES_MAX: usize = 1 << 20;
 /// Most arguments of a command line.
 pub const ARGUMENTS_MAX: usize = 2048;
+/// Most RAM blocks that direct mode moves (the same cap as on the wire).
+pub const REGIONS_MAX: usize = 64;
 /// Most copied disks: their connections and those of the memory share one session.
 pub const COPIED_MAX: usize = 24;
 /// Longest argument, in bytes: the kernel's own limit (MAX_ARG_STRLEN).

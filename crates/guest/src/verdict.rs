@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bytes::bytes;
-use crate::description::{Backend, DescriptionError, GuestDescription};
+use crate::description::{Backend, DescriptionError, GuestDescription, REGIONS_MAX};
 use crate::host::{self, Problem};
 use crate::incoming_qemu::{IncomingError, IncomingOptions, attempt};
 use crate::run_state::RunState;
@@ -55,6 +55,14 @@ pub enum Reason {
     /// No RAM block would be moved.
     #[error("no RAM block is shared memory")]
     NoRegion,
+    /// More RAM blocks than an offer to the destination can name.
+    #[error(
+        "the guest has {count} RAM blocks in files, and direct mode moves at most {REGIONS_MAX}: use stream mode, or give it fewer and larger memory back ends"
+    )]
+    TooManyRegions {
+        /// Blocks that would be moved.
+        count: usize,
+    },
     /// Another process maps the RAM.
     #[error(
         "{device} is a vhost-user device, whose process writes RAM unseen: use kernel vhost or a device within QEMU"
@@ -248,8 +256,12 @@ fn memory_reasons(guest: &GuestDescription) -> Vec<Reason> {
             }
         })
         .collect();
-    if reasons.is_empty() && guest.regions().next().is_none() {
+    let count = guest.regions().count();
+    if reasons.is_empty() && count == 0 {
         reasons.push(Reason::NoRegion);
+    }
+    if count > REGIONS_MAX {
+        reasons.push(Reason::TooManyRegions { count });
     }
     reasons
 }

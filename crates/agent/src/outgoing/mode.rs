@@ -104,7 +104,9 @@ const CHANNELS_MAX: u16 = 32;
 
 #[cfg(test)]
 mod tests {
+    use linerate_guest::description::REGIONS_MAX;
     use linerate_guest::run_state::RunState;
+    use linerate_guest::verdict::judge;
 
     use super::*;
 
@@ -125,6 +127,25 @@ mod tests {
         let chosen = choose(&asked(ModeChoice::Auto), &guest, &unfit).unwrap();
         let RamChoice::Streams { reason: Some(reason) } = chosen else { panic!("{chosen:?}") };
         assert!(reason.contains(&why));
+    }
+
+    #[test]
+    fn a_guest_with_more_ram_blocks_than_an_offer_names_moves_in_stream_mode() {
+        assert_eq!(REGIONS_MAX, linerate_wire::message::REGIONS_MAX);
+        let mut guest = crate::incoming::domain::tests::waits();
+        guest.run_state = RunState::Running;
+        guest.traits.capabilities = ["pause-before-switchover", "events"].map(str::to_owned).to_vec();
+        let block = guest.ram.remove(0);
+        guest.ram = vec![block.clone(); REGIONS_MAX];
+        let reason = Reason::TooManyRegions { count: REGIONS_MAX + 1 };
+        assert!(!judge(&guest, (6, 7)).reasons.contains(&reason));
+        guest.ram.push(block);
+        let verdict = judge(&guest, (6, 7));
+        assert!(verdict.reasons.contains(&reason), "{verdict}");
+        let request: MigrateRequest = serde_json::from_str(r#"{"guest": "web", "to": "[::1]:1"}"#).unwrap();
+        let chosen = choose(&request, &guest, &verdict).unwrap();
+        let RamChoice::Streams { reason: Some(why) } = chosen else { panic!("{chosen:?}") };
+        assert!(why.contains("65 RAM blocks"), "{why}");
     }
 
     #[test]
