@@ -30,16 +30,18 @@ pub(crate) struct Job {
 /// Cuts segments into jobs.
 pub(crate) fn jobs(blocks: impl Iterator<Item = (usize, Segment)>) -> Vec<Job> {
     let cut = |(block, segment): (usize, Segment)| {
-        (0..segment.length).step_by(JOB_BYTES as usize).map(move |start| Job {
-            block,
-            piece: Segment {
-                address: segment.address + start,
-                length: JOB_BYTES.min(segment.length - start),
-                offset: segment.offset + start,
-            },
-        })
+        pieces(segment, JOB_BYTES).map(move |piece| Job { block, piece })
     };
     blocks.flat_map(cut).collect()
+}
+
+/// A segment in pieces of at most so many bytes.
+pub(crate) fn pieces(segment: Segment, bytes: u64) -> impl Iterator<Item = Segment> {
+    (0..segment.length).step_by(bytes as usize).map(move |start| Segment {
+        address: segment.address + start,
+        length: bytes.min(segment.length - start),
+        offset: segment.offset + start,
+    })
 }
 
 /// Cuts a run into pieces that one thread takes at a time.

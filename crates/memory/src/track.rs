@@ -12,7 +12,9 @@ use crate::error::{AttachError, TrackError};
 use crate::given_back::GivenBack;
 use crate::inject;
 use crate::probe::{KernelUnfit, release, scan_support};
-use crate::scan::{Job, Scans, in_parallel, jobs, pages, report_buffer, scan_job, threads_here, union};
+use crate::scan::{
+    Job, Scans, in_parallel, jobs, pages, pieces, report_buffer, scan_job, threads_here, union,
+};
 use crate::sys::{self, PageRegion, ScanKind};
 use crate::target::Target;
 
@@ -195,9 +197,11 @@ impl Tracker {
     fn unregister(&mut self) -> io::Result<()> {
         let Some(uffd) = self.uffd.take() else { return Ok(()) };
         let mut result = Ok(());
-        for (_, segment) in numbered_segments(&self.blocks) {
-            let done = sys::uffd_unregister(&uffd, segment.address, segment.length);
-            result = result.and(done);
+        for block in &self.blocks {
+            for piece in block.segments.iter().flat_map(|segment| released(*segment, block.backing)) {
+                let done = sys::uffd_unregister(&uffd, piece.address, piece.length);
+                result = result.and(done);
+            }
         }
         match result {
             Err(_) if self.target.is_ending() => Ok(()),
@@ -222,6 +226,20 @@ impl Drop for Tracker {
     }
 }
 
+/// The kernel keeps page faults of the process waiting while it takes protection off a piece: of this many bytes some
+/// 3 ms, in 4 KiB pages.
+const RELEASED_BYTES: u64 = 64 << 20;
+
+/// The pieces in which a segment is given back. A mapping of hugetlbfs stays as it is: it has few entries, and its
+/// pieces would not become one again.
+fn released(segment: Segment, backing: Backing) -> impl Iterator<Item = Segment> {
+    let bytes = match backing {
+        Backing::Tmpfs => RELEASED_BYTES,
+        Backing::Hugetlbfs => segment.length.max(1),
+    };
+    pieces(segment, bytes)
+}
+
 fn numbered_segments(blocks: &[Placement]) -> impl Iterator<Item = (usize, Segment)> {
     blocks
         .iter()
@@ -234,4 +252,20 @@ fn no_async_protection(_: io::Error) -> AttachError {
         release: release(),
         missing: "asynchronous userfaultfd write protection",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protection_is_taken_off_in_pieces_between_which_page_faults_go_on() {
+        let segment = Segment { address: 1 << 40, length: (1 << 30) + 8192, offset: 4096 };
+        let pieces: Vec<Segment> = released(segment, Backing::Tmpfs).collect();
+        assert!(pieces.iter().all(|piece| piece.length <= RELEASED_BYTES));
+        assert!(pieces.windows(2).all(|two| two[0].address + two[0].length == two[1].address));
+        assert_eq!(pieces.iter().map(|piece| piece.length).sum::<u64>(), segment.length);
+        assert_eq!(pieces[0].address, segment.address);
+        assert_eq!(released(segment, Backing::Hugetlbfs).collect::<Vec<_>>(), [segment]);
+    }
 }

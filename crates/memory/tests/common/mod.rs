@@ -151,6 +151,12 @@ impl Guest {
         is_watched(self.pid())
     }
 
+    /// Pieces of its address space that show its RAM file.
+    pub fn mappings(&self) -> usize {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
+        maps.lines().filter(|line| line.ends_with(self.path.to_str().unwrap())).count()
+    }
+
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
