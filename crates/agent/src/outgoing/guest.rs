@@ -19,6 +19,12 @@ const QMP_WAIT: Duration = Duration::from_secs(10);
 /// QEMU stops the guest and holds, or writes its device state.
 pub(super) const HOLD_WAIT: Duration = Duration::from_secs(30);
 
+/// How long QEMU may take to write what is left when it has stopped the guest. In its own streams that is the rest of
+/// RAM and disks too, for as long as the blackout may be.
+fn state_wait(max_blackout: Duration) -> Duration {
+    HOLD_WAIT + max_blackout
+}
+
 /// The guest's QEMU, what was read of it, and the migration that it belongs to.
 pub(super) struct Guest {
     pub shared: Arc<Outgoing>,
@@ -42,6 +48,11 @@ impl Guest {
 
     pub fn deadline() -> Instant {
         Instant::now() + QMP_WAIT
+    }
+
+    /// QEMU must have written what is left by then.
+    pub fn state_deadline(&self) -> Instant {
+        Instant::now() + state_wait(self.shared.machine().limits().max_blackout)
     }
 
     pub fn is_abandoned(&self) -> bool {
@@ -78,4 +89,20 @@ impl Guest {
 
 pub(super) fn qemu_fault(step: Step, error: &MigrateError) -> Fault {
     fault(Code::HypervisorFailed, step, Side::Source, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use linerate_core::Mode;
+    use linerate_core::source::Config;
+
+    use super::*;
+
+    #[test]
+    fn a_qemu_that_writes_the_rest_of_ram_is_waited_for_as_long_as_the_blackout_may_last() {
+        let limit = Config::new("g", String::new(), Mode::Streams { channels: 0 }).blackout_timeout;
+        for max_blackout in [1, 300, 60_000].map(Duration::from_millis) {
+            assert!(state_wait(max_blackout) >= max_blackout + limit, "{max_blackout:?}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use linerate_guest::vcpu_time::VcpuTime;
 use super::{Done, here};
 use crate::disks;
 use crate::faults::chain;
-use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
+use crate::outgoing::guest::{Guest, qemu_fault};
 use crate::outgoing::{Decided, Input, Sessions, links};
 use crate::ran_here::Sighting;
 use crate::session::contact::ask_before_resuming;
@@ -104,10 +104,10 @@ impl OwnQemu {
 
     /// Has QEMU write its device state, and waits until it has.
     pub fn write_state(&mut self) -> Result<(), MigrateError> {
-        let is_abandoned = self.guest.abandon_check();
+        let (is_abandoned, deadline) = (self.guest.abandon_check(), self.guest.state_deadline());
         let qemu = &mut self.guest.qemu;
         qemu.cont_switchover(Guest::deadline())?;
-        qemu.wait_completed(Instant::now() + HOLD_WAIT, &is_abandoned)?;
+        qemu.wait_completed(deadline, &is_abandoned)?;
         self.stopped.count(self.guest.record.process.pid);
         Ok(())
     }

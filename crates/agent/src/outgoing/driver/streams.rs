@@ -2,7 +2,6 @@
 //! while they are kept up to date.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use linerate_api::MigrateRequest;
 use linerate_core::source::Event;
@@ -12,7 +11,7 @@ use linerate_guest::migrate::{MigrateError, StreamLimits, StreamOptions, StreamP
 use super::own_qemu::OwnQemu;
 use super::{Done, Driver, here};
 use crate::outgoing::ChannelSource;
-use crate::outgoing::guest::{Guest, HOLD_WAIT, qemu_fault};
+use crate::outgoing::guest::{Guest, qemu_fault};
 use crate::outgoing::streams::{Accepting, MigrationStreams, Service};
 
 pub(super) struct Streams {
@@ -71,7 +70,8 @@ impl Streams {
     fn write_state(&mut self) -> Result<(), MigrateError> {
         let guest = &mut self.own.guest;
         let is_abandoned = guest.abandon_check();
-        let completed = guest.qemu.complete_mirrors(Instant::now() + HOLD_WAIT, &is_abandoned)?;
+        let deadline = guest.state_deadline();
+        let completed = guest.qemu.complete_mirrors(deadline, &is_abandoned)?;
         if let Some(disks) = completed {
             guest.send(Event::Disks(self.streams.mirrored(disks)));
         }
