@@ -62,7 +62,9 @@ pub enum GuestError {
     #[error("the guest was asked to shut down, and still runs")]
     StillRuns,
     /// It did not end.
-    #[error("process {0} did not end although it was killed: it hangs in the kernel, probably on a disk")]
+    #[error(
+        "process {0} has not ended yet although it was killed: it still frees much memory, or hangs in the kernel, probably on a disk"
+    )]
     Unkillable(i32),
 }
 

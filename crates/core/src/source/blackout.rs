@@ -11,8 +11,10 @@ use crate::{Code, Extent, Fault, GuestState, LastLook, Message, Side, Step, Time
 const REPEATS_MAX: u32 = 8;
 /// Bytes of device state in one message.
 const DEVICE_STATE_PIECE: usize = 256 << 10;
-/// With verification, digests over all RAM are computed while the guest is stopped: the time-out grows by this.
+/// With verification, digests over all RAM are computed while the guest is stopped, on one host after the other: the
+/// time-out grows by this, and by so many times what other work on all RAM may take (1 s for each GiB).
 const VERIFY_ALLOWANCE: Duration = Duration::from_secs(120);
+const VERIFY_TIMES: u32 = 8;
 /// libvirt is given this long to decide where the guest runs. Its keepalive gives up a dead peer after 30 s
 /// (`keepalive_interval` 5 s, `keepalive_count` 5).
 pub(super) const DECIDES_WITHIN: Duration = Duration::from_secs(300);
@@ -35,7 +37,10 @@ impl Source {
     pub(super) fn guest_stopped(&mut self, now: Time) {
         self.statistics.end(now, Step::Copy);
         self.statistics.blackout.stopped.get_or_insert(now);
-        let verify = if self.config.verify { VERIFY_ALLOWANCE } else { Duration::ZERO };
+        let verify = match self.config.verify {
+            true => VERIFY_ALLOWANCE + VERIFY_TIMES * self.ram_allowance(),
+            false => Duration::ZERO,
+        };
         let allowed = self.config.limits.max_blackout + self.config.blackout_timeout + verify;
         self.enter_step(now, Step::Blackout, allowed);
     }
@@ -197,7 +202,7 @@ impl Source {
         self.operator_decision.rule_out(true);
         self.statistics.blackout.running.get_or_insert(now);
         self.statistics.end(now, Step::Commit);
-        self.enter_step(now, Step::CleanUp, self.config.step_timeout);
+        self.enter_step(now, Step::CleanUp, self.config.step_timeout + self.ram_allowance());
         self.state = State::CleaningUp { retry_at: None };
         self.actions.push_back(Action::CleanUp);
     }

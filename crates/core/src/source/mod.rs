@@ -91,6 +91,9 @@ use state::State;
 /// Pieces of the hypervisor's stream in flight at a time while the guest runs: 1 MiB, some milliseconds at 1 Gb/s.
 const LIVE_PIECES_MAX: usize = 4;
 
+/// No host goes through a guest's RAM slower than this, page by page: it protects it, or ends a process that has it.
+const RAM_BYTES_PER_S_MIN: u64 = 8 << 30;
+
 /// The source's state machine; the module's page has its diagram.
 #[derive(Debug)]
 pub struct Source {
@@ -266,6 +269,12 @@ impl Source {
         self.step = step;
         self.statistics.begin(now, step);
         self.step_deadline = Some(now + limit);
+    }
+
+    /// How much longer a step may take that goes through all RAM; nothing for a small guest.
+    fn ram_allowance(&self) -> Duration {
+        let bytes: u64 = self.config.mode.regions().iter().map(|region| region.size).sum();
+        Duration::from_secs(bytes / RAM_BYTES_PER_S_MIN)
     }
 
     fn received(&mut self, now: Time, path: PathId, sequence: u64, message: Message) {

@@ -77,7 +77,7 @@ impl Source {
         if let Some(settings) = self.streams {
             self.begin_streams(now, settings);
         } else {
-            self.enter_step(now, Step::Track, self.config.step_timeout);
+            self.enter_step(now, Step::Track, self.config.step_timeout + self.ram_allowance());
             self.state = State::Protecting;
             self.actions.push_back(Action::Protect);
         }

@@ -230,3 +230,41 @@ fn the_last_look_holds_neither_the_sources_copy_nor_its_report_for_long() {
     let ending = Ending { fault: None, guest: GuestState::RunsAtDestination, unfinished: false };
     assert!(actions.contains(&Action::End(ending)), "{actions:?}");
 }
+
+/// A source in this state, of a guest with so much RAM, that has waited for so many seconds since the state began.
+fn waiting(state: At, tebibytes: u64, seconds: u64) -> Driver {
+    let mut driver = Driver::new();
+    if let Mode::Direct { regions } = &mut driver.machine.config.mode {
+        regions[0].size = tebibytes << 40;
+    }
+    for reached in all().into_iter().take_while(|reached| *reached <= state) {
+        match reached {
+            Protecting => {
+                let regions = driver.machine.config.mode.regions().to_vec();
+                driver.receive(Message::Prepared { regions, touched: vec![] });
+                driver.handle(Event::Attached);
+                driver.handle(Event::ChannelUp { channel: CHANNEL, link: 0 });
+            }
+            other => driver.step(other),
+        }
+    }
+    driver.now = driver.now + Duration::from_secs(seconds);
+    driver.handle(Event::Tick);
+    driver
+}
+
+#[test]
+fn work_on_all_ram_may_take_longer_for_more_of_it() {
+    // Seconds that one TiB takes at the slowest rates that are allowed for.
+    let (pages, digests) = (128, 1024);
+    for tebibytes in [1, 12] {
+        for (state, fixed_s, grows_s) in [(Protecting, 60, pages), (Digesting, 130, digests)] {
+            let driver = waiting(state, tebibytes, fixed_s - 1 + tebibytes * grows_s);
+            assert!(driver.fault().is_none(), "{state:?} {tebibytes} TiB: {:?}", driver.fault());
+            let driver = waiting(state, tebibytes, fixed_s + 1 + tebibytes * grows_s);
+            assert_eq!(driver.fault().map(|fault| fault.code), Some(Code::TimedOut), "{state:?}");
+        }
+        let driver = waiting(CleaningUp, tebibytes, 59 + tebibytes * pages);
+        assert!(!driver.machine.is_ended(), "its QEMU has {tebibytes} TiB to free");
+    }
+}
