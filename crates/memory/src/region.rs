@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::block::{Backing, RamBlock};
 use crate::gather::{self, Gather};
 use crate::holes::{next_data, push_run};
+use crate::scan::cut;
 use crate::zero::{PAGE, page_is_zero, slice_is_zero};
 use crate::{sum, sys};
 
@@ -322,9 +323,29 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `size` are those of the mapping made in `of_file`, and nothing borrowed from it is left.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size as usize) };
+        for piece in unmapped(self.size, self.backing) {
+            // SAFETY: the piece lies in the mapping of `size` bytes at `base` that `of_file` made, no two overlap, and
+            // nothing borrowed from it is left.
+            let _ = unsafe {
+                let start = self.base.as_ptr().add(piece.offset as usize);
+                rustix::mm::munmap(start.cast(), piece.length as usize)
+            };
+        }
     }
+}
+
+/// While the kernel takes a mapping away, no other thread of this process maps or unmaps anything: of this many bytes
+/// some 3 ms, in 4 KiB pages.
+const UNMAPPED_BYTES: u64 = 64 << 20;
+
+/// The pieces in which a mapping of `size` bytes is taken away. On hugetlbfs, which has few entries, it is one: pieces
+/// would have to be whole huge pages.
+fn unmapped(size: u64, backing: Backing) -> impl Iterator<Item = Run> {
+    let bytes = match backing {
+        Backing::Tmpfs => UNMAPPED_BYTES,
+        Backing::Hugetlbfs => size,
+    };
+    cut(Run { offset: 0, length: size }, bytes)
 }
 
 fn message(entries: &mut [libc::iovec]) -> libc::msghdr {
@@ -362,5 +383,32 @@ unsafe fn copy_shared(from: *const u8, to: *mut u8, length: usize) {
     for at in 0..length {
         // SAFETY: `at` is below the length that the caller guarantees; volatile, because others may read and write.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_taken_away_in_pieces_between_which_other_threads_go_on() {
+        let size = (1 << 30) + PAGE_BYTES;
+        let pieces: Vec<Run> = unmapped(size, Backing::Tmpfs).collect();
+        assert!(pieces.iter().all(|piece| piece.length <= UNMAPPED_BYTES));
+        assert!(pieces.windows(2).all(|two| two[0].end() == two[1].offset));
+        assert_eq!(pieces.iter().map(|piece| piece.length).sum::<u64>(), size);
+        assert_eq!(unmapped(size, Backing::Hugetlbfs).count(), 1);
+    }
+
+    #[test]
+    fn nothing_of_a_mapping_is_left() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        file.as_file().set_len(3 * UNMAPPED_BYTES + PAGE_BYTES).unwrap();
+        let path = file.path().to_str().unwrap();
+        let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(path);
+        let mapping = Mapping::of_file(file.reopen().unwrap()).unwrap();
+        assert!(mapped());
+        drop(mapping);
+        assert!(!mapped());
     }
 }

@@ -13,7 +13,7 @@ use crate::sys::{PageRegion, ScanKind, pagemap_scan};
 /// Entries that one call may report: 1.5 MiB of them, enough for a badly scattered 512 MiB.
 const REPORTED_MAX: usize = 1 << 16;
 /// Bytes of address space that one thread takes at a time. A multiple of every huge page size that is split.
-const JOB_BYTES: u64 = 1 << 30;
+pub(crate) const JOB_BYTES: u64 = 1 << 30;
 /// Bytes of guest RAM for which another thread is worth its start.
 const BYTES_PER_THREAD: u64 = 2 << 30;
 /// More threads than this only wait for each other's locks.
@@ -44,11 +44,11 @@ pub(crate) fn pieces(segment: Segment, bytes: u64) -> impl Iterator<Item = Segme
     })
 }
 
-/// Cuts a run into pieces that one thread takes at a time.
-pub(crate) fn cut(run: Run) -> impl Iterator<Item = Run> {
+/// A run in pieces of at most so many bytes.
+pub(crate) fn cut(run: Run, bytes: u64) -> impl Iterator<Item = Run> {
     (run.offset..run.end())
-        .step_by(JOB_BYTES as usize)
-        .map(move |offset| Run { offset, length: JOB_BYTES.min(run.end() - offset) })
+        .step_by(bytes as usize)
+        .map(move |offset| Run { offset, length: bytes.min(run.end() - offset) })
 }
 
 /// How many threads a guest of this size is scanned with, given the cores there are.
@@ -272,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_no_longer_than_a_job() {
+    fn pieces_are_no_longer_than_was_asked_for() {
         let run = Run { offset: 4096, length: (2 << 30) + 8192 };
-        let pieces: Vec<Run> = cut(run).collect();
+        let pieces: Vec<Run> = cut(run, JOB_BYTES).collect();
         assert_eq!(pieces.len(), 3);
         assert!(pieces.iter().all(|piece| piece.length <= JOB_BYTES));
         assert_eq!(union(pieces, Vec::new()), [run]);

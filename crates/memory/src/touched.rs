@@ -7,7 +7,7 @@ use linerate_core::Run;
 use crate::block::{Backing, RamBlock};
 use crate::holes::push_run;
 use crate::region::Mapping;
-use crate::scan::{cut, in_parallel, jobs, report_buffer, scan_job, threads_here, union, without};
+use crate::scan::{JOB_BYTES, cut, in_parallel, jobs, report_buffer, scan_job, threads_here, union, without};
 use crate::sys::ScanKind;
 
 impl RamBlock {
@@ -80,7 +80,7 @@ const SHARES_PER_THREAD: usize = 64;
 /// What `ask` finds in the runs, in their order, neighbours joined. Several threads ask where there is much.
 fn ask_file(runs: &[Run], ask: impl Fn(Run) -> io::Result<Vec<Run>> + Sync) -> io::Result<Vec<Run>> {
     let threads = threads_here(runs.iter().map(|run| run.length).sum());
-    let pieces: Vec<Run> = runs.iter().flat_map(|run| cut(*run)).collect();
+    let pieces: Vec<Run> = runs.iter().flat_map(|run| cut(*run, JOB_BYTES)).collect();
     let shares: Vec<&[Run]> =
         pieces.chunks(pieces.len().div_ceil(threads * SHARES_PER_THREAD).max(1)).collect();
     let answers = in_parallel(
