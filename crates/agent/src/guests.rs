@@ -1,5 +1,6 @@
 //! Guests of this host, for the API: started, adopted, listed, shown, stopped.
 
+mod departed;
 #[cfg(test)]
 mod tests;
 
@@ -339,6 +340,7 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     }
     refuse_during_migration(agent, &spec.name)?;
     refuse_stale(&spec)?;
+    let departed = departed::refuse(agent, &spec, request.runs_nowhere_else)?;
     let folder = agent.registry.reserve(&spec.name).map_err(|error| registry_error(&error))?;
     let program = qemu.program();
     let made = make_qemu_folder(&folder, user.as_ref()).map_err(|error| registry_error(&error));
@@ -374,6 +376,9 @@ pub fn start(agent: &Agent, request: &StartGuest) -> Answer<GuestSummary> {
     tracing::info!(guest = record.name, pid = record.process.pid, "started");
     let (now, description) = summary(agent, &record);
     must_run(&spec, &now, description.as_ref().map(|guest| &guest.run_state), &folder)?;
+    if let Some(session) = departed {
+        agent.journal.note_started_again(session);
+    }
     Ok(now)
 }
 

@@ -32,6 +32,7 @@ use crate::ran_here::RanHere;
 use crate::security::PeerName;
 
 mod both_hosts;
+mod departed;
 mod names;
 mod newest;
 mod notes;
@@ -247,6 +248,9 @@ pub struct Record {
     /// The guest may run on both hosts: each host has let it run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_both_hosts: bool,
+    /// The guest has left, and was started here again since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub started_again: bool,
     /// What depends on this host's side of the session.
     #[serde(flatten)]
     pub role: Role,
@@ -255,7 +259,14 @@ pub struct Record {
 impl Record {
     /// A record that is written for the first time.
     pub fn new(guest: &str, order: u64, role: Role) -> Record {
-        Record { guest: guest.to_owned(), order, changed_unix_ms: unix_ms(), on_both_hosts: false, role }
+        Record {
+            guest: guest.to_owned(),
+            order,
+            changed_unix_ms: unix_ms(),
+            on_both_hosts: false,
+            started_again: false,
+            role,
+        }
     }
 
     /// Nothing follows from it after a crash but an answer.

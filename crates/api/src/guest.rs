@@ -120,7 +120,7 @@ pub struct RamBlock {
     pub shared: bool,
 }
 
-/// Starts a guest. At least one of the two is given.
+/// Starts a guest. At least one of the first two is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartGuest {
@@ -131,6 +131,10 @@ pub struct StartGuest {
     /// relative paths of the specification count. Absent: they count from `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_path: Option<String>,
+    /// A guest that has left this host is started although the host to which it went does not say that it is gone
+    /// there. The operator has made sure that it runs nowhere else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub runs_nowhere_else: bool,
 }
 
 /// Takes over a QEMU that something else started. At least one of `pid` and `qmp` is given; both must

@@ -70,9 +70,20 @@ fn goes_there_and_back(stage: &mut Stage, is_drained: bool) {
                 .iter()
                 .all(|link| link["sent_bytes"].as_u64().unwrap() > 1 << 20)
         );
+        if leg == 0 {
+            is_not_started_again(stage);
+        }
         stage.arrived();
         stage.guest_goes_on();
     }
+}
+
+/// The host that the guest has left still has its specification.
+fn is_not_started_again(stage: &Stage) {
+    let file = stage.lab.hosts()[0].run_directory().join("g.toml");
+    let (exit, text) = stage.linerate_at_source(&["vm", "start", file.to_str().unwrap()]);
+    assert_eq!(i64::from(exit), REFUSED, "{text}");
+    assert!(text.contains("has left this host") && text.contains("it runs there"), "{text}");
 }
 
 #[test]

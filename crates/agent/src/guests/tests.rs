@@ -103,7 +103,7 @@ fn one_thing_at_a_time_is_done_with_a_name() {
     let hand = TestQemu::start(&dir.path().join("a.qmp"), &["-name", "web"]);
     let claim = agent.names.claim("web").unwrap();
     let spec_toml = Some("name = 'web'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
-    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    let started = start(&agent, &StartGuest { spec_toml, ..StartGuest::default() }).unwrap_err();
     assert!(started.code == "guest_busy" && started.message.contains("just being started"), "{started:?}");
     assert!(!agent.registry.folder("web").unwrap().exists(), "nothing of the other's is removed");
     let adopted = || adopt(&agent, &AdoptGuest { pid: Some(hand.pid()), qmp: None, name: None });
@@ -122,7 +122,7 @@ fn a_guest_whose_migration_is_not_over_is_not_started_though_its_qemu_has_ended(
     let (outgoing, _inputs) = crate::outgoing::tests::outgoing_of(linerate_core::ModeTag::Direct);
     agent.outgoing.add(outgoing.clone());
     let spec_toml = Some("name = 'g'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
-    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    let started = start(&agent, &StartGuest { spec_toml, ..StartGuest::default() }).unwrap_err();
     assert_eq!(started.code, "guest_busy", "{started:?}");
     assert!(started.message.contains(&outgoing.session.to_string()), "{started:?}");
     assert!(!agent.registry.folder("g").unwrap().exists());
@@ -162,7 +162,7 @@ fn a_guest_that_is_just_being_stopped_is_neither_moved_nor_started() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let spec_toml = Some("name = 'web'\nmemory = '64M'\naccel = 'tcg'\n".to_owned());
-    let started = start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+    let started = start(&agent, &StartGuest { spec_toml, ..StartGuest::default() }).unwrap_err();
     assert!(started.code == "guest_busy" && started.message.contains("stopped"), "{started:?}");
     assert!(!stopping.is_finished(), "it was not being stopped any more");
     drop(hand);
@@ -338,7 +338,7 @@ fn no_guest_is_started_with_a_disk_of_the_agents_own() {
     // The same disk by its name in the folder of the specification.
     let spec_toml = Some("name = \"g\"\nmemory = \"64M\"\n[[disk]]\npath = \"journal.redb\"\n".to_owned());
     let spec_path = Some(folder.join("g.toml").to_str().unwrap().to_owned());
-    let refused = start(&agent, &StartGuest { spec_toml, spec_path }).unwrap_err();
+    let refused = start(&agent, &StartGuest { spec_toml, spec_path, ..StartGuest::default() }).unwrap_err();
     assert!(refused.message.contains("the agent's own files"), "{refused:?}");
 }
 

@@ -86,7 +86,7 @@ fn a_guest_in_doubt_is_shown_as_such_and_neither_stopped_nor_started_again() {
     // Also when nothing of it is left here: it may run at the other host, with the same disks.
     for _ in 0..2 {
         let spec_toml = Some("name = 'g'\nmemory = '64M'\n".to_owned());
-        let error = guests::start(&agent, &StartGuest { spec_toml, spec_path: None }).unwrap_err();
+        let error = guests::start(&agent, &StartGuest { spec_toml, ..StartGuest::default() }).unwrap_err();
         assert_eq!(error.code, "guest_busy", "{error:?}");
         assert!(
             error.message.contains("is in doubt") && error.hint.contains("linerate resolve"),

@@ -20,7 +20,7 @@ const SPEC_BYTES_MAX: u64 = 1 << 20;
 /// Sees, starts, stops or takes over.
 pub async fn run(command: VmCommand, context: &Context) -> Result<Exit, Failure> {
     match command {
-        VmCommand::Start { spec } => start(&spec, context).await,
+        VmCommand::Start { spec, runs_nowhere_else } => start(&spec, runs_nowhere_else, context).await,
         VmCommand::List => list(context).await,
         VmCommand::Show { name } => show(&name, context).await,
         VmCommand::Stop { name, force } => stop(&name, force, context).await,
@@ -28,8 +28,8 @@ pub async fn run(command: VmCommand, context: &Context) -> Result<Exit, Failure>
     }
 }
 
-async fn start(spec: &Path, context: &Context) -> Result<Exit, Failure> {
-    let request = start_request(spec)?;
+async fn start(spec: &Path, runs_nowhere_else: bool, context: &Context) -> Result<Exit, Failure> {
+    let request = StartGuest { runs_nowhere_else, ..start_request(spec)? };
     let asked = context.client.start_guest(&request);
     let guest = change("starting the guest", unknown(context), context, asked).await?;
     done(&guest, "was started", context)
@@ -38,7 +38,8 @@ async fn start(spec: &Path, context: &Context) -> Result<Exit, Failure> {
 /// The agent gets the text, and the file's path: relative paths in it count from the file's folder. Those of standard
 /// input count from the folder that the command is in.
 fn start_request(spec: &Path) -> Result<StartGuest, Failure> {
-    Ok(StartGuest { spec_toml: Some(read_spec(spec)?), spec_path: Some(absolute(spec.to_owned())?) })
+    let spec_toml = Some(read_spec(spec)?);
+    Ok(StartGuest { spec_toml, spec_path: Some(absolute(spec.to_owned())?), ..StartGuest::default() })
 }
 
 async fn list(context: &Context) -> Result<Exit, Failure> {

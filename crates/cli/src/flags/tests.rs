@@ -155,6 +155,16 @@ fn an_empty_name_stands_for_nothing() {
     }
 }
 
+/// The agent's hint names this option.
+#[test]
+fn a_guest_that_runs_nowhere_else_is_started_by_its_operators_word() {
+    for (line, expected) in [("", false), (" --runs-nowhere-else", true)] {
+        let flags = parse(&format!("linerate vm start web.toml{line}")).unwrap();
+        let Command::Vm(VmCommand::Start { runs_nowhere_else, .. }) = flags.command else { panic!() };
+        assert_eq!(runs_nowhere_else, expected);
+    }
+}
+
 #[test]
 fn the_socket_in_the_help_is_the_one_that_is_used() {
     assert!(Flags::command().render_help().to_string().contains(linerate_api::DEFAULT_SOCKET));
