@@ -117,6 +117,19 @@ pub(crate) fn check_same(
     Err(Fault::new(Code::GuestDiffers, step, Side::Destination, detail))
 }
 
+/// Has the destination's QEMU limit the guest's I/O as the source's does. Limits may have been set since the guest's
+/// start, and the command line does not have them.
+pub(crate) fn set_limits(qmp: &mut Qmp, source: &DiskGraph, deadline: Instant) -> Result<(), Fault> {
+    let (step, side) = (Step::Prepare, Side::Destination);
+    let here = graph::read(qmp, deadline).map_err(|error| not_read(&error, step, side))?;
+    for limits in source.limits_to_set(&here) {
+        tracing::info!(%limits, "the I/O of a disk is limited as at the source");
+        qmp.execute("block_set_io_throttle", limits, deadline)
+            .map_err(|error| fault(Code::HypervisorFailed, step, side, &error))?;
+    }
+    Ok(())
+}
+
 fn not_read(error: &GraphError, step: Step, side: Side) -> Fault {
     let code = match error {
         GraphError::Qmp(_) => Code::HypervisorFailed,

@@ -7,6 +7,7 @@
 mod bitmaps;
 mod compare;
 mod follow;
+mod limits;
 mod named;
 mod read;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::description::JSON_BYTES_MAX;
 
 pub use compare::{Difference, Mapping};
+pub use limits::Limits;
 pub use named::{NotNamed, named_files};
 pub use read::{GraphError, check_files, read};
 
@@ -47,6 +49,9 @@ pub struct Drive {
     pub device: Option<String>,
     /// Its uppermost node; none without a medium.
     pub node: Option<usize>,
+    /// Limits of its I/O; none without any, or without a medium.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

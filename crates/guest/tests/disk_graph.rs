@@ -613,6 +613,44 @@ fn a_disk_that_was_enlarged_is_the_same_once_its_qemu_knows() {
     }
 }
 
+/// Three ways to name a disk: by its drive, by its device, and by the device's place in the machine.
+#[test]
+fn limits_of_io_that_were_set_since_the_start_are_those_of_the_waiting_qemu_too() {
+    const NODE: &str = "-blockdev driver=file,filename=DIR/a.img,node-name=n";
+    for qemu in qemus() {
+        let place = Place::new();
+        images(&place);
+        let lines = [
+            "-drive if=none,id=d,file=DIR/a.img,format=raw,throttling.iops-total=700 -device virtio-blk-pci,drive=d"
+                .to_owned(),
+            format!("{NODE} -device virtio-blk-pci,drive=n,id=vd"),
+            format!("{NODE} -device virtio-blk-pci,drive=n"),
+        ];
+        for (number, line) in lines.iter().enumerate() {
+            let mut guest = start(&place, &qemu, &format!("g{number}"), line);
+            let mut there = start(&place, &qemu, &format!("w{number}"), &format!("{line} -incoming defer"));
+            assert!(guest.graph().limits_to_set(&there.graph()).is_empty(), "{line}");
+            let drive = guest.graph().drives.remove(0);
+            let (key, name) = match drive.device {
+                Some(device) if drive.name.is_empty() => ("id", device),
+                _ => ("device", drive.name),
+            };
+            let mut limits = json!({ "bps": 0, "bps_rd": 1_000_000, "bps_wr": 500_000, "iops": 0, "iops_rd": 0,
+                "iops_wr": 50, "iops_wr_max": 80, "iops_wr_max_length": 3, "group": "shared" });
+            limits[key] = json!(name);
+            guest.ask("block_set_io_throttle", limits);
+            let set = guest.graph().limits_to_set(&there.graph());
+            assert_eq!(set.len(), 1, "{line}: {set:?}");
+            for limits in set {
+                there.ask("block_set_io_throttle", limits);
+            }
+            let limits = there.graph().drives.remove(0).limits;
+            assert!(limits.is_some() && limits == guest.graph().drives[0].limits, "{line}: {limits:?}");
+            assert!(guest.graph().limits_to_set(&there.graph()).is_empty(), "{line}");
+        }
+    }
+}
+
 /// As QEMU 7.2 has an empty `sd0` that 10.0 has not.
 #[test]
 fn empty_drives_that_only_one_qemu_makes_are_no_difference() {

@@ -178,7 +178,7 @@ impl Comparison<'_> {
 type Key = (&'static str, String);
 
 /// By their ids; drives without one by their order, which is that of the command line.
-fn keyed(graph: &DiskGraph) -> BTreeMap<Key, &Drive> {
+pub(super) fn keyed(graph: &DiskGraph) -> BTreeMap<Key, &Drive> {
     let mut nameless = 0;
     let key = |drive: &Drive| match (drive.name.as_str(), drive.device_id()) {
         ("", Some(id)) => ("device", id.to_owned()),

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Bitmap, Child, DiskGraph, Drive, Job, NODES_MAX, Node};
+use super::{Bitmap, Child, DiskGraph, Drive, Job, Limits, NODES_MAX, Node};
 use crate::qmp::{Qmp, QmpError};
 
 /// What the names of Linerate's own nodes and jobs begin with.
@@ -92,10 +92,12 @@ impl<'a> Builder<'a> {
     }
 
     fn add_drive(&mut self, drive: &'a Value) -> Result<(), GraphError> {
-        let medium = drive.get("inserted").and_then(|medium| text(medium, "node-name"));
-        let node = medium.map(|name| self.add(name)).transpose()?;
+        let medium = drive.get("inserted");
+        let node = medium.and_then(|medium| text(medium, "node-name"));
+        let node = node.map(|name| self.add(name)).transpose()?;
         let name = text(drive, "device").unwrap_or_default().to_owned();
-        self.graph.drives.push(Drive { name, device: text(drive, "qdev").map(str::to_owned), node });
+        let device = text(drive, "qdev").map(str::to_owned);
+        self.graph.drives.push(Drive { name, device, node, limits: medium.and_then(Limits::of) });
         Ok(())
     }
 

@@ -111,12 +111,13 @@ impl OwnQemu {
         Ok(Started { pid, found })
     }
 
-    /// QEMU must have opened the disks that the guest uses at the source.
+    /// QEMU must have opened the disks that the guest uses at the source. It limits their I/O as there.
     fn check_graph(&mut self, deadline: Instant) -> Done {
         let (_, monitor) = self.process.as_mut().ok_or_else(no_hypervisor)?;
         let (description, paths) = (&self.admitted.description, &self.context.sessions.config.paths);
         let Some(source) = &description.graph else { return Ok(()) };
-        disks::check_same(monitor.qmp(), description, source, paths, Step::Prepare, deadline)
+        disks::check_same(monitor.qmp(), description, source, paths, Step::Prepare, deadline)?;
+        disks::set_limits(monitor.qmp(), source, deadline)
     }
 
     /// What the next start of this agent must know to end it, or to put its settings back.
