@@ -17,6 +17,7 @@ use linerate_core::{
     Code, Endpoint, Fault, GuestState, Message, Mode, Side, Step, StreamNote, StreamSettings, Token,
 };
 use linerate_guest::registry::{GuestRecord, Origin};
+use linerate_net::channel_thread::WorkSource;
 use linerate_net::stream::endpoint::Socket;
 use linerate_net::tcp::listen::Accepted;
 
@@ -102,6 +103,20 @@ fn migration_at_its_end_is_not_over_before_all_of_it_is_carried_out() {
     let outcome = linerate_api::MigrationOutcome::Cancelled;
     outgoing.event_log.publish(linerate_api::EventKind::Finished { outcome, error: None, report: None });
     assert!(!outgoing.is_at_its_end());
+}
+
+/// Poisoned pages, or a file that was made shorter. Its links are sound, and would be opened again until the time of a
+/// lost link is over.
+#[test]
+fn memory_that_cannot_be_read_ends_the_migration_and_is_no_lost_link() {
+    let (outgoing, inputs) = outgoing_of(ModeTag::Direct);
+    outgoing.lost(1, ChannelError::Closed);
+    assert!(matches!(inputs.try_recv(), Ok(Input::Wake)) && inputs.try_recv().is_err());
+    let source = std::io::ErrorKind::UnexpectedEof.into();
+    outgoing.lost(2, ChannelError::Memory { region: 7, source });
+    let Ok(Input::Event(Event::Failed(fault))) = inputs.try_recv() else { panic!("it goes on") };
+    assert_eq!((fault.code, fault.side), (Code::MemoryFailed, Side::Source));
+    assert!(fault.detail.contains("memory of region 7 failed"), "{fault}");
 }
 
 /// The destination may run it by then: its operator has decided.

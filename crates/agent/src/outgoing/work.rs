@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use linerate_core::ChannelId;
 use linerate_core::scheduler;
+use linerate_core::source::Event;
+use linerate_core::{ChannelId, Code, Fault, Side};
 use linerate_net::channel::ChannelError;
 use linerate_net::channel_thread::{Next, WorkSource};
 
 use super::{Input, Outgoing};
+use crate::faults::chain;
 
 /// A channel without work checks again after this long, also without a call: pings are due then.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -55,6 +57,11 @@ impl WorkSource for Outgoing {
             tracing::debug!(channel, %error, "a channel ended after the last copy");
             let _ = self.inbox.send(Input::Wake);
             return;
+        }
+        if matches!(error, ChannelError::Memory { .. }) {
+            // No other channel could read it, and a link that is opened again and again would hide it.
+            let step = self.machine().step();
+            self.send(Event::Failed(Fault::new(Code::MemoryFailed, step, Side::Source, chain(&error))));
         }
         self.losses.channel_lost(channel, &error);
         let _ = self.inbox.send(Input::Wake);
