@@ -428,8 +428,8 @@ pub enum VmCommand {
     Start {
         /// The specification, a TOML file; - is standard input
         spec: PathBuf,
-        /// Start a guest that has left this host, although the host to which it went does not say that it is gone there.
-        /// Make sure first that it runs nowhere else: two that run destroy its disks
+        /// Start a guest that has left this host, although the host to which it went does not say that it is gone
+        /// there. Make sure first that it runs nowhere else: two that run destroy its disks
         #[arg(long)]
         runs_nowhere_else: bool,
     },

@@ -1,6 +1,6 @@
 //! A guest that has left this host runs at another one, maybe with a disk that both hosts reach and that has no locks.
-//! So it is started here again only if the host to which it went answers that it does not have the guest any more, or
-//! if an operator says so.
+//! So it is started here again only if the host to which it went answers that it does not have the guest any more. Or
+//! an operator says so.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
