@@ -53,7 +53,8 @@ impl Limits {
 
 impl DiskGraph {
     /// Arguments of `block_set_io_throttle` for drives of `there`, the destination's QEMU, whose limits are not those
-    /// of these drives. One without limits here keeps what it has there: an agent of an earlier version does not send any.
+    /// of these drives. One without limits here keeps what it has there: an agent of an earlier version does not send
+    /// any.
     pub fn limits_to_set(&self, there: &DiskGraph) -> Vec<Value> {
         let theirs = keyed(there);
         let ours = keyed(self);
