@@ -15,7 +15,7 @@ impl RamBlock {
     /// and neighbours that the kernel mapped along (up to 16 pages around a read, a whole huge page). A page that it
     /// never touched is not among them, even if another process filled it.
     ///
-    /// A kernel without PAGEMAP_SCAN (before Linux 6.7) does not report this: then it is the whole block.
+    /// It is the whole block if the process has ended, and on a kernel without PAGEMAP_SCAN (before Linux 6.7).
     pub fn touched(&self) -> io::Result<Vec<Run>> {
         Ok(self
             .in_page_tables(ScanKind::Mapped)?
@@ -54,7 +54,8 @@ impl RamBlock {
         ask_file(&without(runs, &present), |gap| mapping.holes_among(&[gap]))
     }
 
-    /// The pages looked for, as runs of the block in order; `None` if the kernel cannot report them.
+    /// The pages looked for, as runs of the block in order; `None` if the kernel cannot report them, or the process has
+    /// ended.
     fn in_page_tables(&self, look: ScanKind) -> io::Result<Option<Vec<Run>>> {
         let Some(pagemap) = self.pagemap() else { return Ok(None) };
         let jobs = jobs(self.segments().iter().map(|&piece| (0, piece)));
@@ -64,7 +65,10 @@ impl RamBlock {
         });
         let mut runs: Vec<Run> = match found {
             Ok(found) => found.into_iter().flatten().collect(),
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return Ok(None),
+            // ESRCH: the process has ended, and its page tables with it.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::ESRCH)) => {
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         runs.sort_unstable();
