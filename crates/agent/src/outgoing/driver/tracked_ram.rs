@@ -67,6 +67,8 @@ pub(super) struct TrackedRam {
     seen: Vec<Extent>,
     /// How long that search takes, which is part of the blackout: measured behind the first pass.
     search: Option<Duration>,
+    /// How long the last scan took.
+    scan_took: Duration,
 }
 
 impl TrackedRam {
@@ -80,6 +82,7 @@ impl TrackedRam {
             may_discard: guest.description.traits.may_discard,
             seen: Vec::new(),
             search: None,
+            scan_took: Duration::ZERO,
         }
     }
 
@@ -151,6 +154,11 @@ impl TrackedRam {
         let step = if last { Step::Blackout } else { Step::Copy };
         // What is written from here on is found by this scan or the next.
         self.note_sent(also)?;
+        if !last {
+            // Before the scan: what the guest writes during the search is found by it, and not in the blackout.
+            let max_blackout = guest.shared.machine().limits().max_blackout;
+            self.measure_search(max_blackout)?;
+        }
         let began = Instant::now();
         let tracker = self.tracker()?;
         let mut found = Vec::new();
@@ -168,19 +176,20 @@ impl TrackedRam {
             found.into_iter().flat_map(|(block, run)| extents(block, vec![run])).collect();
         self.note_seen(&dirty);
         let took = began.elapsed();
+        self.scan_took = took;
         if last {
             dirty.extend(self.new_holes()?);
-        } else {
-            self.measure_search()?;
         }
         let last_adds = self.search.unwrap_or_default();
         guest.send(Event::Scanned { dirty, took, paused, last_adds });
         Ok(())
     }
 
-    /// The guest runs, and what is found is searched for again when it is stopped.
-    fn measure_search(&mut self) -> Done {
-        if self.may_discard && self.search.is_none() {
+    /// The guest runs, and what is found is searched for again when it is stopped. A search that leaves no room in the
+    /// blackout is measured again: a host that was busy for a moment must not keep the guest for good.
+    fn measure_search(&mut self, max_blackout: Duration) -> Done {
+        let fits = self.search.is_some_and(|search| search + self.scan_took < max_blackout);
+        if self.may_discard && !fits {
             let began = Instant::now();
             let holes = self.new_holes()?;
             self.search = Some(began.elapsed());
@@ -305,6 +314,9 @@ mod tests {
         Extent { region: 0, run: Run { offset: number * PAGE_BYTES, length: PAGE_BYTES } }
     }
 
+    /// Far longer than a search of some pages takes on any host.
+    const MAX_BLACKOUT: Duration = Duration::from_secs(3000);
+
     fn four_pages(ram: &mut TrackedRam) {
         ram.note_seen(&[page(0), page(1)]);
         ram.note_seen(&[page(2), page(3)]);
@@ -342,14 +354,33 @@ mod tests {
         let mut noted = (0, None, None);
         sent_again(true, |ram| {
             (0..40).for_each(|_| four_pages(ram));
-            ram.measure_search().unwrap();
+            ram.measure_search(MAX_BLACKOUT).unwrap();
             let first = ram.search;
-            ram.measure_search().unwrap();
+            ram.measure_search(MAX_BLACKOUT).unwrap();
             noted = (ram.seen.len(), first, ram.search);
         });
         let (count, first, second) = noted;
         assert_eq!(count, 1);
         assert!(first.is_some() && first == second);
+    }
+
+    /// The host was busy when it was measured first. No later round would fit the blackout.
+    #[test]
+    fn a_search_that_leaves_no_room_in_the_blackout_is_measured_again() {
+        sent_again(true, |ram| {
+            four_pages(ram);
+            ram.search = Some(MAX_BLACKOUT);
+            ram.measure_search(MAX_BLACKOUT).unwrap();
+            assert!(ram.search < Some(MAX_BLACKOUT));
+
+            let half = MAX_BLACKOUT / 2;
+            ram.search = Some(half);
+            ram.measure_search(MAX_BLACKOUT).unwrap();
+            assert_eq!(ram.search, Some(half), "there is room for it");
+            ram.scan_took = half;
+            ram.measure_search(MAX_BLACKOUT).unwrap();
+            assert!(ram.search < Some(half), "the scan takes the other half");
+        });
     }
 
     #[test]
