@@ -36,6 +36,8 @@ pub struct RoundEnd {
     pub bytes_per_s: f64,
     /// What stopping, scanning and starting cost apart from the copy.
     pub fixed: Duration,
+    /// What of `fixed` stays as it is if the guest writes less.
+    pub unavoidable: Duration,
 }
 
 impl RoundEnd {
@@ -137,7 +139,8 @@ impl Policy {
         if end.round >= self.limits.rounds_max {
             return if fits { Decision::SwitchOver } else { Decision::GiveUp };
         }
-        if !fits && self.stalled_rounds >= PATIENCE {
+        let less_helps = end.unavoidable <= self.limits.max_blackout;
+        if !fits && less_helps && self.stalled_rounds >= PATIENCE {
             return self.slow_down();
         }
         Decision::Round
@@ -167,7 +170,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn end(round: u32, dirty_bytes: u64) -> RoundEnd {
-        RoundEnd { round, dirty_bytes, bytes_per_s: 100.0 * MIB as f64, fixed: Duration::from_millis(5) }
+        let fixed = Duration::from_millis(5);
+        RoundEnd { round, dirty_bytes, bytes_per_s: 100.0 * MIB as f64, fixed, unavoidable: fixed }
     }
 
     #[test]
@@ -202,6 +206,19 @@ mod tests {
             })
             .collect();
         assert_eq!(steps, [20, 40, 60, 80, 99]);
+    }
+
+    #[test]
+    fn a_guest_is_not_slowed_down_where_that_cannot_help() {
+        let mut policy = Policy::new(Limits { throttle: true, ..Limits::default() });
+        let searched = Duration::from_millis(301);
+        for round in 0..20 {
+            let end = RoundEnd { fixed: searched, unavoidable: searched, ..end(round, 200 * MIB) };
+            assert_eq!(policy.decide(end), Decision::Round);
+        }
+        // A long scan may be one of many written pages.
+        let end = RoundEnd { fixed: searched, ..end(20, 200 * MIB) };
+        assert_eq!(policy.decide(end), Decision::Throttle(20));
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl Source {
             dirty_bytes: bytes,
             bytes_per_s: self.scheduler.bytes_per_s(),
             fixed: SWITCH_COST + took + last_adds,
+            unavoidable: SWITCH_COST + last_adds,
         };
         self.statistics.predicted_blackout = end.predicted_blackout();
         end

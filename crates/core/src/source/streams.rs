@@ -72,6 +72,7 @@ impl Source {
                 dirty_bytes: streamed.remaining_bytes,
                 bytes_per_s: streamed.bytes_per_s,
                 fixed: Duration::ZERO,
+                unavoidable: Duration::ZERO,
             };
             self.give_up(now, end);
         }
