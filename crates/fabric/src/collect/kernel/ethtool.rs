@@ -78,6 +78,8 @@ fn answers(
         match ask(Some(&port.name)) {
             Ok(one) => answers.extend(one),
             Err(error) if is_absent(&error) => {}
+            // Some drivers answer nothing of a port that is switched off (tg3: EAGAIN), and it carries no migration.
+            Err(NetlinkError::Refused(_)) if port.up == Some(false) => {}
             Err(error) => failed = Some(error),
         }
     }
@@ -273,6 +275,17 @@ mod tests {
             assert_eq!(found, others());
             assert!(error.unwrap().contains("refused"));
             assert_eq!(ask(UNSUPPORTED, 0), (vec![], None, 1));
+        }
+
+        #[test]
+        fn a_port_that_is_switched_off_and_answers_nothing_is_not_missed() {
+            const TRY_AGAIN: i32 = 11;
+            let refused = || Err(NetlinkError::Refused(std::io::Error::from_raw_os_error(TRY_AGAIN)));
+            for (up, is_missed) in [(false, false), (true, true)] {
+                let ports = [Port { name: "l0".into(), up: Some(up), ..Port::default() }];
+                let (found, error) = answers(&ports, |_| refused());
+                assert_eq!((found.len(), error.is_some()), (0, is_missed), "up: {up}");
+            }
         }
 
         #[test]
