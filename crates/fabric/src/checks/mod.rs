@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `hosts` | hosts themselves: names, clocks, kernels, processors, memory |
+//! | `unread` | what hosts could not read of themselves |
 //! | `guests` | what guests need of a host: KVM, QEMU, a folder for their memory |
 //! | `ports` | ports and their cables: link, speed, error correction, counters |
 //! | `mtu` | the largest packet: of ports, switches and paths |
@@ -46,6 +47,7 @@ mod rates;
 mod rdma;
 mod reach;
 mod teams;
+mod unread;
 
 pub use rates::unequal;
 
@@ -128,7 +130,7 @@ pub const ALL: &[Check] = &[
     Check { id: "mtu-small", fix_kind: FixKind::Port, run: mtu::mtu_small },
     Check { id: "no-second-link", fix_kind: FixKind::Hands, run: addresses::no_second_link },
     Check { id: "not-measured", fix_kind: FixKind::Hands, run: reach::not_measured },
-    Check { id: "not-read", fix_kind: FixKind::Hands, run: hosts::not_read },
+    Check { id: "not-read", fix_kind: FixKind::Hands, run: unread::not_read },
     Check { id: "offloads-off", fix_kind: FixKind::Hands, run: adapters::offloads_off },
     Check { id: "packet-loss", fix_kind: FixKind::Hands, run: reach::packet_loss },
     Check { id: "pcie-below-card", fix_kind: FixKind::Hands, run: adapters::pcie_below_card },

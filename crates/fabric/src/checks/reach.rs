@@ -300,8 +300,8 @@ fn load_fails_finding(pair: &Pair<'_>) -> Option<Finding> {
         finding
             .step(
                 None,
-                "run the doctor again; if it stays, look for a firewall that cuts connections, and for packets \
-                 of full size that are lost",
+                "run the doctor again while no other one runs; if it stays, look for a firewall that cuts \
+                 connections, and for packets of full size that are lost",
             )
             .command(from, "what becomes of the connections meanwhile", command),
     )

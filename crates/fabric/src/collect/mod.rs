@@ -145,7 +145,7 @@ fn ports(inventory: &mut Inventory, root: &Root) {
     }
     match nftables::read() {
         Ok(firewall) => inventory.firewall = firewall,
-        Err(error) => inventory.note("nftables", error),
+        Err(error) => inventory.note(Note::FIREWALL, error),
     }
 }
 

@@ -38,6 +38,8 @@ impl Note {
     pub const PORTS: &str = "rtnetlink";
     /// `about` of the adapters' firmware.
     pub const FIRMWARE: &str = "devlink";
+    /// `about` of the firewall's rules.
+    pub const FIREWALL: &str = "nftables";
     /// `about` of counters that were to be read a second time.
     pub const COUNTERS: &str = "counters";
     /// First word of `about` of a name that was to be resolved.
