@@ -190,6 +190,25 @@ impl Audit {
         });
     }
 
+    /// A migration has ended that a restarted agent continued, or that was in doubt. `action`: its end as this host
+    /// sees it; `what`: what is known of the guest.
+    pub fn recovered_end(
+        &self,
+        session: SessionId,
+        guest: &str,
+        action: AuditAction,
+        is_where_it_was_to_go: bool,
+        what: &str,
+    ) {
+        let result = if is_where_it_was_to_go { AuditResult::Done } else { AuditResult::Failed };
+        self.record(AuditEntry {
+            guest: Some(guest.to_owned()),
+            session: Some(session.to_string()),
+            reason: Some(format!("after a restart of the agent, or after it was in doubt: {what}")),
+            ..entry(action, result, AuditCaller::Agent)
+        });
+    }
+
     /// The guest of a migration may run on both hosts. `action`: the end of its migration, as this host saw it.
     pub fn on_both_hosts(&self, session: SessionId, guest: &str, action: AuditAction) {
         self.record(AuditEntry {

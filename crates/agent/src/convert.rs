@@ -49,7 +49,9 @@ fn hint(code: Code) -> &'static str {
             "stop or rename the guest of that name at the destination, or remove what a crash left of it"
         }
         Code::GuestBusy => "`linerate migration list` shows the migration that has it",
-        Code::NotMigratable => "docs/guests.md shows how to start a guest so that direct mode can move it",
+        Code::NotMigratable => {
+            "change what the error names, at the host that it names; docs/guests.md shows how to start a guest that can move"
+        }
         Code::MemoryShort => "free memory at the destination or choose another one",
         Code::ResourceMissing | Code::GuestDiffers => {
             "make the destination alike: disks on shared storage, the same taps and bridges, a QEMU that is not older"

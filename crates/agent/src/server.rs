@@ -8,7 +8,7 @@ mod resolve;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use axum::Json;
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -24,6 +24,7 @@ use linerate_api::{
     TunnelRequest, UndrainRequest, code, paths,
 };
 use linerate_wire::{VERSION_MAX, VERSION_MIN};
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::StreamExt as _;
@@ -73,12 +74,29 @@ fn listen(config: &Config) -> Result<UnixListener> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    // The journal's lock has shown that no other agent runs: a socket that is there is a dead one's.
+    // The lock of the folders has shown that no other agent uses them. One with folders of its own may listen here.
+    if is_answered(socket) {
+        bail!("another agent listens on {}: give this one another `socket`", socket.display());
+    }
     let _ = std::fs::remove_file(socket);
     let listener =
         UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     open_to_users(config)?;
     Ok(listener)
+}
+
+/// Whether a program takes connections at this socket, or would if it came to it: what is there of an agent that has
+/// ended refuses them.
+fn is_answered(socket: &std::path::Path) -> bool {
+    let connect = || -> std::io::Result<()> {
+        let client = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        client.set_nonblocking(true)?;
+        client.connect(&SockAddr::unix(socket)?)
+    };
+    match connect() {
+        Ok(()) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+    }
 }
 
 async fn answer(agent: &Arc<Agent>, drains: &Arc<Drains>, listener: UnixListener) -> std::io::Result<()> {

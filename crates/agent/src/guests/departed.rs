@@ -26,7 +26,7 @@ use crate::session::identity::Identity;
 
 /// The other host asks its QEMUs for this answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-const NO_ANSWER: &str = "its agent does not answer whether the guest is still there";
+const NO_ANSWER: &str = "its agent does not answer";
 
 /// Refuses to start a guest that has left, unless it is not at the host any more to which it went. Returns the
 /// migration in which it left if it may be started all the same: once it runs, that is to be noted.
@@ -56,7 +56,7 @@ pub(super) fn refuse(agent: &Agent, spec: &GuestSpec, runs_nowhere_else: bool) -
             return Ok(Some(session));
         }
         Ok(Found::Guest(what)) => format!("{host} answers that {what}"),
-        Err(why) => format!("it cannot be known whether it is still there: {why}"),
+        Err(why) => format!("{host} has not said that it does not have it any more: {why}"),
     };
     let when = utc(&UnixTime::since_unix_epoch(Duration::from_millis(record.changed_unix_ms)));
     let text = format!("{name} has left this host for {host} on {when}, and {why}");
@@ -217,7 +217,7 @@ mod tests {
         let request = StartGuest { spec_toml: Some(SPEC.into()), ..StartGuest::default() };
         let refused = crate::guests::start(&agent, &request).unwrap_err();
         assert_eq!(refused.code, code::REFUSED, "{refused:?}");
-        assert!(refused.message.contains("cannot be known whether it is still there"), "{refused:?}");
+        assert!(refused.message.contains("has not said that it does not have it any more"), "{refused:?}");
         assert_eq!(refuse(&agent, &spec(SPEC), true).unwrap(), Some(SESSION));
         agent.journal.note_started_again(SESSION);
         assert_eq!(refuse(&agent, &spec(SPEC), false).unwrap(), None, "it lives here now");

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
+use linerate_api::{AuditAction, Direction, MigrationId, MigrationState, MigrationSummary, Step};
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, RESUME_MAX, SourceEvent,
@@ -201,6 +201,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 set_notice_due(&mut record, true);
             }
             let _ = sessions.journal.put_end(session, &record);
+            audit_closed(sessions, session, &guest, phase);
             return notify_destination(sessions, session, record);
         }
         Plan::RecordLoss => {
@@ -213,8 +214,10 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             // guest ran here after commit, that copy is older than its disks.
             let is_older = record.ran_here() == RanHere::Yes;
             set_notice_due(&mut record, is_older);
-            record.set_phase(Phase::Source(SourcePhase::RolledBack));
+            let phase = Phase::Source(SourcePhase::RolledBack);
+            record.set_phase(phase);
             let _ = sessions.journal.put_end(session, &record);
+            audit_closed(sessions, session, &guest, phase);
             return notify_destination(sessions, session, record);
         }
         Plan::Nothing => return notify_destination(sessions, session, record),
@@ -224,6 +227,20 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         set_notice_due(&mut record, true);
     }
     start(sessions, session, record, machine);
+}
+
+/// A session whose guest has no QEMU here any more, or has a later session that decides about it.
+fn audit_closed(sessions: &Sessions, session: SessionId, guest: &str, phase: Phase) {
+    let (action, is_where_it_was_to_go) = match phase {
+        Phase::Source(phase) => (AuditAction::MigrationEnd, phase == SourcePhase::Finished),
+        Phase::Destination(phase) => (AuditAction::ArrivalEnd, came_here(phase)),
+    };
+    let what = "its QEMU here has ended, or a later migration decides about it";
+    sessions.audit.recovered_end(session, guest, action, is_where_it_was_to_go, what);
+}
+
+fn came_here(phase: DestinationPhase) -> bool {
+    !matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned)
 }
 
 /// Nothing runs beside its source if a guest that is to stay paused takes its disks over.
@@ -323,17 +340,33 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
 }
 
 impl Unfinished {
+    /// Once all is done and written: the session's end as this host sees it, whether the guest is where it was to go,
+    /// and what is known of it.
+    fn end(&self) -> Option<(AuditAction, bool, String)> {
+        match &*self.machine.lock() {
+            Machine::Source(machine) => {
+                let guest = machine.is_over()?;
+                let is_there =
+                    matches!(guest, GuestState::RunsAtDestination | GuestState::PausedAtDestination);
+                Some((AuditAction::MigrationEnd, is_there, guest.sentence().to_owned()))
+            }
+            Machine::Destination(machine) => {
+                let phase = machine.is_over()?;
+                let is_here = came_here(phase);
+                let what = if is_here { "the guest came here" } else { "the guest did not come here" };
+                Some((AuditAction::ArrivalEnd, is_here, what.to_owned()))
+            }
+        }
+    }
+
     fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Signal>) {
         loop {
             // What came while an action was executed may change the next one.
             while let Ok(signal) = inbox.try_recv() {
                 self.receive(&signal);
             }
-            let done = match &*self.machine.lock() {
-                Machine::Source(machine) => machine.is_over().is_some(),
-                Machine::Destination(machine) => machine.is_over().is_some(),
-            };
-            if done {
+            if let Some((action, is_where_it_was_to_go, what)) = self.end() {
+                sessions.audit.recovered_end(self.session, &self.guest, action, is_where_it_was_to_go, &what);
                 return tracing::info!(session = %self.session, guest = self.guest, "this session has ended");
             }
             let acted =

@@ -1,6 +1,7 @@
 //! What recovery does to real processes.
 
 mod answers;
+mod audited;
 mod hearing;
 mod left_behind;
 mod notices;

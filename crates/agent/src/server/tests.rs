@@ -79,6 +79,27 @@ fn serving(agent: &Arc<Agent>) -> tokio::runtime::Runtime {
     runtime
 }
 
+/// Both would run, and the users of the first would talk to the second.
+#[test]
+fn an_agent_does_not_take_the_socket_of_another_that_listens() {
+    let dir = folder();
+    let agent = agent(&dir, "");
+    let first = serving(&agent);
+    let inside = first.enter();
+    let refused = listen(&agent.config).unwrap_err().to_string();
+    assert!(refused.contains("another agent listens on"), "{refused}");
+    drop(inside);
+    // What an agent that was killed leaves there is in nobody's way.
+    first.shutdown_background();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while is_answered(&agent.config.socket) {
+        assert!(std::time::Instant::now() < end, "it listens on");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(agent.config.socket.exists());
+    drop(serving(&agent));
+}
+
 fn refused<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> bool {
     match answer {
         Err(ClientError::Agent { body, .. }) => body.code == "not_authorised",

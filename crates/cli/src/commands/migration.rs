@@ -204,7 +204,7 @@ fn choose(prefix: &str, mut found: Vec<MigrationSummary>) -> Result<MigrationSum
         (None, _) => Err(Failure::new(
             Exit::Refused,
             format!("no migration whose name begins with `{prefix}`"),
-            "see `linerate migration list`",
+            "see `linerate migration list`; how one ended before the agent's last start: `linerate audit --session NAME`",
         )),
         (Some(_), others) => Err(Failure::new(
             Exit::Refused,

@@ -1,0 +1,68 @@
+//! The audit log has the end of a migration that a restarted agent continues.
+
+use linerate_api::{AuditAction, AuditRequest, AuditResult};
+use linerate_net::tcp::listen::Accepted;
+
+use super::*;
+use crate::security::Security;
+use crate::testing::listen;
+
+const SESSION: SessionId = SessionId([7; 16]);
+
+/// How the session ended for this host: the action, its result and the reason.
+fn end_of(agent: &Agent) -> (AuditAction, AuditResult, String) {
+    let request = AuditRequest { session: Some(SESSION.to_string()), ..AuditRequest::default() };
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(entry) = agent.audit.read(&request).unwrap().entries.pop() {
+            assert_eq!(entry.guest.as_deref(), Some("g"));
+            return (entry.action, entry.result, entry.reason.unwrap());
+        }
+        assert!(Instant::now() < end, "no line");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn recovers(agent: &Agent, role: Role) -> (AuditAction, AuditResult, String) {
+    agent.journal.put(SESSION, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    recover(&agent.recovery).unwrap();
+    end_of(agent)
+}
+
+/// `linerate migrate` lost the agent: nothing else says what became of the guest.
+#[test]
+fn a_migration_that_a_restarted_agent_rolls_back_has_its_end_in_the_audit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let destination = listen(&Security::insecure(), |accepted: Accepted| {
+        let _ = accepted.outcome(Outcome::Aborted);
+    });
+    let (_hand, qemu) = runs(&dir);
+    let mut role = leaves(&qemu, SourcePhase::Started);
+    let Role::Source { peers, .. } = &mut role else { panic!("{role:?}") };
+    *peers = destination.addresses().to_vec();
+    let (action, result, reason) = recovers(&agent, role);
+    assert_eq!((action, result), (AuditAction::MigrationEnd, AuditResult::Failed));
+    assert!(reason.ends_with("the guest runs at the source as before"), "{reason}");
+}
+
+#[test]
+fn a_migration_whose_qemu_has_ended_with_the_agent_has_its_end_in_the_audit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let qemu = ended(&agent, &dir);
+    let (action, result, reason) = recovers(&agent, leaves(&qemu, SourcePhase::Started));
+    assert_eq!((action, result), (AuditAction::MigrationEnd, AuditResult::Failed));
+    assert!(reason.contains("its QEMU here has ended"), "{reason}");
+}
+
+#[test]
+fn an_arrival_that_a_restarted_agent_gives_up_has_its_end_in_the_audit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let ending = Ending::start(&dir);
+    let incoming = IncomingRecord { qemu: Some(arrived(&agent, ending.pid())), ..IncomingRecord::default() };
+    let (action, result, reason) = recovers(&agent, incoming.role(DestinationPhase::Started));
+    assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Failed));
+    assert!(reason.ends_with("the guest did not come here"), "{reason}");
+}
