@@ -321,7 +321,7 @@ fn a_group_that_stays_split_is_tried_once_more_and_named() {
     hall.start(0, &[calm("db-1"), hall::large("db-2")]);
     let names: Vec<String> = (0..3).map(|host| hall.name(host)).collect();
     let to = format!("{},{}", hall.address(1), hall.address(2));
-    // Ten seconds for one guest, and thirty for the other.
+    // Ten seconds for one guest, and fifty for the other.
     hall.slow(40);
     let going = hall.begin(0, &["drain", "--to", &to]);
     let now = hall.wait(0, "one has left, and the other copies", |now| {
