@@ -18,26 +18,28 @@ use serde_json::Value;
 
 /// Those that take minutes, the longest first: begun first, so that none of them is alone at the end.
 const LONG: &[&str] = &[
-    "rdma",
     "real_libvirt_direct",
     "real_migration",
-    "real_stream",
-    "real_fleet",
     "real_disks",
-    "real_drains",
-    "real_recovery",
-    "real_user",
+    "rdma",
+    "real_stream",
     "real_orders",
+    "real_recovery",
+    "real_fleet",
+    "real_drains",
     "doctor",
-    "real_libvirt",
+    "real_user",
+    "linerate_agent",
     "real_join",
+    "real_libvirt",
     "real_drain",
     "real_trust",
+    "cluster",
+    "real_tunnel",
+    "guest",
+    "fence",
     "debian",
     "linerate_guest",
-    "guest",
-    "real_tunnel",
-    "cluster",
 ];
 /// At a time, where nothing else is said. Most of their time they wait.
 const JOBS: usize = 5;

@@ -23,6 +23,9 @@ const AHEAD: f64 = 1.5;
 /// Before one was prepared, as many at a time at each destination: more hypervisors that start there at once delay the
 /// first of them.
 const FIRST: usize = 2;
+/// Before any goodput was measured, a guest is taken to use so many bytes per second: 16 Gb/s. One that is prepared too
+/// early only waits; fast links stay empty for as long as preparing takes if too few are.
+const ASSUMED: f64 = 2e9;
 
 /// A guest that could be copied.
 struct Candidate {
@@ -239,7 +242,9 @@ impl Controller {
         let mut at: BTreeMap<HostId, f64> = BTreeMap::new();
         for guest in &ahead {
             let Some(to) = guest.destination else { continue };
-            *at.entry(to.host).or_default() += self.reaches(guest, now);
+            let reaches = self.reaches(guest, now);
+            let uses = if self.learned.has_measured { reaches } else { reaches.min(ASSUMED) };
+            *at.entry(to.host).or_default() += uses;
         }
         let full =
             |to: &Destination, used: f64| used >= 0.9 * self.learned.takes(to.host, to.bytes_per_s, now);

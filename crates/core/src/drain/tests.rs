@@ -38,7 +38,12 @@ fn guest(n: u32) -> GuestId {
 impl Hand {
     /// A source with two ports of 1 GB/s.
     fn new(guests: &[Start]) -> Hand {
-        let controller = Controller::new(Settings::default(), vec![1e9, 1e9], guests, Time::ZERO);
+        Hand::over(&[1e9, 1e9], guests)
+    }
+
+    /// A source with these ports, in bytes per second.
+    fn over(ports: &[f64], guests: &[Start]) -> Hand {
+        let controller = Controller::new(Settings::default(), ports.to_vec(), guests, Time::ZERO);
         let mut hand = Hand { controller, now: Time::ZERO, orders: Vec::new() };
         hand.tell(Event::Tick);
         hand

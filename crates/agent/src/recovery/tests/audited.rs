@@ -11,7 +11,7 @@ const SESSION: SessionId = SessionId([7; 16]);
 
 /// How the session ended for this host: the action, its result and the reason.
 fn end_of(agent: &Agent) -> (AuditAction, AuditResult, String) {
-    let request = AuditRequest { session: Some(SESSION.to_string()), ..AuditRequest::default() };
+    let request = AuditRequest { session: Some(SESSION.to_string()), limit: 1, ..AuditRequest::default() };
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(entry) = agent.audit.read(&request).unwrap().entries.pop() {
@@ -43,7 +43,7 @@ fn a_migration_that_a_restarted_agent_rolls_back_has_its_end_in_the_audit_log() 
     *peers = destination.addresses().to_vec();
     let (action, result, reason) = recovers(&agent, role);
     assert_eq!((action, result), (AuditAction::MigrationEnd, AuditResult::Failed));
-    assert!(reason.ends_with("the guest runs at the source as before"), "{reason}");
+    assert!(reason.ends_with("at the source"), "{reason}");
 }
 
 #[test]

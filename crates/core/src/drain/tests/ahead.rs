@@ -34,3 +34,16 @@ fn at_first_two_guests_are_prepared_at_each_destination() {
     }
     assert!(there.iter().all(|count| (1..=2).contains(count)) && count > 2, "{there:?}");
 }
+
+/// What one guest reaches is not known before one was measured: preparing the others then takes seconds in which fast
+/// links stay empty.
+#[test]
+fn at_first_as_many_guests_are_prepared_as_fill_fast_links() {
+    let prepared_over = |bytes_per_s: f64| {
+        let mut hand = Hand::over(&[bytes_per_s], &(0..9).map(|n| start(n, 100)).collect::<Vec<_>>());
+        (0..9).for_each(|n| drop(hand.placed(n, n % 3, bytes_per_s)));
+        prepares(&hand.orders).len()
+    };
+    assert_eq!(prepared_over(1.2e9), 1, "100 GB over 10 Gb/s");
+    assert_eq!(prepared_over(5e9), 3, "the same guests over 40 Gb/s");
+}
