@@ -140,6 +140,8 @@ pub fn run(config: &Path, check: bool) -> Result<()> {
     start_log(Log::to(log.context("standard error cannot be written to")?));
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let _alone = alone(&config.run_dir)?;
+    // Before anything is recovered or taken in: systemd starts an agent that cannot answer again and again.
+    server::refuse_answered(&config.socket)?;
     let security = Security::open(&config)?;
     end_on_panic();
     let agent = Arc::new(open(config, security)?);

@@ -74,15 +74,25 @@ fn listen(config: &Config) -> Result<UnixListener> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    // The lock of the folders has shown that no other agent uses them. One with folders of its own may listen here.
-    if is_answered(socket) {
-        bail!("another agent listens on {}: give this one another `socket`", socket.display());
-    }
+    // An agent that was started at the same time may listen by now.
+    refuse_answered(socket)?;
     let _ = std::fs::remove_file(socket);
     let listener =
         UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     open_to_users(config)?;
     Ok(listener)
+}
+
+/// The lock of `run_dir` has shown that no other agent uses it. One with folders of its own may have this socket.
+///
+/// # Errors
+///
+/// A program answers at the socket.
+pub(crate) fn refuse_answered(socket: &std::path::Path) -> Result<()> {
+    if is_answered(socket) {
+        bail!("another agent listens on {}: give this one another `socket`", socket.display());
+    }
+    Ok(())
 }
 
 /// Whether a program takes connections at this socket, or would if it came to it: what is there of an agent that has

@@ -183,8 +183,9 @@ impl SessionLoop {
         let (session, guest) = (self.shared.session, self.shared.guest());
         let role = self.incoming_record().role(DestinationPhase::Committed);
         let record = Record::new(&guest, self.shared.order, role);
-        self.sessions.leave_to_recovery(session, record, rolled_back);
+        // Recovery's line comes behind it.
         self.audit_end(Some(fault));
+        self.sessions.leave_to_recovery(session, record, rolled_back);
         tracing::error!(
             %session,
             guest,

@@ -49,6 +49,8 @@ pub(crate) use source::{Doubt, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = RESUME_MAX;
+/// In the audit log, of an arrival.
+const CAME_HERE: &str = "the guest came here";
 
 /// A thread that goes on so much too late was stopped, and with it those that take what sources send.
 pub(crate) const STOPPED_FOR: Duration = Duration::from_secs(5);
@@ -220,13 +222,26 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             audit_closed(sessions, session, &guest, phase);
             return notify_destination(sessions, session, record);
         }
-        Plan::Nothing => return notify_destination(sessions, session, record),
+        Plan::Nothing => {
+            if phase_of(&record, session) == Phase::Destination(DestinationPhase::Running) {
+                close_arrival(sessions, session, &mut record);
+                sessions.audit.recovered_end(session, &guest, AuditAction::ArrivalEnd, true, CAME_HERE);
+            }
+            return notify_destination(sessions, session, record);
+        }
     };
     if matches!(plan, Plan::RollBack) {
         // The notice is sent when the guest is resumed: until then the destination's copy may be the only one.
         set_notice_due(&mut record, true);
     }
     start(sessions, session, record, machine);
+}
+
+/// An agent that ends before the audit log has the arrival leaves it at [`DestinationPhase::Running`]. So each has one
+/// line, whenever agents end.
+fn close_arrival(sessions: &Sessions, session: SessionId, record: &mut Record) {
+    record.set_phase(Phase::Destination(DestinationPhase::Finished));
+    let _ = sessions.journal.put_end(session, record);
 }
 
 /// A session whose guest has no QEMU here any more, or has a later session that decides about it.
@@ -240,7 +255,7 @@ fn audit_closed(sessions: &Sessions, session: SessionId, guest: &str, phase: Pha
 }
 
 fn came_here(phase: DestinationPhase) -> bool {
-    !matches!(phase, DestinationPhase::Aborted | DestinationPhase::Returned)
+    matches!(phase, DestinationPhase::Running | DestinationPhase::Finished)
 }
 
 /// Nothing runs beside its source if a guest that is to stay paused takes its disks over.
@@ -342,19 +357,27 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
 impl Unfinished {
     /// Once all is done and written: the session's end as this host sees it, whether the guest is where it was to go,
     /// and what is known of it.
-    fn end(&self) -> Option<(AuditAction, bool, String)> {
+    fn end(&self) -> Option<(AuditAction, bool, &'static str)> {
+        let was_paused = self.ran_at_source() == Some(false);
         match &*self.machine.lock() {
             Machine::Source(machine) => {
-                let guest = machine.is_over()?;
+                let guest = match machine.is_over()? {
+                    GuestState::RunsAtDestination if was_paused => GuestState::PausedAtDestination,
+                    guest => guest,
+                };
                 let is_there =
                     matches!(guest, GuestState::RunsAtDestination | GuestState::PausedAtDestination);
-                Some((AuditAction::MigrationEnd, is_there, guest.sentence().to_owned()))
+                Some((AuditAction::MigrationEnd, is_there, guest.sentence()))
             }
             Machine::Destination(machine) => {
                 let phase = machine.is_over()?;
-                let is_here = came_here(phase);
-                let what = if is_here { "the guest came here" } else { "the guest did not come here" };
-                Some((AuditAction::ArrivalEnd, is_here, what.to_owned()))
+                let what = match phase {
+                    phase if came_here(phase) => CAME_HERE,
+                    // Its QEMU has ended, or an operator gave it up.
+                    DestinationPhase::Committed => "it was to run here, and its QEMU here does not run it",
+                    _ => "the guest did not come here",
+                };
+                Some((AuditAction::ArrivalEnd, came_here(phase), what))
             }
         }
     }
@@ -366,7 +389,10 @@ impl Unfinished {
                 self.receive(&signal);
             }
             if let Some((action, is_where_it_was_to_go, what)) = self.end() {
-                sessions.audit.recovered_end(self.session, &self.guest, action, is_where_it_was_to_go, &what);
+                if (action, is_where_it_was_to_go) == (AuditAction::ArrivalEnd, true) {
+                    close_arrival(sessions, self.session, &mut self.record.lock());
+                }
+                sessions.audit.recovered_end(self.session, &self.guest, action, is_where_it_was_to_go, what);
                 return tracing::info!(session = %self.session, guest = self.guest, "this session has ended");
             }
             let acted =

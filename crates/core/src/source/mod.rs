@@ -72,6 +72,7 @@ mod tests;
 mod timers;
 
 pub use interface::{Action, Config, Ending, Event};
+pub use rounds::SWITCH_COST;
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// Counting takes at most one part of so many of the time.
 const COUNT_SHARE: u32 = 50;
 /// What stopping, holding, sealing and loading cost apart from scan and copy: the median of the prototype's blackouts.
-const SWITCH_COST: Duration = Duration::from_millis(5);
+pub const SWITCH_COST: Duration = Duration::from_millis(5);
 
 impl Source {
     pub(super) fn protected(&mut self, now: Time, populated: Vec<Extent>, paused: Duration) {

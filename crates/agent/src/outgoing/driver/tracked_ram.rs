@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linerate_core::extent::normalise;
-use linerate_core::source::Event;
+use linerate_core::source::{Event, SWITCH_COST};
 use linerate_core::{Code, Extent, Fault, RegionId, RegionInfo, Run, Side, Step};
 use linerate_guest::description::GuestDescription;
 use linerate_memory::{Mapping, RamBlock, TrackError, Tracker};
@@ -188,7 +188,7 @@ impl TrackedRam {
     /// The guest runs, and what is found is searched for again when it is stopped. A search that leaves no room in the
     /// blackout is measured again: a host that was busy for a moment must not keep the guest for good.
     fn measure_search(&mut self, max_blackout: Duration) -> Done {
-        let fits = self.search.is_some_and(|search| search + self.scan_took < max_blackout);
+        let fits = self.search.is_some_and(|search| search + self.scan_took + SWITCH_COST < max_blackout);
         if self.may_discard && !fits {
             let began = Instant::now();
             let holes = self.new_holes()?;

@@ -1,6 +1,6 @@
 //! The audit log has the end of a migration that a restarted agent continues.
 
-use linerate_api::{AuditAction, AuditRequest, AuditResult};
+use linerate_api::{AuditAction, AuditEntry, AuditRequest, AuditResult};
 use linerate_net::tcp::listen::Accepted;
 
 use super::*;
@@ -11,16 +11,29 @@ const SESSION: SessionId = SessionId([7; 16]);
 
 /// How the session ended for this host: the action, its result and the reason.
 fn end_of(agent: &Agent) -> (AuditAction, AuditResult, String) {
-    let request = AuditRequest { session: Some(SESSION.to_string()), limit: 1, ..AuditRequest::default() };
     let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(entry) = agent.audit.read(&request).unwrap().entries.pop() {
-            assert_eq!(entry.guest.as_deref(), Some("g"));
-            return (entry.action, entry.result, entry.reason.unwrap());
-        }
+    while lines(agent).is_empty() {
         assert!(Instant::now() < end, "no line");
         std::thread::sleep(Duration::from_millis(5));
     }
+    // The next start of the agent finds the session at its end.
+    let all_ended = || {
+        while !agent.unfinished().is_empty() {
+            assert!(Instant::now() < end, "it is not ended");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    all_ended();
+    recover(&agent.recovery).unwrap();
+    all_ended();
+    let [entry] = <[_; 1]>::try_from(lines(agent)).unwrap();
+    assert_eq!(entry.guest.as_deref(), Some("g"));
+    (entry.action, entry.result, entry.reason.unwrap())
+}
+
+fn lines(agent: &Agent) -> Vec<AuditEntry> {
+    let request = AuditRequest { session: Some(SESSION.to_string()), limit: 10, ..AuditRequest::default() };
+    agent.audit.read(&request).unwrap().entries
 }
 
 fn recovers(agent: &Agent, role: Role) -> (AuditAction, AuditResult, String) {
@@ -43,7 +56,7 @@ fn a_migration_that_a_restarted_agent_rolls_back_has_its_end_in_the_audit_log() 
     *peers = destination.addresses().to_vec();
     let (action, result, reason) = recovers(&agent, role);
     assert_eq!((action, result), (AuditAction::MigrationEnd, AuditResult::Failed));
-    assert!(reason.ends_with("at the source"), "{reason}");
+    assert!(reason.ends_with("the guest is paused at the source"), "{reason}");
 }
 
 #[test]
@@ -65,4 +78,16 @@ fn an_arrival_that_a_restarted_agent_gives_up_has_its_end_in_the_audit_log() {
     let (action, result, reason) = recovers(&agent, incoming.role(DestinationPhase::Started));
     assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Failed));
     assert!(reason.ends_with("the guest did not come here"), "{reason}");
+}
+
+/// The agent ended between the guest's start here and the line.
+#[test]
+fn an_arrival_whose_guest_runs_already_when_the_agent_starts_again_has_its_end_in_the_audit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let ending = Ending::start(&dir);
+    let incoming = IncomingRecord { qemu: Some(arrived(&agent, ending.pid())), ..IncomingRecord::default() };
+    let (action, result, reason) = recovers(&agent, incoming.role(DestinationPhase::Running));
+    assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Done));
+    assert!(reason.ends_with("the guest came here"), "{reason}");
 }
