@@ -187,6 +187,9 @@ pub async fn failed(
     let hint = match (&beyond, guest) {
         _ if cut_off => SEE_THERE,
         (Some(_), GuestState::RunsAtDestination | GuestState::Unknown) => NEVER_BOTH,
+        (_, GuestState::PausedAtSource) if guest != domain.guest_state() => {
+            "`virsh resume` here, if `virsh domstate` at the destination shows that it does not run there"
+        }
         _ => "`virsh domstate` on both hosts; libvirt's own log has more",
     };
     let (place, beyond) = (place(&found), beyond.as_ref().map(place_there).unwrap_or_default());
@@ -194,7 +197,8 @@ pub async fn failed(
     let mut error = ErrorBody {
         step: Some(Step::Copy),
         side: Some(if runs_there { Side::Destination } else { Side::Source }),
-        retry_can_help: !cut_off && matches!(guest, GuestState::RunsAtSource | GuestState::PausedAtSource),
+        // One that libvirt has left paused would arrive paused, as if its user had paused it.
+        retry_can_help: !cut_off && (guest == GuestState::RunsAtSource || guest == domain.guest_state()),
         guest_state: Some(guest),
         ..ErrorBody::new(
             if asked { code::CANCELLED } else { code::LIBVIRT_FAILED },

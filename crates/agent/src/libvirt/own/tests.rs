@@ -163,8 +163,9 @@ async fn a_cancellation_is_not_reported_of_a_domain_that_is_not_as_it_was() {
 #[tokio::test]
 async fn a_domain_that_is_left_paused_is_looked_for_at_the_destination() {
     for (there, guest, again) in [
-        (None, GuestState::PausedAtSource, true),
-        (Some("shut off"), GuestState::PausedAtSource, true),
+        // A drain that tried it again would move it paused, as if its user had paused it.
+        (None, GuestState::PausedAtSource, false),
+        (Some("shut off"), GuestState::PausedAtSource, false),
         (Some("running"), GuestState::RunsAtDestination, false),
         (Some("paused"), GuestState::Unknown, false),
     ] {
