@@ -455,9 +455,13 @@ fn an_undrain_brings_the_same_guests_back() {
     let at = if hall.names(1).contains(&"a1".to_owned()) { 1 } else { 2 };
     let (exit, text) = hall.run(at, &["migrate", "a1", "--to", &hall.address(3 - at)]);
     assert_eq!(exit, 0, "{text}");
+    // It does not answer as the undrain begins, and was named by an address.
     hall.agents[2].kill().unwrap();
+    let going = hall.begin(0, &["undrain"]);
+    hall.until("it has begun", || hall.json(0, &["status"]).1["cordon"] == Value::Null);
+    std::thread::sleep(Duration::from_secs(1));
     hall.agents[2].restart().unwrap();
-    let (exit, lines) = hall.lines(0, &["undrain"]);
+    let (exit, lines) = going.finish();
     let last = lines.iter().rev().find(|line| line["guests"].is_array()).unwrap();
     assert_eq!((exit, last["over"].as_bool()), (1, Some(true)), "{lines:#?}");
     let of = |name: &str| hall::guests(last).find(|one| one["guest"] == name).unwrap().clone();

@@ -276,7 +276,7 @@ mod tests {
         let (_held, gone) = closed_port();
         let agent = crate::testing::agent(&dir, &[]);
         drained(&agent, 1, &[gone.to_string()], &["db", "web"]);
-        let drains = Arc::new(Drains::default());
+        let drains = Arc::new(Drains { silent_max: Some(Duration::ZERO), ..Drains::default() });
         let forget = |name: &str, dry_run| {
             let request = ForgetGuest { guest: name.into(), host: None, dry_run };
             guest(&agent, &drains, runtime.handle().clone(), &request)
@@ -335,7 +335,8 @@ mod tests {
         let store = Arc::new(Gated { store, gate: Mutex::default() });
         let fleet = Fleet::new(store.clone(), "a", "1").unwrap();
         fleet.register(&HostRecord { name: "a".into(), ..HostRecord::default() }).unwrap();
-        let (view, drains) = (fleet.view().unwrap(), Drains::default());
+        let (view, drains) =
+            (fleet.view().unwrap(), Drains { silent_max: Some(Duration::ZERO), ..Drains::default() });
         let web: DrainGuest =
             serde_json::from_value(crate::drain::tests::guest("web", "u1", "moved", Some("b"))).unwrap();
         std::thread::scope(|scope| {

@@ -116,6 +116,9 @@ pub(crate) struct Drains {
     taking: Mutex<()>,
     /// Why the drain that was open when the agent ended is not taken up yet.
     not_taken_up: Mutex<Option<String>>,
+    /// An undrain waits so long for a host that does not answer at first; none: as long as for any that is silent.
+    /// Tests do not.
+    silent_max: Option<Duration>,
 }
 
 type Answer<T> = Result<T, ErrorBody>;

@@ -261,10 +261,11 @@ impl Owner {
         self.save();
         self.show();
         loop {
-            if self.is_over() {
-                // Guests that came or were started since the last look leave too.
-                self.look();
+            // Without its store the drain goes on until the result can be written: guests may be started meanwhile.
+            if self.is_over() && self.away.is_none() {
+                // Guests that came or were started since the last look leave too. libvirt may take long to answer.
                 self.look_for_domains();
+                self.look();
                 if self.is_over() {
                     self.try_split_again();
                 }

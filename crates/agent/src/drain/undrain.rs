@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linerate_api::{
     DrainGuest, DrainGuestState, ErrorBody, GuestState, ModeChoice, UndrainDetail, UndrainGuest,
@@ -254,13 +254,17 @@ fn all(here: &Here, drains: &Drains, coming: LeftOver) {
         of_host.entry(guest.to.as_deref().unwrap_or_default()).or_default().push((at, guest));
     }
     let later = Mutex::new(BTreeSet::new());
+    let left = Mutex::new(LeftOver { guests: moved.clone(), to: to.clone(), dismissed: dismissed.clone() });
+    // One that did not answer is known by no other name than its operator gave it.
+    let is_unsure = hosts.iter().any(|host| host.record.is_none());
     std::thread::scope(|scope| {
         for (name, guests) in of_host {
             let host = hosts.iter().find(|host| host.name() == name);
-            let (later, silent) = (&later, unknown.cloned());
+            let (later, left, to, silent) = (&later, &left, &to[..], unknown.cloned());
+            let unsure = is_unsure.then(|| (name, to, drains.silent_max.unwrap_or(SILENT_MAX)));
             scope.spawn(move || {
-                let left = here.of_host(drains, guests, Asked { silent, ..Asked::new(host) });
-                later.lock().extend(left);
+                let asked = Asked { silent, unsure, left: Some(left), ..Asked::new(host) };
+                later.lock().extend(here.of_host(drains, guests, asked));
             });
         }
     });
@@ -317,11 +321,17 @@ struct Asked<'a> {
     silent_max: Duration,
     /// What is said of each guest that is left, as the host is not asked any more.
     silent: Option<ErrorBody>,
+    /// It may be one that did not answer at first: its name, the hosts as they were named, and how long to look.
+    unsure: Option<(&'a str, &'a [String], Duration)>,
+    /// That one, when it has answered.
+    found: Option<Destination>,
+    /// What the store has of all that come back.
+    left: Option<&'a Mutex<LeftOver>>,
 }
 
 impl<'a> Asked<'a> {
     fn new(host: Option<&'a Destination>) -> Asked<'a> {
-        Asked { host, silent_max: SILENT_MAX, silent: None }
+        Asked { host, silent_max: SILENT_MAX, silent: None, unsure: None, found: None, left: None }
     }
 }
 
@@ -343,6 +353,9 @@ impl Here {
                         tracing::warn!(guest = guest.guest, error = error.message, "it is back with a fault");
                     }
                     note(drains, at, State::Back, paused, fault);
+                    if let Some(left) = asked.left {
+                        self.is_back_for_good(guest, &mut left.lock());
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(guest = guest.guest, error = error.message, "it does not come back");
@@ -354,6 +367,27 @@ impl Here {
             }
         }
         later
+    }
+
+    /// A later process of this agent does not fetch the guest again, from where somebody may have moved it since.
+    fn is_back_for_good(&self, guest: &DrainGuest, left: &mut LeftOver) {
+        left.guests.retain(|one| !left_with(one, guest));
+        if let Err(error) = self.agent.fleet.fleet_to_change().and_then(|fleet| left.write(&fleet)) {
+            tracing::warn!(guest = guest.guest, %error, "it is back, and the store does not have that yet");
+        }
+    }
+
+    /// A host that was named by an address, and did not answer at first.
+    fn awaited(&self, name: &str, to: &[String], silent_max: Duration) -> Option<Destination> {
+        let end = Instant::now() + silent_max;
+        while Instant::now() < end {
+            std::thread::sleep(BUSY_AGAIN);
+            let found = hosts::named(&self.agent, to, None).ok()?;
+            if let Some(host) = found.into_iter().find(|host| host.name() == name) {
+                return Some(host);
+            }
+        }
+        None
     }
 
     /// Brings one guest back.
@@ -384,14 +418,16 @@ impl Here {
         if let Some(error) = &asked.silent {
             return Err(error.clone());
         }
-        let Some(host) = asked.host else {
+        if let (None, Some((name, to, silent_max))) = (asked.host, asked.unsure.take()) {
+            asked.found = self.awaited(name, to, silent_max);
+        }
+        let Some(mut host) = asked.host.cloned().or_else(|| asked.found.clone()) else {
             let hint = format!(
                 "`linerate undrain` again when it does; `linerate undrain --forget {name}` if it never will"
             );
             let text = format!("{} does not answer", guest.to.as_deref().unwrap_or("its host"));
             return Err(unreached(text, &hint));
         };
-        let mut host = host.clone();
         let port = self.agent.cluster.listens_at().first().map_or(0, SocketAddr::port);
         let domain = guest.domain.then(|| guest.uuid.clone());
         let question = Question::SendBack { session, domain, port };

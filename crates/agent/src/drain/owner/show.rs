@@ -71,6 +71,10 @@ impl Owner {
                 warnings.push(format!("{} does not answer: {lost}", one.name()));
             }
         }
+        for one in self.agent.incoming_live().iter().filter(|one| !one.is_arrived() && !one.is_held()) {
+            warnings
+                .push(format!("waits for {}, which is arriving: see `linerate migration list`", one.guest()));
+        }
         DrainDetail {
             id: self.record.id.clone(),
             host: self.record.host.clone(),

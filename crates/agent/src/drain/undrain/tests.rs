@@ -73,7 +73,7 @@ fn what_an_undrain_has_not_brought_back_is_known_after_a_restart_and_to_later_dr
     let first = crate::testing::agent(&dir, &[]);
     // Of `db` it is not known how it left: no host can be asked for it.
     drained(&first, 1, &to, &["db", "web"]);
-    let drains = Arc::new(Drains::default());
+    let drains = Arc::new(Drains { silent_max: Some(Duration::ZERO), ..Drains::default() });
     begin(&first, &drains, runtime.handle().clone(), None).unwrap();
     let known = LeftOver::read(&first.fleet.fleet().unwrap()).unwrap();
     assert_eq!(
@@ -89,7 +89,7 @@ fn what_an_undrain_has_not_brought_back_is_known_after_a_restart_and_to_later_dr
 
     let second = crate::testing::agent(&dir, &[]);
     drained(&second, 2, &to, &[]);
-    let drains = Arc::new(Drains::default());
+    let drains = Arc::new(Drains { silent_max: Some(Duration::ZERO), ..Drains::default() });
     let begun = begin(&second, &drains, runtime.handle().clone(), None).unwrap();
     assert_eq!(begun.guests.iter().map(|one| &one.guest[..]).collect::<Vec<_>>(), ["web"]);
     assert_eq!(ended(&drains), [failed("web")]);
@@ -121,7 +121,7 @@ fn a_silent_host_is_waited_for_once_and_all_its_guests_are_named() {
         hint: String::new(),
     };
     let (db, web) = (left("db"), left("web"));
-    let drains = Drains::default();
+    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
     let guests = vec![shown(&db), shown(&web)];
     *drains.undrain.lock() =
         Some(UndrainDetail { drain: "d1".into(), host: "a".into(), guests, over: false });
@@ -171,7 +171,7 @@ fn a_host_where_something_else_has_the_guest_is_asked_again() {
     let here = Here { agent: crate::testing::agent(&dir, &[]), runtime: runtime.handle().clone() };
     // As recovery has it, or a migration by hand.
     let claim = there.names.claim("g").unwrap();
-    let drains = Drains::default();
+    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
     let answer = std::thread::scope(|scope| {
         let fetched = scope.spawn(|| here.one(&drains, &left, &mut Asked::new(Some(&at))));
         wait("it is given up at once", || asked.load(Ordering::SeqCst) > 1);
@@ -210,7 +210,7 @@ fn back_with(error: ErrorBody) -> [IsBack; 2] {
     let mut at = Destination::new("b");
     at.at = listener.addresses()[0].to_string();
     let here = Here { agent, runtime: runtime.handle().clone() };
-    let drains = Drains::default();
+    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
     [Some(&at), None].map(|at| here.one(&drains, &left, &mut Asked::new(at)).unwrap())
 }
 
@@ -383,4 +383,19 @@ fn a_domain_that_is_paused_here_is_back_only_if_its_host_says_so() {
     for other in [None, Some("shut off"), Some("crashed")] {
         assert!(!has_arrived(other, true), "{other:?}");
     }
+}
+
+/// The agent may be restarted before the undrain ends. Nobody begins it again, and somebody moves the guest elsewhere.
+#[test]
+fn a_guest_that_is_back_is_written_down_at_once() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+    let agent = crate::testing::agent(&dir, &[]);
+    let left =
+        |name: &str| -> DrainGuest { serde_json::from_value(guest(name, name, "moved", Some("b"))).unwrap() };
+    let mut of_all = LeftOver { guests: vec![left("db"), left("web")], ..LeftOver::default() };
+    of_all.write(&agent.fleet.fleet().unwrap()).unwrap();
+    let here = Here { agent: agent.clone(), runtime: runtime.handle().clone() };
+    here.is_back_for_good(&left("web"), &mut of_all);
+    let known = LeftOver::read(&agent.fleet.fleet().unwrap()).unwrap();
+    assert_eq!(known.guests, [left("db")]);
 }
