@@ -3,8 +3,9 @@
 //! A command listens before it sends its request. Otherwise a Ctrl-C between the request and its answer ends the
 //! process, and nobody is told that the agent has begun.
 
+use std::future::poll_fn;
 use std::pin::pin;
-use std::task::{Context as Task, Waker};
+use std::task::{Context as Task, Poll, Waker};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -15,6 +16,9 @@ use crate::failure::Failure;
 /// Every Ctrl-C since this was made. None is lost between two calls.
 pub struct Interrupts {
     signal: Signal,
+    /// SIGTERM, where it counts as a Ctrl-C.
+    terminate: Option<Signal>,
+    terminated: bool,
     /// One that came while an answer was waited for, and was not acted on yet.
     noted: bool,
 }
@@ -22,19 +26,34 @@ pub struct Interrupts {
 impl Interrupts {
     /// From now on a Ctrl-C does not end the process.
     pub fn listen() -> Result<Interrupts, Failure> {
-        let signal = signal(SignalKind::interrupt()).map_err(|error| {
-            Failure::new(
-                Exit::Failed,
-                format!("signals cannot be received: {error}; nothing was begun"),
-                "begin again",
-            )
-        })?;
-        Ok(Interrupts { signal, noted: false })
+        let signal = receive(SignalKind::interrupt())?;
+        Ok(Interrupts { signal, terminate: None, terminated: false, noted: false })
+    }
+
+    /// From now on SIGTERM is one, too: for a command that does not end while nobody knows how far it came.
+    pub fn listen_to_terminate() -> Result<Interrupts, Failure> {
+        let terminate = Some(receive(SignalKind::terminate())?);
+        Ok(Interrupts { terminate, ..Interrupts::listen()? })
+    }
+
+    /// Whether there was a SIGTERM. A terminal sends it to no child.
+    pub fn was_terminated(&self) -> bool {
+        self.terminated
+    }
+
+    fn poll(&mut self, task: &mut Task<'_>) -> Poll<()> {
+        let terminated = self.terminate.as_mut().is_some_and(|signal| signal.poll_recv(task).is_ready());
+        self.terminated |= terminated;
+        if self.signal.poll_recv(task).is_ready() || terminated { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    async fn receive(&mut self) {
+        poll_fn(|task| self.poll(task)).await;
     }
 
     /// Whether there was one that nothing has acted on. It stays for [`Interrupts::next`].
     pub fn is_noted(&mut self) -> bool {
-        self.noted = self.noted || self.signal.poll_recv(&mut Task::from_waker(Waker::noop())).is_ready();
+        self.noted = self.noted || self.poll(&mut Task::from_waker(Waker::noop())).is_ready();
         self.noted
     }
 
@@ -48,7 +67,7 @@ impl Interrupts {
     /// The next. It can be dropped while it waits without losing one.
     pub async fn next(&mut self) {
         if !self.noted {
-            self.signal.recv().await;
+            self.receive().await;
         }
         self.noted = false;
     }
@@ -73,18 +92,25 @@ impl Interrupts {
         if !self.noted {
             tokio::select! {
                 biased;
-                _ = self.signal.recv() => self.noted = true,
+                () = self.receive() => self.noted = true,
                 answer = &mut request => return answer.map_err(E::into),
             }
             context.print_line("the agent has not answered yet; Ctrl-C again ends this command");
         }
         tokio::select! {
             answer = request => answer.map_err(E::into),
-            _ = self.signal.recv() => {
+            () = self.receive() => {
                 Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the agent has answered", advice))
             }
         }
     }
+}
+
+fn receive(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| {
+        let text = format!("signals cannot be received: {error}; nothing was begun");
+        Failure::new(Exit::Failed, text, "begin again")
+    })
 }
 
 #[cfg(test)]
@@ -102,7 +128,7 @@ mod tests {
         tokio::time::timeout(LONG, witness.next()).await.unwrap();
     }
 
-    /// One at a time, since a signal reaches the whole process.
+    /// In one test, since a signal reaches the whole process.
     #[tokio::test]
     async fn an_interrupt_is_kept_until_something_acts_on_it() {
         let context = Context::from_environment(None, true);
@@ -134,5 +160,14 @@ mod tests {
         };
         let failure = interrupts.answer(never, "look", &context).await.unwrap_err();
         assert_eq!(failure.exit, Exit::NotWatched);
+    }
+
+    #[tokio::test]
+    async fn sigterm_counts_where_a_command_asks_for_it() {
+        let mut interrupts = Interrupts::listen_to_terminate().unwrap();
+        assert!(!interrupts.is_noted());
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM).unwrap();
+        tokio::time::timeout(LONG, interrupts.next()).await.unwrap();
+        assert!(interrupts.was_terminated());
     }
 }

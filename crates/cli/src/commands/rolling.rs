@@ -3,6 +3,8 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use linerate_api::{
     AgentStatus, Cordon, DrainGuest, DrainGuestState, DrainRequest, DrainStarted, UndrainRequest,
 };
@@ -40,7 +42,7 @@ struct Host {
 /// Does it for each host. The first failure ends it: what one host does not survive, the others shall not be put
 /// through.
 pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure> {
-    let mut interrupts = Interrupts::listen()?;
+    let mut interrupts = Interrupts::listen_to_terminate()?;
     let mut hosts: Vec<Host> = Vec::new();
     for target in &flags.each {
         let looked = unless(&mut interrupts, look(target, flags, context)).await;
@@ -67,8 +69,17 @@ pub async fn run(flags: &DrainFlags, context: &Context) -> Result<Exit, Failure>
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
         let place = format!("[{}/{}]", at + 1, hosts.len());
-        let mut step = Step { host, place, interrupts: &mut interrupts, flags, context };
-        step.run().await.map_err(|failure| {
+        // Guests may have come or changed since all were looked at.
+        let looked =
+            if at == 0 { None } else { Some(look_again(host, &mut interrupts, flags, context).await) };
+        let ran = match looked.transpose() {
+            Ok(now) => {
+                let host = now.as_ref().unwrap_or(host);
+                Step { host, place, interrupts: &mut interrupts, flags, context }.run().await
+            }
+            Err(failure) => Err(failure),
+        };
+        ran.map_err(|failure| {
             let failure = if at > 0 { something_was_done(failure) } else { failure };
             failure.and(&format!("done: {}; not begun: {}", names(&hosts[..at]), names(&hosts[at + 1..])))
         })?;
@@ -89,7 +100,7 @@ async fn unless<T>(
     interrupts: &mut Interrupts,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let ended = || Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C", ""));
+    let ended = || Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C or SIGTERM", ""));
     interrupts.unless(work).await.unwrap_or_else(ended)
 }
 
@@ -145,6 +156,22 @@ async fn look(target: &str, flags: &DrainFlags, context: &Context) -> Result<Hos
     Ok(Host { target: target.to_owned(), name, to, keep: request.keep })
 }
 
+/// A host whose turn it is, as it is now.
+async fn look_again(
+    host: &Host,
+    interrupts: &mut Interrupts,
+    flags: &DrainFlags,
+    context: &Context,
+) -> Result<Host, Failure> {
+    let looked = unless(interrupts, look(&host.target, flags, context)).await;
+    let now = looked.map_err(|failure| failure.of_agent_at(&host.target))?;
+    if now.name != host.name {
+        let text = format!("{} was host {} before, and is host {} now", host.target, host.name, now.name);
+        return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
+    }
+    Ok(now)
+}
+
 /// As far as the plan knows: domains of libvirt have a destination, and were not tried.
 fn all_can_leave(guests: &[DrainGuest], host: &str) -> Result<(), Failure> {
     let stays =
@@ -173,9 +200,11 @@ impl Step<'_> {
         self.empty().await.map_err(|failure| failure.of_agent_at(target))?;
         let executed = match self.report(RollingStep::Command, command) {
             Err(failure) => Err(failure.and("the command was not run")),
-            Ok(()) if self.interrupts.take_noted() => {
-                Err(Failure::new(Exit::NotWatched, "ended by Ctrl-C before the command was run", ""))
-            }
+            Ok(()) if self.interrupts.take_noted() => Err(Failure::new(
+                Exit::NotWatched,
+                "ended by Ctrl-C or SIGTERM before the command was run",
+                "",
+            )),
             Ok(()) => self.execute(command).await,
         };
         executed.map_err(|failure| {
@@ -266,13 +295,21 @@ impl Step<'_> {
         let ended = loop {
             tokio::select! {
                 ended = running.wait() => break ended,
-                () = self.interrupts.next() => interrupted = true,
+                () = self.interrupts.next() => {
+                    interrupted = true;
+                    // Nobody else sends it that.
+                    let child = running.id().filter(|_| self.interrupts.was_terminated());
+                    let child = child.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+                    child.map(|child| kill_process(child, Signal::TERM));
+                }
             }
         };
         interrupted |= tokio::time::timeout(INTERRUPT_MAX, self.interrupts.next()).await.is_ok();
         match ended {
             Err(error) => failed(Exit::Failed, format!("cannot be waited for: {error}")),
-            Ok(status) if interrupted => failed(Exit::NotWatched, format!("was ended by Ctrl-C: {status}")),
+            Ok(status) if interrupted => {
+                failed(Exit::NotWatched, format!("was ended by Ctrl-C or SIGTERM: {status}"))
+            }
             Ok(status) if status.success() => Ok(()),
             Ok(status) => failed(Exit::Failed, format!("failed: {status}")),
         }

@@ -1,6 +1,6 @@
 //! Follows a drain to its end: a picture on a terminal, lines elsewhere, or JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use linerate_api::{DrainDetail, DrainGuest, DrainGuestState};
@@ -40,6 +40,8 @@ enum Display {
 #[derive(Default)]
 struct Lines {
     said: BTreeMap<Key, (DrainGuestState, usize)>,
+    /// Each is said once.
+    warned: BTreeSet<String>,
     figures: Option<Instant>,
 }
 
@@ -276,6 +278,9 @@ impl Lines {
                 lines.extend(drain::sentence(guest));
             }
         }
+        let warnings = detail.warnings.iter().chain(&detail.unseen);
+        let new = warnings.filter(|text| self.warned.insert((*text).clone()));
+        lines.extend(new.map(|text| format!("warning: {}", clean(text))));
         let due = self.figures.is_none_or(|last| last.elapsed() >= FIGURES);
         if due && detail.rate_bytes_per_s > 0 && !detail.is_over() {
             self.figures = Some(Instant::now());
@@ -383,6 +388,23 @@ mod tests {
         assert_eq!(lines.lines(&drain(&["gone", "copying"])).len(), 1);
         assert_eq!(lines.lines(&drain(&["gone", "copying"])).len(), 0, "nothing has changed");
         assert_eq!(lines.lines(&drain(&["gone", "moved"])).len(), 1);
+    }
+
+    #[test]
+    fn each_warning_is_printed_once_when_it_comes() {
+        let drain = |warnings: &[&str]| -> DrainDetail {
+            serde_json::from_value(serde_json::json!({
+                "id": "1", "host": "a", "by": "uid 0", "state": "running", "begun_unix_ms": 0,
+                "ended_unix_ms": null, "rate_bytes_per_s": 0, "links_bytes_per_s": 0, "left_ms": null,
+                "bound": DrainBound::default(), "warnings": warnings, "guests": [],
+            }))
+            .unwrap()
+        };
+        let mut lines = Lines::default();
+        let (away, waits) = ("the store does not answer", "waits for web, which is arriving");
+        assert!(lines.lines(&drain(&[away]))[0].ends_with("warning: the store does not answer"));
+        assert_eq!(lines.lines(&drain(&[away, waits])).len(), 1);
+        assert_eq!(lines.lines(&drain(&[waits])).len(), 0, "it was printed");
     }
 
     #[test]
