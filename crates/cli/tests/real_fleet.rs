@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use hall::{Hall, LEASE_S, LOST_S, calm, ended_state, linux};
 use linerate_lab::sshd::Sshd;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// Of all hosts, as one of them sees it.
@@ -375,18 +376,25 @@ impl Rolling {
         assert_eq!(self.run(&["-c", &self.names[1], "uncordon"]).0, 0);
     }
 
-    /// Ctrl-C while the command runs: it is waited for, and nothing follows, though it ends with 0.
-    fn is_ended_by_ctrl_c(&self) {
+    /// A terminal's Ctrl-C, or SIGTERM to `linerate` alone, while the command runs: it is waited for, and nothing follows,
+    /// though it ends with 0.
+    fn is_ended_by(&self, signal: Signal) {
+        let name = if signal == Signal::INT { "INT" } else { "TERM" };
         let two = self.names[..2].join(",");
         let _ = std::fs::remove_file(self.file("waits"));
-        let script =
-            format!("trap 'exit 0' INT; touch {}; while :; do sleep 0.1; done", self.file("waits").display());
+        let script = format!(
+            "trap 'exit 0' {name}; touch {}; while :; do sleep 0.1; done",
+            self.file("waits").display()
+        );
         let mut rolling = self.command(&["drain", "--each", &two, "--then", &script]);
         rolling.stdout(Stdio::piped()).stderr(Stdio::piped());
         let rolling = std::os::unix::process::CommandExt::process_group(&mut rolling, 0).spawn().unwrap();
         self.hall.until("the command runs", || self.file("waits").exists());
-        let group = rustix::process::Pid::from_child(&rolling);
-        rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+        let pid = rustix::process::Pid::from_child(&rolling);
+        match signal {
+            Signal::INT => rustix::process::kill_process_group(pid, signal).unwrap(),
+            _ => rustix::process::kill_process(pid, signal).unwrap(),
+        }
         let output = rolling.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -407,5 +415,6 @@ fn hosts_are_emptied_one_after_another_with_a_command_between() {
     rolling.empties_each_though_an_agent_is_killed();
     rolling.ends_with_a_command_that_fails();
     rolling.leaves_a_host_that_somebody_cordons();
-    rolling.is_ended_by_ctrl_c();
+    rolling.is_ended_by(Signal::INT);
+    rolling.is_ended_by(Signal::TERM);
 }
