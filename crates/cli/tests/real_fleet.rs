@@ -376,8 +376,8 @@ impl Rolling {
         assert_eq!(self.run(&["-c", &self.names[1], "uncordon"]).0, 0);
     }
 
-    /// A terminal's Ctrl-C, or SIGTERM to `linerate` alone, while the command runs: it is waited for, and nothing follows,
-    /// though it ends with 0.
+    /// A terminal's Ctrl-C, or SIGTERM to `linerate` alone, while the command runs: it is waited for, and nothing
+    /// follows, though it ends with 0.
     fn is_ended_by(&self, signal: Signal) {
         let name = if signal == Signal::INT { "INT" } else { "TERM" };
         let two = self.names[..2].join(",");

@@ -269,7 +269,7 @@ impl Owner {
                 if self.is_over() {
                     self.try_split_again();
                 }
-                if self.is_over() {
+                if self.is_over() && self.has_store() {
                     break;
                 }
             }
@@ -283,6 +283,13 @@ impl Owner {
             }
         }
         self.end(inbox);
+    }
+
+    /// What was saved last may be long ago.
+    fn has_store(&mut self) -> bool {
+        self.saved = None;
+        self.save();
+        self.away.is_none()
     }
 
     fn is_over(&self) -> bool {

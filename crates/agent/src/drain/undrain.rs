@@ -369,10 +369,11 @@ impl Here {
         later
     }
 
-    /// A later process of this agent does not fetch the guest again, from where somebody may have moved it since.
+    /// The undrain of a later drain does not fetch the guest again, from where somebody may have moved it since.
     fn is_back_for_good(&self, guest: &DrainGuest, left: &mut LeftOver) {
         left.guests.retain(|one| !left_with(one, guest));
-        if let Err(error) = self.agent.fleet.fleet_to_change().and_then(|fleet| left.write(&fleet)) {
+        // Without a wait: the threads of the other hosts come here too.
+        if let Err(error) = self.agent.fleet.fleet().and_then(|fleet| left.write(&fleet)) {
             tracing::warn!(guest = guest.guest, %error, "it is back, and the store does not have that yet");
         }
     }
@@ -382,7 +383,7 @@ impl Here {
         let end = Instant::now() + silent_max;
         while Instant::now() < end {
             std::thread::sleep(BUSY_AGAIN);
-            let found = hosts::named(&self.agent, to, None).ok()?;
+            let Ok(found) = hosts::named(&self.agent, to, None) else { continue };
             if let Some(host) = found.into_iter().find(|host| host.name() == name) {
                 return Some(host);
             }

@@ -223,10 +223,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             return notify_destination(sessions, session, record);
         }
         Plan::Nothing => {
-            if phase_of(&record, session) == Phase::Destination(DestinationPhase::Running) {
-                close_arrival(sessions, session, &mut record);
-                sessions.audit.recovered_end(session, &guest, AuditAction::ArrivalEnd, true, CAME_HERE);
-            }
+            audit_arrival(sessions, session, &mut record);
             return notify_destination(sessions, session, record);
         }
     };
@@ -237,8 +234,16 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
     start(sessions, session, record, machine);
 }
 
-/// An agent that ends before the audit log has the arrival leaves it at [`DestinationPhase::Running`]. So each has one
-/// line, whenever agents end.
+/// Of an arrival whose guest ran here when the agent ended.
+fn audit_arrival(sessions: &Sessions, session: SessionId, record: &mut Record) {
+    if phase_of(record, session) == Phase::Destination(DestinationPhase::Running) {
+        close_arrival(sessions, session, record);
+        sessions.audit.recovered_end(session, &record.guest, AuditAction::ArrivalEnd, true, CAME_HERE);
+    }
+}
+
+/// An agent that ends before the audit log has the arrival leaves it at [`DestinationPhase::Running`], for the next
+/// one.
 fn close_arrival(sessions: &Sessions, session: SessionId, record: &mut Record) {
     record.set_phase(Phase::Destination(DestinationPhase::Finished));
     let _ = sessions.journal.put_end(session, record);
@@ -390,7 +395,10 @@ impl Unfinished {
             }
             if let Some((action, is_where_it_was_to_go, what)) = self.end() {
                 if (action, is_where_it_was_to_go) == (AuditAction::ArrivalEnd, true) {
-                    close_arrival(sessions, self.session, &mut self.record.lock());
+                    // Who looks at the session does not wait for the disk.
+                    let mut record = self.record.lock().clone();
+                    close_arrival(sessions, self.session, &mut record);
+                    *self.record.lock() = record;
                 }
                 sessions.audit.recovered_end(self.session, &self.guest, action, is_where_it_was_to_go, what);
                 return tracing::info!(session = %self.session, guest = self.guest, "this session has ended");

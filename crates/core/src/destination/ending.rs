@@ -57,6 +57,9 @@ impl Destination {
     /// that by its next question. That it runs is not reported any more.
     pub(super) fn guest_ended(&mut self, fault: Fault) {
         if matches!(self.state, State::Resuming { .. } | State::Running { .. }) {
+            if matches!(self.state, State::Running { .. }) {
+                self.actions.push_back(Action::Journal(DestinationPhase::Finished));
+            }
             self.gone = true;
             self.operator_decision.settle(false);
             self.state = State::Ended;

@@ -9,6 +9,7 @@ use linerate_api::{
 };
 use linerate_core::drain::{Attempt, State};
 use linerate_core::fleet::GuestId;
+use linerate_store::fleet::records::DrainState as Stored;
 
 use super::Owner;
 use crate::audit;
@@ -71,9 +72,13 @@ impl Owner {
                 warnings.push(format!("{} does not answer: {lost}", one.name()));
             }
         }
-        for one in self.agent.incoming_live().iter().filter(|one| !one.is_arrived() && !one.is_held()) {
-            warnings
-                .push(format!("waits for {}, which is arriving: see `linerate migration list`", one.guest()));
+        let waits = self.record.state == Stored::Running;
+        for one in
+            self.agent.incoming_live().iter().filter(|one| waits && !one.is_arrived() && !one.is_held())
+        {
+            let guest = one.guest();
+            let guest = if guest.is_empty() { "a guest" } else { &guest };
+            warnings.push(format!("waits for {guest}, which is arriving: see `linerate migration list`"));
         }
         DrainDetail {
             id: self.record.id.clone(),

@@ -385,7 +385,8 @@ fn a_domain_that_is_paused_here_is_back_only_if_its_host_says_so() {
     }
 }
 
-/// The agent may be restarted before the undrain ends. Nobody begins it again, and somebody moves the guest elsewhere.
+/// The agent may be restarted before the undrain ends. Then somebody moves the guest elsewhere, and a later drain is
+/// undone.
 #[test]
 fn a_guest_that_is_back_is_written_down_at_once() {
     let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
