@@ -9,6 +9,7 @@
 //! | `sessions` | all of them, and what recovery needs of this host |
 //! | `domain` | a setting in the QEMU of a domain of libvirt is put back |
 
+mod audited;
 mod destination;
 mod domain;
 mod sessions;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use linerate_api::{AuditAction, Direction, MigrationId, MigrationState, MigrationSummary, Step};
+use linerate_api::{Direction, MigrationId, MigrationState, MigrationSummary, Step};
 use linerate_core::journal::{Decided, DestinationPhase, SourcePhase};
 use linerate_core::recovery::{
     DestinationEvent, DestinationRecovery, Entry, Phase, Plan, Process, RESUME_MAX, SourceEvent,
@@ -49,8 +50,6 @@ pub(crate) use source::{Doubt, notice_steps};
 
 /// A hypervisor answers a command within this.
 const QMP_WAIT: Duration = RESUME_MAX;
-/// In the audit log, of an arrival.
-const CAME_HERE: &str = "the guest came here";
 
 /// A thread that goes on so much too late was stopped, and with it those that take what sources send.
 pub(crate) const STOPPED_FOR: Duration = Duration::from_secs(5);
@@ -203,7 +202,7 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
                 set_notice_due(&mut record, true);
             }
             let _ = sessions.journal.put_end(session, &record);
-            audit_closed(sessions, session, &guest, phase);
+            audited::closed(sessions, session, &guest, phase);
             return notify_destination(sessions, session, record);
         }
         Plan::RecordLoss => {
@@ -219,11 +218,11 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
             let phase = Phase::Source(SourcePhase::RolledBack);
             record.set_phase(phase);
             let _ = sessions.journal.put_end(session, &record);
-            audit_closed(sessions, session, &guest, phase);
+            audited::closed(sessions, session, &guest, phase);
             return notify_destination(sessions, session, record);
         }
         Plan::Nothing => {
-            audit_arrival(sessions, session, &mut record);
+            audited::arrival(sessions, session, &mut record);
             return notify_destination(sessions, session, record);
         }
     };
@@ -232,35 +231,6 @@ fn begin(sessions: &Arc<Sessions>, session: SessionId, mut record: Record, plan:
         set_notice_due(&mut record, true);
     }
     start(sessions, session, record, machine);
-}
-
-/// Of an arrival whose guest ran here when the agent ended.
-fn audit_arrival(sessions: &Sessions, session: SessionId, record: &mut Record) {
-    if phase_of(record, session) == Phase::Destination(DestinationPhase::Running) {
-        close_arrival(sessions, session, record);
-        sessions.audit.recovered_end(session, &record.guest, AuditAction::ArrivalEnd, true, CAME_HERE);
-    }
-}
-
-/// An agent that ends before the audit log has the arrival leaves it at [`DestinationPhase::Running`], for the next
-/// one.
-fn close_arrival(sessions: &Sessions, session: SessionId, record: &mut Record) {
-    record.set_phase(Phase::Destination(DestinationPhase::Finished));
-    let _ = sessions.journal.put_end(session, record);
-}
-
-/// A session whose guest has no QEMU here any more, or has a later session that decides about it.
-fn audit_closed(sessions: &Sessions, session: SessionId, guest: &str, phase: Phase) {
-    let (action, is_where_it_was_to_go) = match phase {
-        Phase::Source(phase) => (AuditAction::MigrationEnd, phase == SourcePhase::Finished),
-        Phase::Destination(phase) => (AuditAction::ArrivalEnd, came_here(phase)),
-    };
-    let what = "its QEMU here has ended, or a later migration decides about it";
-    sessions.audit.recovered_end(session, guest, action, is_where_it_was_to_go, what);
-}
-
-fn came_here(phase: DestinationPhase) -> bool {
-    matches!(phase, DestinationPhase::Running | DestinationPhase::Finished)
 }
 
 /// Nothing runs beside its source if a guest that is to stay paused takes its disks over.
@@ -360,47 +330,13 @@ fn start(sessions: &Arc<Sessions>, session: SessionId, record: Record, machine: 
 }
 
 impl Unfinished {
-    /// Once all is done and written: the session's end as this host sees it, whether the guest is where it was to go,
-    /// and what is known of it.
-    fn end(&self) -> Option<(AuditAction, bool, &'static str)> {
-        let was_paused = self.ran_at_source() == Some(false);
-        match &*self.machine.lock() {
-            Machine::Source(machine) => {
-                let guest = match machine.is_over()? {
-                    GuestState::RunsAtDestination if was_paused => GuestState::PausedAtDestination,
-                    guest => guest,
-                };
-                let is_there =
-                    matches!(guest, GuestState::RunsAtDestination | GuestState::PausedAtDestination);
-                Some((AuditAction::MigrationEnd, is_there, guest.sentence()))
-            }
-            Machine::Destination(machine) => {
-                let phase = machine.is_over()?;
-                let what = match phase {
-                    phase if came_here(phase) => CAME_HERE,
-                    // Its QEMU has ended, or an operator gave it up.
-                    DestinationPhase::Committed => "it was to run here, and its QEMU here does not run it",
-                    _ => "the guest did not come here",
-                };
-                Some((AuditAction::ArrivalEnd, came_here(phase), what))
-            }
-        }
-    }
-
     fn run(&self, sessions: &Arc<Sessions>, inbox: &Receiver<Signal>) {
         loop {
             // What came while an action was executed may change the next one.
             while let Ok(signal) = inbox.try_recv() {
                 self.receive(&signal);
             }
-            if let Some((action, is_where_it_was_to_go, what)) = self.end() {
-                if (action, is_where_it_was_to_go) == (AuditAction::ArrivalEnd, true) {
-                    // Who looks at the session does not wait for the disk.
-                    let mut record = self.record.lock().clone();
-                    close_arrival(sessions, self.session, &mut record);
-                    *self.record.lock() = record;
-                }
-                sessions.audit.recovered_end(self.session, &self.guest, action, is_where_it_was_to_go, what);
+            if self.audit_end(sessions) {
                 return tracing::info!(session = %self.session, guest = self.guest, "this session has ended");
             }
             let acted =

@@ -165,11 +165,18 @@ async fn look_again(
 ) -> Result<Host, Failure> {
     let looked = unless(interrupts, look(&host.target, flags, context)).await;
     let now = looked.map_err(|failure| failure.of_agent_at(&host.target))?;
-    if now.name != host.name {
-        let text = format!("{} was host {} before, and is host {} now", host.target, host.name, now.name);
-        return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
-    }
+    is_still(host, &now.name)?;
     Ok(now)
+}
+
+/// `now`: what its agent calls itself.
+fn is_still(host: &Host, now: &str) -> Result<(), Failure> {
+    let Host { target, name, .. } = host;
+    if now == name {
+        return Ok(());
+    }
+    let text = format!("{target} was host {name} before, and is host {now} now");
+    Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"))
 }
 
 /// As far as the plan knows: domains of libvirt have a destination, and were not tried.
@@ -355,14 +362,9 @@ async fn back(host: &Host, flags: &DrainFlags, context: &Context) -> Result<Remo
 }
 
 async fn answering(host: &Host, context: &Context) -> Result<Remote, Failure> {
-    let Host { target, name, .. } = host;
-    let remote = Remote::open(target, context).await?;
+    let remote = Remote::open(&host.target, context).await?;
     let there = remote.context(context);
-    let now = there.client.status().await?.name;
-    if now != *name {
-        let text = format!("{target} was host {name} before, and is host {now} now");
-        return Err(Failure::new(Exit::Refused, text, "see `name` in its agent.toml"));
-    }
+    is_still(host, &there.client.status().await?.name)?;
     // An agent that was started again waits for the end of its earlier lease.
     match there.client.fleet().await?.error {
         Some(error) => Err(Failure::new(Exit::Failed, error, "see `linerate fleet status` there")),
