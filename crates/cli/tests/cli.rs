@@ -688,3 +688,18 @@ async fn what_only_domains_have_is_refused_for_other_guests() {
         assert!(run.err.contains("only for domains of libvirt"), "{run:?}");
     }
 }
+
+/// It recovers no session and listens for no host: systemd starts it again and again.
+#[tokio::test]
+async fn an_agent_with_the_socket_of_another_one_begins_nothing() {
+    let lab = Lab::new(1.0);
+    let at = |name: &str| lab.folder.path().join(name);
+    let folders = ["run_dir", "ram_dir", "state_dir", "domain_sockets"];
+    let mut text = format!("name = \"second\"\nlisten = []\nsocket = {:?}\n", at("agent.sock"));
+    folders.iter().for_each(|key| text += &format!("{key} = {:?}\n", at(key)));
+    std::fs::write(at("agent.toml"), text).unwrap();
+    let run = lab.run(&format!("agent --config {}", at("agent.toml").display())).await;
+    assert_ne!(run.code, Some(0), "{}", run.err);
+    assert!(run.err.contains("another agent listens on"), "{}", run.err);
+    assert!(!at("state_dir").exists(), "nothing was opened there");
+}

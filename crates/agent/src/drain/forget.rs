@@ -335,8 +335,7 @@ mod tests {
         let store = Arc::new(Gated { store, gate: Mutex::default() });
         let fleet = Fleet::new(store.clone(), "a", "1").unwrap();
         fleet.register(&HostRecord { name: "a".into(), ..HostRecord::default() }).unwrap();
-        let (view, drains) =
-            (fleet.view().unwrap(), Drains { silent_max: Some(Duration::ZERO), ..Drains::default() });
+        let (view, drains) = (fleet.view().unwrap(), Drains::default());
         let web: DrainGuest =
             serde_json::from_value(crate::drain::tests::guest("web", "u1", "moved", Some("b"))).unwrap();
         std::thread::scope(|scope| {

@@ -362,3 +362,41 @@ fn a_drain_is_not_over_while_a_late_end_is_judged() {
     owner.ended(GUEST, End::Stays(fault), None, now);
     assert!(!owner.is_over(), "its destination is being asked");
 }
+
+/// A guest that is started meanwhile leaves too: `end` looks for none.
+#[test]
+fn a_drain_does_not_come_to_its_end_while_its_store_is_away() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, inbox, store) = owner_with_store(&dir, &runtime);
+    let fault = Fault::new(Code::PeerLost, Step::Copy, Side::Source, "cut");
+    let now = owner.clock.now();
+    owner.controller.leave_in_doubt(GUEST, fault, now);
+    owner.sessions.remove(&GUEST);
+    owner.save();
+    assert!(owner.is_over() && owner.away.is_none());
+    // Nothing has changed since the last write: nobody knows yet that the store is away.
+    store.is_away.store(true, Ordering::Relaxed);
+    let (agent, drain) = (owner.agent.clone(), owner.drain.clone());
+    let ends = || {
+        let request = linerate_api::AuditRequest { limit: 10, ..Default::default() };
+        let entries = agent.audit.read(&request).unwrap().entries;
+        entries.iter().filter(|one| one.action == linerate_api::AuditAction::Drain).count()
+    };
+    let running = std::thread::spawn(move || owner.run(Vec::new(), &inbox));
+    let is_away = |text: &String| text.starts_with("the store does not answer");
+    crate::testing::wait("it is not seen", || drain.detail.lock().warnings.iter().any(is_away));
+    assert_eq!(ends(), 0);
+    store.is_away.store(false, Ordering::Relaxed);
+    crate::testing::wait("it does not end", || running.is_finished());
+    assert_eq!(ends(), 1);
+}
+
+#[test]
+fn a_store_that_went_away_after_the_last_write_is_noticed() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (mut owner, _inbox, store) = owner_with_store(&dir, &runtime);
+    owner.save();
+    assert!(owner.has_store());
+    store.is_away.store(true, Ordering::Relaxed);
+    assert!(owner.away.is_none() && !owner.has_store());
+}

@@ -121,7 +121,7 @@ fn a_silent_host_is_waited_for_once_and_all_its_guests_are_named() {
         hint: String::new(),
     };
     let (db, web) = (left("db"), left("web"));
-    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
+    let drains = Drains::default();
     let guests = vec![shown(&db), shown(&web)];
     *drains.undrain.lock() =
         Some(UndrainDetail { drain: "d1".into(), host: "a".into(), guests, over: false });
@@ -171,7 +171,7 @@ fn a_host_where_something_else_has_the_guest_is_asked_again() {
     let here = Here { agent: crate::testing::agent(&dir, &[]), runtime: runtime.handle().clone() };
     // As recovery has it, or a migration by hand.
     let claim = there.names.claim("g").unwrap();
-    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
+    let drains = Drains::default();
     let answer = std::thread::scope(|scope| {
         let fetched = scope.spawn(|| here.one(&drains, &left, &mut Asked::new(Some(&at))));
         wait("it is given up at once", || asked.load(Ordering::SeqCst) > 1);
@@ -210,7 +210,7 @@ fn back_with(error: ErrorBody) -> [IsBack; 2] {
     let mut at = Destination::new("b");
     at.at = listener.addresses()[0].to_string();
     let here = Here { agent, runtime: runtime.handle().clone() };
-    let drains = Drains { silent_max: Some(Duration::ZERO), ..Drains::default() };
+    let drains = Drains::default();
     [Some(&at), None].map(|at| here.one(&drains, &left, &mut Asked::new(at)).unwrap())
 }
 

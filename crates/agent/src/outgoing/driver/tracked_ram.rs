@@ -380,6 +380,9 @@ mod tests {
             ram.scan_took = half;
             ram.measure_search(MAX_BLACKOUT).unwrap();
             assert!(ram.search < Some(half), "the scan takes the other half");
+            ram.search = Some(half - SWITCH_COST);
+            ram.measure_search(MAX_BLACKOUT).unwrap();
+            assert!(ram.search < Some(half - SWITCH_COST), "the switch-over takes the rest");
         });
     }
 

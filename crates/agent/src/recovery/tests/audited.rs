@@ -42,6 +42,13 @@ fn recovers(agent: &Agent, role: Role) -> (AuditAction, AuditResult, String) {
     end_of(agent)
 }
 
+/// A QEMU of this host for an arrival.
+fn comes_in(agent: &Agent, dir: &TempDir) -> (Ending, IncomingRecord) {
+    let ending = Ending::start(dir);
+    let qemu = Some(arrived(agent, ending.pid()));
+    (ending, IncomingRecord { qemu, ..IncomingRecord::default() })
+}
+
 /// `linerate migrate` lost the agent: nothing else says what became of the guest.
 #[test]
 fn a_migration_that_a_restarted_agent_rolls_back_has_its_end_in_the_audit_log() {
@@ -73,8 +80,7 @@ fn a_migration_whose_qemu_has_ended_with_the_agent_has_its_end_in_the_audit_log(
 fn an_arrival_that_a_restarted_agent_gives_up_has_its_end_in_the_audit_log() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
-    let ending = Ending::start(&dir);
-    let incoming = IncomingRecord { qemu: Some(arrived(&agent, ending.pid())), ..IncomingRecord::default() };
+    let (_ending, incoming) = comes_in(&agent, &dir);
     let (action, result, reason) = recovers(&agent, incoming.role(DestinationPhase::Started));
     assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Failed));
     assert!(reason.ends_with("the guest did not come here"), "{reason}");
@@ -85,9 +91,23 @@ fn an_arrival_that_a_restarted_agent_gives_up_has_its_end_in_the_audit_log() {
 fn an_arrival_whose_guest_runs_already_when_the_agent_starts_again_has_its_end_in_the_audit_log() {
     let dir = tempfile::tempdir().unwrap();
     let agent = agent(&dir, &[]);
-    let ending = Ending::start(&dir);
-    let incoming = IncomingRecord { qemu: Some(arrived(&agent, ending.pid())), ..IncomingRecord::default() };
+    let (_ending, incoming) = comes_in(&agent, &dir);
     let (action, result, reason) = recovers(&agent, incoming.role(DestinationPhase::Running));
     assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Done));
     assert!(reason.ends_with("the guest came here"), "{reason}");
+}
+
+/// It was to run here, and nobody knows whether it did.
+#[test]
+fn an_arrival_whose_qemu_ends_before_it_is_seen_to_run_is_not_called_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = agent(&dir, &[]);
+    let (mut ending, incoming) = comes_in(&agent, &dir);
+    let role = incoming.role(DestinationPhase::Committed);
+    agent.journal.put(SESSION, &Record::new("g", agent.journal.next_order(), role)).unwrap();
+    recover(&agent.recovery).unwrap();
+    ending.end();
+    let (action, result, reason) = end_of(&agent);
+    assert_eq!((action, result), (AuditAction::ArrivalEnd, AuditResult::Failed));
+    assert!(reason.ends_with("its QEMU here does not run it"), "{reason}");
 }
